@@ -1,0 +1,52 @@
+# `make` lists the targets. Everything is installed into .venv; nothing outside this folder is changed.
+
+SHELL  := /bin/bash
+VENV   := .venv
+READY  := $(VENV)/.setup-done
+PYTEST_ARGS ?=
+
+# Some systems export NAME (the host's name under WSL): count it only when given to make.
+ifneq ($(origin NAME),command line)
+NAME :=
+endif
+export DATA NAME PYTHON TORCH_INDEX
+
+IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+
+.PHONY: help setup demo bench test lint clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@echo 'make TARGET [VARIABLE=value ...]'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-9s %s\n", $$1, $$2}'
+	@echo
+	@echo 'DATA=folder NAME=name   demo: a folder of raw text and a name for the results, instead of the generated corpus'
+	@echo 'PYTEST_ARGS="..."       test: passed to pytest'
+	@echo 'PYTHON=python3.11       setup: the interpreter (default: the first of python3.12, python3.11 that runs)'
+	@echo 'TORCH_INDEX=URL         setup: where to find torch, such as https://download.pytorch.org/whl/cpu'
+
+setup: $(READY)  ## install everything into .venv (once; about 5 minutes)
+	@echo 'Set-up is up to date: $(VENV)'
+
+# The script writes the stamp as its last act: a set-up that was interrupted is taken up again.
+$(READY): setup.py constraints.txt train_scripts/setup.sh
+	@bash train_scripts/setup.sh $(VENV) $(READY)
+
+demo: $(READY)  ## train, distil and decode a small model, and print what was gained
+	@$(IN_VENV) bash train_scripts/demo.sh
+
+bench: $(READY)  ## speed of all decoders at several batch sizes, on the models of the demo (or NAME=...)
+	@$(IN_VENV) bash train_scripts/bench.sh
+
+test: lint  ## ruff, shellcheck and the whole test suite
+	@echo 'Running the tests ...'
+	@$(IN_VENV) python -m pytest -q --durations=10 $(PYTEST_ARGS)
+
+lint: $(READY)  ## ruff on the Python files, shellcheck on the scripts
+	@echo 'Checking the code with ruff and the scripts with shellcheck ...'
+	@$(IN_VENV) ruff check .
+	@$(IN_VENV) shellcheck --severity=warning --external-sources train_scripts/*.sh .ci/run
+
+clean:  ## remove caches and build leftovers; keeps .venv, data and trained models
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage
+	find . -path ./$(VENV) -prune -o -path ./.git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,17 @@
+"""Draft-and-verify decoding for fairseq: registers the task, models and criterions of `--user-dir fairseq_plugins`."""
+
+import logging
+
+from fairseq_plugins.errors import install_one_line_errors
+from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
+
+# At import fairseq asks every user for tensorboardX, which only its speech tasks miss.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+allow_fairseq_checkpoints()
+install_one_line_errors()
+
+# fairseq imports tasks/ and models/ of a --user-dir by itself, criterions/ it does not.
+from fairseq_plugins import criterions, models, tasks  # noqa: E402
+
+__all__ = ["criterions", "models", "tasks"]

@@ -1,0 +1,85 @@
+"""Loss of the heads of blockwise decoding: one head drawn per batch, or the mean of all."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+
+@dataclass
+class BlockwiseLossConfig(FairseqDataclass):
+    label_smoothing: float = field(default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none"})
+    head_loss: ChoiceEnum(["sampled", "mean"]) = field(  # type: ignore[valid-type]
+        default="sampled",
+        metadata={"help": "sampled = the loss of one head, drawn for every batch (Stern et al. 2018, section 6); "
+                  "mean = of all heads"},
+    )
+
+
+@register_criterion("blockwise_loss", dataclass=BlockwiseLossConfig)
+class BlockwiseLoss(FairseqCriterion):
+    """Cross-entropy of the heads p_1 .. p_k; head i predicts the token i places further (Stern et al. 2018, sec. 6).
+
+    A frozen base with an identity first head has nothing to learn at head 1: then heads 2 .. k are trained.
+    """
+
+    def __init__(self, task: FairseqTask, label_smoothing: float, head_loss: str) -> None:
+        super().__init__(task)
+        self.label_smoothing = label_smoothing
+        self.head_loss = str(head_loss)
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """Summed loss of a batch, the number of its targets over the heads trained, and what to log."""
+        net_input, target = sample["net_input"], sample["target"]
+        blockwise = getattr(model, "module", model)
+        first = 2 if blockwise.base_is_frozen and blockwise.decoder.identity_first_head else 1
+        heads = list(range(first, blockwise.decoder.heads + 1))
+        if self.head_loss == "sampled" and model.training:
+            heads = [heads[int(torch.randint(len(heads), ()))]]
+        logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
+        total, nll_total, size = 0.0, 0.0, 0
+        for head, scores in zip(heads, model(**net_input, heads=heads), strict=True):
+            # Place t of head i stands for target t + i - 1; behind the end there is none.
+            targets = torch.nn.functional.pad(target[:, head - 1 :], (0, head - 1), value=self.padding_idx)
+            log_probs = utils.log_softmax(scores, dim=-1)
+            chosen = targets != self.padding_idx
+            log_probs, targets = log_probs[chosen], targets[chosen]
+            loss, nll_loss = label_smoothed_nll_loss(log_probs, targets[:, None], self.label_smoothing)
+            total, nll_total, size = total + loss, nll_total + nll_loss.detach(), size + targets.numel()
+            logging_output[f"correct_{head}"] = (log_probs.argmax(-1) == targets).sum()
+            logging_output[f"total_{head}"] = targets.numel()
+        logging_output.update(loss=total.detach(), nll_loss=nll_total, sample_size=size)
+        return total, size, logging_output
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the loss, and in validation the accuracy of every head."""
+
+        def total(name: str) -> float:
+            value = sum(log.get(name, 0) for log in logging_outputs)
+            return value.item() if torch.is_tensor(value) else value
+
+        size = max(total("sample_size"), 1)
+        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
+        metrics.log_scalar("nll_loss", total("nll_loss") / size / math.log(2), size, round=3)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
+        heads = sorted({int(name[6:]) for log in logging_outputs for name in log if name.startswith("total_")})
+        for head in heads:
+            count = total(f"total_{head}")
+            if count > 0:
+                metrics.log_scalar(f"accuracy_{head}", 100 * total(f"correct_{head}") / count, count, round=2)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        # Batches that drew different heads log different names.
+        return False

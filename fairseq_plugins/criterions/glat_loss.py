@@ -1,0 +1,103 @@
+"""The drafter's loss: label-smoothed cross-entropy over masked blocks, after glancing."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from fairseq_plugins.reports import tensorboard
+
+# Sums that workers add up; everything logged is derived from them.
+_SUMS = ("loss", "nll_loss", "ntokens", "nsentences", "sample_size", "correct", "glanced_correct", "glanced_total")
+
+
+@dataclass
+class GlatLossConfig(FairseqDataclass):
+    label_smoothing: float = field(
+        default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none (GAD Table 10: 0.1)"}
+    )
+
+
+@register_criterion("glat_loss", dataclass=GlatLossConfig)
+class GlatLoss(FairseqCriterion):
+    """Cross-entropy of a drafter's blocks (GAD section 3.1) with glancing (Qian et al. 2021).
+
+    The loss is a sum, and `sample_size` the number of targets: fairseq divides the gradient by its total over
+    `--update-freq` and all workers, so that the split of a batch does not matter.
+    """
+
+    def __init__(self, task: FairseqTask, label_smoothing: float) -> None:
+        super().__init__(task)
+        self.label_smoothing = label_smoothing
+        self.counts_places = tensorboard.logdir(task.cfg) is not None
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """Loss of a batch to which the task added `blocks` and `glancing_ratio`.
+
+        Returns:
+            the summed loss, the number of targets, and what to log.
+        """
+        net_input = sample["net_input"]
+        output = model(
+            src_tokens=net_input["src_tokens"],
+            src_lengths=net_input["src_lengths"],
+            blocks=sample["blocks"],
+            glancing_ratio=sample["glancing_ratio"],
+        )
+        targets = output["targets"]
+        log_probs = utils.log_softmax(output["logits"], dim=-1)
+        loss, nll_loss = label_smoothed_nll_loss(
+            log_probs, targets[:, None], self.label_smoothing, ignore_index=self.padding_idx
+        )
+        logging_output = {
+            "loss": loss.detach(),
+            "nll_loss": nll_loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": targets.numel(),
+            "correct": (log_probs.argmax(-1) == targets).sum(),
+            "glanced_correct": output["glanced_correct"],
+            "glanced_total": output["glanced_total"],
+            "glancing_ratio": sample["glancing_ratio"] * sample["target"].size(0),
+        }
+        if self.counts_places and sample["glancing_ratio"] == 0:
+            correct = log_probs.argmax(-1) == targets
+            logging_output |= tensorboard.accuracy_by_place(correct, sample["blocks"], self.padding_idx)
+        return loss, targets.numel(), logging_output
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log loss, accuracy of the masked tokens, and what glancing did."""
+        total = {name: sum(log.get(name, 0) for log in logging_outputs) for name in (*_SUMS, "glancing_ratio")}
+        total = {name: value.item() if torch.is_tensor(value) else value for name, value in total.items()}
+        size = max(total["sample_size"], 1)
+        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
+        metrics.log_scalar("nll_loss", total["nll_loss"] / size / math.log(2), size, round=3)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
+        metrics.log_scalar("accuracy", 100 * total["correct"] / size, size, round=2)
+        for name, (accuracy, weight) in tensorboard.accuracies(logging_outputs).items():
+            metrics.log_scalar(name, accuracy, weight, round=2)
+        if total["glanced_total"] > 0:
+            metrics.log_scalar(
+                "glancing_accuracy",
+                100 * total["glanced_correct"] / total["glanced_total"],
+                total["glanced_total"],
+                round=2,
+            )
+            metrics.log_scalar(
+                "glancing_ratio", total["glancing_ratio"] / total["nsentences"], total["nsentences"], round=3
+            )
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

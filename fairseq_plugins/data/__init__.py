@@ -1,0 +1,1 @@
+"""Training blocks for drafters, and the generated demo corpus."""

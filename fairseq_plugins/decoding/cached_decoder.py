@@ -1,0 +1,314 @@
+"""Run many tokens at once through a fairseq Transformer decoder, with a key/value cache that can be rolled back.
+
+fairseq's incremental decoding takes one token a call and appends to its cache, so a rejected draft cannot be undone.
+Here every call says from which length each sentence goes on: stale entries are hidden by the mask and overwritten.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.modules import LearnedPositionalEmbedding, MultiheadAttention, SinusoidalPositionalEmbedding
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.weights import Linear, Norm, fused, linear, norm
+from fairseq_plugins.errors import ConfigurationError
+
+# Decoder methods that define what a decoder computes: a subclass that changes one of them is not what we run.
+_DECODER_METHODS = ("forward", "extract_features", "extract_features_scriptable", "output_layer")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Shortest and longest of the lengths of a batch, known on the host so that shapes need no synchronisation."""
+
+    shortest: int
+    longest: int
+
+    @property
+    def uniform(self) -> bool:
+        return self.shortest == self.longest
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The weights of one decoder layer, query, key and value projections of self-attention fused into one."""
+
+    heads: int
+    normalize_before: bool
+    self_qkv: Linear
+    self_out: Linear
+    self_norm: Norm
+    cross_query: Linear
+    cross_key_value: Linear
+    cross_out: Linear
+    cross_norm: Norm
+    fc1: Linear
+    activation: Callable[[Tensor], Tensor]
+    fc2: Linear
+    final_norm: Norm
+
+
+def unsupported_reason(decoder: nn.Module) -> str | None:
+    """Say what of a fairseq decoder `CachedDecoder` cannot run, or None when it runs all of it.
+
+    Args:
+        decoder: the decoder of a fairseq model.
+    """
+    if not isinstance(decoder, TransformerDecoderBase):
+        return f"its decoder is a {type(decoder).__name__}, not a Transformer decoder"
+    if not getattr(decoder, "runs_in_cached_decoder", False):
+        for name in _DECODER_METHODS:
+            if getattr(type(decoder), name) is not getattr(TransformerDecoderBase, name):
+                return f"its decoder class {type(decoder).__name__} changes {name}()"
+    if decoder.adaptive_softmax is not None:
+        return "it uses an adaptive softmax"
+    if decoder.cross_self_attention:
+        return "it uses --cross-self-attention"
+    if decoder.quant_noise is not None:
+        return "it uses quantization noise on embeddings"
+    if not isinstance(decoder.embed_tokens, nn.Embedding):
+        return f"its token embedding is a {type(decoder.embed_tokens).__name__} (adaptive inputs?)"
+    for layer in decoder.layers:
+        reason = _unsupported_layer(layer)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _unsupported_layer(layer: nn.Module) -> str | None:
+    if not isinstance(layer, TransformerDecoderLayerBase):
+        return f"one of its decoder layers is a {type(layer).__name__}"
+    if type(layer).forward is not TransformerDecoderLayerBase.forward:
+        return f"its decoder layer {type(layer).__name__} changes forward()"
+    if layer.encoder_attn is None:
+        return "it has no cross-attention (--no-cross-attention)"
+    for part, option in (
+        (layer.attn_ln, "--scale-attn"),
+        (layer.c_attn, "--scale-heads"),
+        (layer.ffn_layernorm, "--scale-fc"),
+        (layer.w_resid, "--scale-resids"),
+    ):
+        if part is not None:
+            return f"it uses {option}"
+    for attention in (layer.self_attn, layer.encoder_attn):
+        if not isinstance(attention, MultiheadAttention):
+            return f"its attention is a {type(attention).__name__}"
+        if attention.bias_k is not None or attention.add_zero_attn or attention.use_xformers:
+            return "its attention uses bias_kv, add_zero_attn or xformers"
+    return None
+
+
+def position_table(decoder: TransformerDecoderBase, count: int) -> Tensor | None:
+    """Position embeddings of positions 0 .. count-1 as a tensor [count, D], None when the decoder uses none.
+
+    fairseq numbers positions from `padding_idx + 1`. A learned table ends at its own size, then it is shorter.
+    """
+    embed = decoder.embed_positions
+    if embed is None:
+        return None
+    first = decoder.padding_idx + 1
+    if isinstance(embed, LearnedPositionalEmbedding):
+        return embed.weight[first : first + count]
+    if isinstance(embed, SinusoidalPositionalEmbedding):
+        like = decoder.embed_tokens.weight
+        table = embed.get_embedding(first + count, embed.embedding_dim, embed.padding_idx)
+        return table[first:].to(device=like.device, dtype=like.dtype)
+    raise ConfigurationError(f"position embedding {type(embed).__name__} is not supported; use --decoder beam")
+
+
+class CachedDecoder:
+    """Key/value cached decoding of several tokens per call, every sentence from its own length.
+
+    Reads the weights of a fairseq `TransformerDecoder`; fairseq's module stays as it is.
+
+    Args:
+        decoder: decoder of a trained fairseq Transformer, in eval mode.
+
+    Raises:
+        ConfigurationError: naming what the decoder uses that cannot be run here.
+    """
+
+    def __init__(self, decoder: TransformerDecoderBase) -> None:
+        reason = unsupported_reason(decoder)
+        if reason is not None:
+            raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
+        self.decoder = decoder
+        self.layers = [_read_layer(layer) for layer in decoder.layers]
+        self.positions = position_table(decoder, decoder.max_positions())
+        self.embedding_norm = norm(decoder.layernorm_embedding)
+        self.final_norm = norm(decoder.layer_norm)
+        # Only drafters have these two: see models/block_nat.py.
+        self.mask_vectors: Callable[..., Tensor] | None = getattr(decoder, "mask_vectors", None)
+        self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
+        self.cache: Tensor | None = None
+        self.cross: list[tuple[Tensor, Tensor]] = []
+        self.cross_mask: Tensor | None = None
+        self.encoder_out: dict[str, list[Tensor]] = {}
+
+    def start(self, encoder_out: dict[str, list[Tensor]]) -> None:
+        """Begin a batch: forget the old cache, compute cross-attention keys and values of all layers.
+
+        Args:
+            encoder_out: what a fairseq encoder returns: `encoder_out` [S, B, D], `encoder_padding_mask` [B, S].
+        """
+        self.encoder_out = encoder_out
+        memory = encoder_out["encoder_out"][0].transpose(0, 1)
+        padding = encoder_out["encoder_padding_mask"]
+        self.cross = []
+        for layer in self.layers:
+            key_value = F.linear(memory, *layer.cross_key_value).unflatten(-1, (2, layer.heads, -1))
+            key, value = key_value.permute(2, 0, 3, 1, 4)
+            self.cross.append((key, value))
+        has_padding = bool(padding) and bool(padding[0].any())
+        self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
+        heads, head_width = self.layers[0].heads, self.cross[0][0].size(-1)
+        self.cache = memory.new_zeros(len(self.layers), memory.size(0), 0, 2, heads, head_width)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences only.
+
+        Args:
+            rows: indices [B'] into the current batch.
+        """
+        assert self.cache is not None
+        self.cache = self.cache.index_select(1, rows)
+        self.cross = [(key.index_select(0, rows), value.index_select(0, rows)) for key, value in self.cross]
+        if self.cross_mask is not None:
+            self.cross_mask = self.cross_mask.index_select(0, rows)
+        if self.mask_vectors is not None:
+            self.encoder_out = {
+                "encoder_embedding": [x.index_select(0, rows) for x in self.encoder_out["encoder_embedding"]],
+                "encoder_padding_mask": [x.index_select(0, rows) for x in self.encoder_out["encoder_padding_mask"]],
+            }
+
+    def step(self, tokens: Tensor, lengths: Tensor, span: Span, visible: Tensor | None = None) -> Tensor:
+        """Run T new tokens of every sentence, each from its own length, and write their keys and values.
+
+        Args:
+            tokens: [B, T] token ids; a drafter's masks are the id one past the dictionary.
+            lengths: [B] how many cached positions of each sentence are valid; token t stands at `lengths + t`.
+            span: shortest and longest of `lengths`.
+            visible: [B, T], or [1, T] for all sentences, last position that each token may attend to; by default its
+                own (causal attention).
+
+        Returns:
+            hidden states [B, T, D] as they enter the output projection.
+        """
+        assert self.cache is not None, "call start() first"
+        width = tokens.size(1)
+        total = span.longest + width
+        self._grow(total)
+        offsets = torch.arange(width, device=tokens.device)
+        place = lengths[:, None] + offsets
+        position = None
+        if self.positions is not None:
+            if span.uniform and total <= self.positions.size(0):
+                position = self.positions[span.longest : total]
+            else:
+                # No output is longer than the table, so behind its end nothing can be accepted: any embedding will do.
+                position = self.positions[place.clamp(max=self.positions.size(0) - 1)]
+        x = self._embed(tokens, place, position)
+        mask = _self_mask(place, span, total, visible)
+        rows = None if span.uniform else torch.arange(tokens.size(0), device=tokens.device)[:, None]
+        for index, layer in enumerate(self.layers):
+            if self.positions_every_layer and index > 0 and position is not None:
+                x = x + position
+            cache = self.cache[index, :, :total]
+            residual = x
+            if layer.normalize_before:
+                x = layer.self_norm(x)
+            qkv = F.linear(x, *layer.self_qkv).unflatten(-1, (3, layer.heads, -1))
+            if rows is None:
+                cache[:, span.longest :] = qkv[:, :, 1:]
+            else:
+                cache[rows, place] = qkv[:, :, 1:]
+            key, value = cache.permute(2, 0, 3, 1, 4)
+            x = F.scaled_dot_product_attention(qkv[:, :, 0].transpose(1, 2), key, value, attn_mask=mask)
+            x = residual + F.linear(x.transpose(1, 2).flatten(2), *layer.self_out)
+            if not layer.normalize_before:
+                x = layer.self_norm(x)
+            residual = x
+            if layer.normalize_before:
+                x = layer.cross_norm(x)
+            query = F.linear(x, *layer.cross_query).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+            x = F.scaled_dot_product_attention(query, *self.cross[index], attn_mask=self.cross_mask)
+            x = residual + F.linear(x.transpose(1, 2).flatten(2), *layer.cross_out)
+            if not layer.normalize_before:
+                x = layer.cross_norm(x)
+            residual = x
+            if layer.normalize_before:
+                x = layer.final_norm(x)
+            x = residual + F.linear(layer.activation(F.linear(x, *layer.fc1)), *layer.fc2)
+            if not layer.normalize_before:
+                x = layer.final_norm(x)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        if self.decoder.project_out_dim is not None:
+            x = self.decoder.project_out_dim(x)
+        return x
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
+        return self.decoder.output_layer(hidden)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that the cache holds for every sentence: the longest sentence so far and one draft."""
+        return 0 if self.cache is None else self.cache.size(2)
+
+    def _grow(self, positions: int) -> None:
+        assert self.cache is not None
+        missing = positions - self.capacity
+        if missing > 0:
+            # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
+            self.cache = F.pad(self.cache, (0, 0, 0, 0, 0, 0, 0, missing))
+
+    def _embed(self, tokens: Tensor, place: Tensor, position: Tensor | None) -> Tensor:
+        decoder = self.decoder
+        weight = decoder.embed_tokens.weight
+        if self.mask_vectors is None:
+            x = F.embedding(tokens, weight) * decoder.embed_scale
+        else:
+            mask_id = weight.size(0)
+            is_mask = (tokens == mask_id)[:, :, None]
+            x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
+            x = torch.where(is_mask, self.mask_vectors(place, self.encoder_out), x)
+        if decoder.project_in_dim is not None:
+            x = decoder.project_in_dim(x)
+        if position is not None:
+            x = x + position
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return x
+
+
+def _self_mask(place: Tensor, span: Span, total: int, visible: Tensor | None) -> Tensor | None:
+    """Boolean mask, True where attention is allowed, broadcastable to [B, H, T, total]; None where all is."""
+    if visible is None and place.size(1) == 1 and span.uniform:
+        return None
+    # Equal lengths make equal causal masks; what a caller calls visible may still differ between sentences.
+    last = visible if visible is not None else place[:1] if span.uniform else place
+    return (torch.arange(total, device=place.device) <= last[:, :, None])[:, None]
+
+
+def _read_layer(layer: TransformerDecoderLayerBase) -> _Layer:
+    own, cross = layer.self_attn, layer.encoder_attn
+    return _Layer(
+        heads=own.num_heads,
+        normalize_before=layer.normalize_before,
+        self_qkv=fused(own.q_proj, own.k_proj, own.v_proj),
+        self_out=linear(own.out_proj),
+        self_norm=norm(layer.self_attn_layer_norm),
+        cross_query=linear(cross.q_proj),
+        cross_key_value=fused(cross.k_proj, cross.v_proj),
+        cross_out=linear(cross.out_proj),
+        cross_norm=norm(layer.encoder_attn_layer_norm),
+        fc1=linear(layer.fc1),
+        activation=layer.activation_fn,
+        fc2=linear(layer.fc2),
+        final_norm=norm(layer.final_layer_norm),
+    )

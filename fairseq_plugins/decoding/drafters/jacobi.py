@@ -1,0 +1,99 @@
+"""The Jacobi family: the draft is what the verifier itself predicted for these places an iteration ago."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.drafters.lookup import continuation, latest_place, suffix_match
+
+# The first window of Algorithm 1, in lengths of the source: the length of the target is not known.
+_WINDOW_RATIO = 1.5
+# Columns of the pool of dropped predictions; the oldest leave it.
+_POOL_SIZE = 512
+
+
+class JacobiDrafter:
+    """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
+
+    Accepting the longest prefix that equals the verifier's argmax freezes what has converged (stopping condition,
+    eq. 5), and the rest of its predictions is the next iterate. The target length is never known: a sentence is
+    solved block by block until its first converged EOS.
+
+    Args:
+        pad: padding symbol.
+        block_size: places solved together, b (Algorithm 2); None for one and a half lengths of the source, which
+            usually holds the whole target (Algorithm 1).
+        length: solve in parallel up to this many tokens, h, and one by one from there (Algorithm 3); None: no end.
+        initial: first guess of every place: a symbol, or None for the source token at the same place.
+        pool: beyond the paper: keep predictions that were dropped, and draft what followed the last tokens there.
+    """
+
+    def __init__(
+        self, pad: int, block_size: int | None, length: int | None, initial: int | None, pool: bool = False
+    ) -> None:
+        self.pad = pad
+        self.block_size = block_size
+        self.length = length
+        self.initial = initial
+        self.keeps_pool = pool
+        self.block = 1
+        self.first_guess = torch.empty(0, 0, dtype=torch.long)
+        self.tail = torch.empty(0, 0, dtype=torch.long)
+        self.pool = torch.empty(0, 0, dtype=torch.long)
+
+    def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        source = sample["net_input"]["src_tokens"]
+        self.block = self.block_size or math.ceil(_WINDOW_RATIO * source.size(1)) + 1
+        if self.initial is None:
+            order = torch.argsort((source == self.pad).long(), dim=1, stable=True)
+            self.first_guess = F.pad(source.gather(1, order), (0, 1), value=self.pad)
+        else:
+            self.first_guess = source.new_full((source.size(0), 1), self.initial)
+        self.tail = source.new_empty(source.size(0), 0)
+        self.pool = source.new_empty(source.size(0), 0)
+
+    def draft(self, state: DecodingState) -> Draft:
+        # The verifier predicts one place more than it is given guesses for: the last place of a block needs none.
+        widths = self.block - 1 - state.lengths % self.block
+        if self.length is not None:
+            widths = torch.minimum(widths, self.length - 1 - state.lengths).clamp(min=0)
+        width = min(int(widths.max()), state.max_len - state.span.shortest)
+        if width <= 0:
+            return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
+        place = state.lengths[:, None] + torch.arange(width, device=state.tokens.device)
+        tokens = self.first_guess.gather(1, place.clamp(max=self.first_guess.size(1) - 1))
+        tokens = _overlay(tokens, self.tail)
+        if self.pool.size(1) > 0:
+            match = suffix_match(self.pool, state.tokens[:, : state.span.longest + 1], state.lengths)
+            known, known_widths = continuation(self.pool, *latest_place(match), width)
+            columns = torch.arange(known.size(1), device=known.device)
+            tokens = _overlay(tokens, known.masked_fill(columns >= known_widths[:, None], -1))
+        return Draft(tokens, widths.clamp(max=width))
+
+    def observe(self, verdict: Verdict) -> None:
+        """Predictions for places that are not final yet become their next guesses."""
+        drafted = verdict.choice.size(1) - 1
+        widths = verdict.draft.widths if verdict.draft.widths is not None else torch.full_like(verdict.lengths, drafted)
+        columns = torch.arange(drafted + 1, device=widths.device)
+        predicted = verdict.choice.masked_fill(columns > widths[:, None], -1)
+        if self.keeps_pool:
+            # A column that matches nothing keeps neighbouring iterates apart.
+            self.pool = torch.cat([self.pool, F.pad(predicted, (0, 1), value=-1)], dim=1)[:, -_POOL_SIZE:]
+        following = verdict.accepted[:, None] + 1 + columns[:-1]
+        self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
+
+    def keep(self, rows: Tensor) -> None:
+        self.first_guess = self.first_guess.index_select(0, rows)
+        self.tail = self.tail.index_select(0, rows)
+        self.pool = self.pool.index_select(0, rows)
+
+
+def _overlay(tokens: Tensor, better: Tensor) -> Tensor:
+    """`tokens` [B, K] with those of `better` [B, any] in their place, except where these are negative."""
+    width = tokens.size(1)
+    better = F.pad(better[:, :width], (0, max(0, width - better.size(1))), value=-1)
+    return torch.where(better >= 0, better, tokens)

@@ -1,0 +1,95 @@
+"""The trained drafter of GAD and SpecDec: a non-autoregressive model that fills a block of masks in one pass."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.encoder import FusedEncoder
+from fairseq_plugins.models.block_nat import BlockNat
+
+
+class NatDrafter:
+    """Draft `block_size` tokens with a `block_nat` model (GAD section 3.1, SpecDec section 3.1).
+
+    With prefix-causal attention the accepted tokens stay in the drafter's cache, and an iteration runs only the
+    newly accepted tokens and the masks; with full attention the whole prefix runs again every time.
+
+    Args:
+        model: the drafter.
+        block_size: tokens per draft, k.
+        keep_logits: hand the scores on in `Draft.logits`.
+        alone: no verifier adds a token of its own behind the draft.
+    """
+
+    def __init__(self, model: BlockNat, block_size: int, keep_logits: bool = False, alone: bool = False) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.keep_logits = keep_logits or alone
+        self.alone = alone
+        self.mask_id = model.decoder.mask_id
+        self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
+        self.encoder = FusedEncoder(model.encoder)
+        self.cached = CachedDecoder(model.decoder)
+        # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
+        self.lengths = torch.empty(0, dtype=torch.long)
+        self.span = Span(0, 0)
+        self.behind = 1
+
+    def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        if not self.model.shares_encoder or encoder_out is None:
+            encoder_out = self.encoder(sample["net_input"])
+        self.cached.start(encoder_out)
+        source = sample["net_input"]["src_tokens"]
+        self.lengths = torch.zeros(source.size(0), dtype=torch.long, device=source.device)
+        self.span = Span(0, 0)
+        self.behind = 1
+
+    def draft(self, state: DecodingState) -> Draft:
+        span = state.span
+        width = min(self.block_size, state.max_len - span.shortest + self.alone)
+        if width <= 0:
+            return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
+        # Input of every sentence: what its cache lacks, up to the last token, then the masks.
+        aligned = self.span.uniform and span.uniform
+        if aligned:
+            tokens, place = self._aligned_input(state, width)
+        else:
+            tokens, place = self._ragged_input(state, width)
+        lengths = state.lengths[:1, None] if aligned else state.lengths[:, None]
+        visible = torch.where(place <= lengths, place if self.caches_prefix else lengths + width, lengths + width)
+        hidden = self.cached.step(tokens, self.lengths, self.span, visible)
+        if aligned:
+            hidden = hidden[:, -width:]
+        else:
+            first = (lengths + 1 - self.lengths[:, None])[:, :, None]
+            columns = first + torch.arange(width, device=place.device)[:, None]
+            hidden = hidden.gather(1, columns.expand(-1, -1, hidden.size(2)))
+        if self.caches_prefix:
+            self.lengths = state.lengths + 1
+            self.span = Span(span.shortest + 1, span.longest + 1)
+            self.behind = 0
+        logits = self.cached.project(hidden)
+        return Draft(logits.argmax(-1), logits=logits if self.keep_logits else None)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.behind += verdict.newest
+
+    def keep(self, rows: Tensor) -> None:
+        self.lengths = self.lengths.index_select(0, rows)
+        self.cached.keep(rows)
+
+    def _aligned_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
+        begin, end = self.span.longest, state.host_lengths[0] + 1
+        known = state.tokens[:, begin:end]
+        tokens = torch.cat([known, known.new_full((known.size(0), width), self.mask_id)], dim=1)
+        return tokens, torch.arange(begin, end + width, device=known.device)[None]
+
+    def _ragged_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
+        lacking = self.behind if self.caches_prefix else state.span.longest + 1
+        offsets = torch.arange(lacking + width, device=state.tokens.device)
+        place = self.lengths[:, None] + offsets
+        known = state.tokens.gather(1, place.clamp(max=state.tokens.size(1) - 1))
+        return torch.where(place <= state.lengths[:, None], known, self.mask_id), place

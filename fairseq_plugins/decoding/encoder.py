@@ -1,0 +1,124 @@
+"""Encode a batch with fewer, larger operations than fairseq's encoder: at batch 1 most of its time is overhead."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from fairseq.models.transformer import TransformerEncoderBase
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.weights import Linear, Norm, fused, linear, norm
+
+EncoderOut = dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    heads: int
+    normalize_before: bool
+    qkv: Linear
+    out: Linear
+    attention_norm: Norm
+    fc1: Linear
+    activation: Callable[[Tensor], Tensor]
+    fc2: Linear
+    final_norm: Norm
+
+
+class FusedEncoder:
+    """Computes what fairseq's Transformer encoder computes.
+
+    Encoders that it does not know, it runs as they are.
+
+    Args:
+        encoder: encoder of a fairseq model, in eval mode.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self.encoder = encoder
+        self.layers = [_read_layer(layer) for layer in encoder.layers] if _is_known(encoder) else None
+        self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
+        self.final_norm = norm(getattr(encoder, "layer_norm", None))
+
+    def __call__(self, net_input: dict[str, Any]) -> EncoderOut:
+        """Encode `src_tokens` [B, S]; returns what decoding reads of fairseq's encoder output.
+
+        Returns:
+            encoder_out: [S, B, D]; encoder_padding_mask: [B, S]; encoder_embedding: [B, S, D].
+        """
+        if self.layers is None:
+            return self.encoder.forward_torchscript(net_input)
+        encoder = self.encoder
+        tokens = net_input["src_tokens"]
+        padding = tokens == encoder.padding_idx
+        mask = ~padding[:, None, None, :] if bool(padding.any()) else None
+        embedding = encoder.embed_scale * F.embedding(tokens, encoder.embed_tokens.weight)
+        x = embedding
+        if encoder.embed_positions is not None:
+            x = x + encoder.embed_positions(tokens)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if mask is not None:
+            x = x.masked_fill(padding[:, :, None], 0)
+        for layer in self.layers:
+            residual = x
+            if layer.normalize_before:
+                x = layer.attention_norm(x)
+            query, key, value = F.linear(x, *layer.qkv).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)
+            x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            x = residual + F.linear(x.transpose(1, 2).flatten(2), *layer.out)
+            if not layer.normalize_before:
+                x = layer.attention_norm(x)
+            residual = x
+            if layer.normalize_before:
+                x = layer.final_norm(x)
+            x = residual + F.linear(layer.activation(F.linear(x, *layer.fc1)), *layer.fc2)
+            if not layer.normalize_before:
+                x = layer.final_norm(x)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return {
+            "encoder_out": [x.transpose(0, 1)],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [embedding],
+        }
+
+
+def _is_known(encoder: nn.Module) -> bool:
+    """Whether an encoder is fairseq's plain Transformer, with nothing that `FusedEncoder` leaves out."""
+    if not isinstance(encoder, TransformerEncoderBase) or encoder.quant_noise is not None:
+        return False
+    methods = ("forward", "forward_scriptable", "forward_embedding", "forward_torchscript")
+    if any(getattr(type(encoder), name) is not getattr(TransformerEncoderBase, name) for name in methods):
+        return False
+    return isinstance(encoder.embed_tokens, nn.Embedding) and all(map(_is_known_layer, encoder.layers))
+
+
+def _is_known_layer(layer: nn.Module) -> bool:
+    if getattr(type(layer), "forward", None) is not TransformerEncoderLayerBase.forward or layer.return_fc:
+        return False
+    attention = layer.self_attn
+    return (
+        type(attention) is MultiheadAttention
+        and attention.bias_k is None
+        and not attention.add_zero_attn
+        and not attention.use_xformers
+    )
+
+
+def _read_layer(layer: TransformerEncoderLayerBase) -> _Layer:
+    attention = layer.self_attn
+    return _Layer(
+        heads=attention.num_heads,
+        normalize_before=layer.normalize_before,
+        qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        out=linear(attention.out_proj),
+        attention_norm=norm(layer.self_attn_layer_norm),
+        fc1=linear(layer.fc1),
+        activation=layer.activation_fn,
+        fc2=linear(layer.fc2),
+        final_norm=norm(layer.final_layer_norm),
+    )

@@ -1,0 +1,88 @@
+"""The verifier: one autoregressive model or an ensemble, run over several tokens at once."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq.models import FairseqEncoderDecoderModel
+from torch import Tensor
+
+from fairseq_plugins.decoding.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.drafters import DecodingState, Draft
+from fairseq_plugins.decoding.encoder import FusedEncoder
+
+
+@dataclass
+class Verification:
+    """What the verifier says of the last token and a draft.
+
+    Attributes:
+        scores: [B, T, V], unnormalised log-probabilities of the token after each position.
+        normaliser: [B, T], what to subtract from `scores` to get log-probabilities.
+        hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
+    """
+
+    scores: Tensor
+    normaliser: Tensor
+    hidden: Tensor | None
+
+    def log_probs(self, tokens: Tensor) -> Tensor:
+        """Log-probabilities [B, T] of these tokens [B, T]."""
+        return self.scores.gather(2, tokens[:, :, None])[:, :, 0].float() - self.normaliser
+
+
+class Verifier:
+    """Runs the last token and the draft through one or several autoregressive models.
+
+    Args:
+        models: fairseq encoder-decoder Transformers in eval mode.
+        temperature: fairseq's `--temperature`.
+    """
+
+    def __init__(self, models: Sequence[FairseqEncoderDecoderModel], temperature: float = 1.0) -> None:
+        self.encoders = [FusedEncoder(model.encoder) for model in models]
+        self.decoders = [CachedDecoder(model.decoder) for model in models]
+        self.temperature = temperature
+
+    def start(self, sample: dict[str, Any]) -> dict[str, list[Tensor]]:
+        """Encode a fairseq batch; returns the first model's encoder output, for drafters that share it."""
+        outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
+        for decoder, output in zip(self.decoders, outputs, strict=True):
+            decoder.start(output)
+        return outputs[0]
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification:
+        """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
+        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
+        hidden = [decoder.step(tokens, state.lengths, state.span) for decoder in self.decoders]
+        scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
+        if self.temperature != 1.0:
+            scores = [score / self.temperature for score in scores]
+        if len(scores) == 1:
+            return Verification(scores[0], scores[0].float().logsumexp(-1), hidden[0])
+        # fairseq's ensembles average probabilities, not scores.
+        log_probs = torch.stack([score.float().log_softmax(-1) for score in scores])
+        mean = log_probs.logsumexp(0) - math.log(len(scores))
+        return Verification(mean, mean.new_zeros(mean.shape[:2]), hidden[0])
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences only; rows [B'] are indices into the current batch."""
+        for decoder in self.decoders:
+            decoder.keep(rows)
+
+
+class DrafterIsVerifier:
+    """Stands in for the verifier when a NAT model decodes alone: the draft's own scores are the last word."""
+
+    def start(self, sample: dict[str, Any]) -> None:
+        return None
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification:
+        """Scores [B, K, V] of the drafted tokens themselves (T = K: there is no token of the verifier's own)."""
+        assert draft.logits is not None
+        return Verification(draft.logits, draft.logits.float().logsumexp(-1), None)
+
+    def keep(self, rows: Tensor) -> None:
+        pass

@@ -1,0 +1,39 @@
+"""Read the weights of fairseq's Transformer layers in the form that fast steps want: fused, without modules."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Linear = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Layer normalisation."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def norm(module: nn.Module | None) -> Norm | None:
+    """Weights of a layer normalisation, None for none."""
+    return None if module is None else Norm(module.weight, module.bias, module.eps)
+
+
+def linear(module: nn.Linear) -> Linear:
+    """Weight and bias of a linear layer."""
+    return module.weight, module.bias
+
+
+def fused(*modules: nn.Linear) -> Linear:
+    """Several linear layers of the same input as one."""
+    weight = torch.cat([module.weight for module in modules]).detach()
+    if modules[0].bias is None:
+        return weight, None
+    return weight, torch.cat([module.bias for module in modules]).detach()

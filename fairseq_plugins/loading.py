@@ -1,0 +1,80 @@
+"""Load models outside of fairseq's own `--path`: the verifier in training, the drafter in decoding."""
+
+import os
+import pickle
+from typing import Any
+
+from fairseq import checkpoint_utils, models
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from torch import nn
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
+    """Read a checkpoint on the CPU.
+
+    Args:
+        path: checkpoint file.
+        option: the option that named the file, for errors.
+
+    Returns:
+        its state (weights under "model"), and the options of its model.
+
+    Raises:
+        ConfigurationError: for a missing or truncated file.
+    """
+    if not os.path.exists(path):
+        raise ConfigurationError(
+            f"{option} {path}: no such file; give the checkpoint that fairseq-train wrote (checkpoint_best.pt)"
+        )
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigurationError(
+            f"{option} {path}: truncated or not a fairseq checkpoint ({reason}); copy it again or train it anew"
+        ) from error
+    cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
+    return state, cfg.model
+
+
+def model_name(model_cfg: Any) -> str:
+    """Name of a model in fairseq's registry, from its options."""
+    return model_cfg._name if "_name" in model_cfg else model_cfg.arch
+
+
+def load_model(path: str, task: Any, option: str, required: type[nn.Module] | None = None, **build: Any) -> nn.Module:
+    """Build the model of a checkpoint and load its weights, on the CPU and in eval mode.
+
+    Args:
+        path: checkpoint file.
+        task: task that gives the dictionaries.
+        option: the option that named the file, for errors.
+        required: class that the model must have.
+        build: further arguments for the model's `build_model`.
+
+    Raises:
+        ConfigurationError: for a missing, truncated or unfitting file.
+    """
+    state, model_cfg = read_checkpoint(path, option)
+    kind = model_name(model_cfg)
+    model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
+    if model_class is None:
+        raise ConfigurationError(f"{option} {path}: unknown model {kind}; pass the --user-dir that defines it")
+    if required is not None and not issubclass(model_class, required):
+        raise ConfigurationError(f"{option} {path}: holds a {kind}, not a {required.__name__}; give another checkpoint")
+    was_loading = getattr(task, "loading_checkpoint", False)
+    task.loading_checkpoint = True
+    try:
+        model = model_class.build_model(model_cfg, task, **build)
+        model.load_state_dict(state["model"], strict=True, model_cfg=model_cfg)
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigurationError(
+            f"{option} {path}: its weights do not fit this data's dictionaries or its own settings ({reason}); "
+            "use the data folder and the dictionaries that it was trained with"
+        ) from error
+    finally:
+        task.loading_checkpoint = was_loading
+    return model.eval()

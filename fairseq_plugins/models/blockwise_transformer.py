@@ -1,0 +1,187 @@
+"""Blockwise parallel decoding: a Transformer with k heads that predict the next k tokens (Stern et al. 2018)."""
+
+import logging
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerDecoder, TransformerModel, base_architecture
+from torch import Tensor, nn
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import model_name, read_checkpoint
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_HEADS = 4
+# Options of a base model that its blockwise version takes over.
+_SIZES = ("encoder_", "decoder_", "share_", "max_source_positions", "max_target_positions", "activation_fn")
+_FLAGS = ("no_scale_embedding", "layernorm_embedding", "no_token_positional_embeddings", "no_decoder_final_norm")
+
+
+class BlockwiseDecoder(TransformerDecoder):
+    """fairseq's Transformer decoder and, between its output and the vocabulary projection, one layer of k heads."""
+
+    # CachedDecoder asks output_layer for scores, which here means those of head 1.
+    runs_in_cached_decoder = True
+
+    def __init__(self, args: Any, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
+        super().__init__(args, dictionary, embed_tokens)
+        self.heads: int = args.blockwise_heads
+        self.identity_first_head: bool = args.identity_first_head
+        hidden = args.decoder.ffn_embed_dim
+        self.head_expand = nn.Linear(self.output_embed_dim, self.heads * hidden)
+        self.head_shrink = nn.Linear(self.heads * hidden, self.heads * self.output_embed_dim)
+        # Every head starts as the base model's own prediction.
+        nn.init.zeros_(self.head_shrink.weight)
+        nn.init.zeros_(self.head_shrink.bias)
+
+    def head_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        """States of the heads `first` .. `last` (1 to k) for decoder output [..., D]: [..., last - first + 1, D].
+
+        A feed-forward layer of hidden size k x d_hidden and output size k x d_model, with a residual connection from
+        the input to each output (section 6). With an identity first head, head 1 is the input itself (footnote 1).
+        """
+        if first == last == 1 and self.identity_first_head:
+            return hidden[..., None, :]
+        width = self.output_embed_dim
+        rows = slice((first - 1) * width, last * width)
+        inner = self.head_expand(hidden).relu()
+        change = nn.functional.linear(inner, self.head_shrink.weight[rows], self.head_shrink.bias[rows])
+        states = hidden[..., None, :] + change.unflatten(-1, (-1, width))
+        if first == 1 and self.identity_first_head:
+            states = torch.cat([hidden[..., None, :], states[..., 1:, :]], dim=-2)
+        return states
+
+    def project(self, states: Tensor) -> Tensor:
+        """The base model's vocabulary projection, shared by all heads."""
+        return super().output_layer(states)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Scores of head 1, p_1: what the model says when fairseq decodes with it."""
+        return self.project(self.head_states(features, 1, 1)[..., 0, :])
+
+
+@register_model("blockwise_transformer")
+class BlockwiseTransformer(TransformerModel):
+    """A pretrained Transformer with k prediction heads (Stern et al. 2018, sections 4 and 6)."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add fairseq's Transformer options and the heads'."""
+        super().add_args(parser)
+        parser.add_argument(
+            "--base-path",
+            metavar="MODEL.pt",
+            help="stock fairseq Transformer to put the heads on: its sizes and weights are taken over",
+        )
+        parser.add_argument(
+            "--freeze-base", action="store_true", help="train the heads only; without it, all is fine-tuned (sec. 6.1)"
+        )
+        parser.add_argument(
+            "--identity-first-head",
+            action="store_true",
+            help="leave head 1 to the base model: with --freeze-base the output is exactly its own (footnote 1)",
+        )
+        parser.add_argument(
+            "--blockwise-heads",
+            type=int,
+            metavar="K",
+            help=f"how many tokens are predicted together, k (default: --block-size, else {_DEFAULT_HEADS})",
+        )
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> "BlockwiseTransformer":
+        """Build the model; from `--base-path` when it is trained, from its own checkpoint when it decodes.
+
+        Raises:
+            ConfigurationError: for fewer than 2 heads, or a base that is missing or no Transformer.
+        """
+        blockwise_transformer(args)
+        args.blockwise_heads = args.blockwise_heads or getattr(task.cfg, "block_size", None) or _DEFAULT_HEADS
+        if args.blockwise_heads < 2:
+            raise ConfigurationError(
+                f"--blockwise-heads {args.blockwise_heads}: give at least 2, one for the next token and one more"
+            )
+        if not args.base_path or getattr(task, "loading_checkpoint", False):
+            return super().build_model(args, task)
+        state, base = read_checkpoint(args.base_path, "--base-path")
+        if not isinstance(base, Namespace):
+            raise ConfigurationError(
+                f"--base-path {args.base_path}: holds a {model_name(base)}; give a checkpoint of --arch transformer"
+            )
+        for name, value in vars(base).items():
+            if name.startswith(_SIZES) or name in _FLAGS:
+                setattr(args, name, value)
+        model = super().build_model(args, task)
+        _take_over(model, state["model"], args.base_path)
+        return model
+
+    def __init__(self, args: Any, encoder: nn.Module, decoder: BlockwiseDecoder) -> None:
+        super().__init__(args, encoder, decoder)
+        self.base_is_frozen: bool = args.freeze_base
+        if self.base_is_frozen:
+            self.requires_grad_(False)
+            for module in (decoder.head_expand, decoder.head_shrink):
+                module.requires_grad_(True)
+
+    @classmethod
+    def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> BlockwiseDecoder:
+        return BlockwiseDecoder(args, tgt_dict, embed_tokens)
+
+    def train(self, mode: bool = True) -> "BlockwiseTransformer":
+        """A frozen base stays in eval mode: its dropout would only disturb the heads."""
+        return super().train(mode and not self.base_is_frozen)
+
+    def forward(  # type: ignore[override]
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        heads: list[int] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Teacher forcing.
+
+        Args:
+            src_tokens: [B, S].
+            src_lengths: [B].
+            prev_output_tokens: [B, T].
+            heads: which heads to run, 1 to k; None for what fairseq's Transformer returns, of head 1.
+            options: as for fairseq's Transformer.
+
+        Returns:
+            scores [B, T, V] of every head: those of head i at place t are for the token i places after the last read.
+        """
+        if heads is None:
+            return super().forward(src_tokens, src_lengths, prev_output_tokens, **options)
+        encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
+        features = self.decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)[0]
+        return [self.decoder.project(self.decoder.head_states(features, i, i)[..., 0, :]) for i in heads]
+
+
+def _take_over(model: BlockwiseTransformer, weights: dict[str, Tensor], path: str) -> None:
+    """Load the base model's weights; everything but the heads must be there."""
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        strange = [name for name in missing if ".head_" not in name] + list(unexpected)
+    except RuntimeError as error:
+        strange = [" ".join(str(error).split())[:200]]
+    if strange:
+        raise ConfigurationError(
+            f"--base-path {path}: its weights do not fit a fairseq Transformer over this data's dictionaries "
+            f"({'; '.join(strange[:3])}); give a checkpoint of --arch transformer"
+        )
+    logger.info("--base-path %s: %d tensors taken over", path, len(weights))
+
+
+@register_model_architecture("blockwise_transformer", "blockwise_transformer")
+def blockwise_transformer(args: Namespace) -> None:
+    """Sizes come from the base model; without one, Transformer-base."""
+    for name in ("base_path", "blockwise_heads"):
+        setattr(args, name, getattr(args, name, None))
+    for name in ("freeze_base", "identity_first_head"):
+        setattr(args, name, getattr(args, name, False))
+    base_architecture(args)

@@ -1,0 +1,136 @@
+"""SARI, the metric of text simplification: Xu et al. 2016, "Optimizing statistical machine translation for text
+simplification", section 3 and equations 2-9. It compares the output with the source and the references: were the
+right n-grams added, kept and deleted?
+
+Two conventions for a corpus are in use, and differ by several points; both are here:
+
+- `mean`: the mean of the sentences' scores, each as in the authors' `SARI.py`: keep and delete take the mean over
+  distinct n-grams of how much of each was right; delete is precision only.
+- `corpus`: as EASSE (Alva-Manchego et al. 2019) computes it: counts of all sentences are added up first, precision and
+  recall are averaged over the n-gram orders before they are combined to F1, and delete is an F1 as well.
+
+Nothing added where nothing was to be added counts as 0 in both, as in the two reference implementations.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+ORDERS = (1, 2, 3, 4)
+_TOKENIZER = Tokenizer13a()
+
+
+@dataclass(frozen=True)
+class Sari:
+    """SARI and its parts, 0 to 100."""
+
+    score: float
+    add: float
+    keep: float
+    delete: float
+
+    @classmethod
+    def of_parts(cls, add: float, keep: float, delete: float) -> "Sari":
+        """From parts between 0 and 1: the score is their mean (eq. 2)."""
+        return cls(100 * (add + keep + delete) / 3, 100 * add, 100 * keep, 100 * delete)
+
+
+@dataclass(frozen=True)
+class _Operations:
+    """The n-grams of one order that were added, kept, deleted: by the output, by the references, by both."""
+
+    added: tuple[set, set, set]
+    kept: tuple[Counter, Counter, Counter]
+    deleted: tuple[Counter, Counter, Counter]
+
+
+def sari_tokens(line: str, tokenize: bool = True) -> list[str]:
+    """Lowercased tokens: split as sacrebleu's 13a does, or only at spaces when the text is tokenised already."""
+    line = line.lower()
+    return (_TOKENIZER(line) if tokenize else line).split()
+
+
+def sentence_sari(source: Sequence[str], output: Sequence[str], references: Sequence[Sequence[str]]) -> Sari:
+    """SARI of one sentence, as the authors' script computes it.
+
+    Args:
+        source: tokens of the source.
+        output: tokens of the simplification.
+        references: tokens of every reference.
+    """
+    add, keep, delete = [], [], []
+    for order in ORDERS:
+        operations = _operations(source, output, references, order)
+        ours, theirs, right = operations.added
+        add.append(_f1(_share(len(right), len(ours)), _share(len(right), len(theirs))))
+        ours, theirs, right = operations.kept
+        keep.append(_f1(_mean_share(right, ours), _mean_share(right, theirs)))
+        ours, _, right = operations.deleted
+        delete.append(_mean_share(right, ours))
+    return Sari.of_parts(*(sum(scores) / len(ORDERS) for scores in (add, keep, delete)))
+
+
+def mean_sari(
+    sources: Sequence[Sequence[str]], outputs: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
+) -> Sari:
+    """Mean of `sentence_sari` over sentences; `references` has one list of tokenised sentences per reference."""
+    scores = [
+        sentence_sari(source, output, others)
+        for source, output, *others in zip(sources, outputs, *references, strict=True)
+    ]
+    return Sari(*(sum(getattr(s, part) for s in scores) / len(scores) for part in ("score", "add", "keep", "delete")))
+
+
+def corpus_sari(
+    sources: Sequence[Sequence[str]], outputs: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
+) -> Sari:
+    """SARI of summed counts, as EASSE's `corpus_sari`; arguments as for `mean_sari`."""
+    # operation -> order -> [by the output, by the references, by both]
+    totals = {kind: {order: [0, 0, 0] for order in ORDERS} for kind in ("added", "kept", "deleted")}
+    for source, output, *others in zip(sources, outputs, *references, strict=True):
+        for order in ORDERS:
+            operations = _operations(source, output, others, order)
+            for kind, counts in totals.items():
+                for place, ngrams in enumerate(getattr(operations, kind)):
+                    counts[order][place] += ngrams.total() if isinstance(ngrams, Counter) else len(ngrams)
+    parts = []
+    for counts in totals.values():
+        precision = sum(_share(right, ours) for ours, _, right in counts.values()) / len(ORDERS)
+        recall = sum(_share(right, theirs) for _, theirs, right in counts.values()) / len(ORDERS)
+        parts.append(_f1(precision, recall))
+    return Sari.of_parts(*parts)
+
+
+def _operations(
+    source: Sequence[str], output: Sequence[str], references: Sequence[Sequence[str]], order: int
+) -> _Operations:
+    # Counts of source and output are multiplied so that they compare with the sum over references.
+    before = _ngrams(source, order, len(references))
+    after = _ngrams(output, order, len(references))
+    wanted = sum((_ngrams(reference, order) for reference in references), Counter())
+    added, to_add = after.keys() - before.keys(), wanted.keys() - before.keys()
+    kept, to_keep = before & after, before & wanted
+    deleted, to_delete = before - after, before - wanted
+    return _Operations(
+        (added, to_add, added & to_add), (kept, to_keep, kept & to_keep), (deleted, to_delete, deleted & to_delete)
+    )
+
+
+def _ngrams(tokens: Sequence[str], order: int, times: int = 1) -> Counter:
+    counts = Counter(zip(*(tokens[start:] for start in range(order)), strict=False))
+    return Counter({ngram: count * times for ngram, count in counts.items()})
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _mean_share(right: Counter, counts: Counter) -> float:
+    """Mean over the n-grams of `counts` of the share that is right."""
+    return _share(sum(right[ngram] / count for ngram, count in counts.items()), len(counts))
+
+
+def _f1(precision: float, recall: float) -> float:
+    return _share(2 * precision * recall, precision + recall)

@@ -1,0 +1,128 @@
+"""Sentences from files: plain text, one sentence a line, or what fairseq-generate and fairseq-interactive print."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairseq_plugins.errors import ConfigurationError
+
+# S-7\tsource, T-7\ttarget, H-7\tscore\thypothesis as the model wrote it, D-7\tscore\tthe same detokenised
+_LINE = re.compile(r"^([STHD])-(\d+)\t(.*)$")
+# The columns to split off before the text.
+_COLUMNS = {"S": 0, "T": 0, "H": 1, "D": 1}
+
+
+@dataclass
+class Text:
+    """The sentences of a file by number.
+
+    Attributes:
+        file: where they come from.
+        hypotheses: of a plain text all its lines.
+        sources: the S- lines of generate output, empty for plain text.
+        references: the T- lines, empty for plain text.
+        generated: whether the file is generate output.
+    """
+
+    file: str
+    hypotheses: dict[int, str]
+    sources: dict[int, str] = field(default_factory=dict)
+    references: dict[int, str] = field(default_factory=dict)
+    generated: bool = False
+
+
+def read_lines(file: str, option: str) -> list[str]:
+    """Read a UTF-8 file; only a newline ends a line.
+
+    Args:
+        file: its path.
+        option: the option that named it, for errors.
+
+    Raises:
+        ConfigurationError: when it cannot be read, or is empty.
+    """
+    try:
+        lines = Path(file).read_bytes().decode("utf-8").split("\n")
+    except OSError as error:
+        raise ConfigurationError(f"{option} {file}: {error.strerror}; give a text file, a sentence a line") from error
+    except UnicodeDecodeError as error:
+        place = f"byte {error.start}"
+        raise ConfigurationError(f"{option} {file}: not UTF-8 ({place}); convert it with iconv -t UTF-8") from error
+    if lines[-1] == "":  # the end of the last line, not one more
+        lines.pop()
+    if not lines:
+        raise ConfigurationError(f"{option} {file}: is empty; give a text file, a sentence a line")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_text(file: str, option: str) -> Text:
+    """Read plain text or generate output; which of them is seen from H- and D- lines.
+
+    Of generate output D- lines are preferred to H- lines, and of several hypotheses (`--nbest`) the first is taken.
+
+    Args:
+        file: its path.
+        option: the option that named it, for errors.
+
+    Raises:
+        ConfigurationError: when it cannot be read, is empty, or is generate output that broke off.
+    """
+    lines = read_lines(file, option)
+    found: dict[str, dict[int, str]] = {kind: {} for kind in _COLUMNS}
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        kind, number, rest = match.group(1), int(match.group(2)), match.group(3)
+        columns = rest.split("\t", _COLUMNS[kind])
+        if len(columns) > _COLUMNS[kind]:
+            found[kind].setdefault(number, columns[-1])
+    hypotheses = found["D"] or found["H"]
+    if not hypotheses:
+        return Text(file, dict(enumerate(lines)))
+    missing = sorted((found["S"].keys() | found["T"].keys() | found["H"].keys()) - hypotheses.keys())
+    if missing:
+        raise ConfigurationError(
+            f"{option} {file}: generate output that broke off (sentence {missing[0]} has no hypothesis); "
+            "run fairseq-generate again"
+        )
+    in_order = {kind: dict(sorted(sentences.items())) for kind, sentences in found.items()}
+    return Text(file, in_order["D"] or in_order["H"], in_order["S"], in_order["T"], generated=True)
+
+
+def pick(text: Text, wanted: dict[int, str], numbers: Sequence[int], option: str) -> list[str]:
+    """The sentences of `wanted` (one of the text's fields) with these numbers, in this order.
+
+    Args:
+        text: the file they come from.
+        wanted: its hypotheses, sources or references.
+        numbers: of the sentences.
+        option: the option that named the file, for errors.
+
+    Raises:
+        ConfigurationError: when one is not there.
+    """
+    missing = [number for number in numbers if number not in wanted]
+    if missing:
+        raise ConfigurationError(
+            f"{option} {text.file}: has no sentence {missing[0]} ({len(wanted)} sentences, {len(numbers)} wanted); "
+            "give the file that belongs to these hypotheses"
+        )
+    return [wanted[number] for number in numbers]
+
+
+def aligned(text: Text, wanted: dict[int, str], hypotheses: Text, option: str) -> list[str]:
+    """The sentences that stand beside the hypotheses, one each.
+
+    Beside plain text only as many sentences will do; beside generate output, which has numbers, a longer file will.
+
+    Raises:
+        ConfigurationError: when the numbers of sentences do not fit.
+    """
+    if not hypotheses.generated and len(wanted) != len(hypotheses.hypotheses):
+        raise ConfigurationError(
+            f"{option} {text.file}: {len(wanted)} sentences, but {hypotheses.file} has "
+            f"{len(hypotheses.hypotheses)}; give files of the same length"
+        )
+    return pick(text, wanted, list(hypotheses.hypotheses), option)

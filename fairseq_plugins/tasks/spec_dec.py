@@ -1,0 +1,403 @@
+"""The task `spec_dec`: translation (or any rewriting) with a drafter; trains drafters, decodes with them."""
+
+import logging
+import weakref
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from fairseq.dataclass import ChoiceEnum
+from fairseq.logging import metrics
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import II
+from torch import nn
+
+from fairseq_plugins.data.block_masking import sample_blocks
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.stats import DecodingStats
+from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import load_model
+from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.reports import tensorboard
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_BLOCK_SIZE = 25
+
+
+# fairseq builds its parser from these annotations and knows Optional[X], not X | None.
+@dataclass
+class SpecDecConfig(TranslationConfig):
+    # Not named `decoder`: fairseq's Transformer takes an option of that name for its own settings.
+    decoding_method: ChoiceEnum(methods.DECODERS) = field(  # type: ignore[valid-type]
+        default="beam",
+        metadata={
+            "argparse_alias": "--decoder",
+            "help": "how to decode: beam = fairseq's own search; greedy = our engine without drafts; gad (specdec) = "
+            "draft and verify, same output as --beam 1; gad++ (specdec++) = relaxed by --top-beta and --tau; "
+            "nat = the drafter alone; blockwise = heads of a blockwise_transformer, iad = "
+            "copy the input (rewriting tasks), jacobi (pj), gs-jacobi (pgj), "
+            "hybrid-jacobi (hgj) = the verifier's own earlier predictions, all with the output of --beam 1. "
+            "All but beam ignore --beam"
+        },
+    )
+    drafter_path: Optional[str] = field(
+        default=None, metadata={"help": "checkpoint of the drafter (model block_nat) for nat, gad and gad++"}
+    )
+    block_size: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "tokens per draft, k. In training: masks per block (default: 25, GAD Table 2); in decoding: at "
+            "most what the drafter was trained with, which is the default; gs-jacobi, hybrid-jacobi: tokens solved "
+            "together, b (default: 5)"
+        },
+    )
+    top_beta: int = field(
+        default=1,
+        metadata={
+            "help": "gad++: accept drafted tokens among the verifier's best BETA (GAD eq. 8); blockwise: the same "
+            "(Stern et al. 2018, section 5.1), without a gap unless --tau is given"
+        },
+    )
+    tau: float = field(
+        default=0.0,
+        metadata={"help": "gad++: accept drafted tokens whose log-probability is at most TAU below the best (eq. 9)"},
+    )
+    accept_score: ChoiceEnum(["verifier", "drafter"]) = field(  # type: ignore[valid-type]
+        default="verifier",
+        metadata={
+            "help": "gad++: whose log-probability of the drafted token counts; drafter is the literal reading of "
+            "SpecDec eq. 6-7"
+        },
+    )
+    preset: ChoiceEnum(["none", *methods.PRESETS]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={
+            "help": "gad++: the papers' settings: high-quality = --top-beta 3 --tau 1, high-efficiency = "
+            "--top-beta 5 --tau 3"
+        },
+    )
+    accept_distance: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "blockwise, dictionaries of numbers: accept |drafted - best| up to this (Stern et al., section 5.2)"
+        },
+    )
+    min_block: int = field(
+        default=1, metadata={"help": "blockwise: add at least this many tokens an iteration (Stern, section 5.3)"}
+    )
+    iad_fallback: ChoiceEnum(["none", "gad"]) = field(  # type: ignore[valid-type]
+        default="none", metadata={"help": "iad: who drafts where no suffix matches; gad = the model of --drafter-path"}
+    )
+    iad_lookup: ChoiceEnum(["unique", "recent"]) = field(  # type: ignore[valid-type]
+        default="unique",
+        metadata={
+            "help": "iad: unique = copy after a suffix match that stands once in the source (Algorithm 1); recent = "
+            "after the most recent of the longest matches in source and output"
+        },
+    )
+    jacobi_init: ChoiceEnum(["pad", "source", "unk"]) = field(  # type: ignore[valid-type]
+        default="pad", metadata={"help": "jacobi decoders: the first guess for every token"}
+    )
+    jacobi_length: int = field(
+        default=methods.JACOBI_LENGTH,
+        metadata={"help": "hybrid-jacobi: solve in parallel up to this many tokens, h, then one by one"},
+    )
+    jacobi_pool: bool = field(
+        default=False,
+        metadata={"help": "jacobi decoders: draft also from predictions that were dropped, as lookahead decoding does"},
+    )
+    stats_file: Optional[str] = field(
+        default=None,
+        metadata={"help": "write iterations, accepted tokens and time of every sentence there, as JSON lines"},
+    )
+    trace_file: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "write every draft and what the verifier made of it there, as JSON lines; look at it with "
+            "spec-dec-trace"
+        },
+    )
+    verifier_path: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "drafter training: the verifier, for --share-encoder and for mean_accepted_tokens in validation "
+            "(use it with --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric)"
+        },
+    )
+    blocks_per_sentence: int = field(
+        default=1,
+        metadata={"help": "drafter training: blocks per sentence and pass, more than 1 with prefix-causal attention"},
+    )
+    glancing_start: float = field(
+        default=0.5,
+        metadata={"help": "share of wrong predictions revealed at the first update (Qian et al. 2021); 0 with "
+                  "--glancing-end 0: no glancing"},
+    )
+    glancing_end: float = field(default=0.3, metadata={"help": "the same at the last update"})
+    glancing_updates: Optional[int] = field(
+        default=None, metadata={"help": "updates over which the share falls (default: --max-update)"}
+    )
+    max_update: int = II("optimization.max_update")
+    tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")
+
+
+@register_task("spec_dec", dataclass=SpecDecConfig)
+class SpecDecTask(TranslationTask):
+    """Translation task that trains drafters and decodes with them; see `SpecDecConfig` for its options."""
+
+    cfg: SpecDecConfig
+    # The command-line tools have no hook at the end of a run: the summary comes when the generator goes.
+    reports_summary = True
+
+    def __init__(self, cfg: SpecDecConfig, src_dict: Any, tgt_dict: Any) -> None:
+        super().__init__(cfg, src_dict, tgt_dict)
+        self._verifier: nn.Module | None = None
+        self._validation: DraftVerifyGenerator | None = None
+
+    @classmethod
+    def setup_task(cls, cfg: SpecDecConfig, **kwargs: Any) -> "SpecDecTask":
+        """Check options before anything is loaded, then set the task up.
+
+        Raises:
+            ConfigurationError: naming option, value and remedy.
+        """
+        methods.check_options(cfg)
+        for name in ("glancing_start", "glancing_end"):
+            value = getattr(cfg, name)
+            if not 0 <= value <= 1:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(f"{flag} {value}: a share of the predictions; give a number from 0 to 1")
+        if cfg.blocks_per_sentence < 1:
+            raise ConfigurationError(f"--blocks-per-sentence {cfg.blocks_per_sentence}: give at least 1")
+        return super().setup_task(cfg, **kwargs)
+
+    def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
+        """Batches of any size.
+
+        fairseq 0.12 drops the last batch, and with it sentences of the test set, when its size is not a multiple of
+        `--required-batch-size-multiple`, which is 8 by default.
+        """
+        return super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
+
+    # Training
+
+    def training_verifier(self) -> nn.Module | None:
+        """The model of `--verifier-path`, loaded once; None without the option."""
+        if self._verifier is None and self.cfg.verifier_path is not None:
+            verifier = load_model(self.cfg.verifier_path, self, "--verifier-path")
+            if isinstance(verifier, BlockNat):
+                raise ConfigurationError(
+                    f"--verifier-path {self.cfg.verifier_path}: is a drafter; give an autoregressive model"
+                )
+            self._verifier = verifier.requires_grad_(False)
+        return self._verifier
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
+        self.loading_checkpoint = from_checkpoint
+        if self.cfg.block_size is None and not from_checkpoint and _is_drafter(cfg):
+            self.cfg.block_size = _DEFAULT_BLOCK_SIZE
+        model = super().build_model(cfg, from_checkpoint)
+        if isinstance(model, BlockNat):
+            attention = model.decoder.drafter_attention
+            if attention == "full" and self.cfg.blocks_per_sentence > 1:
+                raise ConfigurationError(
+                    f"--blocks-per-sentence {self.cfg.blocks_per_sentence}: with --drafter-attention full a pass has "
+                    "one prefix; use 1 block or --drafter-attention prefix-causal"
+                )
+        return model
+
+    def glancing_ratio(self, update: int) -> float:
+        """Share of wrong predictions to reveal at an update: falls linearly from start to end."""
+        if self.cfg.glancing_start == self.cfg.glancing_end:
+            return self.cfg.glancing_start
+        updates = self.cfg.glancing_updates or self.cfg.max_update
+        if updates < 1:
+            raise ConfigurationError(
+                "--glancing-updates: not set, and --max-update gives no end of training to fall towards; "
+                "give --glancing-updates N"
+            )
+        share = min(update / updates, 1.0)
+        return self.cfg.glancing_start + share * (self.cfg.glancing_end - self.cfg.glancing_start)
+
+    def train_step(
+        self, sample: dict, model: nn.Module, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> tuple:
+        self._add_blocks(sample, model, self.glancing_ratio(update_num) if _drafter(model) is not None else 0.0)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(self, sample: dict, model: nn.Module, criterion: Any) -> tuple:
+        self._add_blocks(sample, model, 0.0, seed=1)
+        loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
+        if self._validation is None:
+            self._validation = self._acceptance_generator(model)
+        if self._validation is not None:
+            before = self._validation.stats.tokens, self._validation.stats.iterations
+            self._validation.generate([], sample)
+            logging_output["_tokens"] = self._validation.stats.tokens - before[0]
+            logging_output["_iterations"] = self._validation.stats.iterations - before[1]
+        return loss, sample_size, logging_output
+
+    def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
+        self._validation = None
+        generator = getattr(self, "sequence_generator", None)
+        if isinstance(generator, DraftVerifyGenerator):
+            generator.refresh()
+
+    def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
+        """Called by fairseq-train when a subset is validated."""
+        if tensorboard.logdir(self.cfg) is not None:
+            generator = self._acceptance_generator(model)
+            if generator is not None:
+                tensorboard.log_sample(self, generator, stats["num_updates"])
+
+    def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
+        super().reduce_metrics(logging_outputs, criterion)
+        iterations = sum(log.get("_iterations", 0) for log in logging_outputs)
+        if iterations > 0:
+            tokens = sum(log.get("_tokens", 0) for log in logging_outputs)
+            metrics.log_scalar("mean_accepted_tokens", tokens / iterations, iterations, round=3)
+
+    def _add_blocks(self, sample: dict, model: nn.Module, glancing_ratio: float, seed: int | None = None) -> None:
+        """Draw the blocks of a batch; with a seed they are the same every time, as validation wants them."""
+        drafter = _drafter(model)
+        if drafter is None or not sample:
+            return
+        target = sample["target"]
+        generator = None if seed is None else torch.Generator(target.device).manual_seed(seed)
+        sample["blocks"] = sample_blocks(
+            target,
+            sample["net_input"]["prev_output_tokens"],
+            int(drafter.decoder.trained_block_size),
+            self.cfg.blocks_per_sentence,
+            drafter.decoder.drafter_attention,
+            pad=self.tgt_dict.pad(),
+            mask=drafter.decoder.mask_id,
+            generator=generator,
+        )
+        sample["glancing_ratio"] = glancing_ratio
+
+    def _acceptance_generator(self, model: nn.Module) -> DraftVerifyGenerator | None:
+        """Decodes validation batches with what is trained, to count accepted tokens: None where nothing drafts."""
+        drafter, verifier = _drafter(model), self.training_verifier()
+        if isinstance(getattr(model, "module", model), BlockwiseTransformer):
+            verifier, options = getattr(model, "module", model), methods.Options(decoder="blockwise")
+        elif drafter is None or verifier is None:
+            return None
+        else:
+            parameter = drafter.decoder.mask_vector
+            verifier.to(device=parameter.device, dtype=parameter.dtype)
+            options = methods.Options(decoder="gad", block_size=int(drafter.decoder.trained_block_size))
+        return DraftVerifyGenerator(
+            [verifier],
+            self.tgt_dict,
+            build_method=lambda: methods.build([verifier], drafter, options, self.tgt_dict),
+            stats=DecodingStats(options.decoder),
+        )
+
+    # Decoding
+
+    def build_generator(
+        self,
+        models: list[nn.Module],
+        args: Any,
+        seq_gen_cls: Any = None,
+        extra_gen_cls_kwargs: dict[str, Any] | None = None,
+        prefix_allowed_tokens_fn: Any = None,
+    ) -> Any:
+        """Build the decoder named by `--decoder`; `beam` (and `--score-reference`) is fairseq's own.
+
+        Raises:
+            ConfigurationError: for checkpoints or options that do not fit the decoder.
+        """
+        options = methods.Options.from_config(self.cfg)
+        if _drafter(models[0]) is not None and not getattr(args, "score_reference", False):
+            if options.decoder == "beam" and self.cfg.eval_bleu:
+                # --eval-bleu in training: what a drafter can do alone.
+                options.decoder = "nat"
+            elif options.decoder != "nat":
+                raise ConfigurationError(
+                    f"--path: is a drafter (block_nat), which --decoder {options.decoder} cannot verify with; give the "
+                    "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
+                )
+        is_one_run = self.reports_summary and not self.cfg.eval_bleu
+        if self.cfg.trace_file is not None:
+            check_traceable(
+                self.cfg.trace_file, options.decoder, getattr(args, "score_reference", False), is_one_run
+            )
+        if options.decoder == "beam" or getattr(args, "score_reference", False):
+            return super().build_generator(
+                models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn
+            )
+        methods.refuse_search_options(args, prefix_allowed_tokens_fn)
+        options.temperature = getattr(args, "temperature", 1.0)
+        drafter = self._decoding_drafter(models, options)
+        methods.check_fit(models, drafter, options, self.src_dict, self.tgt_dict)
+        # fairseq prints the beam in its last line, and 5 is only its default.
+        _set_beam(args, 1)
+        stats = tensorboard.decoding_stats(self.cfg, options, is_one_run)
+        trace = self._trace(drafter, options)
+        generator = super().build_generator(
+            models,
+            args,
+            seq_gen_cls=DraftVerifyGenerator,
+            extra_gen_cls_kwargs={
+                **(extra_gen_cls_kwargs or {}),
+                "build_method": lambda: methods.build(models, drafter, options, self.tgt_dict),
+                "stats": stats,
+                "trace": trace,
+            },
+        )
+        if is_one_run:
+            weakref.finalize(generator, stats.close)
+        if trace is not None:
+            weakref.finalize(generator, trace.close)
+        return generator
+
+    def _trace(self, drafter: BlockNat | None, options: "methods.Options") -> TraceWriter | None:
+        if self.cfg.trace_file is None:
+            return None
+        settings = vars(options).copy()
+        if drafter is not None and options.block_size is None:
+            settings["block_size"] = int(drafter.decoder.trained_block_size)
+        return TraceWriter(self.cfg.trace_file, self.src_dict, self.tgt_dict, options.decoder, settings)
+
+    def _decoding_drafter(self, models: list[nn.Module], options: "methods.Options") -> BlockNat | None:
+        if not options.needs_drafter:
+            return None
+        if self.cfg.drafter_path is None:
+            own = _drafter(models[0])
+            if own is not None:
+                return own
+            raise ConfigurationError(
+                f"--decoder {options.decoder}: needs a drafter; add --drafter-path DRAFTER.pt (train one with "
+                "fairseq-train --task spec_dec --arch block_nat)"
+            )
+        if not hasattr(self, "_drafters"):
+            self._drafters: dict[str, BlockNat] = {}
+        path = self.cfg.drafter_path
+        if path not in self._drafters:
+            self._drafters[path] = load_model(path, self, "--drafter-path", required=BlockNat, verifier=models[0])
+        parameter = next(models[0].parameters())
+        return self._drafters[path].to(device=parameter.device, dtype=parameter.dtype)
+
+
+def _is_drafter(cfg: Any) -> bool:
+    name = getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or ""
+    return str(name).startswith("block_nat")
+
+
+def _drafter(model: nn.Module) -> BlockNat | None:
+    """The drafter inside of fairseq's wrappers for distributed training, None for other models."""
+    model = getattr(model, "module", model)
+    return model if isinstance(model, BlockNat) else None
+
+
+def _set_beam(args: Any, beam: int) -> None:
+    if isinstance(args, Namespace) or hasattr(args, "beam"):
+        args.beam = beam

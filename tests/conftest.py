@@ -1,0 +1,110 @@
+"""Settings of all tests, and the tiny corpus and checkpoints that the command-line tests share."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import run_command, run_in_process
+
+# Many small models: threads cost more than they give.
+torch.set_num_threads(1)
+
+TINY = (
+    "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 48 "
+    "--decoder-ffn-embed-dim 48 --encoder-attention-heads 2 --decoder-attention-heads 2 --dropout 0"
+)
+"""Sizes of the models of the command-line tests."""
+
+TRAINING = (
+    "--optimizer adam --lr 0.02 --lr-scheduler inverse_sqrt --warmup-updates 20 --max-tokens 600 --seed 3 "
+    "--no-progress-bar --log-interval 1000 --num-workers 0 --no-epoch-checkpoints --validate-interval 10 --cpu "
+    # By default fairseq leaves out a last batch that is not a multiple of 8.
+    "--required-batch-size-multiple 1"
+)
+"""Training options of the command-line tests."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A binarised toy language and models for it, trained through fairseq's own commands.
+
+    Attributes:
+        data: the binarised corpus: a line counts words from any of 25, in steps of 1 or 7; the target in capitals.
+        text: folder of the raw text, files `train.src` and so on.
+        other_data: the same text with dictionaries in another order, of the same size.
+        verifier: checkpoint of a stock `translation` transformer, trained without the plugin.
+        drafter: checkpoint of a `block_nat` drafter that shares the verifier's encoder, trained for blocks of 6.
+        own_encoder: checkpoint of a `block_nat` drafter with an encoder of its own and attention "full".
+        training_log: what training the drafter printed.
+    """
+
+    data: Path
+    text: Path
+    other_data: Path
+    verifier: Path
+    drafter: Path
+    own_encoder: Path
+    training_log: str
+
+
+def _write_text(folder: Path) -> None:
+    generator = random.Random(1)
+    words = [f"{first}{second}" for first in "bdfgk" for second in "aeiou"]
+    for split, count in (("train", 300), ("valid", 30), ("test", 36)):
+        lines = []
+        for _ in range(count):
+            begin, step, length = generator.randrange(25), generator.choice([1, 1, 1, 7]), generator.randint(1, 14)
+            lines.append([words[(begin + step * place) % 25] for place in range(length)])
+        (folder / f"{split}.src").write_text("".join(" ".join(line) + "\n" for line in lines))
+        (folder / f"{split}.tgt").write_text("".join(" ".join(line).upper() + "\n" for line in lines))
+
+
+def _preprocess(text: Path, out: Path, *more: str) -> None:
+    prefixes = [f"--{split}pref" for split in ("train", "valid", "test")]
+    files = [str(text / split) for split in ("train", "valid", "test")]
+    pairs = [item for pair in zip(prefixes, files, strict=True) for item in pair]
+    run_in_process("preprocess", f"--source-lang src --target-lang tgt --destdir {out} --workers 1", *pairs, *more)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
+    """The toy corpus and its models, made once."""
+    folder = tmp_path_factory.mktemp("corpus")
+    text, data, other = folder / "text", folder / "data", folder / "other"
+    text.mkdir()
+    _write_text(text)
+    _preprocess(text, data)
+    other.mkdir()
+    for side in ("src", "tgt"):
+        lines = (data / f"dict.{side}.txt").read_text().splitlines(keepends=True)
+        (other / f"reversed.{side}").write_text("".join(reversed(lines)))
+    _preprocess(text, other, "--srcdict", f"{other}/reversed.src", "--tgtdict", f"{other}/reversed.tgt")
+
+    verifier = folder / "verifier"
+    stock = run_command(
+        "train",
+        f"{data} --task translation --arch transformer {TINY} {TRAINING} --criterion cross_entropy "
+        f"--max-update 150 --save-dir {verifier}",
+        plugin=False,
+    )
+    assert stock.returncode == 0, stock.stderr
+    drafter, own = folder / "drafter", folder / "own"
+    log = run_in_process(
+        "train",
+        f"{data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 150 "
+        f"--block-size 6 --blocks-per-sentence 3 --share-encoder --verifier-path {verifier}/checkpoint_best.pt "
+        "--best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "
+        f"--save-dir {drafter}",
+    )
+    run_in_process(
+        "train",
+        f"{data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 30 "
+        f"--block-size 6 --drafter-attention full --activation-fn relu --save-dir {own} "
+        f"--init-encoder-from {verifier}/checkpoint_best.pt --init-decoder-from {verifier}/checkpoint_best.pt",
+    )
+    best = "checkpoint_best.pt"
+    yield Corpus(data, text, other, verifier / best, drafter / best, own / best, log.stdout + log.stderr)

@@ -1,0 +1,144 @@
+"""The losses: normalisation that does not depend on how a batch is split, and what is logged."""
+
+from typing import Any
+
+import pytest
+import torch
+from fairseq.logging import metrics
+
+from fairseq_plugins.criterions.blockwise_loss import BlockwiseLoss
+from fairseq_plugins.criterions.glat_loss import GlatLoss
+from fairseq_plugins.data.block_masking import sample_blocks
+from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.support import make_args, make_drafter, make_sample, make_task
+
+
+def training_sample(
+    task: SpecDecTask, lengths: list[int], model: BlockNat | None, ratio: float = 0.0
+) -> dict[str, Any]:
+    """A batch whose target is its source, with blocks for a drafter."""
+    sample = make_sample(task, lengths)
+    source = sample["net_input"]["src_tokens"]
+    order = torch.argsort((source == 1).long(), dim=1, stable=True)
+    target = source.gather(1, order)
+    previous = torch.where(target == 2, 1, target).roll(1, 1)
+    previous[:, 0] = 2
+    sample["target"], sample["net_input"]["prev_output_tokens"] = target, previous
+    if model is not None:
+        generator = torch.Generator().manual_seed(0)
+        sample["blocks"] = sample_blocks(
+            target, previous, 3, 2, "prefix-causal", 1, model.decoder.mask_id, generator
+        )
+        sample["glancing_ratio"] = ratio
+    return sample
+
+
+def part_of(sample: dict[str, Any], rows: slice) -> dict[str, Any]:
+    """Some sentences of a batch, blocks included."""
+    blocks = sample["blocks"]
+    part = {name: value[rows] for name, value in sample["net_input"].items()}
+    few = type(blocks)(blocks.tokens[rows], blocks.positions[rows], blocks.visible[rows], blocks.targets[rows], 3)
+    return {"net_input": part, "target": sample["target"][rows], "ntokens": 1, "blocks": few, "glancing_ratio": 0.0}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_split_batches_accumulate_to_the_whole(smoothing: float) -> None:
+    """--update-freq and workers add up losses and sample sizes, and fairseq divides once."""
+    task = make_task(30)
+    model = make_drafter(task, 0)
+    criterion = GlatLoss(task, smoothing)
+    sample = training_sample(task, [9, 1, 4, 6], model)
+
+    def gradient(parts: list[slice]) -> torch.Tensor:
+        model.zero_grad()
+        total = 0
+        for rows in parts:
+            loss, size, _ = criterion(model, part_of(sample, rows))
+            loss.backward()
+            total += size
+        return model.decoder.layers[0].fc1.weight.grad / total
+
+    whole = gradient([slice(0, 4)])
+    torch.testing.assert_close(gradient([slice(0, 1), slice(1, 4)]), whole, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradient([slice(0, 2), slice(2, 3), slice(3, 4)]), whole, rtol=1e-4, atol=1e-6)
+
+
+def test_loss_is_the_cross_entropy_of_the_targets() -> None:
+    task = make_task(30)
+    model = make_drafter(task, 0)
+    sample = training_sample(task, [5, 2], model)
+    loss, size, logged = GlatLoss(task, 0.0)(model, sample)
+    net_input = sample["net_input"]
+    output = model(net_input["src_tokens"], net_input["src_lengths"], blocks=sample["blocks"])
+    expected = torch.nn.functional.cross_entropy(output["logits"], output["targets"], reduction="sum")
+    torch.testing.assert_close(loss, expected)
+    assert size == int((sample["blocks"].targets != 1).sum()) == logged["sample_size"]
+    assert int(logged["correct"]) == int((output["logits"].argmax(-1) == output["targets"]).sum())
+
+
+def test_logging_outputs_of_workers_add_up() -> None:
+    task = make_task(30)
+    model = make_drafter(task, 0)
+    criterion = GlatLoss(task, 0.1)
+    assert criterion.logging_outputs_can_be_summed()
+    logs = [criterion(model, training_sample(task, lengths, model, 0.4))[2] for lengths in ([5, 2], [7], [1, 1, 3])]
+    summed = {name: sum(log[name] for log in logs) for name in logs[0]}
+    values = []
+    for outputs in (logs, [summed]):
+        with metrics.aggregate() as aggregator:
+            criterion.reduce_metrics(outputs)
+        values.append(aggregator.get_smoothed_values())
+    assert values[0] == values[1]
+    assert values[0]["glancing_ratio"] == pytest.approx(0.4)
+    assert 0 <= values[0]["glancing_accuracy"] <= 100
+    assert {"loss", "nll_loss", "ppl", "accuracy"} <= values[0].keys()
+
+
+def make_blockwise(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
+    torch.manual_seed(0)
+    args = make_args(blockwise_heads=3, **options)
+    blockwise_transformer(args)
+    return BlockwiseTransformer.build_model(args, task)
+
+
+def test_head_i_learns_the_token_i_places_further() -> None:
+    """Summed over heads by hand."""
+    task = make_task(30)
+    model = make_blockwise(task).eval()
+    sample = training_sample(task, [5, 2, 1], None)
+    loss, size, logged = BlockwiseLoss(task, 0.0, "mean")(model, sample)
+    expected, count = 0.0, 0
+    for head, scores in enumerate(model(**sample["net_input"], heads=[1, 2, 3]), 1):
+        for row in range(3):
+            for place in range(sample["target"].size(1) - head + 1):
+                target = int(sample["target"][row, place + head - 1])
+                if target != 1:
+                    expected -= float(scores[row, place].detach().log_softmax(-1)[target])
+                    count += 1
+    assert size == count and float(loss) == pytest.approx(expected, rel=1e-5)
+    assert logged["total_1"] == 11 and logged["total_2"] == 8 and logged["total_3"] == 5
+
+
+def test_sampled_heads_are_all_drawn_and_frozen_ones_are_not() -> None:
+    task = make_task(30)
+    criterion = BlockwiseLoss(task, 0.1, "sampled")
+    sample = training_sample(task, [5, 2], None)
+    torch.manual_seed(0)
+    free, frozen = make_blockwise(task).train(), make_blockwise(task, freeze_base=True, identity_first_head=True)
+    frozen.training = True
+    for model, heads in ((free, {1, 2, 3}), (frozen, {2, 3})):
+        drawn = {name for _ in range(20) for name in criterion(model, sample)[2] if name.startswith("total_")}
+        assert drawn == {f"total_{head}" for head in heads}
+
+
+def test_frozen_base_gets_no_gradient() -> None:
+    task = make_task(30)
+    model = make_blockwise(task, freeze_base=True, identity_first_head=True).train()
+    assert not model.training
+    criterion = BlockwiseLoss(task, 0.1, "mean")
+    criterion(model, training_sample(task, [5, 2], None))[0].backward()
+    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    heads = {f"decoder.head_{part}.{kind}" for part in ("expand", "shrink") for kind in ("weight", "bias")}
+    assert with_gradient == heads

@@ -1,0 +1,259 @@
+"""Rules of acceptance against the equations, by hand and by slow loops."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.acceptance import (
+    Rule,
+    accepted_prefix,
+    at_least,
+    everything,
+    exact,
+    top_beta,
+    within_distance,
+)
+from fairseq_plugins.decoding.drafters import DecodingState, Draft
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.decoding.verifier import Verification
+from tests.strategies import STEADY
+from tests.support import RecordedStats, ScriptedDrafter, decode, ids, make_sample, make_task, make_transformer
+
+
+def scores_of(*rows: list[float]) -> torch.Tensor:
+    """One sentence's verifier scores from probabilities."""
+    return torch.tensor([rows]).log()
+
+
+def test_equations_8_and_9_by_hand() -> None:
+    """Four places, the drafted token is ranked 1, 2, 3 and 4 by the verifier; tau = 1 is a ratio of e = 2.718."""
+    scores = scores_of(
+        [0.70, 0.20, 0.06, 0.04],
+        [0.50, 0.30, 0.15, 0.05],  # 0.50 / 0.30 = 1.67: within tau
+        [0.45, 0.30, 0.20, 0.05],  # 0.45 / 0.20 = 2.25: within tau, third
+        [0.30, 0.28, 0.22, 0.20],  # 0.30 / 0.20 = 1.50: within tau, but fourth
+        [0.25, 0.25, 0.25, 0.25],  # after the draft
+    )
+    choice = scores.argmax(-1)
+    draft = Draft(torch.tensor([[0, 1, 2, 3]]))
+    assert top_beta(3, 1.0)(draft, scores, choice).tolist() == [[True, True, True, False]]
+    assert top_beta(2, 1.0)(draft, scores, choice).tolist() == [[True, True, False, False]]
+    assert top_beta(4, 0.5)(draft, scores, choice).tolist() == [[True, False, False, True]]
+    assert top_beta(4, math.log(2.25) + 1e-4)(draft, scores, choice).tolist() == [[True, True, True, True]]
+    assert top_beta(4, math.log(2.25) - 1e-4)(draft, scores, choice).tolist() == [[True, True, False, True]]
+    assert top_beta(1, 0.0)(draft, scores, choice).tolist() == exact(draft, scores, choice).tolist()
+
+
+def test_score_of_the_drafter_by_hand() -> None:
+    """SpecDec eq. 6-7 taken literally: the drafter's probability of its token against the verifier's list."""
+    scores = scores_of([0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1])
+    choice = scores.argmax(-1)
+    # The drafter is sure of token 2 at the first place, which the verifier ranks last, and unsure at the second.
+    draft = Draft(torch.tensor([[2, 2]]), logits=scores_of([0.1, 0.1, 0.8], [0.4, 0.35, 0.25]))
+    assert top_beta(2, 1.0, "drafter")(draft, scores, choice).tolist() == [[True, False]]
+    assert top_beta(3, 1.0, "drafter")(draft, scores, choice).tolist() == [[True, True]]
+    assert top_beta(3, 0.5, "drafter")(draft, scores, choice).tolist() == [[True, False]]
+    assert top_beta(3, 1.0, "verifier")(draft, scores, choice).tolist() == [[False, False]]
+
+
+@settings(STEADY, max_examples=60)
+@given(
+    beta=st.integers(1, 6),
+    tau=st.floats(0, 4),
+    seed=st.integers(0, 10_000),
+    ties=st.booleans(),
+)
+def test_top_beta_equals_a_loop(beta: int, tau: float, seed: int, ties: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 2 * torch.randn(3, 5, 7, generator=generator)
+    if ties:
+        scores = scores.round()
+    scores[:, :, 1] = -math.inf
+    choice = scores.argmax(-1)
+    drafted = torch.randint(7, (3, 4), generator=generator)
+    log_probs = scores.log_softmax(-1)
+    expected = []
+    for sentence in range(3):
+        row = []
+        for place in range(4):
+            token = int(drafted[sentence, place])
+            ranked = sorted(log_probs[sentence, place].tolist(), reverse=True)
+            own = float(log_probs[sentence, place, token])
+            in_beta = own >= ranked[beta - 1]
+            in_gap = ranked[0] - own <= tau
+            top_1 = token == int(choice[sentence, place])
+            row.append(top_1 or (own > -math.inf and in_beta and in_gap))
+        expected.append(row)
+    near = (log_probs.amax(-1)[:, :4] - log_probs[:, :4].gather(2, drafted[:, :, None])[:, :, 0] - tau).abs() < 1e-5
+    got = top_beta(beta, tau)(Draft(drafted), scores, choice)
+    assert torch.equal(got | near, torch.tensor(expected) | near)
+
+
+@settings(STEADY, max_examples=40)
+@given(rows=st.lists(st.tuples(st.lists(st.booleans(), min_size=5, max_size=5), st.integers(0, 5)), min_size=1))
+def test_accepted_prefix_equals_a_loop(rows: list[tuple[list[bool], int]]) -> None:
+    may_stand = torch.tensor([row for row, _ in rows])
+    widths = torch.tensor([width for _, width in rows])
+    expected = [next((i for i, ok in enumerate(row[:width]) if not ok), width) for row, width in rows]
+    assert accepted_prefix(may_stand, widths).tolist() == expected
+
+
+def test_nothing_drafted_is_nothing_accepted() -> None:
+    assert accepted_prefix(torch.ones(3, 0, dtype=torch.bool), None).tolist() == [0, 0, 0]
+
+
+def test_distance_and_minimum_block() -> None:
+    """Stern et al. 2018, sections 5.2 and 5.3, over a dictionary of two words and the numbers 0 to 4."""
+    values = torch.tensor([math.nan, math.nan, 0.0, 1.0, 2.0, 3.0, 4.0])
+    scores = torch.full((1, 5, 7), -5.0)
+    scores[0, torch.arange(5), torch.tensor([2, 4, 6, 1, 3])] = 0.0
+    scores[0, 0, 0] = -math.inf
+    choice = scores.argmax(-1)
+    draft = Draft(torch.tensor([[3, 6, 6, 0]]))
+    assert within_distance(1, values)(draft, scores, choice).tolist() == [[True, False, True, False]]
+    assert within_distance(2, values)(draft, scores, choice).tolist() == [[True, True, True, False]]
+    assert at_least(3, exact)(draft, scores, choice).tolist() == [[True, True, True, False]]
+    assert at_least(1, exact)(draft, scores, choice).tolist() == exact(draft, scores, choice).tolist()
+    forbidden = Draft(torch.tensor([[0, 6, 6, 0]]))
+    assert not at_least(3, exact)(forbidden, scores, choice)[0, 0]
+
+
+def test_everything_stands() -> None:
+    assert everything(Draft(torch.tensor([[4, 5]])), torch.empty(0), torch.empty(0)).all()
+
+
+# SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is what was drafted and V what the verifier made of it, both
+# behind the translation of the iterations before. What V shows after a relaxed token is conditioned on it, and V shows
+# the relaxed token itself, so the verifier's best token at such a place, which the vanilla tables show, is given extra.
+VANILLA_1 = """
+D Nach den Angaben Angaben war der Tunnel noch nicht in
+V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
+D Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen
+V Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden .
+D Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen [EOS]
+V Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden
+D Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
+V Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
+"""
+VANILLA_2 = """
+D Gestern hat der Bürger@@ meister von Gut@@ acht eine klare
+V Gestern hat Gut@@ Bürger@@ meister von Gut@@ acht eine klare Antwort
+D Gestern hat Gut@@ acht@@ ts Bürger@@ meister eine klare Antwort auf diese Frage
+V Gestern hat Gut@@ ach@@ s Bürger@@ meister eine klare Antwort auf diese Frage gegeben
+D Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben
+V Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben .
+D Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben . [EOS]
+V Gestern hat Gut@@ ach@@ ts Bürger@@ meister eine klare Antwort auf diese Frage gegeben . [EOS]
+"""
+RELAXED_1 = """
+D Nach den Angaben Angaben war der Tunnel noch nicht in
+V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
+D Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen [EOS]
+V Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden
+D Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
+V Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden . [EOS]
+"""
+RELAXED_2 = """
+D Gestern hat der Bürger@@ meister von Gut@@ acht eine klare
+V Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort
+D Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort auf diese Frage gegeben . [EOS]
+V Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort auf diese Frage gegeben . [EOS]
+"""
+# Place of a token that was not the verifier's best, and the best.
+BEST_1, BEST_2 = {3: "Einzelheiten"}, {2: "Gut@@"}
+
+
+class PrintedVerifier:
+    """A verifier whose best tokens are the V lines; behind them it says what cannot be accepted.
+
+    Args:
+        lines: the V lines.
+        number: symbol -> id.
+        best: place -> the best token there, the printed one being second and lagging by `gap`.
+        gap: of log-probabilities.
+    """
+
+    def __init__(self, lines: list[list[str]], number: dict[str, int], best: dict[int, str], gap: float) -> None:
+        self.lines = iter(lines)
+        self.number = number
+        self.size = max(number.values()) + 1
+        self.best = best
+        self.gap = gap
+
+    def start(self, sample: dict[str, Any]) -> None:
+        pass
+
+    def keep(self, rows: torch.Tensor) -> None:
+        pass
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification:
+        line, begin = next(self.lines), state.host_lengths[0]
+        scores = torch.full((1, draft.tokens.size(1) + 1, self.size), -20.0)
+        for column in range(scores.size(1)):
+            place = begin + column
+            printed = line[place] if place < len(line) else "[EOS]"
+            scores[0, column, self.number[printed]] = 0.0
+            if place in self.best and printed != self.best[place]:
+                scores[0, column, self.number[self.best[place]]] = self.gap
+        return Verification(scores, scores.logsumexp(-1), None)
+
+
+def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> tuple[str, list[int]]:
+    """Decode with the D lines as drafter and the V lines as verifier; returns the output and what was gained."""
+    lines = [line.split()[1:] for line in printed.strip().splitlines()]
+    drafts, verified = lines[::2], lines[1::2]
+    task = make_task(4)
+    words = sorted({word for line in lines for word in line} - {"[EOS]"} | set(best.values()))
+    number = {word: task.target_dictionary.add_symbol(word) for word in words}
+    number["[EOS]"] = task.target_dictionary.eos()
+    turns = iter(drafts)
+
+    def script(sentence: int, done: int, width: int) -> list[int]:
+        return [number[word] for word in next(turns)[done:]][:width]
+
+    method = Method(PrintedVerifier(verified, number, best, gap), ScriptedDrafter(script, 10), rule)
+    stats = RecordedStats()
+    models = [make_transformer(task, 0, ending=False)]
+    generator = DraftVerifyGenerator(models, task.target_dictionary, lambda: method, stats)
+    tokens = ids(generator.generate(models, make_sample(task, [1])))[0]
+    assert not list(turns), "every printed iteration took place"
+    return task.target_dictionary.string(tokens), stats.recorded[0].accepted
+
+
+@pytest.mark.parametrize(
+    ("printed", "best", "rule", "gained"),
+    [
+        # Bifurcations: "vorliegenden", "Einzelheiten", "worden"; then the end is drafted.
+        (VANILLA_1, {}, exact, [3, 1, 9, 2]),
+        (VANILLA_2, {}, exact, [3, 1, 11, 1]),
+        (RELAXED_1, BEST_1, top_beta(3, 1.0), [3, 10, 2]),
+        (RELAXED_2, BEST_2, top_beta(3, 1.0), [11, 6]),
+    ],
+)
+def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: Rule, gained: list[int]) -> None:
+    text, accepted = replay(printed, rule, best)
+    assert accepted == gained
+    assert text == printed.strip().splitlines()[-1][2:].removesuffix(" [EOS]")
+
+
+@pytest.mark.parametrize(("rule", "gap"), [(exact, 0.8), (top_beta(1, 1.0), 0.8), (top_beta(3, 1.0), 1.1)])
+def test_worked_example_needs_its_relaxation(rule: Rule, gap: float) -> None:
+    """Stricter than top-3 and tau = 1, the second choice "der" does not stand."""
+    with pytest.raises(StopIteration):
+        replay(RELAXED_2, rule, BEST_2, gap)
+
+
+def test_more_is_accepted_by_looser_rules() -> None:
+    task = make_task(40)
+    model = make_transformer(task, 3)
+    sample = make_sample(task, [4, 9, 0, 6], 3)
+    iterations = []
+    for rule in (exact, top_beta(3, 1.0), top_beta(10, 5.0)):
+        drafter = ScriptedDrafter(lambda sentence, done, width: [5 + (done + i) % 4 for i in range(width)], 4)
+        _, stats = decode([model], task, sample, drafter, rule=rule, max_len_b=30, min_len=20)
+        iterations.append(sum(s.iterations for s in stats) / sum(s.tokens for s in stats))
+    assert iterations[0] >= iterations[1] > iterations[2]

@@ -1,0 +1,326 @@
+"""The product: drafting and verifying gives exactly what fairseq's own generator gives at beam 1."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.acceptance import top_beta
+from fairseq_plugins.decoding.drafters import NoDrafter
+from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.errors import ConfigurationError
+from tests.strategies import BLOCK_SIZES, DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    Script,
+    ScriptedDrafter,
+    always_right,
+    always_wrong,
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+    right_then_wrong,
+)
+
+VOCABULARIES = st.sampled_from([12, 40, 300])
+EOS = 2
+
+
+def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.Tensor:
+    """Forced beginnings of 0 to 5 words, one of them complete with EOS, padded on the right."""
+    generator = random.Random(seed)
+    rows = [[generator.randrange(4, vocabulary) for _ in range(generator.randrange(6))] for _ in sample["id"]]
+    rows[-1].append(EOS)
+    width = max(1, max(len(row) for row in rows))
+    return torch.tensor([row + [1] * (width - len(row)) for row in rows])
+
+
+@settings(STEADY_MODELS, max_examples=70)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=DRAFTERS,
+    vocabulary=VOCABULARIES,
+    sources=SOURCES,
+    block_size=BLOCK_SIZES,
+    search=SEARCHES,
+    with_prefix=st.sampled_from([False, False, True]),
+    seed=st.integers(0, 1000),
+)
+def test_greedy_and_gad_equal_fairseq(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    vocabulary: int,
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    with_prefix: bool,
+    seed: int,
+) -> None:
+    task = make_task(vocabulary)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    if with_prefix:
+        search = {**search, "prefix_tokens": ragged_prefix(sample, vocabulary, seed)}
+
+    expected = fairseq_greedy([verifier], task, sample, **search)
+
+    greedy, _ = decode([verifier], task, sample, Options("greedy"), **search)
+    assert_same_output(greedy, expected)
+    drafted, stats = decode([verifier], task, sample, Options("gad", block_size), drafter, **search)
+    assert_same_output(drafted, expected)
+    assert [sentence.tokens for sentence in stats] == [len(tokens) for tokens in ids(expected)]
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+@pytest.mark.parametrize("batch_size", [1, 7, 32])
+@pytest.mark.parametrize("block_size", [1, 3, 10, 25])
+def test_every_batch_and_block_size_gives_the_same(batch_size: int, block_size: int, attention: str) -> None:
+    task = make_task(100)
+    verifier = make_transformer(task, 8, share_decoder_input_output_embed=True)
+    drafter = make_drafter(task, 9, drafter_attention=attention)
+    sources = [0, 1, 33, 7, 2, 19, 0, 40, *range(24)]
+    expected = ids(fairseq_greedy([verifier], task, make_sample(task, sources), max_len_b=40))
+    assert len({len(tokens) for tokens in expected}) >= 8
+    everything = make_sample(task, sources)["net_input"]["src_tokens"]
+    outputs = []
+    for begin in range(0, len(sources), batch_size):
+        sample = make_sample(task, sources[begin : begin + batch_size])
+        width = sample["net_input"]["src_tokens"].size(1)
+        sample["net_input"]["src_tokens"] = everything[begin : begin + batch_size, -width:]
+        hypotheses, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, max_len_b=40)
+        outputs += ids(hypotheses)
+    assert outputs == expected
+
+
+@settings(STEADY_MODELS, max_examples=12)
+@given(
+    options=st.lists(TRANSFORMERS, min_size=2, max_size=3),
+    sources=SOURCES,
+    block_size=BLOCK_SIZES,
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_ensembles_of_different_shapes_equal_fairseqs(
+    options: list[dict[str, Any]], sources: list[int], block_size: int, search: dict[str, Any], seed: int
+) -> None:
+    task = make_task(60)
+    verifiers = [make_transformer(task, seed + index, **choice) for index, choice in enumerate(options)]
+    drafter = make_drafter(task, seed)
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy(verifiers, task, sample, **search)
+    drafted, _ = decode(verifiers, task, sample, Options("gad", block_size), drafter, **search)
+    assert_same_output(drafted, expected)
+    greedy, _ = decode(verifiers, task, sample, NoDrafter(), **search)
+    assert_same_output(greedy, expected)
+
+
+SOURCE_LENGTHS = [0, 3, 30, 7, 12, 1, 22]
+
+
+class Known:
+    """A verifier, a batch and fairseq's output for it."""
+
+    def __init__(self, **search: Any) -> None:
+        self.search = {"max_len_b": 40, **search}
+        self.task = make_task(100)
+        self.verifier = make_transformer(self.task, 8, share_decoder_input_output_embed=True)
+        self.sample = make_sample(self.task, SOURCE_LENGTHS)
+        self.expected = fairseq_greedy([self.verifier], self.task, self.sample, **self.search)
+        self.outputs = ids(self.expected)
+
+    def check(self, script: Script, width: int) -> list[int]:
+        """Decode with a script, compare with fairseq; return iterations of every sentence."""
+        drafted, stats = decode(
+            [self.verifier], self.task, self.sample, ScriptedDrafter(script, width), **self.search
+        )
+        assert_same_output(drafted, self.expected)
+        return [sentence.iterations for sentence in stats]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(tokens) for tokens in self.outputs]
+
+
+@pytest.fixture(scope="module")
+def known() -> Known:
+    known = Known()
+    assert len(set(known.lengths)) >= 4 and min(known.lengths) < 10 and max(known.lengths) > 20
+    return known
+
+
+@pytest.mark.parametrize("width", [1, 3, 10, 25])
+def test_always_wrong_drafter_costs_an_iteration_a_token(known: Known, width: int) -> None:
+    assert known.check(always_wrong(known.outputs), width) == known.lengths
+
+
+@pytest.mark.parametrize("width", [1, 3, 10, 25])
+def test_always_right_drafter_gains_its_width_and_one(known: Known, width: int) -> None:
+    assert known.check(always_right(known.outputs), width) == [math.ceil(n / (width + 1)) for n in known.lengths]
+
+
+@pytest.mark.parametrize("width", [1, 4, 25])
+def test_end_drafted_everywhere(known: Known, width: int) -> None:
+    # Right only where the sentence ends, which the verifier's own token would have brought in the same iteration.
+    assert known.check(lambda sentence, done, room: [EOS] * room, width) == known.lengths
+
+
+def test_words_behind_a_right_end_are_ignored(known: Known) -> None:
+    def script(sentence: int, done: int, width: int) -> list[int]:
+        return (known.outputs[sentence][done:] + [5, 6, EOS, 7] * width)[:width]
+
+    assert known.check(script, 10) == [math.ceil(n / 11) for n in known.lengths]
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 5, 7])
+def test_right_then_wrong(known: Known, right: int) -> None:
+    gain = min(right, 7) + 1
+    assert known.check(right_then_wrong(known.outputs, right), 7) == [math.ceil(n / gain) for n in known.lengths]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ragged_drafts(known: Known, seed: int) -> None:
+    generator = random.Random(seed)
+
+    def script(sentence: int, done: int, width: int) -> list[int]:
+        correct = always_right(known.outputs) if generator.random() < 0.7 else always_wrong(known.outputs)
+        return correct(sentence, done, generator.randint(0, width))
+
+    iterations = known.check(script, 9)
+    assert all(count <= length for count, length in zip(iterations, known.lengths, strict=True))
+    assert sum(iterations) < sum(known.lengths)
+
+
+@pytest.mark.parametrize("max_len", [1, 2, 3, 4, 5, 11, 12, 13])
+@pytest.mark.parametrize("width", [1, 4, 10])
+def test_length_limit_inside_a_block(max_len: int, width: int) -> None:
+    limited = Known(max_len_b=max_len)
+    assert max(limited.lengths) == max_len + 1
+    expected = [math.ceil(n / (width + 1)) for n in limited.lengths]
+    assert limited.check(always_right(limited.outputs), width) == expected
+    assert limited.check(always_wrong(limited.outputs), width) == limited.lengths
+
+
+@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("drafter_positions", [12, 20, 64])
+@pytest.mark.parametrize("block_size", [1, 10, 25])
+def test_outputs_up_to_the_last_position_of_the_model(learned: bool, drafter_positions: int, block_size: int) -> None:
+    """Blocks reach beyond the table of positions, the verifier's and a drafter's that ends earlier."""
+    task = make_task(60)
+    verifier = make_transformer(task, 1, ending=False, max_target_positions=20, decoder_learned_pos=learned)
+    drafter = make_drafter(task, 2, max_target_positions=drafter_positions, decoder_learned_pos=learned)
+    sample = make_sample(task, [5, 0, 18])
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=200)
+    assert max(len(tokens) for tokens in ids(expected)) == 20
+    drafted, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, max_len_b=200)
+    assert_same_output(drafted, expected)
+
+
+def test_zero_length_limit_gives_eos_only() -> None:
+    limited = Known(max_len_b=0, min_len=0)
+    assert limited.outputs == [[EOS]] * len(SOURCE_LENGTHS)
+    assert limited.check(always_wrong(limited.outputs), 3) == limited.lengths
+
+
+def test_shorter_drafters_do_not_have_to_give_widths(known: Known) -> None:
+    """A drafter without `widths` means all its columns."""
+
+    class Full(ScriptedDrafter):
+        def draft(self, state: Any) -> Any:
+            draft = super().draft(state)
+            draft.widths = None
+            return draft
+
+    drafter = Full(always_wrong(known.outputs), 4)
+    drafted, _ = decode([known.verifier], known.task, known.sample, drafter, **known.search)
+    assert_same_output(drafted, known.expected)
+
+
+@settings(STEADY_MODELS, max_examples=15)
+@given(options=TRANSFORMERS, drafter_options=DRAFTERS, sources=SOURCES, block_size=BLOCK_SIZES, seed=st.integers(0, 99))
+def test_strictest_relaxation_is_gad(
+    options: dict[str, Any], drafter_options: dict[str, Any], sources: list[int], block_size: int, seed: int
+) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    exact, exact_stats = decode([verifier], task, sample, Options("gad", block_size), drafter, max_len_b=30)
+    strict, strict_stats = decode(
+        [verifier], task, sample, Options("gad++", block_size, top_beta=1, tau=0.0), drafter, max_len_b=30
+    )
+    assert_same_output(strict, exact, tolerance=0.0)
+    assert [s.accepted for s in strict_stats] == [s.accepted for s in exact_stats]
+
+
+def test_relaxed_acceptance_stays_within_fairseqs_limits(known: Known) -> None:
+    """However much is accepted: no pad, nothing before the minimum length, nothing beyond the longest."""
+    script: Script = lambda sentence, done, width: [[EOS, 1, 5][(sentence + i) % 3] for i in range(width)]  # noqa: E731
+    drafted, _ = decode(
+        [known.verifier],
+        known.task,
+        known.sample,
+        ScriptedDrafter(script, 6),
+        rule=top_beta(1000, math.inf),
+        min_len=5,
+        max_len_b=8,
+    )
+    for tokens in ids(drafted):
+        assert 6 <= len(tokens) <= 9 and tokens[-1] == EOS and EOS not in tokens[:-1] and 1 not in tokens
+
+
+def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
+    """What is not the best token still gets the log-probability that the verifier gives it."""
+    script: Script = lambda sentence, done, width: [5 + (done + i) % 7 for i in range(width)]  # noqa: E731
+    drafted, _ = decode(
+        [known.verifier], known.task, known.sample, ScriptedDrafter(script, 4), rule=top_beta(5, 50.0), max_len_b=20
+    )
+    assert ids(drafted) != known.outputs
+    for row, hypothesis in enumerate(drafted):
+        tokens = hypothesis[0]["tokens"]
+        previous = torch.cat([torch.tensor([EOS]), tokens[:-1]])[None]
+        source = known.sample["net_input"]["src_tokens"][row : row + 1, -SOURCE_LENGTHS[row] - 1 :]
+        with torch.no_grad():
+            logits = known.verifier(source, torch.tensor([source.size(1)]), previous)[0]
+        logits[..., 1] = -math.inf
+        expected = logits.log_softmax(-1)[0].gather(1, tokens[:, None])[:, 0]
+        unconstrained = slice(1, 20)  # the first token may not be EOS, the 21st must
+        torch.testing.assert_close(
+            hypothesis[0]["positional_scores"][unconstrained], expected[unconstrained], atol=2e-2, rtol=0
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"beam_size": 4}, "--beam"),
+        ({"no_repeat_ngram_size": 3}, "--no-repeat-ngram-size"),
+        ({"match_source_len": True}, "--match-source-len"),
+        ({"tokens_to_suppress": ("w3",)}, "tokens_to_suppress"),
+    ],
+)
+def test_other_searches_are_refused(known: Known, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        decode([known.verifier], known.task, known.sample, NoDrafter(), **options)
+
+
+def test_constraints_are_refused(known: Known) -> None:
+    from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+    from fairseq_plugins.decoding.stats import DecodingStats
+
+    generator = DraftVerifyGenerator([known.verifier], known.task.target_dictionary, None, DecodingStats("greedy"))
+    with pytest.raises(ConfigurationError, match="--constraints"):
+        generator.generate([], known.sample, constraints=torch.zeros(7, 1))
+
+
+def test_minimum_length_above_the_maximum_is_refused(known: Known) -> None:
+    with pytest.raises(ConfigurationError, match="--min-len 9"):
+        decode([known.verifier], known.task, known.sample, NoDrafter(), min_len=9, max_len_b=3)

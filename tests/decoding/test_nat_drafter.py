@@ -1,0 +1,176 @@
+"""The trained drafter in decoding: caching its prefix changes nothing, however unevenly sentences advance."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fairseq_plugins.decoding.drafters import DecodingState, Draft
+from fairseq_plugins.decoding.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.models.block_nat import BlockNat
+from tests.strategies import DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+
+def fresh_logits(
+    model: BlockNat, width: int, sample: dict[str, Any], encoder: Any, row: int, known: Tensor
+) -> Tensor:
+    """Logits [width, V] of a drafter that sees one sentence for the first time and alone, without padding.
+
+    `known` [L] are its tokens so far.
+    """
+    source = sample["net_input"]["src_tokens"][row]
+    source = source[source != 1][None]
+    net_input = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
+    alone = NatDrafter(model, width, keep_logits=True)
+    alone.start({"net_input": net_input}, encoder(**net_input))
+    length = known.numel() - 1
+    logits = alone.draft(DecodingState(known[None], torch.tensor([length]), [length], length + width)).logits
+    assert logits is not None
+    return logits[0]
+
+
+class CheckedDrafter(NatDrafter):
+    """Drafts as always, checks every draft against a fresh drafter, then mixes in tokens of the known output.
+
+    A random drafter is hardly ever right; with some right tokens sentences advance by different counts.
+    """
+
+    def __init__(self, model: BlockNat, block_size: int, outputs: list[list[int]], encoder: Any, seed: int) -> None:
+        super().__init__(model, block_size, keep_logits=True)
+        self.outputs = outputs
+        self.verifier_encoder = encoder
+        self.generator = random.Random(seed)
+        self.sentences: list[int] = []
+        self.sample: dict[str, Any] = {}
+
+    def start(self, sample: dict[str, Any], encoder_out: Any) -> None:
+        super().start(sample, encoder_out)
+        self.sample, self.sentences = sample, list(range(len(self.outputs)))
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = super().draft(state)
+        assert draft.tokens.size(1) == max(0, min(self.block_size, state.max_len - state.span.shortest))
+        tokens = draft.tokens.clone()
+        for row, sentence in enumerate(self.sentences):
+            length = state.host_lengths[row]
+            if draft.logits is not None and self.generator.random() < 0.3:
+                known, encoder = state.tokens[row, : length + 1], self.verifier_encoder
+                expected = fresh_logits(self.model, tokens.size(1), self.sample, encoder, sentence, known)
+                torch.testing.assert_close(draft.logits[row], expected, rtol=1e-3, atol=2e-4)
+            right = self.outputs[sentence][length : length + self.generator.randint(0, tokens.size(1))]
+            tokens[row, : len(right)] = torch.tensor(right, dtype=torch.long)
+        return Draft(tokens)
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        self.sentences = [self.sentences[row] for row in rows.tolist()]
+
+
+@settings(STEADY_MODELS, max_examples=40)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=DRAFTERS,
+    sources=SOURCES,
+    block_size=st.sampled_from([1, 3, 8]),
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_drafts_do_not_depend_on_the_way_there(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    seed: int,
+) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, seed, **options)
+    model = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    drafter = CheckedDrafter(model, block_size, ids(expected), verifier.encoder, seed)
+    drafted, stats = decode([verifier], task, sample, drafter, **search)
+    assert_same_output(drafted, expected)
+    if block_size > 1 and max(sentence.tokens for sentence in stats) > 8:
+        assert sum(sentence.iterations for sentence in stats) < sum(sentence.tokens for sentence in stats)
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+def test_accepted_tokens_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """With prefix-causal attention an iteration runs the new tokens and the masks, with full attention all tokens."""
+    task = make_task(60)
+    verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4, drafter_attention=attention)
+    drafter, widths = NatDrafter(model, 5), []
+    step = drafter.cached.step
+
+    def spy(tokens: Tensor, *arguments: Any) -> Tensor:
+        widths.append(tokens.size(1))
+        return step(tokens, *arguments)
+
+    monkeypatch.setattr(drafter.cached, "step", spy)
+    _, stats = decode([verifier], task, make_sample(task, [6]), drafter, max_len_b=30)
+    before = [sum(stats[0].accepted[:index]) for index in range(len(widths))]
+    gained = [1, *stats[0].accepted][: len(widths)]
+    masks = [min(5, 30 - length) for length in before]
+    cached = [new + mask for new, mask in zip(gained, masks, strict=True)]
+    everything = [length + 1 + mask for length, mask in zip(before, masks, strict=True)]
+    assert widths == (cached if attention == "prefix-causal" else everything)
+
+
+def test_uneven_batches_run_the_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However uneven: an iteration runs as many tokens as the luckiest sentence gained, and the masks."""
+    task = make_task(60)
+    verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4)
+    sample = make_sample(task, [6, 0, 9])
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=60))
+    drafter, widths = CheckedDrafter(model, 5, outputs, verifier.encoder, 0), []
+    step = drafter.cached.step
+
+    def spy(tokens: Tensor, *arguments: Any) -> Tensor:
+        widths.append(tokens.size(1))
+        return step(tokens, *arguments)
+
+    monkeypatch.setattr(drafter.cached, "step", spy)
+    _, stats = decode([verifier], task, sample, drafter, max_len_b=60)
+    # While all three are there and nobody is near the limit.
+    together = min(sentence.iterations for sentence in stats) - 3
+    gains = [max(sentence.accepted[turn] for sentence in stats) for turn in range(together)]
+    assert together > 5 and len({sum(s.accepted[:together]) for s in stats}) > 1
+    assert widths[: together + 1] == [1 + 5, *(gain + 5 for gain in gains)]
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+def test_drafter_alone_writes_its_own_drafts(attention: str) -> None:
+    """`--decoder nat`: blocks follow each other until EOS or the limit, scores are the drafter's."""
+    task = make_task(60)
+    model = make_drafter(task, 4, block_size=4, drafter_attention=attention)
+    sample = make_sample(task, [6, 0, 15])
+    drafted, stats = decode([model], task, sample, Options("nat"), model, max_len_b=10, min_len=0)
+    for row, hypothesis in enumerate(drafted):
+        tokens, scores = hypothesis[0]["tokens"], hypothesis[0]["positional_scores"]
+        assert tokens[-1] == 2 and 2 not in tokens[:-1] and len(tokens) <= 11
+        assert stats[row].iterations == -(-len(tokens) // 4)
+        for done in range(0, len(tokens), 4):
+            known = torch.cat([torch.tensor([2]), tokens[:done]])
+            logits = fresh_logits(model, min(4, 11 - done), sample, model.encoder, row, known)
+            log_probs = logits.log_softmax(-1)
+            logits[:, 1] = -torch.inf
+            for place, token in enumerate(tokens[done : done + 4].tolist(), done):
+                # The eleventh token must be EOS.
+                assert place == 10 or token == int(logits[place - done].argmax())
+                assert float(scores[place]) == pytest.approx(float(log_probs[place - done, token]), abs=1e-4)

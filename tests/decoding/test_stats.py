@@ -1,0 +1,64 @@
+"""Statistics: what is added up, what is written, and when the file gets its name."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
+
+BATCH = [SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5), SentenceStats(1, 4, 2, 1, [2], 2, 0.5)]
+
+
+def test_sums_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    stats = DecodingStats("gad")
+    stats.record(BATCH, 1.0)
+    stats.record(BATCH[:1], 2.0)
+    assert (stats.sentences, stats.tokens, stats.iterations, stats.seconds) == (3, 16, 5, 3.0)
+    assert stats.mean_accepted_tokens == pytest.approx(3.2)
+    stats.close()
+    assert capsys.readouterr().err.strip() == (
+        "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 mean accepted tokens, 5.3 tokens/s"
+    )
+
+
+def test_file_gets_its_name_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "stats.jsonl"
+    stats = DecodingStats("gad", str(file))
+    stats.record(BATCH, 1.0)
+    assert not file.exists()
+    stats.close()
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [vars(sentence) for sentence in BATCH]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_interrupted_run_leaves_no_final_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "stats.jsonl"
+    stats = DecodingStats("gad", str(file))
+    stats.record(BATCH, 1.0)
+    monkeypatch.setattr(sys, "last_type", KeyboardInterrupt, raising=False)
+    stats.close()
+    assert not file.exists()
+
+
+def test_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--stats-file .*missing.*writable"):
+        DecodingStats("gad", str(tmp_path / "missing" / "stats.jsonl"))
+
+
+def test_sentences_are_told_in_their_order() -> None:
+    """Finished sentences leave the batch at different times; their numbers and counts stay theirs."""
+    task = make_task(100)
+    model = make_transformer(task, 8, share_decoder_input_output_embed=True)
+    sample = make_sample(task, [0, 3, 30, 7])
+    sample["id"] += 10
+    outputs = ids(fairseq_greedy([model], task, sample, max_len_b=40))
+    _, stats = decode([model], task, sample, Options("greedy"), max_len_b=40)
+    assert [s.id for s in stats] == [10, 11, 12, 13]
+    assert [s.source_tokens for s in stats] == [1, 4, 31, 8]
+    assert [s.tokens for s in stats] == [len(tokens) for tokens in outputs]
+    assert all(s.accepted == [1] * s.tokens and s.iterations == s.tokens and s.batch_size == 4 for s in stats)

@@ -1,0 +1,369 @@
+"""The trace says what happened: every token of the output, where it came from and why."""
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_plugins.decoding.acceptance import exact
+from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.decoding.methods import Options, build
+from fairseq_plugins.decoding.trace import Trace, TraceWriter, check_traceable, count_sentences, read_trace
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from tests.support import (
+    REPOSITORY,
+    RecordedStats,
+    ScriptedDrafter,
+    always_right,
+    always_wrong,
+    fairseq_greedy,
+    ids,
+    make_args,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+    right_then_wrong,
+    scores,
+)
+
+LENGTHS = [3, 9, 0, 6]
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    return make_task(60)
+
+
+@pytest.fixture(scope="module")
+def verifier(task: Any) -> Any:
+    return make_transformer(task, seed=3)
+
+
+def traced(
+    path: Path,
+    task: Any,
+    verifier: Any,
+    sample: dict[str, Any],
+    method: Options | Drafter,
+    model: Any = None,
+    **more: Any,
+) -> tuple[Trace, list]:
+    """Decode with a trace; return the trace as it is read back, and the hypotheses."""
+
+    def make() -> Method:
+        if isinstance(method, Options):
+            return build([verifier], model, method, task.target_dictionary)
+        return Method(Verifier([verifier]), method, exact)
+
+    decoder = method.decoder if isinstance(method, Options) else "gad"
+    settings = vars(method) if isinstance(method, Options) else {}
+    writer = TraceWriter(str(path), task.source_dictionary, task.target_dictionary, decoder, settings)
+    generator = DraftVerifyGenerator(
+        [verifier], task.target_dictionary, make, RecordedStats(), trace=writer, max_len_b=20
+    )
+    hypotheses = generator.generate([verifier], sample, **more)
+    assert not path.exists(), "has its name before the run has ended"
+    writer.close()
+    assert not path.with_name(path.name + ".partial").exists()
+    return read_trace(str(path)), hypotheses
+
+
+def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGTHS) -> None:
+    """Drafts and choices of the iterations put together give the output, and the scores are the generator's."""
+    assert [sentence.output for sentence in trace.sentences] == ids(hypotheses)
+    for sentence, expected, length in zip(trace.sentences, scores(hypotheses), lengths, strict=True):
+        assert len(sentence.source) == length + 1
+        torch.testing.assert_close(torch.tensor(sentence.scores), expected, rtol=0, atol=1e-4)
+        together, their_scores = [], []
+        for note in sentence.iterations:
+            together += note.draft[: note.accepted]
+            their_scores += note.draft_scores[: note.accepted]
+            if len(note.why) > note.accepted:
+                together.append(note.choice[note.accepted])
+                their_scores.append(note.choice_scores[note.accepted])
+                assert note.why[-1] in ("verifier", "unverified")
+            if note.bifurcation is not None:
+                assert note.draft[note.bifurcation] != note.choice[note.bifurcation]
+        assert together == sentence.output
+        assert their_scores == pytest.approx(sentence.scores, abs=2e-4)
+        assert sentence.speed_up == len(sentence.output) / len(sentence.iterations)
+
+
+def reasons(trace: Trace) -> set[str]:
+    return {why for sentence in trace.sentences for note in sentence.iterations for why in note.why}
+
+
+def test_header_holds_decoder_options_and_symbols(tmp_path: Path, task: Any, verifier: Any) -> None:
+    options = Options("gad++", block_size=4, top_beta=3, tau=1.0)
+    model = make_drafter(task, block_size=4)
+    trace, _ = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), options, model)
+    assert trace.decoder == "gad++"
+    assert (trace.options["block_size"], trace.options["top_beta"], trace.options["tau"]) == (4, 3, 1.0)
+    assert trace.target_symbols[EOS] == "</s>" and "w3" in trace.source_symbols
+    with open(tmp_path / "t", encoding="utf-8") as file:
+        header = json.loads(file.readline())
+    assert (header["format"], header["version"]) == ("spec-dec-trace", 1)
+
+
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_exact_drafts_are_top_1_up_to_the_bifurcation(tmp_path: Path, task: Any, verifier: Any, right: int) -> None:
+    sample = make_sample(task, LENGTHS)
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+    drafter = ScriptedDrafter(right_then_wrong(outputs, right), 5)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) <= {"top-1", "verifier"}
+    first = trace.sentences[0].iterations[0]
+    assert (first.accepted, first.bifurcation) == (right, right)
+    assert first.why == ["top-1"] * right + ["verifier"]
+    assert not any(first.relaxed)
+
+
+def test_end_of_sentence_in_a_draft_leaves_no_bifurcation(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, LENGTHS)
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+    drafter = ScriptedDrafter(always_right(outputs), 50)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
+    assert_consistent(trace, hypotheses)
+    for sentence in trace.sentences:
+        (note,) = sentence.iterations
+        if len(sentence.output) < 20:
+            assert (note.accepted, note.bifurcation) == (len(sentence.output), None)
+            assert set(note.why) == {"top-1"}
+
+
+def test_relaxed_tokens_are_top_beta(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, LENGTHS)
+    model = make_drafter(task, block_size=6)
+    options = Options("gad++", block_size=6, top_beta=30, tau=50.0)
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, options, model)
+    assert_consistent(trace, hypotheses)
+    assert "top-beta" in reasons(trace) <= {"top-1", "top-beta", "verifier"}
+    for sentence in trace.sentences:
+        for note in sentence.iterations:
+            for place in range(note.accepted):
+                agrees = note.draft[place] == note.choice[place]
+                assert note.why[place] == ("top-1" if agrees else "top-beta")
+                gap = note.choice_scores[place] - note.draft_scores[place]
+                assert gap == 0 if agrees else 0 <= gap <= 50
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (Options("greedy"), {"verifier"}),
+        (Options("gad", block_size=6), {"top-1", "verifier"}),
+        (Options("iad"), {"source copy", "verifier"}),
+        (Options("iad", iad_fallback="gad", block_size=6), {"source copy", "top-1", "verifier"}),
+        (Options("jacobi"), {"fixed point", "verifier"}),
+        (Options("gs-jacobi", block_size=4), {"fixed point", "verifier"}),
+        (Options("hybrid-jacobi", jacobi_length=6), {"fixed point", "verifier"}),
+        (Options("nat", block_size=6), {"unverified"}),
+    ],
+    ids=lambda value: (
+        value.decoder + value.iad_fallback * (value.iad_fallback != "none") if isinstance(value, Options) else ""
+    ),
+)
+def test_every_decoder_has_its_reasons(
+    tmp_path: Path, task: Any, verifier: Any, options: Options, expected: set[str]
+) -> None:
+    model = make_drafter(task, block_size=6) if options.needs_drafter else None
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), options, model)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) <= expected
+    assert reasons(trace) & {"verifier", "unverified"}
+
+
+@pytest.mark.parametrize(
+    ("relaxed", "expected"), [(False, {"head", "verifier"}), (True, {"head", "relaxed", "verifier"})]
+)
+def test_heads_of_blockwise(tmp_path: Path, task: Any, relaxed: bool, expected: set[str]) -> None:
+    torch.manual_seed(1)
+    model = BlockwiseTransformer.build_model(make_args(blockwise_heads=4), task).eval()
+    options = Options("blockwise", top_beta=20, tau=20.0) if relaxed else Options("blockwise")
+    trace, hypotheses = traced(tmp_path / "t", task, model, make_sample(task, LENGTHS), options)
+    assert_consistent(trace, hypotheses)
+    assert "verifier" in reasons(trace) <= expected
+    assert ("relaxed" in reasons(trace)) == relaxed
+
+
+def test_forced_prefix_is_given(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, [4, 7])
+    drafter = ScriptedDrafter(always_wrong(ids(fairseq_greedy([verifier], task, sample, max_len_b=20))), 2)
+    prefix = torch.tensor([[5, 6, 7], [8, 1, 1]])
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter, prefix_tokens=prefix)
+    assert_consistent(trace, hypotheses, [4, 7])
+    assert [sentence.iterations[0].why for sentence in trace.sentences] == [
+        ["given"] * 3 + ["verifier"],
+        ["given", "verifier"],
+    ]
+
+
+def test_targets_and_ids_come_from_the_sample(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, [4, 7])
+    sample["id"] = torch.tensor([17, 3])
+    sample["target"] = torch.tensor([[5, 6, EOS], [7, EOS, 1]])
+    trace, _ = traced(tmp_path / "t", task, verifier, sample, Options("greedy"))
+    assert [sentence.id for sentence in trace.sentences] == [17, 3]
+    assert [sentence.target for sentence in trace.sentences] == [[5, 6, EOS], [7, EOS]]
+    del sample["id"], sample["target"]
+    trace, _ = traced(tmp_path / "u", task, verifier, sample, Options("greedy"))
+    assert [(sentence.id, sentence.target) for sentence in trace.sentences] == [(0, None), (1, None)]
+
+
+def test_forbidden_tokens_have_no_score(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, [4])
+    drafter = ScriptedDrafter(lambda sentence, done, width: [1] * width, 3)  # padding is never allowed
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
+    assert_consistent(trace, hypotheses, [4])
+    assert trace.sentences[0].iterations[0].draft_scores == [None] * 3
+
+
+def test_decoding_without_a_trace_touches_none(task: Any, verifier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("__init__", "iteration", "write"):
+        monkeypatch.setattr(TraceWriter, name, lambda *args, **more: pytest.fail("traced without being asked to"))
+    stats = RecordedStats()
+    generator = DraftVerifyGenerator(
+        [verifier], task.target_dictionary, lambda: build([verifier], None, Options("greedy"), task.tgt_dict), stats
+    )
+    generator.generate([verifier], make_sample(task, LENGTHS))
+    assert generator.trace is None and len(stats.recorded) == len(LENGTHS)
+
+
+def test_same_output_with_and_without_trace(tmp_path: Path, task: Any, verifier: Any) -> None:
+    sample = make_sample(task, LENGTHS)
+    _, hypotheses = traced(tmp_path / "t", task, verifier, sample, Options("jacobi"))
+    assert ids(hypotheses) == ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory, task: Any, verifier: Any) -> str:
+    path = tmp_path_factory.mktemp("trace") / "good.jsonl"
+    traced(path, task, verifier, make_sample(task, LENGTHS), Options("jacobi"))
+    return path.read_text(encoding="utf-8")
+
+
+def test_counts_without_reading(tmp_path: Path, good: str) -> None:
+    path = tmp_path / "t"
+    path.write_text(good, encoding="utf-8")
+    count, size = count_sentences(str(path))
+    assert count == len(LENGTHS)
+    assert size == len(good.encode()) - len(good.split("\n", 1)[0].encode()) - 1
+
+
+def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callable[[str], str]:
+    """Change a field of one line, or of the first iteration in it."""
+
+    def change(text: str) -> str:
+        lines = text.splitlines()
+        record = json.loads(lines[line])
+        (record["iterations"][0] if note else record)[field] = value
+        lines[line] = json.dumps(record)
+        return "\n".join(lines) + "\n"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line", "message"),
+    [
+        (lambda text: text[:-20], 5, "breaks off"),
+        (lambda text: text[:30], 1, "breaks off"),
+        (lambda text: "", 1, "not the header"),
+        (lambda text: "H-0\t-0.5\tsome text\n", 1, "not the header"),
+        (lambda text: '{"id": 3, "tokens": 5}\n', 1, "not the header"),
+        (lambda text: "[]\n", 1, "not the header"),
+        (lambda text: text.replace("spec-dec-trace", "other-trace", 1), 1, "not the header"),
+        (changed("version", 2, line=0), 1, "version 2"),
+        (changed("target_symbols", [1, 2], line=0), 1, "symbols"),
+        (lambda text: text.replace("\n", "\n{}\n", 1), 2, "not a sentence"),
+        (lambda text: text.replace("\n", "\n\n", 1), 2, "not a sentence"),
+        (lambda text: text.replace("\n", "\n\x00\xff\n", 1), 2, "not a sentence"),
+        (changed("output", [5, 5]), 2, "not a sentence"),
+        (changed("source", [5, 60]), 2, "without a symbol"),
+        (changed("source", [5, -1]), 2, "without a symbol"),
+        (changed("source", "text"), 2, "source"),
+        (changed("extra", 1), 2, "not a sentence"),
+        (changed("why", ["magic"], note=True), 2, "not a sentence"),
+        (changed("accepted", 99, note=True), 2, "out of range"),
+        (changed("bifurcation", 98, note=True), 2, "bifurcation"),
+        (changed("draft_scores", [], note=True), 2, "scores do not fit"),
+    ],
+)
+def test_bad_files_are_refused_by_line(
+    tmp_path: Path, good: str, spoil: Callable[[str], str], line: int, message: str
+) -> None:
+    path = tmp_path / "spoilt.jsonl"
+    path.write_bytes(spoil(good).encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigurationError) as caught:
+        read_trace(str(path))
+    assert str(caught.value).startswith(f"{path}, line {line}: ")
+    assert message in str(caught.value) and "--trace-file" in str(caught.value)
+
+
+def test_missing_file_points_at_the_broken_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_trace(str(tmp_path / "t"))
+    (tmp_path / "t.partial").write_text("")
+    with pytest.raises(ConfigurationError, match="did not end well"):
+        read_trace(str(tmp_path / "t"))
+
+
+def test_unwritable_file(tmp_path: Path, task: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"--trace-file .*cannot be written"):
+        TraceWriter(str(tmp_path / "none" / "t"), task.src_dict, task.tgt_dict, "gad", {})
+
+
+@pytest.mark.parametrize(
+    ("decoder", "scores_reference", "is_one_run", "message"),
+    [
+        ("beam", False, True, "--decoder beam"),
+        ("gad", True, True, "--score-reference"),
+        ("gad", False, False, "fairseq-generate"),
+    ],
+)
+def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_traceable("t", decoder, scores_reference, is_one_run)
+    check_traceable("t", "gad", False, True)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_ctrl_c_leaves_no_final_file(tmp_path: Path, interrupted: bool) -> None:
+    """As in the command-line tools: the trace is closed when the interpreter ends."""
+    program = f"""
+        import weakref
+        from fairseq_plugins.decoding.partial_file import PartialFile
+
+        class Owner: pass
+
+        owner, file = Owner(), PartialFile({str(tmp_path / "t")!r}, "--trace-file")
+        weakref.finalize(owner, file.close)
+        file.write("line\\n")
+        if {interrupted}:
+            raise KeyboardInterrupt
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=REPOSITORY, capture_output=True, timeout=120)
+    assert (tmp_path / "t").exists() != interrupted
+    assert (tmp_path / "t.partial").exists() == interrupted
+
+
+def test_scores_are_short_and_finite(good: str) -> None:
+    for line in good.splitlines()[1:]:
+        record = json.loads(line)
+        assert all(math.isfinite(score) and len(str(score)) <= 9 for score in record["scores"])

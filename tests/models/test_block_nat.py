@@ -1,0 +1,235 @@
+"""The drafter: training and decoding agree, blocks do not disturb each other, checkpoints fit or are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel, base_architecture
+
+from fairseq_plugins.data.block_masking import Blocks, sample_blocks
+from fairseq_plugins.decoding.cached_decoder import position_table
+from fairseq_plugins.decoding.drafters import DecodingState
+from fairseq_plugins.decoding.drafters.nat import NatDrafter
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"src_embedding_copy": True},
+    {"positions_every_layer": True, "decoder_learned_pos": True, "layernorm_embedding": True},
+    {"decoder_normalize_before": True, "share_encoder": True, "src_embedding_copy": True},
+]
+
+
+def make_targets(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random targets with EOS and fairseq's decoder input for them."""
+    width = max(lengths) + 1
+    target = torch.full((len(lengths), width), 1)
+    for row, length in enumerate(lengths):
+        target[row, : length + 1] = torch.cat([torch.randint(4, 30, (length,)), torch.tensor([2])])
+    previous = torch.where(target == 2, 1, target).roll(1, 1)
+    previous[:, 0] = 2
+    return target, previous
+
+
+def blocks_for(
+    model: BlockNat, target: torch.Tensor, previous: torch.Tensor, size: int, count: int, seed: int
+) -> Blocks:
+    attention, generator = model.decoder.drafter_attention, torch.Generator().manual_seed(seed)
+    return sample_blocks(target, previous, size, count, attention, 1, model.decoder.mask_id, generator)
+
+
+@pytest.mark.parametrize("attention", ["full", "prefix-causal"])
+@pytest.mark.parametrize("options", OPTIONS)
+@torch.no_grad()
+def test_training_computes_what_decoding_computes(options: dict[str, Any], attention: str) -> None:
+    """Logits of training blocks equal those of a draft behind the same prefix, sentence by sentence."""
+    torch.manual_seed(0)
+    task = make_task(30)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, block_size=4, drafter_attention=attention, verifier=verifier, **options)
+    lengths = [6, 3, 0, 9]
+    sample = make_sample(task, [5, 2, 7, 1])
+    target, previous = make_targets(lengths)
+    blocks = blocks_for(model, target, previous, 4, 1, 3)
+    encoder_out = model.encoder(**sample["net_input"])
+    hidden = model.decoder.block_hidden(blocks, encoder_out)
+    logits = model.decoder.output_layer(hidden)
+    for row in range(len(lengths)):
+        prefix = int(blocks.positions[row, blocks.prefix_width]) - 1
+        source = sample["net_input"]["src_tokens"][row : row + 1]
+        alone = {"net_input": {"src_tokens": source, "src_lengths": sample["net_input"]["src_lengths"][row : row + 1]}}
+        drafter = NatDrafter(model, 4, keep_logits=True)
+        drafter.start(alone, verifier.encoder(**alone["net_input"]))
+        tokens = torch.cat([previous[row : row + 1, : prefix + 1], torch.full((1, 20), 1)], dim=1)
+        draft = drafter.draft(DecodingState(tokens, torch.tensor([prefix]), [prefix], 15))
+        torch.testing.assert_close(draft.logits[0], logits[row], rtol=1e-4, atol=5e-5)
+        assert torch.equal(draft.tokens[0], logits[row].argmax(-1))
+
+
+@torch.no_grad()
+def test_source_copy_by_hand() -> None:
+    """--src-embedding-copy: places of the target attend to place and embedding of the source's words."""
+    model = make_drafter(make_task(30), 1, src_embedding_copy=True)
+    sample = make_sample(make_task(30), [4, 1])
+    encoder_out = model.encoder(**sample["net_input"])
+    places = torch.tensor([[1, 2], [3, 9]])
+    table = position_table(model.decoder, 64)
+    fed = model.decoder.mask_vectors(places, encoder_out)
+    for row, length in enumerate([5, 2]):
+        words = encoder_out["encoder_embedding"][0][row, -length:]
+        for column in range(2):
+            query = model.decoder.copy_attention(table[places[row, column]])
+            weights = torch.softmax((words + table[:length]) @ query / query.numel() ** 0.5, 0)
+            torch.testing.assert_close(fed[row, column], model.decoder.mask_vector + weights @ words)
+
+
+@torch.no_grad()
+def test_blocks_of_one_pass_do_not_see_each_other() -> None:
+    torch.manual_seed(0)
+    task = make_task(30)
+    model = make_drafter(task, 1)
+    sample = make_sample(task, [5, 2, 7])
+    target, previous = make_targets([6, 3, 8])
+    together = blocks_for(model, target, previous, 3, 4, 5)
+    encoder_out = model.encoder(**sample["net_input"])
+    hidden = model.decoder.block_hidden(together, encoder_out)
+    width = together.prefix_width
+    for block in range(4):
+        part = torch.cat([torch.arange(width), width + torch.arange(3 * block, 3 * block + 3)])
+        alone = Blocks(
+            together.tokens[:, part],
+            together.positions[:, part],
+            together.visible[:, part][:, :, part],
+            together.targets[:, 3 * block : 3 * block + 3],
+            3,
+        )
+        expected = model.decoder.block_hidden(alone, encoder_out)
+        torch.testing.assert_close(hidden[:, 3 * block : 3 * block + 3], expected, rtol=1e-4, atol=2e-5)
+
+
+def test_shared_encoder_is_frozen_and_not_in_the_checkpoint() -> None:
+    task = make_task(30)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, share_encoder=True, verifier=verifier).train()
+    assert model.encoder is verifier.encoder and not model.encoder.training and model.decoder.training
+    assert not [name for name in model.state_dict() if name.startswith("encoder.")]
+    sample = make_sample(task, [4, 2])
+    blocks = blocks_for(model, *make_targets([5, 2]), 3, 2, 0)
+    output = model(**sample["net_input"], blocks=blocks, glancing_ratio=0.5)
+    output["logits"].sum().backward()
+    assert all(parameter.grad is None for parameter in model.encoder.parameters())
+    assert all(parameter.grad is not None for parameter in model.decoder.layers.parameters())
+    assert model.decoder.mask_vector.grad.abs().sum() > 0
+
+
+def test_shared_encoder_of_another_verifier_is_refused() -> None:
+    task = make_task(30)
+    state = make_drafter(task, 1, share_encoder=True, verifier=make_transformer(task, 0)).state_dict()
+    same = make_drafter(task, 2, share_encoder=True, verifier=make_transformer(task, 0))
+    same.load_state_dict(dict(state))
+    assert torch.equal(same.decoder.mask_vector, state["decoder.mask_vector"])
+    other = make_drafter(task, 2, share_encoder=True, verifier=make_transformer(task, 7))
+    with pytest.raises(ConfigurationError, match="another verifier"):
+        other.load_state_dict(dict(state))
+
+
+def test_half_precision_copy_of_a_verifier_counts_as_the_same() -> None:
+    task = make_task(30)
+    model = make_drafter(task, 1, share_encoder=True, verifier=make_transformer(task, 0))
+    halved = make_transformer(task, 0).half().float()
+    make_drafter(task, 2, share_encoder=True, verifier=halved).load_state_dict(model.state_dict())
+
+
+def test_encoder_of_another_width_is_refused() -> None:
+    task = make_task(30)
+    with pytest.raises(ConfigurationError, match="--encoder-embed-dim 24"):
+        make_drafter(task, 1, share_encoder=True, verifier=make_transformer(task, 0, encoder_embed_dim=24))
+
+
+def test_sharing_without_a_verifier_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--verifier-path"):
+        make_drafter(make_task(30), 1, share_encoder=True)
+
+
+def test_glancing_counts_the_first_pass() -> None:
+    task = make_task(30)
+    model = make_drafter(task, 1)
+    sample = make_sample(task, [4, 2])
+    blocks = blocks_for(model, *make_targets([5, 2]), 3, 2, 0)
+    plain = model(**sample["net_input"], blocks=blocks)
+    assert int(plain["glanced_total"]) == 0
+    assert torch.equal(plain["targets"], blocks.targets[blocks.targets != 1])
+    glanced = model(**sample["net_input"], blocks=blocks, glancing_ratio=1.0)
+    assert int(glanced["glanced_total"]) == plain["targets"].numel()
+    assert int(glanced["glanced_correct"]) == int((plain["logits"].argmax(-1) == plain["targets"]).sum())
+    # With ratio 1 every wrong prediction is revealed: as many targets stay as were right.
+    assert glanced["targets"].numel() == int(glanced["glanced_correct"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_train(dtype: torch.dtype) -> None:
+    task = make_task(30)
+    model = make_drafter(task, 1, src_embedding_copy=True).train().to(dtype)
+    blocks = blocks_for(model, *make_targets([5, 2]), 3, 2, 0)
+    output = model(**make_sample(task, [4, 2])["net_input"], blocks=blocks, glancing_ratio=0.5)
+    output["logits"].float().logsumexp(-1).sum().backward()
+    assert output["logits"].dtype == dtype
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def save_stock_checkpoint(task: SpecDecTask, path: Path) -> TransformerModel:
+    """Write a random Transformer as fairseq-train would; returns it."""
+    args = make_args(arch="transformer", _name="transformer")
+    base_architecture(args)
+    model = make_transformer(task, 4, ending=False)
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    state = {
+        "cfg": {"model": args, "task": {"_name": "translation"}},
+        "model": model.state_dict(),
+        "optimizer_history": [history],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+    torch.save(state, path)
+    return model
+
+
+def build_drafter(task: SpecDecTask, **options: Any) -> BlockNat:
+    """A drafter as fairseq-train builds it."""
+    args = make_args(block_size=4, **options)
+    block_nat_base(args)
+    return BlockNat.build_model(args, task)
+
+
+def test_initial_encoder_and_decoder(tmp_path: Path) -> None:
+    task, path = make_task(30), tmp_path / "base.pt"
+    base = save_stock_checkpoint(task, path)
+    both = {"init_encoder_from": str(path), "init_decoder_from": str(path)}
+    model = build_drafter(task, decoder_layers=1, activation_fn="relu", **both)
+    assert torch.equal(model.encoder.layers[1].fc1.weight, base.encoder.layers[1].fc1.weight)
+    assert torch.equal(model.decoder.layers[0].fc1.weight, base.decoder.layers[0].fc1.weight)
+    assert torch.equal(model.decoder.layers[0].self_attn.q_proj.weight, base.decoder.layers[0].self_attn.q_proj.weight)
+    assert torch.equal(model.decoder.embed_tokens.weight, base.decoder.embed_tokens.weight)
+    assert int(model.decoder.trained_block_size) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_ffn_embed_dim": 32, "activation_fn": "relu"}, "same sizes"),
+        ({"activation_fn": "gelu"}, "--activation-fn relu"),
+    ],
+)
+def test_initial_encoder_that_does_not_fit(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    task, path = make_task(30), tmp_path / "base.pt"
+    save_stock_checkpoint(task, path)
+    with pytest.raises(ConfigurationError, match=message):
+        build_drafter(task, init_encoder_from=str(path), **options)
+
+
+def test_missing_initial_encoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--init-encoder-from .*no such file"):
+        build_drafter(make_task(30), init_encoder_from=str(tmp_path / "none.pt"))

@@ -1,0 +1,84 @@
+"""What hypothesis may choose from: models, drafters, sources and generation options."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+
+# Deterministic, so that a run of the tests depends on the code only.
+STEADY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+# Where an example takes a third of a second, looking for the smallest failing one takes minutes.
+STEADY_MODELS = settings(STEADY, phases=[Phase.explicit, Phase.generate])
+
+_EMBEDDINGS: list[dict[str, Any]] = [
+    {},
+    {"share_decoder_input_output_embed": True},
+    {"share_all_embeddings": True},
+    {"decoder_output_dim": 12},
+    {"encoder_embed_dim": 24},
+    {"encoder_embed_dim": 8, "share_decoder_input_output_embed": True},
+]
+_NORMS: list[dict[str, Any]] = [
+    {},
+    {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    {"decoder_normalize_before": True, "no_decoder_final_norm": True},
+]
+
+
+def _flag(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.sampled_from([{}, {name: True}])
+
+
+def _merged(*parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.tuples(*parts).map(lambda options: {key: value for part in options for key, value in part.items()})
+
+
+TRANSFORMERS = _merged(
+    st.sampled_from(_EMBEDDINGS),
+    st.sampled_from(_NORMS),
+    st.sampled_from([{}, {"encoder_learned_pos": True, "decoder_learned_pos": True}, {"decoder_learned_pos": True}]),
+    st.sampled_from([{}, {"activation_fn": "gelu"}, {"activation_fn": "tanh"}]),
+    st.fixed_dictionaries({"encoder_layers": st.integers(1, 3), "decoder_layers": st.integers(1, 3)}),
+    _flag("layernorm_embedding"),
+    _flag("no_scale_embedding"),
+)
+"""Options of a verifier."""
+
+DRAFTERS = _merged(
+    st.sampled_from([{"drafter_attention": "full"}, {"drafter_attention": "prefix-causal"}]),
+    st.sampled_from(_NORMS),
+    st.fixed_dictionaries({"decoder_layers": st.integers(1, 2)}),
+    _flag("share_encoder"),
+    _flag("src_embedding_copy"),
+    _flag("positions_every_layer"),
+    _flag("decoder_learned_pos"),
+    _flag("layernorm_embedding"),
+)
+"""Options of a drafter; see `fitting`."""
+
+
+def fitting(drafter: dict[str, Any], verifier: dict[str, Any]) -> dict[str, Any]:
+    """A drafter's options made to fit a verifier: same encoder width, and no copy of embeddings of another width."""
+    width = verifier.get("encoder_embed_dim", 16)
+    return {
+        **drafter,
+        "encoder_embed_dim": width,
+        "src_embedding_copy": drafter.get("src_embedding_copy", False) and width == 16,
+    }
+
+
+
+SOURCES = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=8)
+"""Source lengths of one batch, empty lines included."""
+
+BLOCK_SIZES = st.sampled_from([1, 3, 10, 25])
+
+SEARCHES = _merged(
+    st.sampled_from([{"max_len_b": 17}, {"max_len_b": 40}, {"max_len_a": 0.5, "max_len_b": 9}, {"max_len_b": 1}]),
+    st.sampled_from([{}, {}, {"min_len": 0}, {"min_len": 5}]),
+    st.sampled_from([{}, {}, {"unk_penalty": 1.5}, {"unk_penalty": -4.0}]),
+    st.sampled_from([{}, {"len_penalty": 0.4}, {"normalize_scores": False}]),
+    st.sampled_from([{}, {"temperature": 0.5}, {"temperature": 2.5}]),
+    st.sampled_from([{}, {}, {"bos_token": 7}]),
+).map(lambda options: {**options, "max_len_b": max(options["max_len_b"], options.get("min_len", 1))})
+"""Generation options that change greedy output or its scores."""

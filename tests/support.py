@@ -1,0 +1,320 @@
+"""Random small models, batches, scripted drafters and a decoding helper for tests."""
+
+import contextlib
+import gc
+import importlib
+import io
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.acceptance import Rule, exact
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
+from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
+
+
+def make_dictionary(size: int) -> Dictionary:
+    """A dictionary of `size` symbols, fairseq's four special ones included."""
+    dictionary = Dictionary()
+    for index in range(size - len(dictionary)):
+        dictionary.add_symbol(f"w{index}")
+    return dictionary
+
+
+def make_task(size: int = 40, **options: Any) -> SpecDecTask:
+    """A task over a dictionary of `size` symbols, without data."""
+    dictionary = make_dictionary(size)
+    config = SpecDecConfig(**{"glancing_updates": 10, **options})
+    return SpecDecTask(config, dictionary, dictionary)
+
+
+def make_args(**options: Any) -> Namespace:
+    """Options of a very small Transformer."""
+    sizes = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("embed_dim", 16), ("ffn_embed_dim", 24), ("layers", 2), ("attention_heads", 4))
+    }
+    return Namespace(**{**sizes, "dropout": 0.0, "max_source_positions": 64, "max_target_positions": 64, **options})
+
+
+def make_transformer(task: SpecDecTask, seed: int = 0, ending: bool = True, **options: Any) -> TransformerModel:
+    """A random stock Transformer in eval mode, whose outputs vary; `ending` lets many of them end early."""
+    torch.manual_seed(seed)
+    args = make_args(**options)
+    base_architecture(args)
+    model = _liven(TransformerModel.build_model(args, task))
+    if ending:
+        _let_outputs_end(model, task)
+    return model
+
+
+def _liven(model: nn.Module) -> Any:
+    """Scale random weights so that the state depends on token, place and source: fairseq's own loop on one token."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        elif ".q_proj" in name or ".k_proj" in name:
+            parameter.data *= 3.0
+        elif "self_attn" in name and "decoder" in name:
+            parameter.data *= 0.5
+        elif ".fc" in name:
+            parameter.data *= 4.0
+    return model.eval()
+
+
+def _let_outputs_end(model: TransformerModel, task: SpecDecTask) -> None:
+    """Let EOS change places with the token that comes up after the most different times."""
+    steps = 30
+    sample = make_sample(task, list(range(0, 24, 2)))
+    tokens = torch.tensor(ids(fairseq_greedy([model], task, sample, min_len=steps, max_len_b=steps)))[:, :steps]
+    candidates = tokens.unique()
+    first = torch.where(tokens == candidates[:, None, None], torch.arange(steps), steps).amin(2)
+    pair = torch.stack([candidates[first.float().std(1).argmax()], torch.tensor(task.target_dictionary.eos())])
+    weight = model.decoder.output_projection.weight.data
+    weight[pair] = weight[pair.flip(0)]
+
+
+def make_drafter(
+    task: SpecDecTask, seed: int = 0, block_size: int = 25, verifier: nn.Module | None = None, **options: Any
+) -> BlockNat:
+    """A random drafter in eval mode."""
+    torch.manual_seed(seed)
+    args = make_args(block_size=block_size, **options)
+    block_nat_base(args)
+    return _liven(BlockNat.build_model(args, task, verifier=verifier))
+
+
+def make_sample(task: SpecDecTask, lengths: list[int], seed: int = 0) -> dict[str, Any]:
+    """A left-padded batch of random sources with so many tokens before EOS."""
+    generator = torch.Generator().manual_seed(seed)
+    dictionary = task.source_dictionary
+    width = max(lengths) + 1
+    source = torch.full((len(lengths), width), dictionary.pad())
+    for row, length in enumerate(lengths):
+        words = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=generator)
+        source[row, width - length - 1 :] = torch.cat([words, torch.tensor([dictionary.eos()])])
+    return {
+        "id": torch.arange(len(lengths)),
+        "nsentences": len(lengths),
+        "ntokens": sum(lengths),
+        "net_input": {"src_tokens": source, "src_lengths": torch.tensor(lengths) + 1},
+    }
+
+
+def fairseq_greedy(models: list[nn.Module], task: SpecDecTask, sample: dict[str, Any], **options: Any) -> list:
+    """What fairseq's own generator returns at beam 1; options of its constructor, prefix_tokens and bos_token."""
+    per_batch = _per_batch(options)
+    generator = SequenceGenerator(models, task.target_dictionary, beam_size=1, **options)
+    return generator.generate(models, sample, **per_batch)
+
+
+class RecordedStats(DecodingStats):
+    """Statistics that keep what they are told of every sentence."""
+
+    def __init__(self) -> None:
+        super().__init__("test")
+        self.recorded: list[SentenceStats] = []
+
+    def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
+        super().record(batch, seconds)
+        self.recorded.extend(batch)
+
+
+def decode(
+    models: list[nn.Module],
+    task: SpecDecTask,
+    sample: dict[str, Any],
+    method: methods.Options | Drafter,
+    model: BlockNat | None = None,
+    rule: Rule = exact,
+    **options: Any,
+) -> tuple[list, list[SentenceStats]]:
+    """What our generator returns, and its statistics.
+
+    Args:
+        models: the verifiers.
+        task: gives the dictionary.
+        sample: a fairseq batch.
+        method: a method by its options, or a drafter to be put together with `rule`.
+        model: the trained drafter for methods that have one.
+        rule: what is accepted, when a drafter is given.
+        options: as for `fairseq_greedy`.
+    """
+    per_batch = _per_batch(options)
+    temperature = options.get("temperature", 1.0)
+
+    def build() -> Method:
+        if isinstance(method, methods.Options):
+            method.temperature = temperature
+            return methods.build(models, model, method, task.target_dictionary)
+        return Method(Verifier(models, temperature), method, rule)
+
+    stats = RecordedStats()
+    generator = DraftVerifyGenerator(models, task.target_dictionary, build, stats, **options)
+    return generator.generate(models, sample, **per_batch), stats.recorded
+
+
+def _per_batch(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in ("prefix_tokens", "bos_token") if name in options}
+
+
+# (sentence, tokens it has so far, width) -> drafted tokens, at most `width`
+Script = Callable[[int, int, int], list[int]]
+
+
+class ScriptedDrafter:
+    """Drafts what a script says, a different number of tokens for every sentence if it likes."""
+
+    def __init__(self, script: Script, width: int) -> None:
+        self.script = script
+        self.width = width
+        self.sentences: list[int] = []
+
+    def start(self, sample: dict[str, Any], encoder_out: Any) -> None:
+        self.sentences = list(range(sample["net_input"]["src_tokens"].size(0)))
+
+    def draft(self, state: DecodingState) -> Draft:
+        width = max(0, min(self.width, state.max_len - state.span.shortest))
+        drafts = [
+            self.script(sentence, length, width)
+            for sentence, length in zip(self.sentences, state.host_lengths, strict=True)
+        ]
+        tokens = torch.zeros(len(drafts), width, dtype=torch.long)
+        for row, draft in enumerate(drafts):
+            tokens[row, : len(draft)] = torch.tensor(draft, dtype=torch.long)
+        return Draft(tokens, widths=torch.tensor([len(draft) for draft in drafts]))
+
+    def observe(self, verdict: Verdict) -> None:
+        pass
+
+    def keep(self, rows: Tensor) -> None:
+        self.sentences = [self.sentences[row] for row in rows.tolist()]
+
+
+def always_right(outputs: list[list[int]]) -> Script:
+    """Drafts the known outputs."""
+    return lambda sentence, done, width: outputs[sentence][done : done + width]
+
+
+def always_wrong(outputs: list[list[int]], words: int = 4) -> Script:
+    """Drafts ordinary words, never the known output's; `words` is the first of them."""
+
+    def script(sentence: int, done: int, width: int) -> list[int]:
+        right = [*outputs[sentence][done : done + width], *[0] * width][:width]
+        return [words + 1 if token == words else words for token in right]
+
+    return script
+
+
+def right_then_wrong(outputs: list[list[int]], right: int) -> Script:
+    """Drafts so many tokens of the known outputs and then wrong ones."""
+    wrong = always_wrong(outputs)
+
+    def script(sentence: int, done: int, width: int) -> list[int]:
+        known = outputs[sentence][done : done + min(right, width)]
+        return known + wrong(sentence, done, width)[len(known) :]
+
+    return script
+
+
+def ids(hypotheses: list) -> list[list[int]]:
+    """Token ids of the best hypotheses."""
+    return [hypothesis[0]["tokens"].tolist() for hypothesis in hypotheses]
+
+
+def scores(hypotheses: list) -> list[Tensor]:
+    """Positional scores of the best hypotheses."""
+    return [hypothesis[0]["positional_scores"] for hypothesis in hypotheses]
+
+
+def assert_same_output(ours: list, theirs: list, tolerance: float = 1e-4) -> None:
+    """Same tokens for every sentence, same positional scores and score within `tolerance`."""
+    assert ids(ours) == ids(theirs)
+    for own, other in zip(ours, theirs, strict=True):
+        assert len(own) == len(other) == 1
+        assert own[0].keys() == other[0].keys()
+        torch.testing.assert_close(own[0]["positional_scores"], other[0]["positional_scores"], rtol=0, atol=tolerance)
+        torch.testing.assert_close(own[0]["score"].float(), other[0]["score"].float(), rtol=1e-5, atol=tolerance)
+
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def _command_line(command: str, arguments: str, more: Sequence[str], plugin: bool) -> list[str]:
+    user_dir = ["--user-dir", str(REPOSITORY / "fairseq_plugins")] if plugin and command != "preprocess" else []
+    return [f"fairseq-{command}", *shlex.split(arguments), *more, *user_dir]
+
+
+def start_command(command: str, arguments: str, *more: str, plugin: bool = True) -> subprocess.Popen:
+    """Start `fairseq-<command>` in a process of its own, its output on pipes."""
+    name, *rest = _command_line(command, arguments, more, plugin)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [str(Path(sys.executable).parent / name), *rest],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def finish_command(process: subprocess.Popen, input: str | None = None) -> subprocess.CompletedProcess:
+    """Wait for a started command."""
+    stdout, stderr = process.communicate(input, timeout=200)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def run_command(
+    command: str, arguments: str, *more: str, input: str | None = None, plugin: bool = True
+) -> subprocess.CompletedProcess:
+    """Run `fairseq-<command>` in a process of its own, as a user does."""
+    return finish_command(start_command(command, arguments, *more, plugin=plugin), input)
+
+
+def run_in_process(
+    command: str, arguments: str, *more: str, input: str = "", plugin: bool = True
+) -> subprocess.CompletedProcess:
+    """Run `fairseq-<command>` in this process, which spares three seconds of imports; errors are raised."""
+    argv = _command_line(command, arguments, more, plugin)
+    out, err = io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(err)
+    root = logging.getLogger()
+    with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(sys, "stdin", io.StringIO(input)),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        root.addHandler(handler)
+        # fairseq-train remembers the best score of a process here.
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)
+        try:
+            importlib.import_module(f"fairseq_cli.{command}").cli_main()
+            # A process would end here, and with it the generator, which then says its summary.
+            gc.collect()
+        finally:
+            root.removeHandler(handler)
+    return subprocess.CompletedProcess(argv, 0, out.getvalue(), err.getvalue())

@@ -1,0 +1,184 @@
+"""The task: options that contradict each other, the glancing schedule, what fits together."""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
+from tests.support import make_drafter, make_task, make_transformer
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_beta": 0}, "--top-beta 0"),
+        ({"block_size": 0}, "--block-size 0"),
+        ({"tau": -1.0}, "--tau -1.0"),
+        ({"tau": float("nan")}, "--tau nan"),
+        ({"decoding_method": "gad", "top_beta": 3}, "--top-beta 3"),
+        ({"decoding_method": "gad++"}, "--preset high-quality"),
+        ({"decoding_method": "gad++", "preset": "high-quality", "top_beta": 5}, "--preset high-quality"),
+        ({"decoding_method": "gad", "preset": "high-quality"}, "--preset high-quality"),
+        ({"drafter_path": "d.pt"}, "--drafter-path d.pt"),
+        ({"decoding_method": "gad", "iad_fallback": "gad"}, "--iad-fallback"),
+        ({"decoding_method": "iad", "jacobi_pool": True}, "--jacobi-pool"),
+        ({"decoding_method": "hybrid-jacobi", "jacobi_length": 0}, "--jacobi-length 0"),
+        ({"decoding_method": "gs-jacobi", "block_size": 0}, "--block-size 0"),
+        ({"decoding_method": "gad", "min_block": 2}, "--min-block"),
+        ({"decoding_method": "blockwise", "min_block": 5, "block_size": 4}, "--min-block 5"),
+        ({"decoding_method": "blockwise", "accept_distance": -1.0}, "--accept-distance -1.0"),
+        ({"decoding_method": "blockwise", "accept_distance": 1.0, "top_beta": 2}, "--accept-distance"),
+        ({"glancing_start": 1.5}, "--glancing-start 1.5"),
+        ({"blocks_per_sentence": 0}, "--blocks-per-sentence 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_is_loaded(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        SpecDecTask.setup_task(SpecDecConfig(data="/nowhere", **options))
+
+
+def test_aliases_and_presets() -> None:
+    for alias, name in (("specdec", "gad"), ("pj", "jacobi"), ("pgj", "gs-jacobi"), ("hgj", "hybrid-jacobi")):
+        assert methods.Options.from_config(SpecDecConfig(decoding_method=alias)).decoder == name
+    for preset, values in (("high-quality", (3, 1.0)), ("high-efficiency", (5, 3.0))):
+        options = methods.Options.from_config(SpecDecConfig(decoding_method="specdec++", preset=preset))
+        assert (options.decoder, options.top_beta, options.tau) == ("gad++", *values)
+
+
+def test_glancing_ratio_falls_and_stays() -> None:
+    task = make_task(glancing_start=0.5, glancing_end=0.3, glancing_updates=100)
+    assert [task.glancing_ratio(update) for update in (0, 50, 100, 1000)] == pytest.approx([0.5, 0.4, 0.3, 0.3])
+    task = make_task(glancing_start=0.5, glancing_end=0.3, glancing_updates=None, max_update=200)
+    assert task.glancing_ratio(100) == pytest.approx(0.4)
+    assert make_task(glancing_start=0.2, glancing_end=0.2, glancing_updates=None, max_update=0).glancing_ratio(5) == 0.2
+    with pytest.raises(ConfigurationError, match="--glancing-updates"):
+        make_task(glancing_updates=None, max_update=0).glancing_ratio(1)
+
+
+def build_generator(task: SpecDecTask, models: list, **options: Any) -> Any:
+    return task.build_generator(models, Namespace(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling": True},
+        {"nbest": 2},
+        {"diverse_beam_groups": 2},
+        {"print_alignment": "hard"},
+        {"match_source_len": True},
+        {"constraints": "ordered"},
+        {"no_repeat_ngram_size": 2},
+    ],
+)
+def test_other_searches_are_refused(options: dict[str, Any]) -> None:
+    task = make_task(decoding_method="greedy")
+    with pytest.raises(ConfigurationError, match="--" + next(iter(options)).replace("_", "-")):
+        build_generator(task, [make_transformer(task, ending=False)], **options)
+
+
+def test_beam_is_fairseqs_own_and_the_rest_is_ours() -> None:
+    task = make_task()
+    models = [make_transformer(task, ending=False)]
+    assert not isinstance(build_generator(task, models, beam=5), DraftVerifyGenerator)
+    task.cfg.decoding_method = "greedy"
+    args = Namespace(beam=5)
+    assert isinstance(task.build_generator(models, args), DraftVerifyGenerator)
+    assert args.beam == 1, "fairseq prints it"
+
+
+def test_gad_without_a_drafter_is_refused() -> None:
+    task = make_task(decoding_method="gad")
+    with pytest.raises(ConfigurationError, match="--drafter-path DRAFTER.pt"):
+        build_generator(task, [make_transformer(task, ending=False)])
+
+
+def test_drafter_as_verifier_is_refused() -> None:
+    task = make_task(decoding_method="gad")
+    with pytest.raises(ConfigurationError, match="is a drafter"):
+        build_generator(task, [make_drafter(task)])
+
+
+def fit(task: SpecDecTask, decoder: str, drafter: Any = None, models: Any = None, **options: Any) -> None:
+    chosen = methods.Options(decoder, **options)
+    models = models or [make_transformer(task, ending=False)]
+    methods.check_fit(models, drafter, chosen, task.source_dictionary, task.target_dictionary)
+
+
+def test_block_size_beyond_the_trained_is_refused() -> None:
+    task = make_task()
+    drafter = make_drafter(task, block_size=6)
+    fit(task, "gad", drafter, block_size=6)
+    with pytest.raises(ConfigurationError, match="--block-size 7: .* blocks of 6"):
+        fit(task, "gad", drafter, block_size=7)
+
+
+def other_dictionary(size: int) -> Dictionary:
+    dictionary = Dictionary()
+    for index in range(size - len(dictionary)):
+        dictionary.add_symbol(f"v{index}")
+    return dictionary
+
+
+def test_other_dictionaries_are_refused() -> None:
+    task = make_task(40)
+    drafter = make_drafter(task)
+    task.tgt_dict = other_dictionary(40)
+    with pytest.raises(ConfigurationError, match="another target dictionary"):
+        fit(task, "gad", drafter)
+    with pytest.raises(ConfigurationError, match="--joined-dictionary"):
+        fit(task, "iad")
+    with pytest.raises(ConfigurationError, match="--joined-dictionary"):
+        fit(task, "jacobi", jacobi_init="source")
+    fit(task, "jacobi")
+
+
+def test_blockwise_needs_heads() -> None:
+    task = make_task()
+    with pytest.raises(ConfigurationError, match="without heads"):
+        fit(task, "blockwise")
+    two = [make_transformer(task, seed, ending=False) for seed in range(2)]
+    with pytest.raises(ConfigurationError, match="several models"):
+        fit(task, "blockwise", models=two)
+
+
+def test_distance_needs_numbers() -> None:
+    from tests.decoding.test_drafters import make_blockwise
+
+    task, model = make_blockwise(0)
+    with pytest.raises(ConfigurationError, match="is a number"):
+        fit(task, "blockwise", models=[model], accept_distance=2.0)
+    with pytest.raises(ConfigurationError, match="has 4 heads"):
+        fit(task, "blockwise", models=[model], block_size=5)
+    numbers = Dictionary()
+    for value in range(8):
+        numbers.add_symbol(str(value))
+    task.src_dict = task.tgt_dict = numbers
+    fit(task, "blockwise", models=[model], accept_distance=2.0)
+    rule = methods._blockwise_rule(methods.Options("blockwise", accept_distance=1.0), numbers)
+    scores = torch.zeros(1, 2, 12)
+    scores[0, 0, numbers.index("3")] = 1.0
+    from fairseq_plugins.decoding.drafters import Draft
+
+    choice = scores.argmax(-1)
+    for value, stands in (("2", True), ("4", True), ("5", False)):
+        assert rule(Draft(torch.tensor([[numbers.index(value)]])), scores, choice).item() is stands
+
+
+def test_full_attention_has_one_block_a_pass() -> None:
+    task = make_task(blocks_per_sentence=2, block_size=4)
+    from fairseq_plugins.models.block_nat import block_nat_base
+    from tests.support import make_args
+
+    args = make_args(arch="block_nat", drafter_attention="full")
+    block_nat_base(args)
+    with pytest.raises(ConfigurationError, match="--blocks-per-sentence 2"):
+        task.build_model(args)

@@ -1,0 +1,327 @@
+"""The command-line tools end to end: same output as fairseq's, and bad input in one line."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.errors import explain
+from tests.conftest import TINY, TRAINING, Corpus
+from tests.support import finish_command, run_command, run_in_process, start_command
+
+
+def hypotheses(output: str) -> dict[int, str]:
+    """Sentence number -> text of the H- lines."""
+    return {int(number): text for number, text in re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", output, re.MULTILINE)}
+
+
+def generate(corpus: Corpus, options: str, verifier: Path | None = None) -> subprocess.CompletedProcess:
+    return run_in_process("generate", f"{corpus.data} --path {verifier or corpus.verifier} --cpu {options}")
+
+
+@pytest.fixture(scope="module")
+def greedy(corpus: Corpus) -> dict[int, str]:
+    """What fairseq's own task and search say at beam 1."""
+    stock = generate(corpus, "--task translation --beam 1 --batch-size 4 --required-batch-size-multiple 1")
+    output = hypotheses(stock.stdout)
+    assert len(output) == 36 and len({len(text.split()) for text in output.values()}) > 4
+    return output
+
+
+DECODERS = [
+    "greedy",
+    "gad --drafter-path {drafter}",
+    "specdec --drafter-path {own_encoder} --block-size 3",
+    "gad++ --top-beta 1 --tau 0.0000001 --drafter-path {drafter}",
+    "jacobi",
+    "hgj --block-size 4 --jacobi-pool",
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_stock_checkpoint_is_decoded_as_by_fairseq(
+    corpus: Corpus, greedy: dict[int, str], decoder: str, batch_size: int
+) -> None:
+    decoder = decoder.format(**vars(corpus))
+    ours = generate(corpus, f"--task spec_dec --decoder {decoder} --batch-size {batch_size}")
+    assert hypotheses(ours.stdout) == greedy
+    assert "with beam=1" in ours.stdout
+    assert re.search(r"36 sentences, \d+ tokens, \d+ iterations, [\d.]+ mean accepted tokens, [\d.]+ tok", ours.stderr)
+
+
+def test_decoder_beam_is_fairseqs_search(corpus: Corpus) -> None:
+    options = "--beam 3 --batch-size 6 --required-batch-size-multiple 1"
+    own = generate(corpus, f"--task translation {options}")
+    plugin = generate(corpus, f"--task spec_dec {options}")
+    lines = [[line for line in run.stdout.splitlines() if re.match("[STHDP]-", line)] for run in (own, plugin)]
+    assert lines[0] == lines[1] and len(lines[0]) == 5 * 36
+
+
+def test_no_sentence_is_dropped(corpus: Corpus) -> None:
+    """fairseq itself drops the last batch if its size is not a multiple of 8."""
+    for options in ("--batch-size 5", "--max-tokens 60"):
+        assert len(hypotheses(generate(corpus, f"--task spec_dec --decoder greedy {options}").stdout)) == 36
+
+
+def test_ensemble(corpus: Corpus) -> None:
+    both = Path(f"{corpus.verifier}:{corpus.verifier}")
+    options = "--batch-size 6 --required-batch-size-multiple 1"
+    own = generate(corpus, f"--task translation --beam 1 {options}", both)
+    ours = generate(corpus, f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} {options}", both)
+    assert hypotheses(own.stdout) == hypotheses(ours.stdout)
+
+
+def test_prefix(corpus: Corpus) -> None:
+    options = "--prefix-size 2 --batch-size 6 --required-batch-size-multiple 1"
+    own = generate(corpus, f"--task translation --beam 1 {options}")
+    ours = generate(corpus, f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} {options}")
+    assert hypotheses(own.stdout) == hypotheses(ours.stdout)
+
+
+def test_drafter_alone_and_relaxed(corpus: Corpus) -> None:
+    options = f"--drafter-path {corpus.drafter} --batch-size 9"
+    assert len(hypotheses(generate(corpus, f"--task spec_dec --decoder nat {options}").stdout)) == 36
+    assert len(hypotheses(generate(corpus, "--task spec_dec --decoder nat", corpus.own_encoder).stdout)) == 36
+    relaxed = generate(corpus, f"--task spec_dec --decoder gad++ --preset high-efficiency {options}")
+    assert len(hypotheses(relaxed.stdout)) == 36
+
+
+def test_statistics_file_adds_up_to_the_summary(corpus: Corpus, tmp_path: Path) -> None:
+    file = tmp_path / "stats.jsonl"
+    run = generate(
+        corpus,
+        f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} --stats-file {file} --batch-size 5",
+    )
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(line["id"] for line in lines) == list(range(36))
+    summary = next(line for line in run.stderr.splitlines() if line.startswith("gad: "))
+    tokens, iterations = (sum(line[name] for line in lines) for name in ("tokens", "iterations"))
+    assert f"36 sentences, {tokens} tokens, {iterations} iterations" in summary
+    assert all(sum(line["accepted"]) == line["tokens"] for line in lines)
+
+
+def test_interactive_with_empty_and_unknown_words(corpus: Corpus) -> None:
+    text = (corpus.text / "test.src").read_text().splitlines()
+    lines = "\n".join([text[0], "", "unheardof " + text[1], text[2]]) + "\n"
+    options = f"{corpus.data} --path {corpus.verifier} --cpu --source-lang src --target-lang tgt --buffer-size 4"
+    outputs = [
+        hypotheses(run_in_process("interactive", f"{options} {more}", input=lines).stdout)
+        for more in (
+            "--task translation --beam 1 --batch-size 4",
+            f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} --batch-size 4",
+            "--task spec_dec --decoder greedy --batch-size 1",
+        )
+    ]
+    assert len(outputs[0]) == 4 and outputs[0] == outputs[1] == outputs[2]
+
+
+def test_overlong_sources_are_handled_by_fairseq(corpus: Corpus) -> None:
+    options = "--max-source-positions 6 --batch-size 4 --required-batch-size-multiple 1"
+    with pytest.raises(Exception, match="max_positions"):
+        generate(corpus, f"--task spec_dec --decoder greedy {options}")
+    skip = "--skip-invalid-size-inputs-valid-test"
+    own = generate(corpus, f"--task translation --beam 1 {options} {skip}")
+    ours = generate(corpus, f"--task spec_dec --decoder greedy {options} {skip}")
+    assert 0 < len(hypotheses(own.stdout)) < 36 and hypotheses(own.stdout) == hypotheses(ours.stdout)
+
+
+# Training and validation
+
+
+def test_validation_counts_accepted_tokens(corpus: Corpus) -> None:
+    assert re.search(r"best_mean_accepted_tokens [\d.]+", corpus.training_log)
+    run = run_in_process(
+        "validate",
+        f"{corpus.data} --path {corpus.drafter} --task spec_dec --verifier-path {corpus.verifier} --valid-subset test "
+        "--cpu --batch-size 9 --log-format simple",
+    )
+    said = run.stdout + run.stderr
+    accepted = float(re.findall(r"mean_accepted_tokens ([\d.]+)", said)[-1])
+    decoded = generate(corpus, f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} --batch-size 9")
+    assert accepted == pytest.approx(float(re.findall(r"([\d.]+) mean accepted", decoded.stderr)[-1]), abs=0.01)
+
+
+def test_bleu_of_a_drafter_in_training(corpus: Corpus, tmp_path: Path) -> None:
+    log = run_in_process(
+        "train",
+        f"{corpus.data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 3 "
+        f"--block-size 4 --eval-bleu --eval-bleu-args '{{\"max_len_b\": 20}}' --best-checkpoint-metric bleu "
+        f"--maximize-best-checkpoint-metric --save-dir {tmp_path}",
+    )
+    assert re.search(r"\| bleu [\d.]+", log.stdout + log.stderr)
+    assert (tmp_path / "checkpoint_best.pt").exists()
+
+
+def test_blockwise_from_a_stock_checkpoint(corpus: Corpus, greedy: dict[int, str], tmp_path: Path) -> None:
+    """Heads on a frozen base with an identity first head: output is exactly the base model's."""
+    log = run_in_process(
+        "train",
+        f"{corpus.data} --task spec_dec --arch blockwise_transformer --base-path {corpus.verifier} --freeze-base "
+        f"--identity-first-head --blockwise-heads 3 {TRAINING} --criterion blockwise_loss --max-update 40 "
+        f"--save-dir {tmp_path}",
+    )
+    assert "mean_accepted_tokens" in log.stdout + log.stderr
+    model = tmp_path / "checkpoint_best.pt"
+    blockwise = generate(corpus, "--task spec_dec --decoder blockwise --batch-size 7", model)
+    assert hypotheses(blockwise.stdout) == greedy
+    stock = generate(corpus, "--task spec_dec --beam 1 --batch-size 7", model)
+    assert hypotheses(stock.stdout) == greedy
+
+
+# Bad input
+
+
+def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """Name -> (options of fairseq-generate, what the error must name)."""
+    truncated = folder / "truncated.pt"
+    truncated.write_bytes(corpus.verifier.read_bytes()[:1000])
+    smaller = folder / "smaller"
+    shutil.copytree(corpus.data, smaller)
+    for dictionary in smaller.glob("dict.*.txt"):
+        dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:9]))
+    ours, path, gad = "--task spec_dec", f"--path {corpus.verifier}", f"--decoder gad --drafter-path {corpus.drafter}"
+    data = str(corpus.data)
+    return {
+        "missing verifier": (
+            f"{data} {ours} --path {folder}/no.pt {gad}",
+            [f"--path {folder}/no.pt: ", "no such file"],
+        ),
+        "truncated verifier": (
+            f"{data} {ours} --path {truncated} {gad}",
+            [f"--path {truncated}: ", "not a fairseq checkpoint", "copy it again"],
+        ),
+        "verifier of other dictionaries": (
+            f"{smaller} {ours} {path} --decoder greedy",
+            [f"--path {corpus.verifier}: ", "embed_tokens", "dictionaries"],
+        ),
+        "missing drafter": (
+            f"{data} {ours} {path} --decoder gad --drafter-path {folder}/no.pt",
+            ["--drafter-path", "no.pt", "no such file"],
+        ),
+        "truncated drafter": (
+            f"{data} {ours} {path} --decoder gad --drafter-path {truncated}",
+            ["--drafter-path", "truncated.pt", "copy it again"],
+        ),
+        "drafter that is none": (
+            f"{data} {ours} {path} --decoder gad --drafter-path {corpus.verifier}",
+            ["--drafter-path", "transformer", "BlockNat"],
+        ),
+        "verifier that is a drafter": (
+            f"{data} {ours} --path {corpus.own_encoder} {gad}",
+            ["--path", "drafter", "--drafter-path"],
+        ),
+        "other dictionary": (
+            f"{corpus.other_data} {ours} {path} {gad}",
+            ["--drafter-path", "dictionary", "fairseq-preprocess"],
+        ),
+        "block beyond the trained": (f"{data} {ours} {path} {gad} --block-size 7", ["--block-size 7", "at most 6"]),
+        "beta below 1": (f"{data} {ours} {path} {gad} --top-beta 0", ["--top-beta 0", "at least 1"]),
+        "block below 1": (f"{data} {ours} {path} {gad} --block-size 0", ["--block-size 0", "at least 1"]),
+        "tau below 0": (f"{data} {ours} {path} {gad} --tau=-1", ["--tau -1", "0 or more"]),
+        "preset and beta": (
+            f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --preset high-quality --top-beta 4",
+            ["--preset high-quality", "--top-beta", "either"],
+        ),
+        "no drafter": (f"{data} {ours} {path} --decoder gad", ["--decoder gad", "--drafter-path"]),
+        "several hypotheses": (f"{data} {ours} {path} {gad} --nbest 2", ["--nbest", "--decoder beam"]),
+        "file in no folder": (
+            f"{data} {ours} {path} {gad} --stats-file {folder}/none/stats.jsonl",
+            ["--stats-file", "none/stats.jsonl", "writable"],
+        ),
+    }
+
+
+BAD_INPUTS = [
+    "missing verifier",
+    "truncated verifier",
+    "verifier of other dictionaries",
+    "missing drafter",
+    "truncated drafter",
+    "drafter that is none",
+    "verifier that is a drafter",
+    "other dictionary",
+    "block beyond the trained",
+    "beta below 1",
+    "block below 1",
+    "tau below 0",
+    "preset and beta",
+    "no drafter",
+    "several hypotheses",
+    "file in no folder",
+]
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_input_is_explained_in_one_line(corpus: Corpus, tmp_path: Path, name: str) -> None:
+    options, named = bad_inputs(corpus, tmp_path)[name]
+    with pytest.raises(Exception) as caught:  # noqa: PT011, B017
+        run_in_process("generate", f"{options} --cpu --quiet")
+    message = explain(caught.value, caught.value.__traceback__)
+    assert message is not None, f"no one-line explanation of {caught.value!r}"
+    assert "\n" not in message
+    for part in named:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["missing verifier", "truncated verifier", "missing drafter"], ["block beyond the trained", "beta below 1"]],
+)
+def test_bad_input_ends_a_command_with_that_line(corpus: Corpus, tmp_path: Path, names: list[str]) -> None:
+    """As a user sees it: exit status, and no traceback."""
+    inputs = bad_inputs(corpus, tmp_path)
+    cases = [inputs[name] for name in names]
+    running = [start_command("generate", f"{options} --cpu") for options, _ in cases]
+    for process, (_, named) in zip(running, cases, strict=True):
+        finished = finish_command(process)
+        assert finished.returncode == 1
+        last = finished.stderr.strip().splitlines()[-1]
+        assert last.startswith("error: ") and all(part in last for part in named)
+        assert "Traceback" not in finished.stderr and not hypotheses(finished.stdout)
+
+
+def test_unknown_decoder(corpus: Corpus) -> None:
+    finished = run_command("generate", f"{corpus.data} --task spec_dec --path {corpus.verifier} --decoder magic --cpu")
+    assert finished.returncode == 2
+    assert "--decoder" in finished.stderr and "magic" in finished.stderr and "gad++" in finished.stderr
+
+
+def test_convolutional_verifier(corpus: Corpus, tmp_path: Path) -> None:
+    convolutions = "--encoder-layers [(32,3)] --decoder-layers [(32,3)] --encoder-embed-dim 32 --decoder-embed-dim 32"
+    run_in_process(
+        "train",
+        f"{corpus.data} --task translation --arch fconv {convolutions} --decoder-out-embed-dim 32 {TRAINING} "
+        f"--criterion cross_entropy --max-update 1 --disable-validation --save-dir {tmp_path}",
+    )
+    with pytest.raises(Exception) as caught:  # noqa: PT011, B017
+        generate(corpus, "--task spec_dec --decoder greedy", tmp_path / "checkpoint_last.pt")
+    message = explain(caught.value, caught.value.__traceback__) or ""
+    assert "--path" in message and "FConv" in message and "--decoder beam" in message
+
+
+def test_interrupt_leaves_no_file_under_its_final_name(corpus: Corpus, tmp_path: Path) -> None:
+    file: Any = tmp_path / "stats.jsonl"
+    process = start_command(
+        "interactive",
+        f"{corpus.data} --source-lang src --target-lang tgt --path {corpus.verifier} --task spec_dec --decoder greedy "
+        f"--stats-file {file} --cpu",
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write((corpus.text / "test.src").read_text().splitlines()[0] + "\n")
+    process.stdin.flush()
+    for line in process.stdout:
+        if line.startswith("H-0"):
+            break
+    assert Path(f"{file}.partial").exists()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    finished = finish_command(process)
+    assert finished.returncode != 0
+    assert not file.exists()

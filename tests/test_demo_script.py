@@ -1,0 +1,263 @@
+"""`train_scripts/demo.sh`: what it refuses, its functions, and one small real run that is interrupted."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = "ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+
+def _environment(**variables: str) -> dict[str, str]:
+    scripts = str(Path(sys.executable).parent)
+    inherited = {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return {
+        **{k: v for k, v in os.environ.items() if k not in ("DATA", "NAME", "TEST")},
+        **inherited,
+        **variables,
+    }
+
+
+def call(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run lines of bash that use functions.sh, in `folder`."""
+    lines = f"set -euo pipefail\nsource '{ROOT}/train_scripts/functions.sh'\n{script}"
+    return subprocess.run(
+        ["bash", "-c", lines],
+        cwd=folder,
+        env=_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the repository, as far as the recipe needs it, so that its outputs go elsewhere."""
+    for part in ("train_scripts", "fairseq_plugins"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    return tmp_path
+
+
+def _write_text(folder: Path, name: str, lines: list[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for language in ("en", "de"):
+        (folder / f"{name}.{language}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A folder of raw text with sets named as in Multi30k."""
+    folder = tmp_path / "text"
+    lines = [" ".join(WORDS[i % 7 : i % 7 + 2 + i % 4]) + ("." if i % 3 else "!") for i in range(60)]
+    for name, count in (("train", 60), ("val", 16), ("test_2016", 8)):
+        _write_text(folder, name, lines[:count])
+    return folder
+
+
+def demo(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the recipe."""
+    return subprocess.run(
+        ["bash", "train_scripts/demo.sh"],
+        cwd=checkout, env=_environment(**variables), capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------- bad input
+
+
+def _refused(result: subprocess.CompletedProcess[str], message: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: ") and message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"DATA": "none", "NAME": "x.en-de"}, "DATA=none: no such folder; "),
+        ({"DATA": "text"}, "NAME is missing; "),
+        ({"DATA": "text", "NAME": ""}, "NAME is missing; "),
+        ({"DATA": "text", "NAME": "multi30k"}, "NAME=multi30k: does not end in two languages; "),
+        ({"DATA": "text", "NAME": "../x.en-de"}, "NAME=../x.en-de: "),
+        ({"DATA": "text", "NAME": "x.en-en"}, "NAME=x.en-en: both languages are en; "),
+        ({"DATA": "text", "NAME": "x.en-fr"}, "text/train.fr: no such file, but train.en is there; "),
+        ({"DATA": "text", "NAME": "x.sv-fr"}, "text/train.sv: no such file (looked for: train); "),
+        ({"DATA": "text", "NAME": "x.en-de", "TEST": "test_2018"}, "text/test_2018.en: no such file "),
+        ({"NAME": "x.de-en"}, "NAME=x.de-en: the generated corpus is en-de; "),
+    ],
+)
+def test_bad_names(checkout: Path, text: Path, variables: dict[str, str], message: str) -> None:
+    _refused(demo(checkout, **variables), message)
+    assert not (checkout / "checkpoints").exists()
+
+
+def test_bad_text(checkout: Path, text: Path) -> None:
+    def refused(message: str) -> None:
+        _refused(demo(checkout, DATA="text", NAME="x.en-de"), message)
+
+    original = (text / "val.de").read_text(encoding="utf-8")
+    (text / "val.de").write_text(original + "mehr\n", encoding="utf-8")
+    refused("text/val.en has 16 lines but ")
+    (text / "val.de").write_text(" \n" * 16, encoding="utf-8")
+    refused("text/val.de: has no text; ")
+    (text / "val.de").write_bytes(b"\xff\xfe\n" * 16)
+    refused("text/val.de: not UTF-8; ")
+    (text / "val.de").unlink()
+    refused("text/val.de: no such file, but val.en is there; ")
+    (text / "val.de").mkdir()
+    refused("text/val.de: not a readable file; ")
+    (text / "val.de").rmdir()
+    (text / "val.de").write_text(original.removesuffix("\n"), encoding="utf-8")  # as good as any
+    _write_text(text, "test_2017", ["zwei"])
+    refused("several test sets (test_2016 test_2017); choose one: TEST=test_2016")
+
+
+# ---------------------------------------------------------------------------------------- functions
+
+
+def test_a_stage_runs_once(tmp_path: Path) -> None:
+    script = 'make() { echo made >>out; }\nstage out "make it" make\nstage out "make it" make'
+    result = call(script, tmp_path)
+    assert (tmp_path / "out").read_text() == "made\n"
+    assert [line[:6] for line in result.stdout.splitlines()] == ["[....]", "[done]", "[have]"]
+
+
+def test_a_failing_stage_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    script = 'trap on_exit EXIT\nfail() { logged log bash -c "echo H-1; echo reason; exit 3"; }\n'
+    script += 'stage out "try" fail; echo after'
+    result = call(script, tmp_path)
+    assert result.returncode == 3
+    assert "reason" in result.stderr and "H-1" not in result.stderr
+    assert "all it said is in log" in result.stderr
+    assert "after" not in result.stdout and "[done]" not in result.stdout
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="needs flock")
+def test_only_one_run_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    holder = subprocess.Popen(["flock", str(tmp_path / "models/.lock"), "sleep", "60"])
+    try:
+        time.sleep(0.5)
+        result = call("lock models/.lock", tmp_path)
+    finally:
+        holder.terminate()
+        holder.wait()
+    _refused(result, "another run is writing to models; ")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_subwords_give_back_the_text(tmp_path: Path, kind: str) -> None:
+    lines = ["Ein Satz, größer als 5 km².", "İstanbul  hat\tviele   Leute …", "a\u2028b\x0bc\r"] * 20
+    (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    result = call(f"learn_subwords model {kind} 80 text; apply_subwords model text pieces", tmp_path)
+    assert result.returncode == 0, result.stderr
+    pieces = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(pieces) == len(lines)
+    joined = [line.replace(" ", "").replace("\u2581", " ").strip() for line in pieces]
+    assert joined == [" ".join(line.split()) for line in lines]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "pieces", "text"]
+
+
+def test_hypotheses_are_put_in_order(tmp_path: Path) -> None:
+    generated = "INFO x\nS-2\tc\nH-2\t-0.5\tC C\nD-2\t-0.5\tCC\nH-0\t-1e-05\tA\nH-3\t-0.1\t\n"
+    (tmp_path / "out").write_text(generated)
+    (tmp_path / "source").write_text("a a\nb\nc\nd\n")
+    call("pair_hypotheses out source paired.en paired.de", tmp_path)
+    assert (tmp_path / "paired.en").read_text() == "a a\nc\nd\n"
+    assert (tmp_path / "paired.de").read_text() == "A\nC C\n\n"
+
+
+def test_updates_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("a b c\na\n")
+    (tmp_path / "target").write_text("a\na b\n")
+    assert (
+        call("count_updates 10 7 source target", tmp_path).stdout == "11\n"
+    )  # 10 epochs of (3 + 1) + (2 + 1) tokens
+
+
+def _checkpoint(file: Path, text: str, whole: bool = True) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data", text * 1000)
+    if not whole:
+        file.write_bytes(file.read_bytes()[:-50])
+
+
+def test_a_half_written_checkpoint_is_mended(tmp_path: Path) -> None:
+    _checkpoint(tmp_path / "checkpoint_best.pt", "best")
+    _checkpoint(tmp_path / "checkpoint_last.pt", "last", whole=False)
+    call("mend_last_checkpoint .", tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
+    _checkpoint(tmp_path / "checkpoint_last.pt", "last")
+    whole = (tmp_path / "checkpoint_last.pt").read_bytes()
+    call("mend_last_checkpoint .", tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == whole
+
+
+def test_progress_of_training(tmp_path: Path) -> None:
+    log = (
+        "2026-11-21 | INFO | fairseq.trainer | begin training epoch 1\n"
+        "2026-11-21 | INFO | train_inner | epoch 002:     40 / 335 loss=9.253, nll_loss=9.02, ppl=521.8, "
+        "wps=3403.5, ups=1.97, wpb=1725.9, num_updates=375, lr=0.0004, wall=150\n"
+        "2026-11-21 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 7.502 | nll_loss 6.9 "
+        "| num_updates 191 | mean_accepted_tokens 3.21 | best_loss 7.5\n"
+    )
+    (tmp_path / "log").write_text(log)
+    assert call("show_training 4.5 <log", tmp_path).stdout.splitlines() == [
+        "       epoch 2, batch 40 of 335, loss 9.25, 3403 words/s, 2:30 of at most 4:30 min",
+        "       epoch 2, 191 updates: loss on the validation set 7.502, mean accepted tokens 3.21",
+    ]
+
+
+# ---------------------------------------------------------------------------------------- the whole recipe
+
+SMALL = {
+    "VOCABULARY": "60", "ENCODER_LAYERS": "1", "DECODER_LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16",
+    "FFN_WIDTH": "16", "HEADS": "2", "VERIFIER_EPOCHS": "2", "DRAFTER_EPOCHS": "2", "BLOCK_SIZE": "3",
+    "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "DISTIL_BATCH": "16",
+    "REPEATS": "1", "TIMING_SENTENCES": "2",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path) -> None:
+    variables = {"DATA": "text", "NAME": "small.en-de", **SMALL}
+    first = subprocess.Popen(
+        ["bash", "train_scripts/demo.sh"],
+        cwd=checkout, env=_environment(**variables), start_new_session=True, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("[....] 4."):
+            time.sleep(1)
+            break
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not (checkout / "checkpoints/small.en-de/verifier").exists()
+
+    second = demo(checkout, **variables)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "[have] 3." in second.stdout and "[done] 7." in second.stdout
+    for model in ("verifier", "drafter"):
+        assert (checkout / f"checkpoints/small.en-de/{model}/checkpoint_best.pt").exists()
+    table = (checkout / "results/small.en-de/table.md").read_text(encoding="utf-8")
+    assert "| gad " in table and "8 of 8" in next(
+        line for line in table.splitlines() if line.startswith("| gad ")
+    )
+    assert not [str(path) for path in checkout.rglob("*.partial*")]
+
+    third = demo(checkout, **variables)
+    assert third.returncode == 0
+    assert "[done]" not in third.stdout and "[....]" not in third.stdout
+    assert "| gad " in third.stdout
+
+    _refused(demo(checkout, **{"NAME": "small.en-de"}), "was made from")

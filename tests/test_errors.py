@@ -1,0 +1,45 @@
+"""Errors of checkpoints that fairseq loads, as one line that names the file; all others keep their traceback."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_plugins.errors import ConfigurationError, explain
+from tests.support import make_task
+
+
+def explained(action: object, *arguments: object) -> str | None:
+    """What the user is told when a call fails."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011, B017
+        action(*arguments)  # type: ignore[operator]
+    return explain(caught.value, caught.value.__traceback__)
+
+
+def test_option_is_named_only_where_it_named_the_file(tmp_path: Path) -> None:
+    """`--restore-file` of fairseq-train is read by the same function as `--path` of fairseq-generate."""
+    path = tmp_path / "half.pt"
+    path.write_bytes(b"PK\x03\x04 and no more")
+    restored = explained(checkpoint_utils.load_checkpoint_to_cpu, str(path))
+    assert restored is not None and restored.startswith(f"{path}: truncated") and "--path" not in restored
+    decoded = explained(checkpoint_utils.load_model_ensemble, [str(path)], None, make_task())
+    assert decoded is not None and decoded.startswith(f"--path {path}: truncated")
+
+
+def test_message_is_one_line() -> None:
+    error = ConfigurationError("--tau 3:\n  too\n  much")
+    assert explain(error, None) == "--tau 3: too much"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape"), OSError("Model file not found: x"), KeyError("model")])
+def test_errors_elsewhere_keep_their_traceback(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    assert explained(fail) is None
+
+
+def test_wrong_weights_of_our_own_making_keep_their_traceback() -> None:
+    layer = torch.nn.Linear(2, 3)
+    assert explained(layer.load_state_dict, torch.nn.Linear(3, 3).state_dict()) is None

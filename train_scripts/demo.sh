@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+# From nothing to a table of what draft-and-verify decoding gains. Usually run by `make demo`.
+#
+#   train_scripts/demo.sh                                       a generated corpus; at most 15 minutes on two slow cores
+#   DATA=folder NAME=multi30k.en-de train_scripts/demo.sh       a folder of raw text: train, valid (val, dev) and test
+#
+# corpus -> subwords -> verifier (an ordinary fairseq Transformer) -> its own translations of the training set (Seq-KD)
+# -> drafter -> table. A stage whose output exists is skipped: an interrupted run goes on where it was.
+set -euo pipefail
+
+if [ -n "${DATA:-}" ] && [ -d "$DATA" ]; then DATA=$(cd "$DATA" && pwd); fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
+# shellcheck source=train_scripts/functions.sh
+source train_scripts/functions.sh
+
+# ------------------------------------------------------------------------------------------------ what it costs
+# Every number below can be set from the environment, for example VERIFIER_MINUTES=20 make demo.
+
+if [ -z "${DATA:-}" ]; then
+    : "${TRAIN_PAIRS:=24000}" "${VALID_PAIRS:=500}" "${TEST_PAIRS:=500}"
+    : "${SUBWORDS:=bpe}" "${VOCABULARY:=2000}"
+    : "${ENCODER_LAYERS:=3}" "${DECODER_LAYERS:=3}" "${DRAFTER_LAYERS:=3}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}"
+    : "${DROPOUT:=0.1}"
+    : "${VERIFIER_EPOCHS:=5}" "${VERIFIER_MINUTES:=4}"
+    : "${DRAFTER_EPOCHS:=5}" "${DRAFTER_MINUTES:=5.5}" "${BLOCK_SIZE:=6}"
+    : "${MAX_TOKENS:=2000}" "${LR:=0.002}" "${WARMUP_UPDATES:=200}"
+    : "${SAVE_INTERVAL_UPDATES:=200}" "${LOG_INTERVAL:=10}"
+else
+    : "${SUBWORDS:=unigram}" "${VOCABULARY:=8000}"
+    : "${ENCODER_LAYERS:=4}" "${DECODER_LAYERS:=4}" "${DRAFTER_LAYERS:=4}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}"
+    : "${DROPOUT:=0.3}"
+    : "${VERIFIER_EPOCHS:=20}" "${VERIFIER_MINUTES:=0}"  # 0: no limit
+    : "${DRAFTER_EPOCHS:=20}" "${DRAFTER_MINUTES:=0}"
+    : "${MAX_TOKENS:=4000}" "${LR:=0.002}" "${WARMUP_UPDATES:=1000}"
+    : "${SAVE_INTERVAL_UPDATES:=500}" "${LOG_INTERVAL:=20}"
+fi
+: "${BLOCK_SIZE:=10}" "${BLOCKS_PER_SENTENCE:=4}"
+: "${DISTIL_BATCH:=128}"
+: "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
+: "${SEED:=1}"
+[ -n "${NAME:-}" ] || NAME=${DATA:+missing}
+: "${NAME:=cldr.en-de}"
+
+# ------------------------------------------------------------------------------------------------ input
+
+[ "$NAME" != missing ] || die "DATA=$DATA: NAME is missing; add a name for the results that ends in the two languages, such as NAME=mytext.en-de"
+[[ $NAME =~ ^([A-Za-z0-9_-][A-Za-z0-9._-]*\.)?([A-Za-z0-9_]+)-([A-Za-z0-9_]+)$ ]] ||
+    die "NAME=$NAME: does not end in two languages; name it like multi30k.en-de, for text in FILE.en and FILE.de"
+src=${BASH_REMATCH[2]}
+tgt=${BASH_REMATCH[3]}
+[ "$src" != "$tgt" ] || die "NAME=$NAME: both languages are $src; name it like multi30k.en-de"
+
+bin=data-bin/$NAME
+models=checkpoints/$NAME
+results=results/$NAME
+logs=$models/logs
+verifier=$models/verifier/checkpoint_best.pt
+drafter=$models/drafter/checkpoint_best.pt
+
+if [ -n "${DATA:-}" ]; then
+    [ -d "$DATA" ] || die "DATA=$DATA: no such folder; give one with train.$src, train.$tgt, val.$src, val.$tgt, test.$src, test.$tgt"
+    train_set=$(find_set "$DATA" "$src" "$tgt" train)
+    valid_set=$(find_set "$DATA" "$src" "$tgt" valid val dev)
+    if [ -n "${TEST:-}" ]; then test_set=$(find_set "$DATA" "$src" "$tgt" "$TEST"); else test_set=$(find_test_set "$DATA" "$src" "$tgt"); fi
+    for set in "$train_set" "$valid_set" "$test_set"; do check_pair "$set" "$src" "$tgt"; done
+    origin=$DATA
+else
+    [ "$src-$tgt" = en-de ] || die "NAME=$NAME: the generated corpus is en-de; use a name that ends so, or give DATA=folder"
+    train_set=$bin/raw/train valid_set=$bin/raw/valid test_set=$bin/raw/test
+    origin="the generated corpus"
+fi
+
+mkdir -p "$bin" "$models" "$logs" "$results"
+lock "$models/.lock"
+trap on_exit EXIT
+if [ ! -e "$bin/origin.txt" ]; then say "$origin" >"$bin/origin.txt"; fi
+[ "$(cat "$bin/origin.txt")" = "$origin" ] ||
+    die "NAME=$NAME: $bin was made from $(cat "$bin/origin.txt"); choose another NAME, or remove $bin, $models and $results"
+
+# ------------------------------------------------------------------------------------------------ stages
+
+make_corpus() {
+    rm -rf "$bin/raw.partial"
+    logged "$logs/corpus.log" python -m fairseq_plugins.data.cldr_corpus --out "$bin/raw.partial" \
+        --train "$TRAIN_PAIRS" --valid "$VALID_PAIRS" --test "$TEST_PAIRS"
+    mv "$bin/raw.partial" "$bin/raw"
+}
+
+make_subwords() {
+    logged "$logs/subwords.log" learn_subwords "$bin/subwords.model" "$SUBWORDS" "$VOCABULARY" "$train_set.$src" "$train_set.$tgt"
+}
+
+# The dictionary is moved last: it says that all is there.
+binarise() {
+    local part=$bin/binarised.partial language
+    rm -rf "$part"
+    mkdir -p "$part/text"
+    for language in "$src" "$tgt"; do
+        apply_subwords "$bin/subwords.model" "$train_set.$language" "$part/text/train.$language"
+        apply_subwords "$bin/subwords.model" "$valid_set.$language" "$part/text/valid.$language"
+        apply_subwords "$bin/subwords.model" "$test_set.$language" "$part/text/test.$language"
+    done
+    logged "$logs/preprocess.log" fairseq-preprocess --source-lang "$src" --target-lang "$tgt" --joined-dictionary \
+        --trainpref "$part/text/train" --validpref "$part/text/valid" --testpref "$part/text/test" --destdir "$part"
+    rm -rf "$bin/text"
+    mv "$part/text" "$part"/*.bin "$part"/*.idx "$part/dict.$src.txt" "$bin"
+    mv "$part/dict.$tgt.txt" "$bin"
+    rm -rf "$part"
+}
+
+# Options that verifier and drafter share
+training=(
+    --user-dir fairseq_plugins --source-lang "$src" --target-lang "$tgt" --share-all-embeddings
+    --encoder-layers "$ENCODER_LAYERS" --encoder-embed-dim "$WIDTH" --encoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS"
+    --decoder-embed-dim "$WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --decoder-attention-heads "$HEADS"
+    --dropout "$DROPOUT" --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
+    --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS"
+    --save-interval-updates "$SAVE_INTERVAL_UPDATES" --skip-invalid-size-inputs-valid-test --num-workers 1 --seed "$SEED"
+)
+
+# An ordinary model of fairseq's own translation task: any such checkpoint can be a verifier.
+train_verifier() {
+    train "$models/verifier" "$logs/verifier.log" "$VERIFIER_MINUTES" \
+        fairseq-train "$bin" --task translation --arch transformer "${training[@]}" \
+        --decoder-layers "$DECODER_LAYERS" --criterion label_smoothed_cross_entropy --max-epoch "$VERIFIER_EPOCHS"
+}
+
+# translate SUBSET PART: the verifier's greedy translations, paired with their sources, in PART
+translate() {
+    local generated=$2/$1.out
+    current_log=$logs/distil-$1.log
+    fairseq-generate "$bin" --user-dir fairseq_plugins --task spec_dec --decoder greedy --source-lang "$src" --target-lang "$tgt" \
+        --path "$verifier" --gen-subset "$1" --batch-size "$DISTIL_BATCH" --skip-invalid-size-inputs-valid-test \
+        --log-format none 2>"$current_log" | tee "$generated" | show_decoding "$(awk 'END { print NR }' "$bin/text/$1.$src")"
+    pair_hypotheses "$generated" "$bin/text/$1.$src" "$2/$1.$src" "$2/$1.$tgt"
+}
+
+distil() {
+    local part=$bin/distilled.partial subset
+    rm -rf "$part"
+    mkdir -p "$part/text"
+    for subset in train valid; do translate "$subset" "$part/text"; done
+    logged "$logs/distil-preprocess.log" fairseq-preprocess --source-lang "$src" --target-lang "$tgt" \
+        --srcdict "$bin/dict.$src.txt" --tgtdict "$bin/dict.$tgt.txt" \
+        --trainpref "$part/text/train" --validpref "$part/text/valid" --destdir "$part"
+    rm -rf "$part/text"
+    mv "$part" "$bin/distilled"
+}
+
+train_drafter() {
+    train "$models/drafter" "$logs/drafter.log" "$DRAFTER_MINUTES" \
+        fairseq-train "$bin/distilled" --task spec_dec --arch block_nat "${training[@]}" \
+        --decoder-layers "$DRAFTER_LAYERS" --criterion glat_loss --max-epoch "$DRAFTER_EPOCHS" \
+        --glancing-updates "$(count_updates "$DRAFTER_EPOCHS" "$MAX_TOKENS" "$bin/text/train.$src" "$bin/text/train.$tgt")" \
+        --verifier-path "$verifier" --share-encoder --init-decoder-from "$verifier" --activation-fn relu --src-embedding-copy \
+        --block-size "$BLOCK_SIZE" --blocks-per-sentence "$BLOCKS_PER_SENTENCE" \
+        --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric
+}
+
+# One thread: with more, the many small operations of decoding one sentence cost more than they gain, fairseq's too.
+measure() {
+    OMP_NUM_THREADS=${DECODING_THREADS:-1} python -m fairseq_plugins.reports.compare "$bin" --source-lang "$src" --target-lang "$tgt" \
+        --path "$verifier" --drafter-path "$drafter" --block-size "$BLOCK_SIZE" \
+        --remove-bpe sentencepiece --reference "$test_set.$tgt" --skip-invalid-size-inputs-valid-test \
+        --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$results"
+}
+
+say "Demo $NAME: ${origin}, models in $models, logs in $logs."
+if [ -z "${DATA:-}" ]; then
+    stage "$bin/raw" "1. generate a corpus of $TRAIN_PAIRS sentence pairs" make_corpus
+fi
+stage "$bin/subwords.model" "2. learn $VOCABULARY subwords" make_subwords
+stage "$bin/dict.$tgt.txt" "3. binarise the text" binarise
+stage "$models/verifier" "4. train the verifier, an ordinary fairseq Transformer" train_verifier
+stage "$bin/distilled" "5. translate the training set with the verifier, for the drafter to learn from" distil
+stage "$models/drafter" "6. train the drafter" train_drafter
+if [ -e "$results/table.md" ]; then
+    say "[have] 7. the table: $results/table.md (remove it to measure again)"
+    say
+    cat "$results/table.md"
+else
+    stage "$results/table.md" "7. compare decoders on the test set" measure
+fi
+say
+say "Finished in $(duration $SECONDS) min. The table is also in $results/table.md and table.json."

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Installs the package and all it needs into a virtual environment. Usually run by `make`.
+#
+#   train_scripts/setup.sh [VENV [STAMP]]
+#
+# PYTHON        interpreter; default: the first of python3.12, python3.11 that runs
+# TORCH_INDEX   further package index for torch, such as https://download.pytorch.org/whl/cpu
+#
+# Safe to run again: what is installed already is kept, and STAMP is written only when everything works.
+#
+# fairseq is compiled here, against the torch it will run with: of the ready wheels that exist (Python 3.12) the C++ parts do
+# not load under this torch. The build imports torch, which under pip's usual build isolation would be another one, downloaded
+# for the build alone; so torch comes first, and the rest is installed with --no-build-isolation. pip keeps the wheel it
+# built: a second environment is quick.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=${1:-.venv}
+stamp=${2:-$venv/.setup-done}
+log=$venv/setup.log
+
+say() { printf '%s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+trap 'printf "\nSet-up interrupted. The next make takes it up again.\n" >&2; exit 130' INT TERM
+
+# A name on the PATH is not enough: version managers leave shims for versions that are not active.
+runs() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        runs "$PYTHON" || die "PYTHON=$PYTHON does not run, is not 3.11 or 3.12, or lacks the venv module (Debian, Ubuntu: apt install python3-venv)"
+        say "$PYTHON"
+        return
+    fi
+    for name in python3.12 python3.11 python3; do
+        if runs "$name"; then say "$name"; return; fi
+    done
+    die "no Python 3.11 or 3.12 with the venv module found (tried python3.12, python3.11, python3); install one (Debian, Ubuntu: apt install python3-venv python3-dev) or name it: make setup PYTHON=/path/to/python3.11"
+}
+
+# pip's talk goes to the log; of a failure the end is shown
+pip_install=("$venv/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt)
+install() { "${pip_install[@]}" "$@"; }
+install_quietly() {
+    "${pip_install[@]}" "$@" >>"$log" 2>&1 || { tail -n 30 "$log" >&2; return 1; }
+}
+
+installed() { "$venv/bin/python" -c 'import sys; from importlib.metadata import version; version(sys.argv[1])' "$1" 2>/dev/null; }
+
+if runs "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    say "Set-up: using the environment in $venv ($("$venv/bin/python" --version)). To change the Python, remove $venv first."
+else
+    python=$(find_python)
+    say "Set-up: making a new environment in $venv with $python ($("$python" --version))."
+    "$python" -m venv --clear "$venv"
+fi
+
+say "Set-up: what pip says goes to $log."
+: >"$log"
+
+install_quietly --upgrade pip || die "pip could not be brought up to date: is a package index reachable?"
+torch=(torch cython numpy 'setuptools<81' wheel)
+if [ -n "${TORCH_INDEX:-}" ]; then torch+=(--extra-index-url "$TORCH_INDEX"); fi
+install_torch=install_quietly
+if installed torch; then
+    say "Set-up 1/3: torch is there."
+else
+    say "Set-up 1/3: installing torch (200 MB to 3 GB to download, depending on the platform) ..."
+    if [ "$(uname -s)" = Linux ] && [ -z "${TORCH_INDEX:-}" ] && ! command -v nvidia-smi >/dev/null; then
+        say "            No GPU found. The smaller torch, for the CPU only: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+    fi
+    if [ -t 1 ]; then install_torch=install; fi # somebody watches: show how the download gets on
+fi
+"$install_torch" "${torch[@]}" || die "torch could not be installed (the reason is above)"
+
+if installed fairseq-fixed; then
+    say "Set-up 2/3: fairseq is there."
+else
+    say "Set-up 2/3: installing fairseq. The first time this compiles C++ and Cython, which takes 2 to 5 minutes ..."
+fi
+install_quietly --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1 ||
+    die "fairseq could not be built (the reason is above). It needs a C++ compiler and the headers of Python (Debian, Ubuntu: apt install g++ python3-dev)"
+
+say "Set-up 3/3: installing this package, its requirements and the test tools ..."
+install_quietly --no-build-isolation --editable '.[test,reports]' || die "the package could not be installed (the reason is above)"
+
+"$venv/bin/python" - <<'PY' || die "the installed packages do not work together (the reason is above): remove $venv and try again"
+import logging
+import platform
+
+logging.disable(logging.INFO)  # fairseq's hints about optional packages
+
+import fairseq
+import torch
+from fairseq import libbase, libbleu, libnat  # noqa: F401  (C++)
+from fairseq.data import data_utils_fast, token_block_utils_fast  # noqa: F401  (Cython)
+
+device = "with a GPU" if torch.cuda.is_available() else "on the CPU"
+print(f"Set-up finished: Python {platform.python_version()}, torch {torch.__version__} {device}, fairseq {fairseq.__version__}.")
+PY
+touch "$stamp"
