@@ -309,6 +309,9 @@ def run_in_process(
         contextlib.redirect_stderr(err),
     ):
         root.addHandler(handler)
+        # Commands of this project that other tests ran have set the level of the whole process.
+        level = root.level
+        root.setLevel(logging.INFO)
         # fairseq-train remembers the best score of a process here.
         vars(checkpoint_utils.save_checkpoint).pop("best", None)
         try:
@@ -317,4 +320,5 @@ def run_in_process(
             gc.collect()
         finally:
             root.removeHandler(handler)
+            root.setLevel(level)
     return subprocess.CompletedProcess(argv, 0, out.getvalue(), err.getvalue())

@@ -38,7 +38,6 @@ def texts(events: EventAccumulator, name: str) -> dict[int, str]:
 
 def train(corpus: Corpus, folder: Path, *more: str) -> str:
     """Train a drafter for two epochs or so; return its log."""
-    logging.getLogger().setLevel(logging.INFO)  # commands of other tests silence it
     run = run_in_process(
         "train",
         f"{corpus.data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 24 "
