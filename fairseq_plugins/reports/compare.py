@@ -1,6 +1,7 @@
 """One table of decoders on one test set: quality, identity with fairseq's output, iterations and speed.
 
-    spec-dec-compare DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--results FOLDER]
+    spec-dec-compare DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--blockwise-path HEADS.pt] \
+        [--results FOLDER]
 
 All options of fairseq-generate are understood too. Everything is measured in one process, with models loaded
 once. Speed is measured with the decoders taking turns, so that whatever else the machine does meanwhile falls
@@ -12,7 +13,6 @@ import ast
 import datetime
 import json
 import logging
-import os
 import platform
 import shlex
 import statistics
@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,40 +32,27 @@ from omegaconf import DictConfig, OmegaConf
 from tabulate import tabulate
 from tqdm import tqdm
 
-from fairseq_plugins.errors import ConfigurationError, explain
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import load_model
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.reports.cli import run_command
+from fairseq_plugins.reports.contenders import (
+    BEAM_1,
+    BEAM_5,
+    BLOCKWISE,
+    CONTENDERS,
+    DRAFTER,
+    Contender,
+    choose,
+    heads_are_lossless,
+)
+from fairseq_plugins.reports.files import write_atomically
 
 logger = logging.getLogger("spec-dec-compare")
 
 WARM_UP_SENTENCES = 5
 DEFAULT_BATCH_SIZE = 32
 
-
-@dataclass(frozen=True)
-class Contender:
-    """One row of the table: a decoder and its settings. A new decoder is a new line in `CONTENDERS`."""
-
-    name: str
-    decoder: str  # value of --decoder
-    beam: int = 1
-    task_options: Mapping[str, Any] = field(default_factory=dict)  # fields of the task's config
-    needs: str | None = None  # the task option without which the row is left out
-    lossless: bool = False  # must give fairseq's own beam=1 output
-
-
-BEAM_5 = "fairseq beam 5"
-BEAM_1 = "fairseq beam 1"
-
-CONTENDERS: tuple[Contender, ...] = (
-    Contender(BEAM_5, "beam", beam=5),
-    Contender(BEAM_1, "beam"),
-    Contender("greedy", "greedy", lossless=True),
-    Contender("nat", "nat", needs="drafter_path"),
-    Contender("gad", "gad", needs="drafter_path", lossless=True),
-    Contender("gad++ high-quality", "gad++", task_options={"preset": "high-quality"}, needs="drafter_path"),
-    Contender(
-        "gad++ high-efficiency", "gad++", task_options={"preset": "high-efficiency"}, needs="drafter_path"
-    ),
-)
 
 Tokens = tuple[int, ...]  # ids of one output sentence
 
@@ -107,13 +94,19 @@ def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Token
 class Bench:
     """The models, the data and the task, loaded once; decodes any contender on any sentences."""
 
-    def __init__(self, cfg: DictConfig) -> None:
-        """`cfg` is fairseq's whole configuration, as fairseq-generate gets it."""
+    def __init__(self, cfg: DictConfig, blockwise_path: str | None = None) -> None:
+        """Load everything.
+
+        Args:
+            cfg: fairseq's whole configuration, as fairseq-generate gets it.
+            blockwise_path: checkpoint of a `blockwise_transformer`, for the row that is one.
+        """
         self.cfg = cfg
         self.cuda = torch.cuda.is_available() and not cfg.common.cpu
         self.task = tasks.setup_task(cfg.task)
         self.task.reports_summary = False  # the table says it all
         self.models = self._load_models()
+        self.blockwise = self._load_blockwise(blockwise_path)
         self.subset = cfg.dataset.gen_subset
         self._load_data()
         self.tokenizer = self.task.build_tokenizer(cfg.tokenizer)
@@ -125,13 +118,20 @@ class Bench:
             arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
             task=self.task,
         )
-        for model in models:
-            if self.cfg.common.fp16:
-                model.half()
-            if self.cuda:
-                model.cuda()
-            model.prepare_for_inference_(self.cfg)
-        return models
+        return [self._prepared(model) for model in models]
+
+    def _load_blockwise(self, path: str | None) -> torch.nn.Module | None:
+        if path is None:
+            return None
+        return self._prepared(load_model(path, self.task, BLOCKWISE, required=BlockwiseTransformer))
+
+    def _prepared(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.cfg.common.fp16:
+            model.half()
+        if self.cuda:
+            model.cuda()
+        model.prepare_for_inference_(self.cfg)
+        return model
 
     def _load_data(self) -> None:
         try:
@@ -163,9 +163,38 @@ class Bench:
         before = {option: self.task.cfg[option] for option in wanted}
         try:
             self.task.cfg.update(wanted)
-            return self.task.build_generator(self.models, generation)
+            models = [self.blockwise] if contender.needs == BLOCKWISE else self.models
+            return self.task.build_generator(models, generation)
         finally:
             self.task.cfg.update(before)
+
+    def cannot_run(self, contender: Contender) -> str | None:
+        """Return why a row has to be left out, None for one that can run."""
+        if contender.needs == DRAFTER and self.cfg.task.drafter_path is None:
+            return f"without {DRAFTER}"
+        if contender.needs == BLOCKWISE and self.blockwise is None:
+            return f"without {BLOCKWISE}"
+        if contender.decoder == "iad" and self.task.source_dictionary != self.task.target_dictionary:
+            return "dictionaries of source and target differ"
+        if contender.decoder == "nat" and self.cfg.generation.prefix_size > 0:
+            return f"--prefix-size {self.cfg.generation.prefix_size}"
+        return None
+
+    def runnable(self, contenders: Sequence[Contender]) -> list[Contender]:
+        """Return those that can run, and say in a line why others cannot."""
+        reasons: dict[str, list[str]] = {}
+        chosen = []
+        for contender in contenders:
+            reason = self.cannot_run(contender)
+            if reason is not None:
+                reasons.setdefault(reason, []).append(contender.name)
+            elif contender.needs == BLOCKWISE:
+                chosen.append(replace(contender, lossless=heads_are_lossless(self.blockwise, self.models)))
+            else:
+                chosen.append(contender)
+        for reason, names in reasons.items():
+            logger.info("%s: left out %s", reason, ", ".join(names))
+        return chosen
 
     def batches(self, numbers: Sequence[int], batch_size: int) -> Iterator[dict]:
         """Yield fairseq samples of `batch_size` sentences each, on the device."""
@@ -389,8 +418,11 @@ def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     return tabulate(body, headers=header, tablefmt="github", colalign=alignment, disable_numparse=True)
 
 
-def notes(bench: Bench, rows: Sequence[Row], plan: Plan, command: str, has_bleu: bool) -> list[str]:
+def notes(
+    bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan, command: str, has_bleu: bool
+) -> list[str]:
     """Return the lines below the table: what the columns mean, and how it was measured."""
+    lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     quality_batch = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
     lines = [
         f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {quality_batch}: BLEU; "
@@ -398,6 +430,7 @@ def notes(bench: Bench, rows: Sequence[Row], plan: Plan, command: str, has_bleu:
         f"per iteration.",
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs, "
         f"time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
+        f"Lossless by construction: {lossless}.",
         f"Machine: {machine()}",
         f"Command: {command}",
     ]
@@ -419,14 +452,6 @@ def as_json(rows: Sequence[Row], lines: Sequence[str], batch_sizes: Sequence[int
             }
         records.append(record)
     return json.dumps({"rows": records, "notes": list(lines)}, indent=2, ensure_ascii=False) + "\n"
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Write a file so that it exists whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
 
 
 def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender]) -> None:
@@ -470,23 +495,11 @@ def get_parser() -> argparse.ArgumentParser:
         "--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)"
     )
     known = ", ".join(c.name for c in CONTENDERS)
-    group.add_argument("--contenders", metavar="NAME,NAME", help=f"rows besides {BEAM_1}; all: {known}")
+    group.add_argument("--decoders", metavar="NAME,NAME", help=f"rows besides {BEAM_1}, all by default: {known}")
+    group.add_argument(
+        "--blockwise-path", metavar="MODEL.pt", help="checkpoint of a blockwise_transformer, for the row blockwise"
+    )
     return parser
-
-
-def choose(names: str | None, cfg: DictConfig) -> list[Contender]:
-    """Return the wanted contenders that can run (default: all); fairseq's beam=1 is always in."""
-    wanted = None if names is None else [name.strip() for name in names.split(",")]
-    unknown = [name for name in wanted or [] if name not in {c.name for c in CONTENDERS}]
-    if unknown:
-        known = ", ".join(c.name for c in CONTENDERS)
-        raise ConfigurationError(f"--contenders {unknown[0]}: no such contender; choose from: {known}")
-    chosen = [c for c in CONTENDERS if wanted is None or c.name in wanted or c.name == BEAM_1]
-    missing = [c for c in chosen if c.needs is not None and not cfg.task.get(c.needs)]
-    if missing:
-        option = "--" + str(missing[0].needs).replace("_", "-")
-        logger.info("without %s: left out %s", option, ", ".join(c.name for c in missing))
-    return [c for c in chosen if c not in missing]
 
 
 def leave_the_decoder_to_us(cfg: DictConfig) -> None:
@@ -499,14 +512,14 @@ def leave_the_decoder_to_us(cfg: DictConfig) -> None:
     cfg.task.update(decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 
 
-def check_paths(cfg: DictConfig) -> None:
+def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
     """Refuse files that are not there, before anything is loaded."""
     if not cfg.common_eval.path:
         raise ConfigurationError("--path is missing; give the checkpoint of the verifier")
     if not Path(str(cfg.task.data)).is_dir():
         raise ConfigurationError(f"{cfg.task.data}: no such folder; give one that fairseq-preprocess wrote")
     drafter = cfg.task.get("drafter_path")
-    for option, paths in (("--path", cfg.common_eval.path), ("--drafter-path", drafter)):
+    for option, paths in (("--path", cfg.common_eval.path), (DRAFTER, drafter), (BLOCKWISE, blockwise_path)):
         for path in utils.split_paths(paths) if paths else []:
             if not Path(path).is_file():
                 raise ConfigurationError(f"{option} {path}: no such file; give a checkpoint of fairseq-train")
@@ -518,11 +531,12 @@ def run(argv: Sequence[str]) -> None:
         warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
         args = options.parse_args_and_arch(get_parser(), input_args=list(argv))
         cfg = convert_namespace_to_omegaconf(args)
-    check_paths(cfg)
+    wanted = choose(args.decoders)
+    check_paths(cfg, args.blockwise_path)
     leave_the_decoder_to_us(cfg)
-    contenders = choose(args.contenders, cfg)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats)
-    bench = Bench(cfg)
+    bench = Bench(cfg, args.blockwise_path)
+    contenders = bench.runnable(wanted)
     if not bench.order:
         raise ConfigurationError(f"--gen-subset {bench.subset}: has no sentences; choose another")
     references = bench.references(args.reference)
@@ -530,30 +544,21 @@ def run(argv: Sequence[str]) -> None:
 
     table = markdown_table(rows, plan.batch_sizes)
     command = shlex.join(["spec-dec-compare", *argv])
-    lines = notes(bench, rows, plan, command, references is not None)
+    lines = notes(bench, contenders, rows, plan, command, references is not None)
     print(table + "\n")
     print("\n".join(lines))
     warn_if_lossy(rows, contenders)
     if args.results:
         folder = Path(args.results)
-        write_atomically(folder / "table.json", as_json(rows, lines, plan.batch_sizes))
-        write_atomically(folder / "table.md", table + "\n\n" + "".join(f"- {line}\n" for line in lines))
+        write_atomically(folder / "table.json", as_json(rows, lines, plan.batch_sizes), "--results")
+        markdown = table + "\n\n" + "".join(f"- {line}\n" for line in lines)
+        write_atomically(folder / "table.md", markdown, "--results")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `spec-dec-compare`: 0, or 2 after a one-line error."""
-    # By force: modules of fairseq have set up their own, more talkative, at import.
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s", force=True)
     logger.setLevel(logging.INFO)
-    try:
-        run(sys.argv[1:] if argv is None else argv)
-    except Exception as error:
-        message = explain(error, error.__traceback__)
-        if message is None:
-            raise
-        print(f"spec-dec-compare: error: {message}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command("spec-dec-compare", run, argv)
 
 
 if __name__ == "__main__":

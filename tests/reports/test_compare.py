@@ -11,7 +11,9 @@ from fairseq_cli import preprocess, train
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.reports import compare
-from fairseq_plugins.reports.compare import BEAM_1, BEAM_5, CONTENDERS, Contender, Row
+from fairseq_plugins.reports.compare import Row
+from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CONTENDERS, Contender
+from tests.conftest import Corpus
 
 SENTENCES = 6
 WORDS = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
@@ -24,7 +26,7 @@ def _train(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
-    """A data folder, and a verifier and its drafter after one update each."""
+    """A data folder, and a verifier, its drafter, and heads on it and on another base, after one update each."""
     folder = tmp_path_factory.mktemp("trained")
     lines = [" ".join(WORDS[start : start + 4]) for start in range(SENTENCES)]
     for language in ("en", "de"):
@@ -64,9 +66,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
         str(folder / "drafter"),
         *common,
     )
+    heads = ["--task", "spec_dec", "--arch", "blockwise_transformer", "--criterion", "blockwise_loss"]
+    heads += ["--blockwise-heads", "3", "--identity-first-head"]
+    _train(data, *heads, "--base-path", verifier, "--freeze-base", "--save-dir", str(folder / "heads"), *common)
+    _train(data, *heads, "--seed", "9", "--save-dir", str(folder / "other_heads"), *common)
     return Namespace(
         data=data,
         verifier=verifier,
+        heads=str(folder / "heads" / "checkpoint_last.pt"),
+        other_heads=str(folder / "other_heads" / "checkpoint_last.pt"),
         drafter=str(folder / "drafter" / "checkpoint_last.pt"),
         reference=str(folder / "text.de"),
     )
@@ -78,7 +86,8 @@ def _quick(trained: Namespace) -> list[str]:
 
 
 def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--results", str(tmp_path)]
+    arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2"]
+    arguments += ["--blockwise-path", trained.heads, "--results", str(tmp_path)]
     assert compare.main([*arguments, "--reference", trained.reference]) == 0
 
     result = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
@@ -86,7 +95,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert list(rows) == [contender.name for contender in CONTENDERS]
     for contender in CONTENDERS:
         row = rows[contender.name]
-        if contender.lossless:
+        if contender.lossless or contender.name == "blockwise":
             assert (row["identical"], row["identical_batch1"]) == (SENTENCES, 3), contender.name
         assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
         assert row["bleu"] is not None
@@ -98,7 +107,8 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     printed, progress = capsys.readouterr()
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert table.splitlines()[0] in printed
-    for line in ("sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare "):
+    lossless = "Lossless by construction: greedy, gad, blockwise, iad, jacobi, gs-jacobi, hybrid-jacobi."
+    for line in ("sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
         assert line in printed and line in table
     assert "differs from" not in progress
     assert not list(tmp_path.glob("*.partial"))
@@ -110,6 +120,23 @@ def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str])
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:5]] == [BEAM_5, BEAM_1, "greedy"]
     assert "at batch 1" not in printed.splitlines()[0]
     assert "without --drafter-path: left out nat, gad" in log
+    assert "without --blockwise-path: left out blockwise\n" in log
+
+
+def test_heads_on_another_base_are_not_lossless(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([*_quick(trained), "--decoders", "blockwise", "--blockwise-path", trained.other_heads]) == 0
+    printed, log = capsys.readouterr()
+    assert "| blockwise " in printed and "Lossless by construction: none." in printed
+    assert "differs from" not in log
+
+
+def test_rows_of_two_dictionaries(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = "--repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --cpu --decoders iad,gs-jacobi"
+    assert compare.main([str(corpus.data), "--path", str(corpus.verifier), *limits.split()]) == 0
+    printed, log = capsys.readouterr()
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:4]] == [BEAM_1, "gs-jacobi"]
+    assert "36 of 36" in printed.splitlines()[3]
+    assert "dictionaries of source and target differ: left out iad" in log
 
 
 def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +147,7 @@ def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[s
         "--drafter-path",
         trained.drafter,
     ]
-    assert compare.main([*arguments, "--contenders", "gad"]) == 0
+    assert compare.main([*arguments, "--decoders", "gad"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in table[2:4]] == [BEAM_1, "gad"]
     assert f"{SENTENCES} of {SENTENCES}" in table[3]
@@ -131,9 +158,10 @@ def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[s
     [
         (["--path", "none.pt"], "--path none.pt: no such file; "),
         (["--drafter-path", "none.pt"], "--drafter-path none.pt: no such file; "),
+        (["--blockwise-path", "none.pt"], "--blockwise-path none.pt: no such file; "),
         (["--gen-subset", "none"], "--gen-subset none: no such subset in "),
         (["--reference", "none"], "--reference none: No such file or directory; "),
-        (["--contenders", "gad,none"], "--contenders none: no such contender; choose from: "),
+        (["--decoders", "gad,none"], "--decoders none: no such row; choose from: "),
         (["--stats-file", "x"], "--stats-file x: is for one decoder; "),
         (["--block-size", "0"], "--block-size 0: "),
     ],

@@ -1,6 +1,5 @@
 """TensorBoard: what arrives in the event files of a real training and a real decoding run."""
 
-import logging
 import re
 from pathlib import Path
 from typing import Any

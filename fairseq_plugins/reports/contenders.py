@@ -1,0 +1,74 @@
+"""Who is compared: the rows of the tables, and why a row has to be left out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of the table: a decoder and its settings. A new decoder is a new line in `CONTENDERS`."""
+
+    name: str
+    decoder: str  # value of --decoder
+    beam: int = 1
+    task_options: Mapping[str, Any] = field(default_factory=dict)  # fields of the task's config
+    needs: str | None = None  # the option without which the row is left out
+    lossless: bool = False  # must give fairseq's own beam=1 output
+
+
+BEAM_5 = "fairseq beam 5"
+BEAM_1 = "fairseq beam 1"
+
+DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"
+# --block-size is the drafter's: the other methods have widths of their own.
+_OWN_WIDTH = {"block_size": None}
+
+CONTENDERS: tuple[Contender, ...] = (
+    Contender(BEAM_5, "beam", beam=5),
+    Contender(BEAM_1, "beam"),
+    Contender("greedy", "greedy", lossless=True),
+    Contender("nat", "nat", needs=DRAFTER),
+    Contender("gad", "gad", needs=DRAFTER, lossless=True),
+    Contender("gad++ high-quality", "gad++", task_options={"preset": "high-quality"}, needs=DRAFTER),
+    Contender("gad++ high-efficiency", "gad++", task_options={"preset": "high-efficiency"}, needs=DRAFTER),
+    # Lossless only on the verifier's own weights: see `heads_are_lossless`.
+    Contender("blockwise", "blockwise", task_options=_OWN_WIDTH, needs=BLOCKWISE),
+    Contender("iad", "iad", lossless=True),
+    Contender("jacobi", "jacobi", task_options=_OWN_WIDTH, lossless=True),
+    Contender("gs-jacobi", "gs-jacobi", task_options=_OWN_WIDTH, lossless=True),
+    Contender("hybrid-jacobi", "hybrid-jacobi", task_options=_OWN_WIDTH, lossless=True),
+)
+
+
+def choose(names: str | None, among: Sequence[Contender] = CONTENDERS) -> list[Contender]:
+    """Return the wanted contenders in the order of the table (default: all); fairseq's beam=1 is always in.
+
+    Args:
+        names: comma-separated, value of --decoders.
+        among: those that there are.
+
+    Raises:
+        ConfigurationError: for an unknown name.
+    """
+    known = [contender.name for contender in among]
+    wanted = known if names is None else [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ConfigurationError(f"--decoders {name}: no such row; choose from: {', '.join(known)}")
+    return [contender for contender in among if contender.name in {*wanted, BEAM_1}]
+
+
+def heads_are_lossless(model: BlockwiseTransformer, verifiers: Sequence[nn.Module]) -> bool:
+    """Whether head 1 is the verifier: the identity (Stern et al., footnote 1) on a base with the verifier's weights."""
+    if len(verifiers) != 1 or not model.decoder.identity_first_head:
+        return False
+    own = model.state_dict()
+    base = verifiers[0].state_dict()
+    return all(name in own and torch.equal(own[name], weight) for name, weight in base.items())
