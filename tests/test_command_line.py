@@ -175,6 +175,37 @@ def test_blockwise_from_a_stock_checkpoint(corpus: Corpus, greedy: dict[int, str
     assert hypotheses(stock.stdout) == greedy
 
 
+def test_input_guided_decoding_of_a_joined_dictionary(corpus: Corpus, tmp_path: Path) -> None:
+    """A rewriting task: the target is the source, and so `iad` and a first guess from the source can copy."""
+    for split in ("train", "valid", "test"):
+        for side in ("src", "tgt"):
+            shutil.copy(corpus.text / f"{split}.src", tmp_path / f"{split}.{side}")
+    data = tmp_path / "data"
+    run_in_process(
+        "preprocess",
+        f"--source-lang src --target-lang tgt --joined-dictionary --destdir {data} --workers 1 "
+        f"--trainpref {tmp_path}/train --validpref {tmp_path}/valid --testpref {tmp_path}/test",
+    )
+    run_in_process(
+        "train",
+        f"{data} --task translation --arch transformer {TINY} {TRAINING} --criterion cross_entropy "
+        f"--max-update 60 --disable-validation --save-dir {tmp_path}",
+    )
+    options = f"{data} --path {tmp_path}/checkpoint_last.pt --cpu --batch-size 7 --max-len-b 25"
+    stock = run_in_process("generate", f"{options} --task translation --beam 1 --required-batch-size-multiple 1")
+    expected = hypotheses(stock.stdout)
+    assert len(expected) == 36
+    iterations = {}
+    for decoder in ("greedy", "iad", "jacobi --jacobi-init source"):
+        ours = run_in_process("generate", f"{options} --task spec_dec --decoder {decoder}")
+        assert hypotheses(ours.stdout) == expected
+        iterations[decoder] = int(re.findall(r"(\d+) iterations", ours.stderr)[-1])
+    assert iterations["iad"] < iterations["greedy"]
+    lines = "".join((tmp_path / "test.src").read_text().splitlines(keepends=True)[:4])
+    asked = run_in_process("interactive", f"{options} --task spec_dec --decoder iad --buffer-size 7", input=lines)
+    assert hypotheses(asked.stdout) == {number: expected[number] for number in range(4)}
+
+
 # Bad input
 
 
@@ -224,6 +255,14 @@ def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]
         "block beyond the trained": (f"{data} {ours} {path} {gad} --block-size 7", ["--block-size 7", "at most 6"]),
         "beta below 1": (f"{data} {ours} {path} {gad} --top-beta 0", ["--top-beta 0", "at least 1"]),
         "block below 1": (f"{data} {ours} {path} {gad} --block-size 0", ["--block-size 0", "at least 1"]),
+        "copying between dictionaries": (
+            f"{data} {ours} {path} --decoder iad",
+            ["--decoder iad", "dictionaries of source and target differ", "--joined-dictionary"],
+        ),
+        "blockwise without heads": (
+            f"{data} {ours} {path} --decoder blockwise",
+            ["--decoder blockwise", "without heads", "--arch blockwise_transformer"],
+        ),
         "tau below 0": (f"{data} {ours} {path} {gad} --tau=-1", ["--tau -1", "0 or more"]),
         "preset and beta": (
             f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --preset high-quality --top-beta 4",
@@ -251,6 +290,8 @@ BAD_INPUTS = [
     "beta below 1",
     "block below 1",
     "tau below 0",
+    "copying between dictionaries",
+    "blockwise without heads",
     "preset and beta",
     "no drafter",
     "several hypotheses",

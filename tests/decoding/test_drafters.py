@@ -63,7 +63,7 @@ def test_untrained_methods_equal_fairseq(
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32])
-@pytest.mark.parametrize("method", METHODS[:6], ids=lambda options: f"{options.decoder}-{options.jacobi_init}")
+@pytest.mark.parametrize("method", METHODS[:9], ids=lambda o: f"{o.decoder}-{o.block_size}-{o.jacobi_init}")
 def test_batch_sizes(method: Options, batch_size: int) -> None:
     task = make_task(9)
     verifier = make_transformer(task, 8)
@@ -230,8 +230,8 @@ def test_jacobi_starts_from_the_source() -> None:
 # Blockwise
 
 
-def make_blockwise(seed: int, **options: Any) -> tuple[Any, BlockwiseTransformer]:
-    task = make_task(12)
+def make_blockwise(seed: int, vocabulary: int = 12, **options: Any) -> tuple[Any, BlockwiseTransformer]:
+    task = make_task(vocabulary)
     torch.manual_seed(seed)
     args = make_args(blockwise_heads=4, **options)
     blockwise_transformer(args)
@@ -249,6 +249,39 @@ def test_exact_blockwise_equals_fairseq(seed: int, block_size: int, identity: bo
     sample = make_sample(task, [5, 1, 0, 17, 9], seed)
     expected = fairseq_greedy([model], task, sample, max_len_b=25)
     drafted, _ = decode([model], task, sample, Options("blockwise", block_size), max_len_b=25)
+    assert_same_output(drafted, expected)
+
+
+@settings(STEADY_MODELS, max_examples=20)
+@given(
+    block_size=st.sampled_from([None, 2, 3]),
+    identity=st.booleans(),
+    options=TRANSFORMERS,
+    sources=SOURCES,
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_exact_blockwise_equals_fairseq_everywhere(
+    block_size: int | None,
+    identity: bool,
+    options: dict[str, Any],
+    sources: list[int],
+    search: dict[str, Any],
+    seed: int,
+) -> None:
+    task, model = make_blockwise(seed, identity_first_head=identity, **options)
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([model], task, sample, **search)
+    drafted, _ = decode([model], task, sample, Options("blockwise", block_size), **search)
+    assert_same_output(drafted, expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 32])
+def test_blockwise_batch_sizes(batch_size: int) -> None:
+    task, model = make_blockwise(3, 9, identity_first_head=True)
+    sample = make_sample(task, [0, 1, 33, 7, 2, 19, 0, *range(25)][:batch_size])
+    expected = fairseq_greedy([model], task, sample, max_len_b=30)
+    drafted, _ = decode([model], task, sample, Options("blockwise"), max_len_b=30)
     assert_same_output(drafted, expected)
 
 

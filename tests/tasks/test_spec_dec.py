@@ -32,6 +32,7 @@ from tests.support import make_drafter, make_task, make_transformer
         ({"decoding_method": "gs-jacobi", "block_size": 0}, "--block-size 0"),
         ({"decoding_method": "gad", "min_block": 2}, "--min-block"),
         ({"decoding_method": "blockwise", "min_block": 5, "block_size": 4}, "--min-block 5"),
+        ({"decoding_method": "blockwise", "min_block": 0}, "--min-block 0"),
         ({"decoding_method": "blockwise", "accept_distance": -1.0}, "--accept-distance -1.0"),
         ({"decoding_method": "blockwise", "accept_distance": 1.0, "top_beta": 2}, "--accept-distance"),
         ({"glancing_start": 1.5}, "--glancing-start 1.5"),
@@ -158,6 +159,8 @@ def test_distance_needs_numbers() -> None:
         fit(task, "blockwise", models=[model], accept_distance=2.0)
     with pytest.raises(ConfigurationError, match="has 4 heads"):
         fit(task, "blockwise", models=[model], block_size=5)
+    with pytest.raises(ConfigurationError, match="--min-block 5"):
+        fit(task, "blockwise", models=[model], min_block=5)
     numbers = Dictionary()
     for value in range(8):
         numbers.add_symbol(str(value))

@@ -1,0 +1,210 @@
+"""Worked examples printed in the papers, through the real loop: the blocks come out as printed.
+
+The verifier is a script that says the paper's output; what is tested is who drafts what, and where a block ends.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.acceptance import exact
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter
+from fairseq_plugins.decoding.drafters.blockwise import BlockwiseDrafter
+from fairseq_plugins.decoding.drafters.jacobi import JacobiDrafter
+from fairseq_plugins.decoding.drafters.source_copy import SourceCopyDrafter
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.decoding.verifier import Verification
+from tests.strategies import STEADY
+from tests.support import RecordedStats, SpecDecTask, ids, make_sample, make_task, make_transformer
+
+# (place, whether all before it is right) -> the token that the verifier wants there
+Wish = Callable[[int, bool], int]
+
+
+class ScriptedVerifier:
+    """Says what a function wishes at every place; its state at a place is the number of the place."""
+
+    def __init__(self, output: list[int], size: int, wish: Wish | None = None) -> None:
+        self.output = output
+        self.size = size
+        self.wish = wish or (lambda place, right: output[min(place, len(output) - 1)])
+
+    def start(self, sample: dict[str, Any]) -> None:
+        pass
+
+    def keep(self, rows: torch.Tensor) -> None:
+        pass
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification:
+        begin, width = state.host_lengths[0], draft.tokens.size(1) + 1
+        drafted = draft.tokens[0].tolist()
+        best = [self.wish(begin + i, drafted[:i] == self.output[begin : begin + i]) for i in range(width)]
+        scores = torch.full((1, width, self.size), -20.0)
+        scores[0, torch.arange(width), torch.tensor(best)] = 0.0
+        places = torch.arange(begin, begin + width, dtype=torch.float)
+        return Verification(scores, scores.logsumexp(-1), places[None, :, None])
+
+
+def run(
+    task: SpecDecTask, source: list[int], output: list[int], drafter: Drafter, wish: Wish | None = None
+) -> list[int]:
+    """Tokens gained in every iteration, after checking that the verifier's output was decoded."""
+    sample = make_sample(task, [len(source) - 1])
+    sample["net_input"]["src_tokens"] = torch.tensor([source])
+    method = Method(ScriptedVerifier(output, len(task.target_dictionary), wish), drafter, exact)
+    stats = RecordedStats()
+    models = [make_transformer(task, ending=False)]
+    generator = DraftVerifyGenerator(models, task.target_dictionary, lambda: method, stats, max_len_b=60)
+    assert ids(generator.generate(models, sample))[0] == output
+    return stats.recorded[0].accepted
+
+
+def numbered(*texts: list[str]) -> tuple[SpecDecTask, list[list[int]]]:
+    """A task whose dictionary has the words of these texts, and the texts as ids with EOS."""
+    task = make_task(4)
+    eos = task.target_dictionary.eos()
+    return task, [[*(task.target_dictionary.add_symbol(word) for word in text), eos] for text in texts]
+
+
+# Aggressive Decoding, Table 2: the input, and the output with a bar at the end of every block.
+TABLE_2 = [
+    (
+        "Personally , I think surveillance technology such as RFID (radio-frequency identification) should not be used "
+        "to track people , for the benefit it brings to me can not match the concerns it causes .",
+        "Personally , I think surveillance technology such as RFID (radio-frequency identification) should not be used "
+        "to track people , for the benefit it brings to me can not match the concerns it causes .",
+    ),
+    (
+        "Nowadays , people use the all-purpose smart phone for communicating .",
+        "Nowadays , people use the all-purpose smart phone for communicating .",
+    ),
+    (
+        "Because that the birth rate is reduced while the death rate is also reduced , the percentage of the elderly "
+        "is increased while that of the youth is decreased .",
+        "Because the | birth | rate is reduced while the death rate is also reduced , the percentage of the elderly is "
+        "increased while that of the youth is decreased .",
+    ),
+    (
+        "More importantly , they can share their ideas of how to keep healthy through Internet , to make more "
+        "interested people get involve and find ways to make life longer and more wonderful .",
+        "More importantly , they can share their ideas of how to keep healthy through the | Internet | , to make more "
+        "interested people get involved | and | find | ways to make life longer and more wonderful .",
+    ),
+    (
+        "As a result , people have more time to enjoy advantage of modern life .",
+        "As a result , people have more time to enjoy the | advantages | of | modern life .",
+    ),
+    (
+        "Nowadays , technology is more advance than the past time .",
+        "Nowadays , technology is more advanced | than | in | the | past .",
+    ),
+    (
+        "People are able to predicate some disasters like the earth quake and do the prevention beforehand .",
+        "People are able to predict | disasters | like the earthquake | and | prevent | them | beforehand | .",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "printed"), TABLE_2, ids=[printed[:20] for _, printed in TABLE_2])
+def test_input_guided_decoding_table_2(text: str, printed: str) -> None:
+    blocks = [len(block.split()) for block in printed.split("|")]
+    task, (source, output) = numbered(text.split(), printed.replace("|", "").split())
+    gained = run(task, source, output, SourceCopyDrafter(task.target_dictionary.pad()))
+    # The paper prints no EOS. It comes with the last block, or after a bifurcation there in an iteration of its own.
+    if len(gained) > len(blocks):
+        assert gained.pop() == 1 and printed.endswith("past .")
+    else:
+        gained[-1] -= 1
+    assert gained == blocks
+
+
+# Stern et al. 2018, section 7.4: the steps of a model with k = 10.
+SECTION_7_4 = """
+Das_ James_ Web b_ Space_ Tele sko p_ (_ J
+W ST_ )_ wird_ bis_
+späte stens_ 2018_ an_
+Bord_ einer_ Ari ane 5_ -_ Rak ete_ in_ den_
+Weltraum _
+gestartet_ ._ <EOS>
+"""
+
+
+class ScriptedHeads:
+    """Heads 2 to k that are right up to the end of the printed block that begins one place further, then wrong."""
+
+    def __init__(self, blocks: list[int], output: list[int], wrong: int) -> None:
+        self.proposals: dict[int, list[int]] = {}
+        begin = 0
+        for size in blocks:
+            self.proposals[begin] = output[begin + 1 : begin + size] + [wrong] * 10
+            begin += size
+        self.size = max(*output, wrong) + 1
+
+    def head_states(self, hidden: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """From the place [1, 1] that head 1 speaks of: the ids that the others propose, [1, last - first + 1, 1]."""
+        proposals = self.proposals.get(int(hidden[0, 0]), [self.size - 1] * 10)
+        return torch.tensor(proposals[: last - first + 1])[None, :, None]
+
+    def project(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(states[..., 0], self.size)
+
+
+def test_blockwise_section_7_4() -> None:
+    lines = [line.split() for line in SECTION_7_4.strip().splitlines()]
+    blocks = [len(line) for line in lines]
+    task, (output, wrong) = numbered([word for line in lines for word in line][:-1], ["wrong"])
+    model: Any = type("Model", (), {"decoder": ScriptedHeads(blocks, output, wrong[0])})
+    gained = run(task, output, output, BlockwiseDrafter(model, 10))
+    # Section 4 merges a verification with the next prediction: the first call only predicts, and every call's own
+    # token, which is head 1's, begins the block that the next call verifies. m tokens in the paper's steps + 1 calls.
+    assert blocks == [10, 5, 4, 10, 2, 3]
+    assert gained == [1, *blocks[:-1], blocks[-1] - 1]
+
+
+# Santilli et al. 2023, Proposition 1
+
+JACOBI_SETTINGS = [
+    {"block_size": None, "length": None},
+    {"block_size": 5, "length": None},
+    {"block_size": 3, "length": 7},
+    {"block_size": None, "length": None, "pool": True},
+]
+
+
+@pytest.mark.parametrize("settings", JACOBI_SETTINGS, ids=str)
+def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[str, Any]) -> None:
+    """A verifier that is right only behind a right prefix, and wrong in a new way in every iteration else."""
+    task = make_task(100)
+    output = [*range(10, 26), 2]
+    turn = iter(range(10**6))
+
+    def wish(place: int, right: bool) -> int:
+        return output[min(place, len(output) - 1)] if right else 30 + next(turn) % 70
+
+    drafter = JacobiDrafter(1, initial=task.target_dictionary.pad(), **settings)
+    assert run(task, [*range(50, 66), 2], output, drafter, wish) == [1] * len(output)
+
+
+@settings(STEADY, max_examples=60)
+@given(
+    output=st.lists(st.integers(4, 9), min_size=1, max_size=20),
+    choice=st.sampled_from(JACOBI_SETTINGS),
+    initial=st.sampled_from([1, 3, 5, None]),
+    noise=st.randoms(use_true_random=False),
+)
+def test_jacobi_never_takes_more_iterations_than_tokens(
+    output: list[int], choice: dict[str, Any], initial: int | None, noise: Any
+) -> None:
+    """Whatever a verifier says behind wrong tokens, and whatever the first guess, m iterations are enough."""
+    task = make_task(10)
+    output = [*output, 2]
+
+    def wish(place: int, right: bool) -> int:
+        return output[place] if right and place < len(output) else noise.randint(2, 9)
+
+    gained = run(task, [4, 5, 6, 2], output, JacobiDrafter(1, initial=initial, **choice), wish)
+    assert len(gained) <= len(output)

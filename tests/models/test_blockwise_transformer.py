@@ -1,0 +1,61 @@
+"""The blockwise model: what it takes over from a base model, and what it refuses."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import load_model
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
+from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
+from tests.conftest import Corpus
+from tests.support import make_sample
+
+
+def make_task(data: Path, **options: Any) -> SpecDecTask:
+    return SpecDecTask.setup_task(SpecDecConfig(data=str(data), source_lang="src", target_lang="tgt", **options))
+
+
+def build(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
+    args = Namespace(**options)
+    blockwise_transformer(args)
+    return BlockwiseTransformer.build_model(args, task)
+
+
+@pytest.mark.parametrize("identity", [True, False])
+def test_fresh_heads_say_what_the_base_says(corpus: Corpus, identity: bool) -> None:
+    """Sizes and weights come from the base; the heads begin as its own prediction."""
+    task, path = make_task(corpus.data), str(corpus.verifier)
+    model = build(task, base_path=path, blockwise_heads=3, identity_first_head=identity).eval()
+    assert len(model.decoder.layers) == 1 and model.decoder.heads == 3
+    # One hidden layer of k x d_hidden and an output of k x d_model (section 6).
+    assert model.decoder.head_expand.weight.shape == (3 * 48, 32)
+    assert model.decoder.head_shrink.weight.shape == (3 * 32, 3 * 48)
+    sample = make_sample(task, [3, 5])
+    net_input = {**sample["net_input"], "prev_output_tokens": torch.tensor([[2, 4, 5], [2, 7, 8]])}
+    expected = load_model(path, task, "--path")(**net_input)[0]
+    torch.testing.assert_close(model(**net_input)[0], expected)
+    for scores in model(**net_input, heads=[1, 2, 3]):
+        torch.testing.assert_close(scores, expected)
+
+
+def test_the_number_of_heads(corpus: Corpus) -> None:
+    path = str(corpus.verifier)
+    assert build(make_task(corpus.data), base_path=path).decoder.heads == 4
+    assert build(make_task(corpus.data, block_size=6), base_path=path).decoder.heads == 6
+    with pytest.raises(ConfigurationError, match="--blockwise-heads 1: give at least 2"):
+        build(make_task(corpus.data), base_path=path, blockwise_heads=1)
+
+
+def test_bases_that_do_not_fit(corpus: Corpus, tmp_path: Path) -> None:
+    task = make_task(corpus.data)
+    with pytest.raises(ConfigurationError, match="--base-path .*none.pt: no such file"):
+        build(task, base_path=str(tmp_path / "none.pt"))
+    with pytest.raises(ConfigurationError, match="--base-path .*do not fit"):
+        build(task, base_path=str(corpus.drafter))
+    task.tgt_dict.add_symbol("another")
+    with pytest.raises(ConfigurationError, match="--base-path .*do not fit"):
+        build(task, base_path=str(corpus.verifier))
