@@ -47,7 +47,7 @@ CONTENDERS: tuple[Contender, ...] = (
 )
 
 
-def choose(names: str | None, among: Sequence[Contender] = CONTENDERS) -> list[Contender]:
+def choose(names: str | None, among: Sequence[Contender]) -> list[Contender]:
     """Return the wanted contenders in the order of the table (default: all); fairseq's beam=1 is always in.
 
     Args:

@@ -23,8 +23,10 @@ from omegaconf import DictConfig
 from tabulate import tabulate
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.cli import run_command
-from fairseq_plugins.reports.compare import Bench, Contender, check_paths
+from fairseq_plugins.reports.comparison_options import check_paths
+from fairseq_plugins.reports.contenders import Contender
 from fairseq_plugins.reports.ddg import Sentence, trace
 from fairseq_plugins.reports.files import write_atomically
 

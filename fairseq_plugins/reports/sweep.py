@@ -28,9 +28,11 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports import compare, figures
+from fairseq_plugins.reports import comparison_options, figures, machine, measuring
+from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.cli import run_command
-from fairseq_plugins.reports.compare import Bench, Contender, positive, positive_list
+from fairseq_plugins.reports.comparison_options import positive, positive_list
+from fairseq_plugins.reports.contenders import Contender
 from fairseq_plugins.reports.files import write_atomically
 from fairseq_plugins.reports.report import table
 
@@ -198,7 +200,7 @@ def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
         "text": [
             str(part) for part in (cfg.common_eval.post_process, cfg.get("bpe"), cfg.get("tokenizer"))
         ],
-        "machine": f"{compare.cpu_model()}, {torch.get_num_threads()} threads, {device}, torch {torch.__version__}",
+        "machine": f"{machine.cpu_model()}, {torch.get_num_threads()} threads, {device}, torch {torch.__version__}",
     }
     return json.loads(json.dumps(found, default=str))  # as it will be read back
 
@@ -256,14 +258,14 @@ class Measurement:
         bench = self.bench
         chosen = contender(cell, bench.cfg.generation.beam)
         batch_size = bench.cfg.dataset.batch_size
-        bench.decode(bench.generator(chosen), self.numbers[-compare.WARM_UP_SENTENCES :], batch_size)
+        bench.decode(bench.generator(chosen), self.numbers[-measuring.WARM_UP_SENTENCES :], batch_size)
         generator, times = bench.generator(chosen), []
         for _ in range(self.repeats):
             outputs, seconds = bench.decode(generator, self.numbers, batch_size, self.bar)
             times.append(seconds)
         # Every pass counts the same, so that these means are those of one.
-        iterations, accepted = compare.iterations(generator, chosen, outputs)
-        bleu = compare.bleu(bench, outputs, self.references)
+        iterations, accepted = measuring.iterations(generator, chosen, outputs)
+        bleu = measuring.bleu(bench, outputs, self.references)
         return Result(bleu, accepted, iterations, len(outputs), statistics.median(times))
 
 
@@ -473,12 +475,12 @@ def get_parser() -> argparse.ArgumentParser:
 
 def check(cfg: DictConfig, args: argparse.Namespace) -> None:
     """Refuse what a sweep cannot start with."""
-    compare.check_paths(cfg)
+    comparison_options.check_paths(cfg)
     if cfg.task.drafter_path is None:
         raise ConfigurationError("--drafter-path is missing; give the checkpoint of the drafter")
     if args.reference is not None and not Path(args.reference).is_file():
         raise ConfigurationError(f"--reference {args.reference}: no such file; give the raw text of the target side")
-    compare.leave_the_decoder_to_us(cfg)
+    comparison_options.leave_the_decoder_to_us(cfg)
 
 
 def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int, str], list[Cell]]:
@@ -521,8 +523,8 @@ def run(argv: Sequence[str]) -> None:
         notes = [
             f"Subset {bench.subset}, {len(numbers)} sentences, batch size {cfg.dataset.batch_size}, timed "
             f"passes: {args.repeats}; "
-            f"sacrebleu {compare.SCORER.get_signature()}",
-            f"Machine: {compare.machine()}",
+            f"sacrebleu {measuring.SCORER.get_signature()}",
+            f"Machine: {machine.machine()}",
             f"Command: {shlex.join(['spec-dec-sweep', *argv])}",
         ]
         text = markdown(results, args.tolerance, notes)

@@ -10,9 +10,10 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import preprocess, train
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports import compare
-from fairseq_plugins.reports.compare import Row
+from fairseq_plugins.reports import bench, compare, measuring
 from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CONTENDERS, Contender
+from fairseq_plugins.reports.machine import machine
+from fairseq_plugins.reports.measuring import Row
 from tests.conftest import Corpus
 
 SENTENCES = 6
@@ -96,7 +97,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     for contender in CONTENDERS:
         row = rows[contender.name]
         if contender.lossless or contender.name == "blockwise":
-            assert (row["identical"], row["identical_batch1"]) == (SENTENCES, 3), contender.name
+            assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
         assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
         assert row["bleu"] is not None
     assert rows["greedy"]["accepted_tokens"] == 1
@@ -188,10 +189,10 @@ def test_reference_must_fit(trained: Namespace, tmp_path: Path, capsys: pytest.C
 def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes("a\u2028b\x0b\r\n\nc".encode())
-    assert compare.read_references(str(file), 3) == {0: "a\u2028b\x0b\r", 1: "", 2: "c"}
+    assert bench.read_references(str(file), 3) == {0: "a\u2028b\x0b\r", 1: "", 2: "c"}
     file.write_bytes(b"\xff\n")
     with pytest.raises(ConfigurationError, match="not UTF-8"):
-        compare.read_references(str(file), 1)
+        bench.read_references(str(file), 1)
 
 
 @pytest.mark.parametrize(
@@ -208,15 +209,15 @@ def test_rate_and_speed_up_are_of_the_median() -> None:
     slow = Row("slow", timed_sentences=10, seconds={1: [20.0, 10.0, 30.0]})
     fast = Row("fast", timed_sentences=10, seconds={1: [5.0, 4.0, 1.0]})
     assert slow.rate(1) == 0.5
-    assert compare.speed_up(fast, slow, 1) == 5
-    assert compare.speed_up(fast, slow, 16) is None
+    assert measuring.speed_up(fast, slow, 1) == 5
+    assert measuring.speed_up(fast, slow, 16) is None
 
 
 def test_table() -> None:
     rows = [
-        Row(BEAM_5, 30.0, 1, 4, 1, 2, None, None, {1: [2.0], 16: [1.0]}),
-        Row(BEAM_1, 29.5, 4, 4, 2, 2, 12.0, 1.0, {1: [1.0], 16: [1.0]}),
-        Row("gad", None, 4, 4, 2, 2, 3.0, 4.0, {1: [0.25], 16: [0.5]}),
+        Row(BEAM_5, 30.0, 1, 4, {1: 1}, 2, None, None, {1: [2.0], 16: [1.0]}),
+        Row(BEAM_1, 29.5, 4, 4, {1: 2}, 2, 12.0, 1.0, {1: [1.0], 16: [1.0]}),
+        Row("gad", None, 4, 4, {1: 2}, 2, 3.0, 4.0, {1: [0.25], 16: [0.5]}),
     ]
     lines = compare.markdown_table(rows, [1, 16]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -236,5 +237,5 @@ def test_a_lossy_lossless_decoder_is_reported(caplog: pytest.LogCaptureFixture) 
 
 
 def test_machine_line_names_what_was_measured_on() -> None:
-    line = compare.machine()
+    line = machine()
     assert "threads" in line and "torch" in line and "\n" not in line
