@@ -7,6 +7,7 @@ CONSOLE_SCRIPTS = [
     "spec-dec-corpus  = fairseq_plugins.data.cldr_corpus:main",
     "spec-dec-compare = fairseq_plugins.reports.compare:main",
     "spec-dec-ddgviz  = fairseq_plugins.reports.ddgviz:main",
+    "spec-dec-distill = fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics = fairseq_plugins.reports.metrics:main",
     "spec-dec-report  = fairseq_plugins.reports.report:main",
     "spec-dec-sweep   = fairseq_plugins.reports.sweep:main",

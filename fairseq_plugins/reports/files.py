@@ -1,6 +1,8 @@
-"""Write results so that a file is there whole or not at all."""
+"""Write results so that a file is there whole or not at all; hash what they depend on."""
 
+import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError
@@ -26,3 +28,12 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
         raise ConfigurationError(
             f"{option} {path}: cannot be written ({error.strerror}); give a path in a writable folder"
         ) from error
+
+
+def sha256(files: Sequence[Path]) -> str:
+    """One hash of the contents of files."""
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            total.update(hashlib.file_digest(opened, "sha256").digest())
+    return total.hexdigest()

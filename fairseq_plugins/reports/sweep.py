@@ -9,7 +9,6 @@ settings to use. Interrupted, it goes on where it was: every finished setting is
 
 import argparse
 import fcntl
-import hashlib
 import json
 import shlex
 import statistics
@@ -33,7 +32,7 @@ from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.cli import run_command
 from fairseq_plugins.reports.comparison_options import positive, positive_list
 from fairseq_plugins.reports.contenders import Contender
-from fairseq_plugins.reports.files import write_atomically
+from fairseq_plugins.reports.files import sha256, write_atomically
 from fairseq_plugins.reports.report import table
 
 # The paper's own choices, GAD Table 2 and section 5.3.1.
@@ -170,15 +169,6 @@ def sole_use(folder: Path) -> Iterator[None]:
                 f"--output {folder}: another sweep is running there; wait for it or give another folder"
             ) from error
         yield
-
-
-def sha256(files: Sequence[Path]) -> str:
-    """One hash of the contents of files."""
-    total = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            total.update(hashlib.file_digest(opened, "sha256").digest())
-    return total.hexdigest()
 
 
 def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Sequence-level knowledge distillation (Kim and Rush 2016): decode with a teacher, in shards; merge."""

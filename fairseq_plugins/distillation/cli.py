@@ -1,0 +1,172 @@
+"""Learn from a teacher's translations: decode a corpus in shards, see how far it is, merge the shards.
+
+    spec-dec-distill decode DATA --path TEACHER.pt --output SHARDS [--gen-subset train,valid] [--decoder greedy]
+    spec-dec-distill status SHARDS
+    spec-dec-distill merge DATA --shards SHARDS --destdir DISTILLED [--gen-subset train,valid]
+
+`decode` understands all options of fairseq-generate: beam search with 5 beams by default, `--decoder greedy` for the
+engine of this plugin. It uses all GPUs of the machine, divides the work in a Slurm array by itself, and goes on where
+it was interrupted.
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import DictConfig
+
+from fairseq_plugins.distillation import shards
+from fairseq_plugins.distillation.decode import decode_shards
+from fairseq_plugins.distillation.merge import merge
+from fairseq_plugins.distillation.workers import find_place, shards_of, start_processes
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.reports.cli import run_command
+from fairseq_plugins.reports.comparison_options import check_paths, positive
+
+NAME = "spec-dec-distill"
+
+
+def decode_parser() -> argparse.ArgumentParser:
+    """fairseq-generate's parser with our own options added."""
+    parser = options.get_generation_parser(default_task="spec_dec")
+    parser.prog = f"{NAME} decode"
+    # --num-shards and --shard-id are fairseq's; None tells that they were not given.
+    parser.set_defaults(gen_subset="train", num_shards=None, shard_id=None)
+    add = parser.add_argument_group("distillation").add_argument
+    add("--output", required=True, metavar="SHARDS", help="folder for the shards")
+    add(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="processes on this machine (default: one for each GPU; one without)",
+    )
+    return parser
+
+
+def decode(argv: Sequence[str]) -> None:
+    """Decode this process's shards, or start the processes that do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
+        args = options.parse_args_and_arch(decode_parser(), input_args=list(argv))
+        given, shard = args.num_shards, args.shard_id
+        args.num_shards, args.shard_id = 1, 0
+        cfg = convert_namespace_to_omegaconf(args)
+    check_paths(cfg)
+    _check_numbers(given, shard)
+    subsets = cfg.dataset.gen_subset.split(",")
+    folder, place = Path(args.output), find_place()
+    processes = 1 if place.spawned or shard is not None else args.workers or _gpus(cfg)
+    if processes > 1:
+        start_processes(processes, ["decode", *argv])
+        return
+    for subset in subsets:
+        count = _count(given, folder, subset, place.jobs * place.world)
+        decode_shards(cfg, subset, shards_of(place, count, shard), count, folder, place.device)
+
+
+def _check_numbers(given: int | None, shard: int | None) -> None:
+    if given is not None and given < 1:
+        raise ConfigurationError(f"--num-shards {given}: give at least 1")
+    if shard is not None and given is None:
+        raise ConfigurationError(f"--shard-id {shard}: of how many? add --num-shards N")
+
+
+def _gpus(cfg: DictConfig) -> int:
+    return 1 if cfg.common.cpu else max(1, torch.cuda.device_count())
+
+
+def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
+    """Number of shards: what was given, or what the folder was begun with, or one for each process."""
+    begun = shards.number_of_shards(folder, subset)
+    if given is not None and begun is not None and begun != given:
+        raise ConfigurationError(
+            f"--num-shards {given}: {folder} was begun with {begun}; give that number, or another --output"
+        )
+    return given or begun or default
+
+
+def status(argv: Sequence[str]) -> None:
+    """Print how far the shards of a folder are."""
+    parser = argparse.ArgumentParser(prog=f"{NAME} status", description="How far the shards of a folder are.")
+    parser.add_argument("folder", metavar="SHARDS")
+    parser.add_argument("--gen-subset", default="train,valid,test", metavar="NAME,NAME")
+    args = parser.parse_args(argv)
+    folder = Path(args.folder)
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder}: no such folder; give the --output of `{NAME} decode`")
+    for subset in args.gen_subset.split(","):
+        count = shards.number_of_shards(folder, subset)
+        if count is None:
+            continue
+        whole = [s for s in range(count) if shards.shard_path(folder, subset, s, count).is_file()]
+        sentences = sum(len(shards.read_shard(shards.shard_path(folder, subset, s, count))[1]) for s in whole)
+        print(f"{subset}: {len(whole)} of {count} shards finished, with {sentences} sentences")
+        for file in shards.shard_files(folder, subset)[count]:
+            if file.suffix == ".partial":
+                print(f"  {file.name}: {shards.lines_in(file)} sentences so far")
+
+
+def merge_parser() -> argparse.ArgumentParser:
+    """Options of `merge`."""
+    parser = argparse.ArgumentParser(
+        prog=f"{NAME} merge", description="Put shards together and binarise them with the same dictionaries."
+    )
+    add = parser.add_argument
+    add("data", metavar="DATA", help="the folder that was decoded")
+    add("--shards", required=True, metavar="SHARDS", help="the --output of decode")
+    add("--destdir", required=True, metavar="FOLDER", help="where the binarised data goes")
+    add("--gen-subset", default="train", metavar="NAME,NAME", help="what to merge (default: train)")
+    add("--source-lang", "-s")
+    add("--target-lang", "-t")
+    add("--max-length-ratio", type=float, metavar="R", help="train: leave out pairs in which one side has more than R "
+        "times the tokens of the other (default: none)")
+    add("--keep-raw", action="store_true", help="train: add the original pairs too")
+    add("--workers", type=positive, default=1, help="processes that binarise")
+    return parser
+
+
+def run_merge(argv: Sequence[str]) -> None:
+    """Parse, merge, print the counts."""
+    args = merge_parser().parse_args(argv)
+    if args.max_length_ratio is not None and not args.max_length_ratio >= 1:
+        raise ConfigurationError(f"--max-length-ratio {args.max_length_ratio}: give at least 1")
+    counts = merge(
+        args.data,
+        Path(args.shards),
+        args.gen_subset.split(","),
+        Path(args.destdir),
+        (args.source_lang, args.target_lang),
+        args.max_length_ratio,
+        args.keep_raw,
+        args.workers,
+    )
+    for subset, count in counts.items():
+        print(f"{subset}: {count}")
+
+
+COMMANDS = {"decode": decode, "status": status, "merge": run_merge}
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run a subcommand."""
+    command, *rest = argv or [""]
+    if command in ("-h", "--help"):
+        print(__doc__)
+        return
+    if command not in COMMANDS:
+        raise ConfigurationError(f"{command or 'no command'}: choose from {', '.join(COMMANDS)} (see --help)")
+    COMMANDS[command](rest)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-distill`."""
+    return run_command(NAME, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""Decode shards of a subset with a teacher, or an ensemble of them, in large batches of similar length."""
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data import Dictionary, data_utils
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from fairseq_plugins.distillation import shards
+from fairseq_plugins.distillation.shards import Sentence, ShardWriter
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import read_checkpoint
+from fairseq_plugins.reports.files import sha256
+
+DEFAULT_MAX_TOKENS = 12000
+"""Padded source tokens of a batch where neither --max-tokens nor --batch-size is given, as in fairseq-generate."""
+
+# Options that only steer speed and printing.
+_IRRELEVANT = {"print_alignment", "print_step", "iter_decode_with_external_reranker", "nbest", "no_beamable_mm"}
+
+
+class Teacher:
+    """The teacher models, on the device, and the data that they decode.
+
+    Args:
+        cfg: fairseq's whole configuration, as fairseq-generate gets it.
+        device: index of the GPU, where there are any.
+
+    Raises:
+        ConfigurationError: when checkpoints and data do not fit.
+    """
+
+    def __init__(self, cfg: DictConfig, device: int) -> None:
+        self.cfg = cfg
+        self.cuda = torch.cuda.is_available() and not cfg.common.cpu
+        if self.cuda:
+            torch.cuda.set_device(device)
+        self.task = tasks.setup_task(cfg.task)
+        self.task.reports_summary = False
+        paths = utils.split_paths(cfg.common_eval.path)
+        for path in paths:
+            _check_dictionaries(path, self.task)
+        self.models, _ = checkpoint_utils.load_model_ensemble(
+            paths, arg_overrides=ast.literal_eval(cfg.common_eval.model_overrides), task=self.task
+        )
+        for model in self.models:
+            if cfg.common.fp16:
+                model.half()
+            elif cfg.common.bf16:
+                model.bfloat16()
+            if self.cuda:
+                model.cuda()
+            model.prepare_for_inference_(cfg)
+        # A copy: decoders without beams set the beam to 1 in it, which would change `origin`.
+        generation = OmegaConf.create(OmegaConf.to_container(cfg.generation))
+        self.generator = self.task.build_generator(self.models, generation)
+        limits = utils.resolve_max_positions(
+            self.task.max_positions(), *[model.max_positions() for model in self.models]
+        )
+        self.max_source: int = limits[0]
+
+    def load(self, subset: str) -> Any:
+        """The dataset of a subset.
+
+        Raises:
+            ConfigurationError: when it is missing, empty or misaligned.
+        """
+        return load_subset(self.task, subset)
+
+    @torch.no_grad()
+    def decode(self, dataset: Any, numbers: Sequence[int]) -> list[Sentence]:
+        """Translations of a batch of sentences, with fairseq's scores (natural logarithms)."""
+        sample = dataset.collater([dataset[number] for number in numbers])
+        sample = utils.move_to_cuda(sample) if self.cuda else sample
+        size = self.cfg.generation.prefix_size
+        prefix = sample["target"][:, :size] if size > 0 else None
+        hypotheses = self.task.inference_step(self.generator, self.models, sample, prefix_tokens=prefix)
+        strip = getattr(self.generator, "symbols_to_strip_from_output", {self.generator.eos})
+        return [
+            Sentence(
+                number,
+                f"{float(best['score']):.4f}",
+                self.task.target_dictionary.string(best["tokens"].cpu(), extra_symbols_to_ignore=strip),
+            )
+            for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True)
+        ]
+
+
+def load_subset(task: Any, subset: str) -> Any:
+    """The dataset of a subset, checked.
+
+    Raises:
+        ConfigurationError: when it is missing, empty or misaligned.
+    """
+    data = task.cfg.data
+    try:
+        task.load_dataset(subset)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
+        ) from error
+    except AssertionError as error:
+        raise ConfigurationError(
+            f"{data}: {subset} has different numbers of source and target sentences; binarise it again from text in "
+            "which line n of one side belongs to line n of the other"
+        ) from error
+    except ValueError as error:
+        if "empty file" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{data}: {subset} has no sentences; binarise it again from text that has some"
+        ) from error
+    return task.dataset(subset)
+
+
+def _check_dictionaries(path: str, task: Any) -> None:
+    """Compare with the dictionaries the teacher was trained with, where these are still where they were.
+
+    A dictionary of another size does not fit the weights; one in another order would, and give nonsense.
+    """
+    state, _ = read_checkpoint(path, "--path")
+    recorded = (state.get("cfg") or {}).get("task") or {}
+    folder = str(recorded.get("data") or "").split(":")[0]
+    for language, dictionary in (
+        (task.cfg.source_lang, task.source_dictionary),
+        (task.cfg.target_lang, task.target_dictionary),
+    ):
+        file = Path(folder) / f"dict.{language}.txt"
+        if folder and file.is_file() and Dictionary.load(str(file)).symbols != dictionary.symbols:
+            raise ConfigurationError(
+                f"{task.cfg.data}: dict.{language}.txt is not the one that {path} was trained with, {file}; give data "
+                "binarised with that (fairseq-preprocess --srcdict, --tgtdict)"
+            )
+
+
+def source_files(data: str, subset: str, source: str, target: str) -> list[Path]:
+    """Files that hold the source side of a subset, and the dictionaries."""
+    for pair in (f"{source}-{target}", f"{target}-{source}"):
+        files = [Path(data) / f"{subset}.{pair}.{source}.{kind}" for kind in ("idx", "bin")]
+        if all(file.is_file() for file in files):
+            return [*files, *(Path(data) / f"dict.{language}.txt" for language in (source, target))]
+    raise ConfigurationError(
+        f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
+    )
+
+
+def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
+    """All that the translations of a subset depend on; JSON values."""
+    task = cfg.task
+    source, target = task.source_lang, task.target_lang
+    if source is None or target is None:
+        source, target = data_utils.infer_language_pair(task.data)
+    generation = OmegaConf.to_container(cfg.generation)
+    found = {
+        "subset": subset,
+        "data": sha256(source_files(task.data, subset, source, target)),
+        "checkpoints": [sha256([Path(path)]) for path in utils.split_paths(cfg.common_eval.path)],
+        "decoder": str(task.decoding_method),
+        "precision": "fp16" if cfg.common.fp16 else "bf16" if cfg.common.bf16 else "fp32",
+        "model_overrides": cfg.common_eval.model_overrides,
+        **{name: value for name, value in generation.items() if name not in _IRRELEVANT},
+    }
+    return json.loads(json.dumps(found, default=str))  # as it will be read back
+
+
+def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[list[int]]:
+    """Sentences in batches of similar length, the longest first: what does not fit into memory fails at once.
+
+    Raises:
+        ConfigurationError: when a sentence is longer than a batch may be.
+    """
+    max_tokens, max_sentences = cfg.dataset.max_tokens, cfg.dataset.batch_size
+    if max_tokens is None and max_sentences is None:
+        max_tokens = DEFAULT_MAX_TOKENS
+    indices = numpy.array(sorted(numbers, key=lambda number: int(dataset.num_tokens(number))), dtype=numpy.int64)
+    longest = int(dataset.num_tokens(int(indices[-1])))
+    if max_tokens is not None and longest > max_tokens:
+        raise ConfigurationError(f"--max-tokens {max_tokens}: a sentence has {longest}; give at least as many")
+    found = dataset.batch_by_size(indices, max_tokens=max_tokens, max_sentences=max_sentences)
+    for batch in reversed(list(found)):
+        yield [int(number) for number in batch]
+
+
+def decode_shards(cfg: DictConfig, subset: str, chosen: Sequence[int], count: int, folder: Path, device: int) -> None:
+    """Decode shards, skipping what is finished.
+
+    Args:
+        cfg: fairseq's whole configuration.
+        subset: what to decode.
+        chosen: the shards to decode.
+        count: number of shards; shard i holds sentences i, i + count, i + 2 * count ...
+        folder: where the shards are written.
+        device: index of the GPU.
+
+    Raises:
+        ConfigurationError: for what the user can mend.
+    """
+    made_from = origin(cfg, subset)
+    todo = []
+    for shard in chosen:
+        file = shards.shard_path(folder, subset, shard, count)
+        if file.is_file():
+            shards.check_origin(file, shards.read_shard(file)[0], made_from)
+            print(f"{file}: finished before", flush=True)
+        else:
+            todo.append(shard)
+    if not todo:
+        return
+    teacher = Teacher(cfg, device)
+    dataset = teacher.load(subset)
+    for shard in todo:
+        file = shards.shard_path(folder, subset, shard, count)
+        writer = ShardWriter(file, made_from)
+        numbers = [number for number in range(shard, len(dataset), count) if number not in writer.done]
+        too_long = [number for number in numbers if dataset.src_sizes[number] > teacher.max_source]
+        writer.add(Sentence(number, shards.TOO_LONG, "") for number in too_long)
+        left = [number for number in numbers if number not in writer.done]
+        _decode_shard(teacher, dataset, left, writer, f"{subset} {shard + 1}/{count}")
+        writer.finish()
+        print(f"{file}: {len(writer.done)} sentences", flush=True)
+
+
+def _decode_shard(teacher: Teacher, dataset: Any, numbers: list[int], writer: ShardWriter, name: str) -> None:
+    if not numbers:
+        return
+    often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line
+    total = len(numbers) + len(writer.done)
+    done = len(writer.done)
+    with tqdm(total=total, initial=done, desc=name, unit="sentences", mininterval=often, leave=False) as bar:
+        for batch in batches(dataset, numbers, teacher.cfg):
+            try:
+                sentences = teacher.decode(dataset, batch)
+            except torch.cuda.OutOfMemoryError as error:
+                raise ConfigurationError(
+                    f"out of GPU memory with {len(batch)} sentences of at most {max(dataset.src_sizes[batch])} tokens; "
+                    "lower --max-tokens or --batch-size and run the same command again: what is finished is kept"
+                ) from error
+            writer.add(sentences)
+            bar.update(len(batch))

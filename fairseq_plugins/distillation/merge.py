@@ -1,0 +1,220 @@
+"""Put shards together: check, filter, binarise with the same dictionaries."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq_cli import preprocess
+
+from fairseq_plugins.distillation import shards
+from fairseq_plugins.distillation.decode import load_subset, source_files
+from fairseq_plugins.distillation.shards import Sentence
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.reports.files import sha256, write_atomically
+
+PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
+"""Subsets that fairseq-preprocess writes."""
+
+
+@dataclass
+class Counts:
+    """What became of the sentences of a subset.
+
+    Attributes:
+        sentences: all that were decoded.
+        kept: pairs of source and translation that are written.
+        empty: left out, source or translation has no token.
+        too_long: left out, the teacher has no positions for the source.
+        ratio: left out by the ratio of lengths.
+        raw: pairs of the original data added.
+    """
+
+    sentences: int
+    kept: int = 0
+    empty: int = 0
+    too_long: int = 0
+    ratio: int = 0
+    raw: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"{self.kept} of {self.sentences} kept", f"{self.empty} empty", f"{self.too_long} too long"]
+        parts.append(f"{self.ratio} of unlike lengths")
+        return ", ".join(parts) + (f"; {self.raw} raw pairs added" if self.raw else "")
+
+
+def open_task(data: str, source: str | None, target: str | None) -> TranslationTask:
+    """fairseq's translation task on a folder.
+
+    Raises:
+        ConfigurationError: when there is no binarised data.
+    """
+    try:
+        cfg = TranslationConfig(data=data, source_lang=source, target_lang=target)
+        # By default references to other parts of fairseq's configuration.
+        cfg.dataset_impl, cfg.required_seq_len_multiple = None, 1
+        return TranslationTask.setup_task(cfg)
+    except Exception as error:  # fairseq's own, for what is missing
+        raise ConfigurationError(
+            f"{data}: no binarised data ({error}); give a folder that fairseq-preprocess wrote"
+        ) from error
+
+
+def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[Sentence]]:
+    """All translations of a subset, in order.
+
+    Returns:
+        what they were made from, and the sentences.
+
+    Raises:
+        ConfigurationError: for missing, corrupt or unfitting shards.
+    """
+    number = shards.number_of_shards(folder, subset)
+    if number is None:
+        raise ConfigurationError(f"--shards {folder}: has no shards of {subset}; run `spec-dec-distill decode` first")
+    origins, sentences = [], []
+    for shard in range(number):
+        file = shards.shard_path(folder, subset, shard, number)
+        if not file.is_file():
+            raise ConfigurationError(f"{file}: not finished; run the same `spec-dec-distill decode` again")
+        header, found = shards.read_shard(file)
+        if origins:
+            shards.check_origin(file, header, origins[0])
+        origins.append(header)
+        sentences += found
+    if origins[0]["data"] != data:
+        raise ConfigurationError(
+            f"--shards {folder}: made from other data or dictionaries; give the folder that was decoded"
+        )
+    return origins[0], shards.in_order(sentences, count, folder)
+
+
+def filter_pairs(
+    sources: Iterable[str], sentences: Iterable[Sentence], max_ratio: float | None
+) -> tuple[list[tuple[str, str]], Counts]:
+    """Pairs of source and translation worth learning from, and the counts of what was left out.
+
+    Args:
+        sources: subwords with spaces between.
+        sentences: their translations.
+        max_ratio: the longer side may have at most so many times the tokens of the shorter; None: any.
+    """
+    pairs, counts = [], Counts(0)
+    for source, sentence in zip(sources, sentences, strict=True):
+        counts.sentences += 1
+        lengths = len(source.split()), len(sentence.text.split())
+        if sentence.score == shards.TOO_LONG:
+            counts.too_long += 1
+        elif min(lengths) == 0:
+            counts.empty += 1
+        elif max_ratio is not None and max(lengths) > max_ratio * min(lengths):
+            counts.ratio += 1
+        else:
+            counts.kept += 1
+            pairs.append((source, sentence.text))
+    return pairs, counts
+
+
+def _text(dataset: Any, dictionary: Dictionary) -> Iterable[str]:
+    # Unknown words come back as <unk>, which binarises to the same id.
+    return (dictionary.string(dataset[number]) for number in range(len(dataset)))
+
+
+def merge(
+    data: str,
+    folder: Path,
+    subsets: list[str],
+    destination: Path,
+    languages: tuple[str | None, str | None] = (None, None),
+    max_ratio: float | None = None,
+    keep_raw: bool = False,
+    workers: int = 1,
+) -> dict[str, Counts]:
+    """Merge the shards of subsets into binarised data.
+
+    Args:
+        data: the folder that was decoded.
+        folder: the shards.
+        subsets: of "train", "valid", "test".
+        destination: binarised data, made as a whole or not at all.
+        languages: source and target (default: the data's only pair).
+        max_ratio: see `filter_pairs`; for "train" only.
+        keep_raw: add the original pairs of "train" after the distilled ones.
+        workers: processes that binarise.
+
+    Returns:
+        counts by subset.
+
+    Raises:
+        ConfigurationError: for what the user can mend.
+    """
+    if destination.exists():
+        raise ConfigurationError(f"--destdir {destination}: is there already; remove it or give another folder")
+    for subset in subsets:
+        if subset not in PREFIXES:
+            raise ConfigurationError(f"--gen-subset {subset}: choose from {', '.join(PREFIXES)}")
+    task = open_task(data, *languages)
+    source, target = task.cfg.source_lang, task.cfg.target_lang
+    partial = destination.with_name(destination.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    counts, origins = {}, {}
+    try:
+        text = partial / "text"
+        text.mkdir(parents=True)
+        for subset in subsets:
+            dataset = load_subset(task, subset)
+            files = source_files(data, subset, source, target)
+            origins[subset], sentences = read_all(folder, subset, sha256(files), len(dataset))
+            is_training = subset == "train"
+            pairs, counts[subset] = filter_pairs(
+                _text(dataset.src, task.source_dictionary), sentences, max_ratio if is_training else None
+            )
+            if not pairs:
+                raise ConfigurationError(f"{folder}: no sentence of {subset} is left ({counts[subset]})")
+            if keep_raw and is_training:
+                if dataset.tgt is None:
+                    raise ConfigurationError(f"--keep-raw: {data} has no target side of {subset}")
+                counts[subset].raw = len(dataset)
+                raw = (_text(dataset.src, task.source_dictionary), _text(dataset.tgt, task.target_dictionary))
+                pairs += zip(*raw, strict=True)
+            for language, side in ((source, 0), (target, 1)):
+                with open(text / f"{subset}.{language}", "w", encoding="utf-8", newline="\n") as file:
+                    file.writelines(pair[side] + "\n" for pair in pairs)
+        _binarise(data, text, partial, source, target, subsets, workers)
+        shutil.rmtree(text)
+        record = {"counts": {name: asdict(value) for name, value in counts.items()}, "made_from": origins}
+        record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
+        write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
+        os.replace(partial, destination)
+    except OSError as error:
+        remedy = "free some" if error.errno == errno.ENOSPC else "give a folder that can be written"
+        raise ConfigurationError(
+            f"--destdir {destination}: cannot be written ({error.strerror}); {remedy} and run the same command again: "
+            "the shards are kept"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return counts
+
+
+def _binarise(
+    data: str, text: Path, destination: Path, source: str, target: str, subsets: list[str], workers: int
+) -> None:
+    """fairseq-preprocess with the dictionaries of `data`."""
+    arguments = ["--source-lang", source, "--target-lang", target, "--destdir", str(destination)]
+    for option, language in (("--srcdict", source), ("--tgtdict", target)):
+        arguments += [option, str(Path(data) / f"dict.{language}.txt")]
+    for subset in subsets:
+        arguments += [PREFIXES[subset], str(text / subset)]
+    arguments += ["--workers", str(workers)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        preprocess.main(options.get_preprocessing_parser().parse_args(arguments))

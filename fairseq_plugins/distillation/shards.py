@@ -1,0 +1,235 @@
+"""The file of a shard: the teacher's translations of every n-th sentence of a subset.
+
+A JSON line that says what it was made from, a line `number<TAB>score<TAB>subwords` for each sentence in the order of
+decoding, and a JSON line with the count of sentences and the hash of all before. While it grows its name ends in
+`.partial`.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq_plugins.errors import ConfigurationError
+
+TOO_LONG = "too-long"
+"""Stands for the score of a sentence that the teacher has no positions for."""
+
+_NAME = re.compile(r"(\d+)-of-(\d+)\.tsv(\.partial)?")
+_SENTENCE = re.compile(rb"(\d+)\t([^\t\n]+)\t([^\n]*)\n")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One translation: number in the subset, score (text, as written), subwords with spaces between."""
+
+    number: int
+    score: str
+    text: str
+
+
+def shard_path(folder: Path, subset: str, shard: int, shards: int) -> Path:
+    """Name of a finished shard."""
+    return folder / f"{subset}.{shard}-of-{shards}.tsv"
+
+
+def shard_files(folder: Path, subset: str) -> dict[int, list[Path]]:
+    """All shard files of a subset, partial ones included, by the number of shards that they count on."""
+    found: dict[int, list[Path]] = {}
+    for file in sorted(folder.glob(f"{subset}.*")):
+        match = _NAME.fullmatch(file.name.removeprefix(f"{subset}."))
+        if match is not None:
+            found.setdefault(int(match.group(2)), []).append(file)
+    return found
+
+
+def number_of_shards(folder: Path, subset: str) -> int | None:
+    """Into how many shards a subset was divided; None where nothing was begun.
+
+    Raises:
+        ConfigurationError: when there are shards of several divisions.
+    """
+    found = shard_files(folder, subset)
+    if len(found) > 1:
+        names = ", ".join(files[0].name for files in found.values())
+        raise ConfigurationError(f"{folder}: has shards of different divisions ({names}); remove all but those of one")
+    return next(iter(found), None)
+
+
+def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
+    """Read a finished shard.
+
+    Returns:
+        what it was made from, and its sentences.
+
+    Raises:
+        ConfigurationError: when the file is not whole.
+    """
+    content = file.read_bytes()
+    body, footer = content[: content.rfind(b"\n", 0, -1) + 1], content[content.rfind(b"\n", 0, -1) + 1 :]
+    header, sentences, end = _parse(body)
+    try:
+        expected = json.loads(footer)
+    except ValueError:
+        expected = None
+    if header is None or end != len(body) or expected != _footer(len(sentences), hashlib.sha256(body)):
+        raise ConfigurationError(
+            f"{file}: corrupt shard (its content is not what was written); remove it and run `spec-dec-distill decode` "
+            "again: other finished shards are kept"
+        )
+    return header, sentences
+
+
+def lines_in(file: Path) -> int:
+    """Sentences in a shard that is still being written."""
+    return len(_parse(file.read_bytes())[1])
+
+
+def _footer(count: int, total: Any) -> dict[str, Any]:
+    return {"sentences": count, "sha256": total.hexdigest()}
+
+
+def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
+    """Header (None when torn), whole sentence lines after it, and where these end."""
+    end = content.find(b"\n") + 1
+    try:
+        header = json.loads(content[:end])
+    except ValueError:
+        return None, [], 0
+    sentences = []
+    while (match := _SENTENCE.match(content, end)) is not None:
+        number, score, text = (part.decode("utf-8") for part in match.groups())
+        sentences.append(Sentence(int(number), score, text))
+        end = match.end()
+    return header, sentences, end
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Names of the entries in which two records of origin differ."""
+    return ", ".join(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+
+
+class ShardWriter:
+    """Writes a shard, or goes on with one that was interrupted.
+
+    Args:
+        path: name of the finished shard.
+        made_from: all that the translations depend on; JSON values.
+
+    Attributes:
+        done: numbers of the sentences that are there already.
+
+    Raises:
+        ConfigurationError: when another process writes it, it was begun from something else, or cannot be written.
+    """
+
+    def __init__(self, path: Path, made_from: dict[str, Any]) -> None:
+        self._path, self._partial = path, path.with_name(path.name + ".partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._partial, "a+b", buffering=0)
+        except OSError as error:
+            raise _cannot_write(self._partial, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self._partial}: another process is writing this shard; wait for it or end it first"
+            ) from error
+        self._file.seek(0)
+        content = self._file.read()
+        header, sentences, end = _parse(content)
+        if header is not None and header != made_from:
+            raise ConfigurationError(
+                f"{self._partial}: was begun with other {differences(made_from, header)}; remove it or choose another "
+                "--output"
+            )
+        # A kill can tear the last line.
+        self._file.truncate(end)
+        self._hash = hashlib.sha256(content[:end])
+        self.done = {sentence.number for sentence in sentences}
+        if header is None:
+            self._write(json.dumps(made_from, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+
+    def add(self, sentences: Iterable[Sentence]) -> None:
+        """Append sentences that are not there yet.
+
+        Raises:
+            ConfigurationError: when they cannot be written.
+        """
+        new = list(sentences)
+        lines = "".join(f"{sentence.number}\t{sentence.score}\t{sentence.text}\n" for sentence in new)
+        self._write(lines.encode("utf-8"))
+        self.done.update(sentence.number for sentence in new)
+
+    def finish(self) -> None:
+        """Seal the shard and give it its name."""
+        self._write(json.dumps(_footer(len(self.done), self._hash)).encode() + b"\n")
+        try:
+            os.fsync(self._file.fileno())
+            os.replace(self._partial, self._path)
+        except OSError as error:
+            raise _cannot_write(self._partial, error) from error
+        self._file.close()
+
+    def _write(self, content: bytes) -> None:
+        rest = memoryview(content)
+        try:
+            while len(rest) > 0:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise _cannot_write(self._partial, error) from error
+        self._hash.update(content)
+
+
+def _cannot_write(file: Path, error: OSError) -> ConfigurationError:
+    remedy = "free some" if error.errno == errno.ENOSPC else "give an --output that can be written"
+    return ConfigurationError(
+        f"{file}: cannot be written ({error.strerror}); {remedy} and run the same command again: what is finished is "
+        "kept"
+    )
+
+
+def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) -> None:
+    """Refuse a finished shard that was made from something else.
+
+    Raises:
+        ConfigurationError: naming what differs.
+    """
+    if header != made_from:
+        raise ConfigurationError(
+            f"{file}: was made from other {differences(made_from, header)}; remove it or choose another --output"
+        )
+
+
+def in_order(sentences: Sequence[Sentence], count: int, folder: Path) -> list[Sentence]:
+    """Sentences by number.
+
+    Raises:
+        ConfigurationError: when not each of 0 to `count` - 1 is there once.
+    """
+    ordered: list[Sentence | None] = [None] * count
+    for sentence in sentences:
+        if sentence.number >= count:
+            raise ConfigurationError(
+                f"{folder}: has a translation of sentence {sentence.number}, but the data has {count} sentences; "
+                "give the data that was decoded"
+            )
+        if ordered[sentence.number] is not None:
+            raise ConfigurationError(
+                f"{folder}: has two translations of sentence {sentence.number}; remove the shards and decode again"
+            )
+        ordered[sentence.number] = sentence
+    missing = [number for number, sentence in enumerate(ordered) if sentence is None]
+    if missing:
+        raise ConfigurationError(
+            f"{folder}: {len(missing)} of {count} sentences have no translation (the first is {missing[0]}); remove "
+            "the shards and decode again"
+        )
+    return [sentence for sentence in ordered if sentence is not None]

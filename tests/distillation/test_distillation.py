@@ -1,0 +1,349 @@
+"""`spec-dec-distill`: translations against fairseq's own, shards, resuming after a kill, merging, bad input."""
+
+import errno
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
+
+from fairseq_plugins.distillation import cli, shards
+from fairseq_plugins.distillation.merge import filter_pairs
+from fairseq_plugins.distillation.shards import TOO_LONG, Sentence, ShardWriter, read_shard
+from fairseq_plugins.distillation.workers import Place, find_place, shards_of
+from fairseq_plugins.errors import ConfigurationError
+from tests.conftest import Corpus
+from tests.support import REPOSITORY, run_in_process
+
+TRAIN = 300
+
+
+def decode(corpus: Corpus, output: Path, *more: str) -> None:
+    """Decode in this process."""
+    arguments = ["--path", str(corpus.verifier), "--output", str(output), "--cpu", *more]
+    cli.run(["decode", str(corpus.data), *arguments])
+
+
+def start(corpus: Corpus, output: Path, *more: str) -> subprocess.Popen:
+    """Decode in processes of their own."""
+    command = [sys.executable, "-m", "fairseq_plugins.distillation.cli", "decode", str(corpus.data), "--cpu"]
+    return subprocess.Popen(
+        [*command, "--path", str(corpus.verifier), "--output", str(output), *more],
+        cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def sentences(folder: Path, subset: str = "train") -> list[Sentence]:
+    """All sentences of all finished shards, in the order they were written."""
+    count = shards.number_of_shards(folder, subset)
+    assert count is not None
+    files = [shards.shard_path(folder, subset, shard, count) for shard in range(count)]
+    return [sentence for file in files for sentence in read_shard(file)[1]]
+
+
+def texts(found: Sequence[Sentence]) -> list[str]:
+    """Translations by number, each number once."""
+    assert sorted(sentence.number for sentence in found) == list(range(len(found)))
+    return [sentence.text for sentence in sorted(found, key=lambda sentence: sentence.number)]
+
+
+@pytest.fixture(scope="module")
+def greedy(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Greedy shards of the training and validation sets."""
+    folder = tmp_path_factory.mktemp("greedy")
+    decode(corpus, folder, "--decoder", "greedy", "--num-shards", "3", "--gen-subset", "train,valid")
+    return folder
+
+
+@pytest.mark.parametrize("decoder", ["beam", "greedy"])
+def test_translations_are_those_of_fairseq_generate(corpus: Corpus, tmp_path: Path, decoder: str) -> None:
+    decode(corpus, tmp_path, "--decoder", decoder, "--gen-subset", "valid", "--num-shards", "2")
+    options = f"{corpus.data} --task spec_dec --decoder {decoder} --path {corpus.verifier} --gen-subset valid --cpu"
+    lines = run_in_process("generate", options).stdout.splitlines()
+    rows = [line[2:].split("\t") for line in lines if line.startswith("H-")]
+    assert texts(sentences(tmp_path, "valid")) == [text for _, _, text in sorted(rows, key=lambda row: int(row[0]))]
+    ours = {sentence.number: float(sentence.score) for sentence in sentences(tmp_path, "valid")}
+    # fairseq-generate prints logarithms to base 2.
+    theirs = {int(number): float(score) * math.log(2) for number, score, _ in rows}
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+# Shards and resuming
+
+
+def test_a_killed_process_goes_on_without_losing_or_doubling(corpus: Corpus, greedy: Path, tmp_path: Path) -> None:
+    options = ["--decoder", "greedy", "--batch-size", "1"]
+    partial = tmp_path / "train.0-of-1.tsv.partial"
+    process = start(corpus, tmp_path, *options)
+    deadline = time.monotonic() + 120
+    while (not partial.exists() or partial.read_bytes().count(b"\n") < 20) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = shards.lines_in(partial)
+    assert 19 <= before < TRAIN
+    # As if the kill had come in the middle of a line, and one of its numbers with it.
+    with partial.open("ab") as file:
+        file.write(b"299\t-0.1")
+    decode(corpus, tmp_path, *options)
+    assert texts(sentences(tmp_path)) == texts(sentences(greedy))
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_finished_shards_are_not_touched(corpus: Corpus, greedy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {file: file.stat().st_mtime_ns for file in greedy.iterdir()}
+    decode(corpus, greedy, "--decoder", "greedy")
+    assert capsys.readouterr().out.count("finished before") == 3
+    assert {file: file.stat().st_mtime_ns for file in greedy.iterdir()} == before
+
+
+def test_two_processes_share_the_work(corpus: Corpus, greedy: Path, tmp_path: Path) -> None:
+    process = start(corpus, tmp_path, "--decoder", "greedy", "--workers", "2")
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["train.0-of-2.tsv", "train.1-of-2.tsv"]
+    assert texts(sentences(tmp_path)) == texts(sentences(greedy))
+
+
+def test_a_slurm_array_divides_the_work(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "4")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_STEP", "3")
+    for task in ("7", "4"):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        decode(corpus, tmp_path, "--decoder", "greedy", "--gen-subset", "valid")
+        expected = ["1-of-2"] if task == "7" else ["0-of-2", "1-of-2"]
+        assert sorted(file.name.split(".")[1] for file in tmp_path.iterdir()) == expected
+
+
+def test_every_shard_has_one_process() -> None:
+    for jobs, world, count in ((1, 1, 5), (2, 3, 6), (3, 2, 7), (4, 2, 3)):
+        places = [Place(job, jobs, rank, world) for job in range(jobs) for rank in range(world)]
+        assert sorted(shard for place in places for shard in shards_of(place, count, None)) == list(range(count))
+    assert shards_of(Place(1, 2, 0, 4), 8, 5) == [5]
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}
+    assert find_place(torchrun) == Place(rank=9, world=16, device=1, spawned=True)
+    assert find_place({"RANK": "3"}) == Place()
+
+
+# Merging
+
+
+def _ids(folder: Path, subset: str, language: str) -> list[list[int]]:
+    dictionary = Dictionary.load(str(folder / f"dict.{language}.txt"))
+    dataset = load_indexed_dataset(str(folder / f"{subset}.src-tgt.{language}"), dictionary)
+    return [dataset[number].tolist() for number in range(len(dataset))]
+
+
+def test_merged_data(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["merge", str(corpus.data), "--shards", str(greedy), "--destdir", str(tmp_path / "out")]
+    assert cli.main([*arguments, "--gen-subset", "train,valid", "--keep-raw"]) == 0
+    out = tmp_path / "out"
+    assert "train: 300 of 300 kept, 0 empty, 0 too long, 0 of unlike lengths; 300 raw" in capsys.readouterr().out
+    for language in ("src", "tgt"):
+        name = f"dict.{language}.txt"
+        assert (out / name).read_bytes() == (corpus.data / name).read_bytes()
+    assert _ids(out, "train", "src") == _ids(corpus.data, "train", "src") * 2
+    assert _ids(out, "valid", "src") == _ids(corpus.data, "valid", "src")
+    dictionary = Dictionary.load(str(out / "dict.tgt.txt"))
+    distilled = _ids(out, "train", "tgt")
+    assert distilled[TRAIN:] == _ids(corpus.data, "train", "tgt")
+    assert [dictionary.string(line[:-1]) for line in distilled[:TRAIN]] == texts(sentences(greedy))
+    record = json.loads((out / "distilled.json").read_text())
+    assert record["counts"]["train"]["kept"] == TRAIN and record["made_from"]["train"]["decoder"] == "greedy"
+    assert not list(tmp_path.glob("*.partial")) and not (out / "text").exists()
+
+
+def test_filtering() -> None:
+    found = [Sentence(0, "-1", "A B"), Sentence(1, "-1", ""), Sentence(2, TOO_LONG, ""), Sentence(3, "-1", "A B C D")]
+    pairs, counts = filter_pairs(["a", "a", "a", "a"], found, 3)
+    assert pairs == [("a", "A B")]
+    assert (counts.sentences, counts.kept, counts.empty, counts.too_long, counts.ratio) == (4, 1, 1, 1, 1)
+    assert filter_pairs(["a"], found[3:], None)[1].kept == 1
+
+
+def test_sources_too_long_for_the_teacher(corpus: Corpus, tmp_path: Path) -> None:
+    decode(corpus, tmp_path, "--decoder", "greedy", "--gen-subset", "valid", "--max-source-positions", "6")
+    lengths = [len(line) for line in _ids(corpus.data, "valid", "src")]
+    found = {sentence.number: sentence.score for sentence in sentences(tmp_path, "valid")}
+    assert {number for number, score in found.items() if score == TOO_LONG} == {
+        number for number, length in enumerate(lengths) if length > 6
+    }
+
+
+# Bad input
+
+
+def refused(message: str, capsys: pytest.CaptureFixture[str], *argv: str) -> None:
+    """The command ends with one line that says so."""
+    capsys.readouterr()
+    assert cli.main([str(word) for word in argv]) == 2
+    error = capsys.readouterr().err.strip().split("\r")[-1]  # after the progress bar
+    assert message in error and error.startswith("spec-dec-distill: error: "), error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.fixture
+def copy(greedy: Path, tmp_path: Path) -> Path:
+    """Finished shards that a test may spoil."""
+    return Path(shutil.copytree(greedy, tmp_path / "shards"))
+
+
+def test_spoiled_shards(corpus: Corpus, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, other = copy / "train.1-of-3.tsv", copy / "train.2-of-3.tsv"
+    whole = file.read_bytes()
+    merge = ["merge", corpus.data, "--shards", copy, "--destdir", tmp_path / "out"]
+    again = ["decode", corpus.data, "--path", corpus.verifier, "--output", copy, "--decoder", "greedy", "--cpu"]
+    for spoiled in (whole[:-20], whole.replace(b"\t", b"\t ", 5), b"", whole[: len(whole) // 2]):
+        file.write_bytes(spoiled)
+        refused(f"{file}: corrupt shard", capsys, *merge)
+        refused(f"{file}: corrupt shard", capsys, *again)
+    file.unlink()
+    refused(f"{file}: not finished; ", capsys, *merge)
+    kept = other.stat().st_mtime_ns
+    assert cli.main([str(word) for word in again]) == 0
+    assert file.read_bytes() == whole and other.stat().st_mtime_ns == kept
+    header, found = read_shard(file)
+    for lines, message in (
+        ([*found, found[0]], f"two translations of sentence {found[0].number}; "),
+        (found[1:], "1 of 300 sentences have no translation"),
+        ([*found, Sentence(300, "0", "A")], "has a translation of sentence 300, but the data has 300"),
+    ):
+        file.unlink()
+        writer = ShardWriter(file, header)
+        writer.add(lines)
+        writer.finish()
+        _fix_count(file, len(lines))
+        refused(message, capsys, *merge)
+    shutil.copy(other, copy / "train.0-of-2.tsv")
+    refused("has shards of different divisions", capsys, *merge)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def _fix_count(file: Path, count: int) -> None:
+    body, footer = file.read_text().rstrip("\n").rsplit("\n", 1)
+    file.write_text(body + "\n" + json.dumps({**json.loads(footer), "sentences": count}) + "\n")
+
+
+def test_shards_of_something_else(
+    corpus: Corpus, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode_again = ["decode", corpus.data, "--output", copy, "--cpu"]
+    path = ["--path", corpus.verifier]
+    refused("was made from other decoder; ", capsys, *decode_again, *path)
+    refused("was made from other lenpen; ", capsys, *decode_again, *path, "--decoder", "greedy", "--lenpen", "2")
+    refused(
+        "was made from other checkpoints; ", capsys, *decode_again, "--decoder", "greedy", "--path", corpus.own_encoder
+    )
+    refused("--num-shards 2: ", capsys, *decode_again, *path, "--num-shards", "2")
+    other = ["--shards", copy, "--destdir", tmp_path / "out"]
+    refused("made from other data or dictionaries", capsys, "merge", corpus.other_data, *other)
+    partial, shard = copy / "valid.0-of-3.tsv", ("--num-shards", "3", "--shard-id", "0")
+    partial.rename(copy / "valid.0-of-3.tsv.partial")
+    refused("was begun with other decoder", capsys, *decode_again, *path, "--gen-subset", "valid", *shard)
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk with room for 3000 more bytes."""
+
+    room = 3000
+
+    def write(self, content: Any) -> int:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = super().write(content[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_full_disk(
+    corpus: Corpus, greedy: Path, copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = copy / "train.1-of-3.tsv"
+    whole = file.read_bytes()
+    file.unlink()
+    again = ["decode", corpus.data, "--path", corpus.verifier, "--output", copy, "--decoder", "greedy", "--cpu"]
+    again += ["--batch-size", "10"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "open", lambda name, mode, **unused: FullDisk(name, "a+"), raising=False)
+        refused("No space left on device); free some and run the same command again", capsys, *again)
+    assert 0 < shards.lines_in(file.with_name(file.name + ".partial")) < TRAIN // 3
+    assert cli.main([str(word) for word in again]) == 0
+    assert sorted(file.read_bytes().splitlines()[:-1]) == sorted(whole.splitlines()[:-1])
+
+
+def test_dictionaries_that_do_not_match(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--path", corpus.verifier, "--output", tmp_path / "shards", "--cpu"]
+    refused("dict.src.txt is not the one that", capsys, "decode", corpus.other_data, *command)
+    moved = tmp_path / "small"
+    shutil.copytree(corpus.data, moved)
+    lines = (moved / "dict.tgt.txt").read_text().splitlines(keepends=True)
+    (moved / "dict.tgt.txt").write_text("".join(lines[:-4]))
+    refused("dict.tgt.txt is not the one that", capsys, "decode", moved, *command)
+    assert not (tmp_path / "shards").exists() or not list((tmp_path / "shards").glob("*.tsv"))
+
+
+def test_misaligned_and_empty_data(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoiled = tmp_path / "spoiled"
+    shutil.copytree(corpus.data, spoiled)
+    for kind in ("bin", "idx"):
+        shutil.copy(spoiled / f"valid.src-tgt.tgt.{kind}", spoiled / f"train.src-tgt.tgt.{kind}")
+    command = ["decode", spoiled, "--path", corpus.verifier, "--output", tmp_path / "shards", "--cpu"]
+    refused("train has different numbers of source and target sentences", capsys, *command)
+    (tmp_path / "empty.src").write_text("")
+    (tmp_path / "empty.tgt").write_text("")
+    dictionaries = f"--srcdict {corpus.data}/dict.src.txt --tgtdict {corpus.data}/dict.tgt.txt"
+    run_in_process(
+        "preprocess",
+        f"--source-lang src --target-lang tgt {dictionaries} --testpref {tmp_path}/empty --destdir {tmp_path}/none",
+    )
+    command[1] = tmp_path / "none"
+    refused("test has no sentences", capsys, *command, "--gen-subset", "test")
+    refused("no such subset", capsys, *command, "--gen-subset", "train")
+
+
+def test_other_mistakes(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["decode", corpus.data, "--path", corpus.verifier, "--output", tmp_path, "--cpu"]
+    refused("--shard-id 4: give a number from 0 to 3", capsys, *command, "--num-shards", "4", "--shard-id", "4")
+    refused("--shard-id 1: of how many?", capsys, *command, "--shard-id", "1")
+    refused("--num-shards 0: ", capsys, *command, "--num-shards", "0")
+    refused("--max-tokens 3: a sentence has ", capsys, *command, "--max-tokens", "3")
+    refused("no command: choose from decode, status, merge", capsys)
+    refused("nowhere: no such folder", capsys, "status", "nowhere")
+    refused("has no shards of train; ", capsys, "merge", corpus.data, "--shards", "x", "--destdir", tmp_path / "out")
+    merge = ["merge", corpus.data, "--shards", greedy, "--destdir"]
+    refused("is there already", capsys, *merge, tmp_path)
+    refused("--gen-subset dev: choose from train, valid, test", capsys, *merge, tmp_path / "x", "--gen-subset", "dev")
+    refused("--max-length-ratio 0.5: ", capsys, *merge, tmp_path / "x", "--max-length-ratio", "0.5")
+    refused("no binarised data", capsys, "merge", tmp_path, "--shards", greedy, "--destdir", tmp_path / "x")
+
+
+def test_two_writers(tmp_path: Path) -> None:
+    first = ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
+    with pytest.raises(ConfigurationError, match="another process is writing"):
+        ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
+    first.add([Sentence(0, "-1", "ä b")])
+    first.finish()
+    assert read_shard(tmp_path / "train.0-of-1.tsv") == ({"a": 1}, [Sentence(0, "-1", "ä b")])
+
+
+def test_status(greedy: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "train.2-of-3.tsv").rename(copy / "train.2-of-3.tsv.partial")
+    assert cli.main(["status", str(copy)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 2 of 3 shards finished, with 200 sentences",
+        "  train.2-of-3.tsv.partial: 100 sentences so far",
+        "valid: 3 of 3 shards finished, with 30 sentences",
+    ]
