@@ -54,7 +54,20 @@ DRAFTERS = _merged(
     _flag("decoder_learned_pos"),
     _flag("layernorm_embedding"),
 )
-"""Options of a drafter; see `fitting`."""
+"""Options of a drafter that reads tokens; see `fitting`."""
+
+FEATURE_DRAFTERS = _merged(
+    st.just({"drafter_context": "features"}),
+    st.sampled_from(_NORMS),
+    st.fixed_dictionaries(
+        {"decoder_layers": st.integers(1, 3), "feature_layers": st.sampled_from([None, "0", "1", "1,0"])}
+    ),
+    _flag("src_embedding_copy"),
+    _flag("positions_every_layer"),
+    _flag("decoder_learned_pos"),
+    _flag("layernorm_embedding"),
+)
+"""Options of a drafter that reads the verifier's states."""
 
 
 def fitting(drafter: dict[str, Any], verifier: dict[str, Any]) -> dict[str, Any]:

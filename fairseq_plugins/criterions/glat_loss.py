@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
@@ -13,10 +14,14 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.reports import tensorboard
 
 # Sums that workers add up; everything logged is derived from them.
-_SUMS = ("loss", "nll_loss", "ntokens", "nsentences", "sample_size", "correct", "glanced_correct", "glanced_total")
+_SUMS = (
+    *("loss", "nll_loss", "ntokens", "nsentences", "sample_size", "targets"),
+    *("correct", "glanced_correct", "glanced_total"),
+)
 
 
 @dataclass
@@ -24,28 +29,54 @@ class GlatLossConfig(FairseqDataclass):
     label_smoothing: float = field(
         default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none (GAD Table 10: 0.1)"}
     )
+    position_decay: float = field(
+        default=0.0,
+        metadata={
+            "help": "GAMMA of the weight exp(-(i-1)/GAMMA) of the i-th token of a draft, which is of use only when all "
+            "before it are right (DFlash); 0: all weigh the same"
+        },
+    )
+    soft_targets: float = field(
+        default=0.0,
+        metadata={
+            "help": "share of the loss that is the divergence from the verifier's own distribution, 0 to 1, with "
+            "--drafter-context features"
+        },
+    )
 
 
 @register_criterion("glat_loss", dataclass=GlatLossConfig)
 class GlatLoss(FairseqCriterion):
     """Cross-entropy of a drafter's blocks (GAD section 3.1) with glancing (Qian et al. 2021).
 
-    The loss is a sum, and `sample_size` the number of targets: fairseq divides the gradient by its total over
-    `--update-freq` and all workers, so that the split of a batch does not matter.
+    The loss is a sum, and `sample_size` the sum of the targets' weights (their number, without a decay): fairseq
+    divides the gradient by its total over `--update-freq` and all workers, so that the split of a batch does not
+    matter.
+
+    Raises:
+        ConfigurationError: for a decay below 0 or a share of soft targets outside of 0 to 1.
     """
 
-    def __init__(self, task: FairseqTask, label_smoothing: float) -> None:
+    def __init__(
+        self, task: FairseqTask, label_smoothing: float, position_decay: float = 0.0, soft_targets: float = 0.0
+    ) -> None:
         super().__init__(task)
+        if not position_decay >= 0:
+            raise ConfigurationError(f"--position-decay {position_decay}: give 0 (no decay) or more")
+        if not 0 <= soft_targets <= 1:
+            raise ConfigurationError(f"--soft-targets {soft_targets}: a share of the loss; give 0 to 1")
         self.label_smoothing = label_smoothing
+        self.position_decay = position_decay
+        self.soft_targets = soft_targets
         self.counts_places = tensorboard.logdir(task.cfg) is not None
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, int, dict[str, Any]]:
+    ) -> tuple[Tensor, int | Tensor, dict[str, Any]]:
         """Loss of a batch to which the task added `blocks` and `glancing_ratio`.
 
         Returns:
-            the summed loss, the number of targets, and what to log.
+            the summed loss, the sum of the targets' weights, and what to log.
         """
         net_input = sample["net_input"]
         output = model(
@@ -53,18 +84,29 @@ class GlatLoss(FairseqCriterion):
             src_lengths=net_input["src_lengths"],
             blocks=sample["blocks"],
             glancing_ratio=sample["glancing_ratio"],
+            soft_targets=self.soft_targets > 0,
         )
         targets = output["targets"]
         log_probs = utils.log_softmax(output["logits"], dim=-1)
         loss, nll_loss = label_smoothed_nll_loss(
-            log_probs, targets[:, None], self.label_smoothing, ignore_index=self.padding_idx
+            log_probs, targets[:, None], self.label_smoothing, ignore_index=self.padding_idx, reduce=False
         )
+        loss = loss.squeeze(1)
+        if self.soft_targets > 0:
+            divergence = F.kl_div(log_probs, output["verifier_log_probs"], reduction="none", log_target=True).sum(1)
+            loss = (1 - self.soft_targets) * loss + self.soft_targets * divergence
+        sample_size: int | Tensor = targets.numel()
+        if self.position_decay > 0:
+            weight = torch.exp((1 - output["places"]) / self.position_decay)
+            loss, sample_size = loss * weight, weight.sum()
+        loss, nll_loss = loss.sum(), nll_loss.sum()
         logging_output = {
             "loss": loss.detach(),
             "nll_loss": nll_loss.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": sample["target"].size(0),
-            "sample_size": targets.numel(),
+            "sample_size": sample_size,
+            "targets": targets.numel(),
             "correct": (log_probs.argmax(-1) == targets).sum(),
             "glanced_correct": output["glanced_correct"],
             "glanced_total": output["glanced_total"],
@@ -73,7 +115,7 @@ class GlatLoss(FairseqCriterion):
         if self.counts_places and sample["glancing_ratio"] == 0:
             correct = log_probs.argmax(-1) == targets
             logging_output |= tensorboard.accuracy_by_place(correct, sample["blocks"], self.padding_idx)
-        return loss, targets.numel(), logging_output
+        return loss, sample_size, logging_output
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
@@ -82,9 +124,10 @@ class GlatLoss(FairseqCriterion):
         total = {name: value.item() if torch.is_tensor(value) else value for name, value in total.items()}
         size = max(total["sample_size"], 1)
         metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
-        metrics.log_scalar("nll_loss", total["nll_loss"] / size / math.log(2), size, round=3)
+        targets = max(total["targets"], 1)
+        metrics.log_scalar("nll_loss", total["nll_loss"] / targets / math.log(2), targets, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
-        metrics.log_scalar("accuracy", 100 * total["correct"] / size, size, round=2)
+        metrics.log_scalar("accuracy", 100 * total["correct"] / targets, targets, round=2)
         for name, (accuracy, weight) in tensorboard.accuracies(logging_outputs).items():
             metrics.log_scalar(name, accuracy, weight, round=2)
         if total["glanced_total"] > 0:

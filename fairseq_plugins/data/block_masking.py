@@ -8,14 +8,18 @@ from torch import Tensor
 
 @dataclass
 class Blocks:
-    """What a drafter reads and what it must predict, for B sentences of at most M tokens and N blocks of K masks.
+    """What a drafter reads and what it must predict, for B sentences of at most M tokens and N blocks of W inputs.
+
+    A block is K masks; with an anchor the last token of its prefix stands in front of them (W = K + 1).
 
     Attributes:
-        tokens: [B, M + N*K] decoder input: the sentence shifted right, then the masked blocks.
-        positions: [B, M + N*K] place of every input in the sentence.
-        visible: [B, M + N*K, M + N*K], True where the row's input may attend to the column's.
-        targets: [B, N*K] the token that belongs to every mask; pad beyond the end of the sentence.
+        tokens: [B, M + N*W] decoder input: the sentence shifted right, then the masked blocks.
+        positions: [B, M + N*W] place of every input in the sentence.
+        visible: [B, M + N*W, M + N*W], True where the row's input may attend to the column's. Where the verifier's
+            states stand for the sentence, it has the rows of the blocks only: [B, N*W, M + N*W].
+        targets: [B, N*W] the token that belongs to every mask; pad for anchors and beyond the end of the sentence.
         block_size: K.
+        anchors: 1 for blocks with an anchor, else 0.
     """
 
     tokens: Tensor
@@ -23,6 +27,17 @@ class Blocks:
     visible: Tensor
     targets: Tensor
     block_size: int
+    anchors: int = 0
+
+    @property
+    def width(self) -> int:
+        """Inputs of a block, W."""
+        return self.anchors + self.block_size
+
+    @property
+    def places(self) -> Tensor:
+        """Place in its draft of every input of the blocks, [N*W]: 1 to K for masks, 0 for anchors."""
+        return torch.arange(self.targets.size(1), device=self.targets.device) % self.width - self.anchors + 1
 
     @property
     def prefix_width(self) -> int:
@@ -30,7 +45,7 @@ class Blocks:
 
     @property
     def masks(self) -> Tensor:
-        """The inputs of the blocks, [B, N*K]."""
+        """The inputs of the blocks, [B, N*W]."""
         return self.tokens[:, self.prefix_width :]
 
 
@@ -55,7 +70,8 @@ def sample_blocks(
         prev_output_tokens: [B, M] the same shifted right, as fairseq makes it.
         block_size: masks per block, K.
         blocks_per_sentence: blocks per sentence, N; each sees its own prefix and itself only.
-        attention: "prefix-causal": the prefix attends causally; "full": prefix and masks attend to all (N = 1).
+        attention: "prefix-causal": the prefix attends causally; "full": prefix and masks attend to all (N = 1);
+            "features": a block has an anchor, and attends to the verifier's states of the tokens before it.
         pad: padding symbol.
         mask: id that stands for the mask vector.
         generator: source of randomness on the device of `target`; torch's own by default.
@@ -66,21 +82,26 @@ def sample_blocks(
     draw = torch.rand(batch, blocks_per_sentence, device=device, generator=generator)
     prefix = (draw * lengths[:, None]).long()  # [B, N]
 
-    offsets = torch.arange(block_size, device=device)
-    place = prefix[:, :, None] + offsets  # place in `target` of every mask's token
-    inside = place < lengths[:, None, None]
-    targets = target.gather(1, place.clamp(max=width - 1).flatten(1)).masked_fill(~inside.flatten(1), pad)
+    anchors = int(attention == "features")
+    offsets = torch.arange(block_size + anchors, device=device) - anchors
+    place = prefix[:, :, None] + offsets  # place in `target` of the token of every mask, and of the anchor
+    is_target = (place < lengths[:, None, None]) & (offsets >= 0)
+    targets = target.gather(1, place.clamp(0, width - 1).flatten(1)).masked_fill(~is_target.flatten(1), pad)
 
     column = torch.arange(width, device=device)
-    masks = target.new_full((batch, blocks_per_sentence * block_size), mask)
+    masks = target.new_full(place.shape, mask)
+    if anchors:
+        masks[:, :, 0] = prev_output_tokens.gather(1, prefix)
+    masks = masks.flatten(1)
     positions = torch.cat([column.expand(batch, -1), (place + 1).flatten(1)], dim=1)
 
-    block_of = torch.arange(blocks_per_sentence, device=device).repeat_interleave(block_size)
-    prefix_of = prefix.repeat_interleave(block_size, dim=1)[:, :, None]  # [B, N*K, 1]
-    masks_see = torch.cat(
-        [column <= prefix_of, (block_of[:, None] == block_of).expand(batch, -1, -1)], dim=2
-    )
-    if attention == "prefix-causal":
+    block_of = torch.arange(blocks_per_sentence, device=device).repeat_interleave(len(offsets))
+    prefix_of = prefix.repeat_interleave(len(offsets), dim=1)[:, :, None]  # [B, N*W, 1]
+    known = column < prefix_of if anchors else column <= prefix_of
+    masks_see = torch.cat([known, (block_of[:, None] == block_of).expand(batch, -1, -1)], dim=2)
+    if attention == "features":
+        prefix_sees = masks_see[:, :0]
+    elif attention == "prefix-causal":
         prefix_sees = torch.cat(
             [column[:, None] >= column, column.new_zeros(width, block_of.numel(), dtype=torch.bool)], dim=1
         ).expand(batch, -1, -1)
@@ -97,6 +118,7 @@ def sample_blocks(
         visible=torch.cat([prefix_sees, masks_see], dim=1),
         targets=targets,
         block_size=block_size,
+        anchors=anchors,
     )
 
 
@@ -108,11 +130,11 @@ def glance(blocks: Blocks, predicted: Tensor, ratio: float, pad: int) -> Blocks:
 
     Args:
         blocks: the fully masked blocks.
-        predicted: [B, N*K] what the drafter predicted for them.
+        predicted: [B, N*W] what the drafter predicted for them.
         ratio: share of the wrong predictions to reveal.
         pad: padding symbol.
     """
-    shape = (blocks.targets.size(0), -1, blocks.block_size)
+    shape = (blocks.targets.size(0), -1, blocks.width)
     targets = blocks.targets.reshape(shape)
     is_target = targets != pad
     wrong = ((predicted.reshape(shape) != targets) & is_target).sum(2, keepdim=True)

@@ -185,7 +185,14 @@ class CachedDecoder:
                 "encoder_padding_mask": [x.index_select(0, rows) for x in self.encoder_out["encoder_padding_mask"]],
             }
 
-    def step(self, tokens: Tensor, lengths: Tensor, span: Span, visible: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        span: Span,
+        visible: Tensor | None = None,
+        layers: list[Tensor] | None = None,
+    ) -> Tensor:
         """Run T new tokens of every sentence, each from its own length, and write their keys and values.
 
         Args:
@@ -194,6 +201,7 @@ class CachedDecoder:
             span: shortest and longest of `lengths`.
             visible: [B, T], or [1, T] for all sentences, last position that each token may attend to; by default its
                 own (causal attention).
+            layers: a list to which the states [B, T, D] before the first and behind every layer are added.
 
         Returns:
             hidden states [B, T, D] as they enter the output projection.
@@ -212,6 +220,8 @@ class CachedDecoder:
                 # No output is longer than the table, so behind its end nothing can be accepted: any embedding will do.
                 position = self.positions[place.clamp(max=self.positions.size(0) - 1)]
         x = self._embed(tokens, place, position)
+        if layers is not None:
+            layers.append(x)
         mask = _self_mask(place, span, total, visible)
         rows = None if span.uniform else torch.arange(tokens.size(0), device=tokens.device)[:, None]
         for index, layer in enumerate(self.layers):
@@ -245,11 +255,38 @@ class CachedDecoder:
             x = residual + F.linear(layer.activation(F.linear(x, *layer.fc1)), *layer.fc2)
             if not layer.normalize_before:
                 x = layer.final_norm(x)
+            if layers is not None:
+                layers.append(x)
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.decoder.project_out_dim is not None:
             x = self.decoder.project_out_dim(x)
         return x
+
+    def remember(self, states: Tensor, lengths: Tensor, span: Span) -> None:
+        """Write keys and values of given states, as if tokens had been run and had them.
+
+        Args:
+            states: [L, B, T, D], what each of the L layers reads.
+            lengths: [B], where the first of them stands.
+            span: shortest and longest of `lengths`.
+        """
+        assert self.cache is not None, "call start() first"
+        batch, width = states.shape[1:3]
+        self._grow(span.longest + width)
+        rows = torch.arange(batch, device=lengths.device)[:, None]
+        place = lengths[:, None] + torch.arange(width, device=lengths.device)
+        for layer, cache, x in zip(self.layers, self.cache, states, strict=True):
+            if layer.normalize_before:
+                x = layer.self_norm(x)
+            weight, bias = layer.self_qkv
+            own = x.size(-1)
+            key_value = F.linear(x, weight[own:], None if bias is None else bias[own:])
+            key_value = key_value.unflatten(-1, (2, layer.heads, -1))
+            if span.uniform:
+                cache[:, span.longest : span.longest + width] = key_value
+            else:
+                cache[rows, place] = key_value
 
     def project(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""

@@ -161,11 +161,15 @@ class DraftVerifyGenerator(SequenceGenerator):
 
         # The one synchronisation of an iteration.
         gained, finished = torch.stack([counts, (first_end < width).long()]).tolist()
-        before, state.lengths = state.lengths, state.lengths + counts
+        before, span, state.lengths = state.lengths, state.span, state.lengths + counts
         state.host_lengths = [length + count for length, count in zip(state.host_lengths, gained, strict=True)]
         for sentence, count in zip(batch.sentences, gained, strict=True):
             batch.gained[sentence].append(count)
-        self.method.drafter.observe(Verdict(draft, choice, accepted, verification.hidden, before, max(gained)))
+        self.method.drafter.observe(
+            Verdict(
+                draft, choice, accepted, verification.hidden, verification.features, before, span, max(gained)
+            )
+        )
         if self.trace is not None:
             self.trace.iteration(batch.sentences, draft, verification, choice, accepted, gained)
         if any(finished):

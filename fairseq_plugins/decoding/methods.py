@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.acceptance import Rule, at_least, everything, exac
 from fairseq_plugins.decoding.cached_decoder import unsupported_reason
 from fairseq_plugins.decoding.drafters import Drafter, NoDrafter
 from fairseq_plugins.decoding.drafters.blockwise import BlockwiseDrafter
+from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.drafters.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.source_copy import SourceCopyDrafter
@@ -195,6 +196,11 @@ def check_fit(
         _check_heads(models, options, target_dictionary)
     if drafter is None:
         return
+    if options.decoder == "nat" and drafter.reads_features:
+        raise ConfigurationError(
+            "--decoder nat: this drafter (--drafter-context features) reads the verifier's states and cannot decode "
+            "alone; use --decoder gad with --path VERIFIER.pt --drafter-path DRAFTER.pt"
+        )
     if int(drafter.decoder.dictionary_fingerprint) != int(dictionary_fingerprint(target_dictionary)):
         raise ConfigurationError(
             "--drafter-path: the drafter was trained with another target dictionary than this data folder's; "
@@ -259,15 +265,17 @@ def build(models: Sequence[nn.Module], drafter: BlockNat | None, options: Option
         dictionary: target dictionary.
     """
     if options.decoder == "nat":
-        assert drafter is not None
+        assert drafter is not None and not drafter.reads_features
         return Method(DrafterIsVerifier(), NatDrafter(drafter, _width(drafter, options), alone=True), everything)
     rule = exact
     if options.decoder == "blockwise":
-        drafter = BlockwiseDrafter(models[0], options.block_size or models[0].decoder.heads)
-        return Method(Verifier(models, options.temperature), drafter, _blockwise_rule(options, dictionary))
+        heads = BlockwiseDrafter(models[0], options.block_size or models[0].decoder.heads)
+        return Method(Verifier(models, options.temperature), heads, _blockwise_rule(options, dictionary))
     if options.decoder == "gad++":
         rule = top_beta(options.top_beta, options.tau, options.accept_score)
-    return Method(Verifier(models, options.temperature), _drafter(drafter, options, dictionary), rule)
+    feature_layers = drafter.decoder.feature_layers if drafter is not None and drafter.reads_features else ()
+    verifier = Verifier(models, options.temperature, feature_layers)
+    return Method(verifier, _drafter(drafter, options, dictionary), rule)
 
 
 def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -> Drafter:
@@ -278,11 +286,12 @@ def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -
         block_size = None if options.decoder == "jacobi" else options.block_size or JACOBI_BLOCK_SIZE
         length = options.jacobi_length if options.decoder == "hybrid-jacobi" else None
         return JacobiDrafter(dictionary.pad(), block_size, length, initial, options.jacobi_pool)
-    trained = None
+    trained: Drafter | None = None
     if options.needs_drafter:
         assert model is not None
         keep_logits = options.decoder == "gad++" and options.accept_score == "drafter"
-        trained = NatDrafter(model, _width(model, options), keep_logits)
+        kind = FeatureDrafter if model.reads_features else NatDrafter
+        trained = kind(model, _width(model, options), keep_logits)
     if options.decoder == "iad":
         return SourceCopyDrafter(dictionary.pad(), options.iad_lookup == "recent", trained)
     assert trained is not None

@@ -22,11 +22,13 @@ class Verification:
         scores: [B, T, V], unnormalised log-probabilities of the token after each position.
         normaliser: [B, T], what to subtract from `scores` to get log-probabilities.
         hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
+        features: [B, T, F], the states behind `Verifier.feature_layers` of the first model, side by side.
     """
 
     scores: Tensor
     normaliser: Tensor
     hidden: Tensor | None
+    features: Tensor | None = None
 
     def log_probs(self, tokens: Tensor) -> Tensor:
         """Log-probabilities [B, T] of these tokens [B, T]."""
@@ -39,12 +41,19 @@ class Verifier:
     Args:
         models: fairseq encoder-decoder Transformers in eval mode.
         temperature: fairseq's `--temperature`.
+        feature_layers: decoder layers whose states a drafter wants to read, 0 for the embedding.
     """
 
-    def __init__(self, models: Sequence[FairseqEncoderDecoderModel], temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        models: Sequence[FairseqEncoderDecoderModel],
+        temperature: float = 1.0,
+        feature_layers: Sequence[int] = (),
+    ) -> None:
         self.encoders = [FusedEncoder(model.encoder) for model in models]
         self.decoders = [CachedDecoder(model.decoder) for model in models]
         self.temperature = temperature
+        self.feature_layers = feature_layers
 
     def start(self, sample: dict[str, Any]) -> dict[str, list[Tensor]]:
         """Encode a fairseq batch; returns the first model's encoder output, for drafters that share it."""
@@ -56,16 +65,21 @@ class Verifier:
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
-        hidden = [decoder.step(tokens, state.lengths, state.span) for decoder in self.decoders]
+        layers: list[list[Tensor]] = [[] for _ in self.decoders]
+        hidden = [
+            decoder.step(tokens, state.lengths, state.span, layers=states)
+            for decoder, states in zip(self.decoders, layers, strict=True)
+        ]
+        features = torch.cat([layers[0][n] for n in self.feature_layers], -1) if self.feature_layers else None
         scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
         if self.temperature != 1.0:
             scores = [score / self.temperature for score in scores]
         if len(scores) == 1:
-            return Verification(scores[0], scores[0].float().logsumexp(-1), hidden[0])
+            return Verification(scores[0], scores[0].float().logsumexp(-1), hidden[0], features)
         # fairseq's ensembles average probabilities, not scores.
         log_probs = torch.stack([score.float().log_softmax(-1) for score in scores])
         mean = log_probs.logsumexp(0) - math.log(len(scores))
-        return Verification(mean, mean.new_zeros(mean.shape[:2]), hidden[0])
+        return Verification(mean, mean.new_zeros(mean.shape[:2]), hidden[0], features)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only; rows [B'] are indices into the current batch."""

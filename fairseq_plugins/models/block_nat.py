@@ -1,8 +1,12 @@
-"""The NAT drafter: a Transformer whose decoder reads a prefix and fills a block of masks in one pass."""
+"""The NAT drafter: a Transformer whose decoder reads a prefix and fills a block of masks in one pass.
+
+The prefix is read as tokens, or as the verifier's states of them (`--drafter-context features`).
+"""
 
 import logging
 import zlib
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +18,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks, glance
-from fairseq_plugins.decoding.cached_decoder import position_table
+from fairseq_plugins.decoding.cached_decoder import position_table, unsupported_reason
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
 
@@ -34,19 +38,34 @@ def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
     return fingerprint("\n".join(dictionary.symbols))
 
 
-def encoder_fingerprint(encoder: nn.Module) -> Tensor:
-    """Fingerprint [1] of an encoder's weights in half precision, so that fp16 copies of a model count as the same."""
-    weights = (value for name, value in encoder.state_dict().items() if not name.endswith("version"))
+def weights_fingerprint(module: nn.Module) -> Tensor:
+    """Fingerprint [1] of a module's weights in half precision, so that fp16 copies of a model count as the same."""
+    weights = (value for name, value in module.state_dict().items() if not name.endswith("version"))
     return fingerprint(*(value.detach().half().cpu().numpy().tobytes() for value in weights))
 
 
+@dataclass(frozen=True)
+class Attended:
+    """What training blocks attend to in self-attention.
+
+    Attributes:
+        visible: [B, 1, T, C + S], True where allowed.
+        context: [C, B, D], keys and values in front of the inputs' own; None for none (C = 0).
+    """
+
+    visible: Tensor
+    context: Tensor | None = None
+
+
 class MaskedAttention(MultiheadAttention):
-    """fairseq's self-attention for a mask that differs between sentences: [B, 1, T, S], True where allowed."""
+    """fairseq's self-attention for a mask that differs between sentences, and with context in front of the inputs."""
 
     def forward(  # type: ignore[override]
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, **unused: Any
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Attended, **unused: Any
     ) -> tuple[Tensor, None]:
         """Attend from `query` [T, B, D] to `key` [S, B, D]; returns the output [T, B, D] and no weights."""
+        if attn_mask.context is not None:
+            key = value = torch.cat([attn_mask.context, key])
 
         def heads(x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
@@ -55,7 +74,7 @@ class MaskedAttention(MultiheadAttention):
             heads(self.q_proj(query)),
             heads(self.k_proj(key)),
             heads(self.v_proj(value)),
-            attn_mask=attn_mask,
+            attn_mask=attn_mask.visible,
             dropout_p=self.dropout_module.p if self.training else 0.0,
         )
         return self.out_proj(x.permute(2, 0, 1, 3).flatten(2)), None
@@ -71,7 +90,11 @@ class BlockNatDecoder(TransformerDecoder):
         super().__init__(args, dictionary, embed_tokens)
         width = embed_tokens.embedding_dim
         self.mask_id = len(dictionary)
-        self.drafter_attention: str = args.drafter_attention
+        self.reads_features: bool = args.drafter_context == "features"
+        self.drafter_attention: str = "features" if self.reads_features else args.drafter_attention
+        if self.reads_features:
+            self.feature_layers = _layer_numbers(args.feature_layers)
+            self.fuse_features = _fusion(self.feature_layers, len(self.layers), self.embed_dim)
         self.positions_every_layer: bool = args.positions_every_layer
         self.mask_vector = nn.Parameter(torch.randn(width) * width**-0.5 * self.embed_scale)
         self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
@@ -84,7 +107,7 @@ class BlockNatDecoder(TransformerDecoder):
         # Kept in the checkpoint, so that decoding can refuse what does not fit.
         self.register_buffer("trained_block_size", torch.tensor([args.block_size or 0]))
         self.register_buffer("dictionary_fingerprint", dictionary_fingerprint(dictionary))
-        self.register_buffer("encoder_fingerprint", torch.tensor([0]))
+        self.register_buffer("verifier_fingerprint", torch.tensor([0]))
 
     def mask_vectors(self, positions: Tensor, encoder_out: dict[str, list[Tensor]]) -> Tensor:
         """What masks at `positions` [B, T] are fed, [B, T, D] or broadcastable to it.
@@ -105,29 +128,57 @@ class BlockNatDecoder(TransformerDecoder):
         )
         return self.mask_vector + copied
 
-    def block_hidden(self, blocks: Blocks, encoder_out: dict[str, list[Tensor]]) -> Tensor:
-        """Hidden states [B, N*K, D] of the masks of training blocks, all computed in one pass."""
-        is_mask = (blocks.tokens == self.mask_id)[:, :, None]
-        x = self.embed_scale * self.embed_tokens(blocks.tokens.clamp(max=self.mask_id - 1))
-        x = torch.where(is_mask, self.mask_vectors(blocks.positions, encoder_out).to(x), x)
+    def context_states(self, features: Tensor) -> Tensor:
+        """What every layer reads in place of its own states of a prefix: the verifier's states, fused.
+
+        DFlash (arXiv 2602.06036) fuses them once for all layers. One fusion for each lets a layer that is a copy of the
+        verifier's begin with just what the verifier's layer reads.
+
+        Args:
+            features: [B, T, F] states behind `feature_layers` of the verifier, side by side.
+
+        Returns:
+            [L, B, T, D] for the L layers.
+        """
+        return self.fuse_features(features).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
+
+    def block_hidden(
+        self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [B, N*W, D] of training blocks, all computed in one pass.
+
+        Args:
+            blocks: the blocks.
+            encoder_out: what the encoder returns.
+            features: [B, M, F] the verifier's states of the sentences, for drafters that read them.
+        """
+        # Where states stand for the sentence, only the blocks are run.
+        first = 0 if features is None else blocks.prefix_width
+        tokens, positions = blocks.tokens[:, first:], blocks.positions[:, first:]
+        is_mask = (tokens == self.mask_id)[:, :, None]
+        x = self.embed_scale * self.embed_tokens(tokens.clamp(max=self.mask_id - 1))
+        x = torch.where(is_mask, self.mask_vectors(positions, encoder_out).to(x), x)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         position = None
         if self.embed_positions is not None:
             table = position_table(self, blocks.prefix_width + blocks.block_size)
-            position = table[blocks.positions.clamp(max=table.size(0) - 1)]
+            position = table[positions.clamp(max=table.size(0) - 1)]
             x = x + position
             position = position.transpose(0, 1)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
-        visible = blocks.visible[:, None]
+        contexts = None if features is None else self.dropout_module(self.context_states(features)).transpose(1, 2)
         memory, padding = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
         for index, layer in enumerate(self.layers):
             if self.positions_every_layer and index > 0 and position is not None:
                 x = x + position
-            x = layer(x, memory, padding, self_attn_mask=visible)[0]
-        x = x[blocks.prefix_width :]
+            context = None if contexts is None else contexts[index]
+            if context is not None and layer.normalize_before:
+                context = layer.self_attn_layer_norm(context)
+            x = layer(x, memory, padding, self_attn_mask=Attended(blocks.visible[:, None], context))[0]
+        x = x[blocks.prefix_width - first :]
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)
@@ -141,6 +192,13 @@ class BlockNat(TransformerModel):
     def __init__(self, args: Namespace, encoder: nn.Module, decoder: BlockNatDecoder) -> None:
         super().__init__(args, encoder, decoder)
         self.shares_encoder: bool = args.share_encoder
+        # The verifier's decoder, whose states are read: frozen, and not part of the checkpoint.
+        self.verifier_decoder: nn.Module | None = None
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether the prefix is read as the verifier's states."""
+        return self.decoder.reads_features
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -151,6 +209,26 @@ class BlockNat(TransformerModel):
             choices=["full", "prefix-causal"],
             help="what the prefix attends to: full = everything, as in the papers, computed anew every iteration; "
             "prefix-causal = what is left of it, so that it can be cached (default: prefix-causal)",
+        )
+        parser.add_argument(
+            "--drafter-context",
+            choices=["tokens", "features"],
+            help="how the drafter reads the prefix: tokens = embeds and runs them, as in the papers; features = reads "
+            "the states that the verifier (--verifier-path) has of them, with its embeddings and vocabulary "
+            "projection, which makes a shallow drafter enough (default: tokens)",
+        )
+        parser.add_argument(
+            "--drafter-layers",
+            dest="decoder_layers",
+            type=int,
+            metavar="N",
+            help="the same as --decoder-layers (default with --drafter-context features: 2)",
+        )
+        parser.add_argument(
+            "--feature-layers",
+            metavar="N,N,...",
+            help="--drafter-context features: which of the verifier's decoder layers to read, 0 for the embedding "
+            "(default: what its first layers read, as many as the drafter has, and its last)",
         )
         parser.add_argument(
             "--share-encoder",
@@ -191,6 +269,13 @@ class BlockNat(TransformerModel):
         """
         block_nat_base(args)
         args.block_size = getattr(args, "block_size", None) or getattr(task.cfg, "block_size", None)
+        if args.share_encoder:
+            verifier = verifier or task.training_verifier()
+            if verifier is None:
+                needing = "--drafter-context features" if args.drafter_context == "features" else "--share-encoder"
+                raise ConfigurationError(f"{needing}: needs the verifier to read; add --verifier-path VERIFIER.pt")
+        if args.drafter_context == "features":
+            _fit_to_verifier(args, verifier)
         model = super().build_model(args, task)
         source_width, target_width = args.encoder_embed_dim, model.decoder.embed_tokens.embedding_dim
         if args.src_embedding_copy and source_width != target_width:
@@ -198,12 +283,9 @@ class BlockNat(TransformerModel):
                 f"--src-embedding-copy: feeds source embeddings ({source_width} wide) to the decoder ({target_width} "
                 "wide); give encoder and decoder the same --encoder-embed-dim and --decoder-embed-dim"
             )
-        if args.share_encoder:
-            verifier = verifier or task.training_verifier()
-            if verifier is None:
-                raise ConfigurationError(
-                    "--share-encoder: needs the verifier whose encoder to share; add --verifier-path VERIFIER.pt"
-                )
+        if args.drafter_context == "features":
+            model.adopt_verifier(verifier)
+        elif args.share_encoder:
             model.adopt_encoder(verifier.encoder)
         for option in ("init_encoder_from", "init_decoder_from"):
             # Not when a trained drafter is loaded: its own weights follow, and the file may be gone.
@@ -229,10 +311,53 @@ class BlockNat(TransformerModel):
                 f"train it with --encoder-embed-dim {width}"
             )
         self.encoder = encoder.requires_grad_(False).eval()
-        self.decoder.encoder_fingerprint = encoder_fingerprint(encoder).to(self.decoder.encoder_fingerprint.device)
+        self._remember_verifier(encoder)
+
+    def adopt_verifier(self, verifier: nn.Module) -> None:
+        """Read this verifier's encoder output and decoder states; its weights are frozen and not in the checkpoint.
+
+        Raises:
+            ConfigurationError: when a layer to read is not there.
+        """
+        highest = max(self.decoder.feature_layers)
+        if highest > len(verifier.decoder.layers):
+            raise ConfigurationError(
+                f"--feature-layers {highest}: the verifier's decoder has {len(verifier.decoder.layers)} layers"
+            )
+        self.adopt_encoder(verifier.encoder)
+        decoder = self.verifier_decoder = verifier.decoder.requires_grad_(False).eval()
+        for name in ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim", "embed_scale"):
+            setattr(self.decoder, name, getattr(decoder, name))
+        self._remember_verifier(verifier)
+
+    def _remember_verifier(self, part: nn.Module) -> None:
+        self.decoder.verifier_fingerprint = weights_fingerprint(part).to(self.decoder.verifier_fingerprint.device)
+
+    @property
+    def borrowed(self) -> tuple[str, ...]:
+        """Beginnings of the names of weights that belong to the verifier."""
+        if self.reads_features:
+            parts = ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim")
+            return ("encoder.", "verifier_decoder.", *(f"decoder.{part}." for part in parts))
+        return ("encoder.",) if self.shares_encoder else ()
+
+    @torch.no_grad()
+    def _verifier_states(
+        self, prev_output_tokens: Tensor, encoder_out: dict[str, list[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Teacher forcing: states [B, M, F] of the layers to read, and [B, M, D] as they enter the projection."""
+        assert self.verifier_decoder is not None
+        last, extra = self.verifier_decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)
+        layers = [extra["inner_states"][number].transpose(0, 1) for number in self.decoder.feature_layers]
+        return torch.cat(layers, -1), last
 
     def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor, blocks: Blocks, glancing_ratio: float = 0.0
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        blocks: Blocks,
+        glancing_ratio: float = 0.0,
+        soft_targets: bool = False,
     ) -> dict[str, Tensor]:
         """Predict masked blocks, in training with glancing.
 
@@ -241,56 +366,133 @@ class BlockNat(TransformerModel):
             src_lengths: [B].
             blocks: the masked blocks.
             glancing_ratio: share of the wrong first predictions to reveal before the second pass; 0 for one pass.
+            soft_targets: return the verifier's distributions, too.
 
         Returns:
             logits: [n, V] for the n masks that are targets.
             targets: [n].
+            places: [n], their places in the draft, from 1.
+            verifier_log_probs: [n, V], what the verifier says of these places, with `soft_targets`.
             glanced_correct, glanced_total: counts [] of the first pass (0 without one).
         """
         encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
+        features, last = None, None
+        if self.reads_features:
+            features, last = self._verifier_states(blocks.tokens[:, : blocks.prefix_width], encoder_out)
+        elif soft_targets:
+            raise ConfigurationError("--soft-targets: needs the verifier's states; add --drafter-context features")
         pad = self.decoder.padding_idx
         zero = blocks.targets.new_zeros(())
         correct, total = zero, zero
         if glancing_ratio > 0:
             with torch.no_grad():
-                hidden = self.decoder.block_hidden(blocks, encoder_out)
+                hidden = self.decoder.block_hidden(blocks, encoder_out, features)
                 predicted = self.decoder.output_layer(hidden).argmax(-1)
                 correct = ((predicted == blocks.targets) & (blocks.targets != pad)).sum()
                 total = (blocks.targets != pad).sum()
                 blocks = glance(blocks, predicted, glancing_ratio, pad)
         is_target = blocks.targets != pad
-        hidden = self.decoder.block_hidden(blocks, encoder_out)[is_target]
-        return {
+        hidden = self.decoder.block_hidden(blocks, encoder_out, features)[is_target]
+        output = {
             "logits": self.decoder.output_layer(hidden),
             "targets": blocks.targets[is_target],
+            "places": blocks.places.expand_as(is_target)[is_target],
             "glanced_correct": correct,
             "glanced_total": total,
         }
+        if soft_targets:
+            output["verifier_log_probs"] = self._verifier_log_probs(last, blocks, is_target)
+        return output
+
+    @torch.no_grad()
+    def _verifier_log_probs(self, last: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:
+        """The verifier's log-probabilities [n, V] at the n targets, from its teacher-forced states [B, M, D]."""
+        assert self.verifier_decoder is not None
+        # The token of a place is predicted by the input before it.
+        before = (blocks.positions[:, blocks.prefix_width :] - 1).clamp(0, last.size(1) - 1)
+        states = last.gather(1, before[:, :, None].expand(-1, -1, last.size(2)))[is_target]
+        return self.verifier_decoder.output_layer(states).float().log_softmax(-1)
 
     def train(self, mode: bool = True) -> "BlockNat":
         super().train(mode)
         if self.shares_encoder:
             self.encoder.eval()
+        if self.verifier_decoder is not None:
+            # Its embeddings and projections, which the drafter uses, have no mode.
+            self.verifier_decoder.eval()
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().state_dict(*args, **kwargs)
-        if self.shares_encoder:
-            for name in [name for name in state if name.startswith("encoder.")]:
-                del state[name]
+        for name in [name for name in state if name.startswith(self.borrowed)]:
+            del state[name]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
-        if self.shares_encoder:
-            trained = int(state_dict["decoder.encoder_fingerprint"])
-            if trained != int(self.decoder.encoder_fingerprint):
+        if self.borrowed:
+            trained = int(state_dict["decoder.verifier_fingerprint"])
+            if trained != int(self.decoder.verifier_fingerprint):
                 raise ConfigurationError(
-                    "--share-encoder: this drafter was trained on the encoder of another verifier; "
-                    "decode with the verifier it was trained with, or train a drafter for this one"
+                    f"{'--drafter-context features' if self.reads_features else '--share-encoder'}: this drafter was "
+                    "trained on the states of another verifier; decode with the verifier it was trained with, or train "
+                    "a drafter for this one"
                 )
-            own = {f"encoder.{name}": value for name, value in self.encoder.state_dict().items()}
-            state_dict = {**own, **state_dict}
+            own = super().state_dict()
+            state_dict = {**{name: own[name] for name in own if name.startswith(self.borrowed)}, **state_dict}
         return super().load_state_dict(state_dict, strict, **kwargs)
+
+
+def _layer_numbers(text: str) -> list[int]:
+    """Numbers of `--feature-layers`."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0:
+        raise ConfigurationError(
+            f"--feature-layers {text}: give numbers of the verifier's decoder layers, 0 for the embedding, with commas "
+            "between"
+        )
+    return numbers
+
+
+def _fusion(feature_layers: list[int], layers: int, width: int) -> nn.Linear:
+    """From the verifier's states [F] to what each layer reads in their place [L * D].
+
+    At first layer i + 1 of the drafter reads what layer i + 1 of the verifier reads, or else the last of the states.
+    """
+    fusion = nn.Linear(len(feature_layers) * width, layers * width)
+    nn.init.zeros_(fusion.bias)
+    nn.init.normal_(fusion.weight, std=0.02)
+    weight = fusion.weight.data.view(layers, width, len(feature_layers), width)
+    for layer in range(layers):
+        chosen = feature_layers.index(layer) if layer in feature_layers else -1
+        weight[layer, :, chosen] += torch.eye(width)
+    return fusion
+
+
+def _fit_to_verifier(args: Namespace, verifier: nn.Module) -> None:
+    """Set the sizes of a drafter that reads this verifier's states and uses its embeddings.
+
+    Raises:
+        ConfigurationError: for a verifier that cannot run in drafting, or options that contradict `features`.
+    """
+    decoder = verifier.decoder
+    reason = unsupported_reason(decoder)
+    if reason is not None:
+        raise ConfigurationError(f"--drafter-context features: the verifier cannot be used for drafting: {reason}")
+    if args.drafter_attention == "full":
+        raise ConfigurationError(
+            "--drafter-attention full: a drafter with --drafter-context features runs no prefix; leave it out"
+        )
+    args.encoder_embed_dim = verifier.encoder.layers[0].embed_dim
+    args.decoder_embed_dim = decoder.embed_dim
+    args.decoder_input_dim = decoder.embed_tokens.embedding_dim
+    args.decoder_output_dim = decoder.output_embed_dim
+    args.share_all_embeddings = args.share_decoder_input_output_embed = False
+    if args.feature_layers is None:
+        count = len(decoder.layers)
+        args.feature_layers = ",".join(map(str, [*range(min(args.decoder_layers, count)), count]))
 
 
 def _initialise(model: BlockNat, path: str, task: Any, option: str) -> None:
@@ -306,7 +508,11 @@ def _initialise(model: BlockNat, path: str, task: Any, option: str) -> None:
         )
     wanted, given = getattr(model, part), getattr(source, part).state_dict()
     own = wanted.state_dict()
-    shared = {name: value for name, value in given.items() if name in own and not name.endswith("fingerprint")}
+    shared = {
+        name: value
+        for name, value in given.items()
+        if name in own and not name.endswith("fingerprint") and not f"{part}.{name}".startswith(model.borrowed)
+    }
     for name, value in shared.items():
         if own[name].shape != value.shape:
             raise ConfigurationError(
@@ -321,9 +527,14 @@ def _initialise(model: BlockNat, path: str, task: Any, option: str) -> None:
 @register_model_architecture("block_nat", "block_nat_base")
 def block_nat_base(args: Namespace) -> None:
     """Transformer-base: 6-6 layers, 512/2048, 8 heads (GAD section 5.1)."""
+    args.drafter_context = getattr(args, "drafter_context", None) or "tokens"
+    args.feature_layers = getattr(args, "feature_layers", None)
     args.drafter_attention = getattr(args, "drafter_attention", None) or "prefix-causal"
     for name in ("share_encoder", "src_embedding_copy", "positions_every_layer"):
         setattr(args, name, getattr(args, name, False))
+    if args.drafter_context == "features":
+        args.share_encoder = True
+        args.decoder_layers = getattr(args, "decoder_layers", 2)
     args.activation_fn = getattr(args, "activation_fn", "gelu")
     base_architecture(args)
 

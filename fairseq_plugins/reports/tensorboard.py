@@ -55,8 +55,7 @@ def accuracy_by_place(correct: Tensor, blocks: Blocks, pad: int) -> dict[str, Te
         pad: padding symbol.
     """
     is_target = blocks.targets != pad
-    place = torch.arange(is_target.size(1), device=is_target.device) % blocks.block_size
-    place = place.expand_as(is_target)[is_target]
+    place = blocks.places.expand_as(is_target)[is_target] - 1
     totals = torch.bincount(place, minlength=blocks.block_size)
     rights = torch.bincount(place[correct], minlength=blocks.block_size)
     counts = {}

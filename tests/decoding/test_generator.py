@@ -13,7 +13,16 @@ from fairseq_plugins.decoding.acceptance import top_beta
 from fairseq_plugins.decoding.drafters import NoDrafter
 from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.errors import ConfigurationError
-from tests.strategies import BLOCK_SIZES, DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.strategies import (
+    BLOCK_SIZES,
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+)
 from tests.support import (
     Script,
     ScriptedDrafter,
@@ -46,7 +55,7 @@ def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.T
 @settings(STEADY_MODELS, max_examples=70)
 @given(
     options=TRANSFORMERS,
-    drafter_options=DRAFTERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
     vocabulary=VOCABULARIES,
     sources=SOURCES,
     block_size=BLOCK_SIZES,
@@ -80,13 +89,15 @@ def test_greedy_and_gad_equal_fairseq(
     assert [sentence.tokens for sentence in stats] == [len(tokens) for tokens in ids(expected)]
 
 
-@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+@pytest.mark.parametrize(
+    "options", [{"drafter_attention": "prefix-causal"}, {"drafter_attention": "full"}, {"drafter_context": "features"}]
+)
 @pytest.mark.parametrize("batch_size", [1, 7, 32])
 @pytest.mark.parametrize("block_size", [1, 3, 10, 25])
-def test_every_batch_and_block_size_gives_the_same(batch_size: int, block_size: int, attention: str) -> None:
+def test_every_batch_and_block_size_gives_the_same(batch_size: int, block_size: int, options: dict[str, Any]) -> None:
     task = make_task(100)
     verifier = make_transformer(task, 8, share_decoder_input_output_embed=True)
-    drafter = make_drafter(task, 9, drafter_attention=attention)
+    drafter = make_drafter(task, 9, verifier=verifier, **options)
     sources = [0, 1, 33, 7, 2, 19, 0, 40, *range(24)]
     expected = ids(fairseq_greedy([verifier], task, make_sample(task, sources), max_len_b=40))
     assert len({len(tokens) for tokens in expected}) >= 8

@@ -61,7 +61,9 @@ class Verdict:
         choice: [B, K+1], the verifier's own token at every position, given the drafted tokens before it.
         accepted: [B], how many drafted tokens were accepted; `choice[b, accepted[b]]` follows them.
         hidden: [B, K+1, D], the verifier's states at these positions (None where no verifier runs).
+        features: [B, K+1, F], the states of those of its layers that the drafter reads, None for drafters that do not.
         lengths: [B], the lengths before this draft.
+        span: shortest and longest of `lengths`.
         newest: the most tokens that any sentence gained, on the host.
     """
 
@@ -69,7 +71,9 @@ class Verdict:
     choice: Tensor
     accepted: Tensor
     hidden: Tensor | None
+    features: Tensor | None
     lengths: Tensor
+    span: Span
     newest: int
 
 

@@ -1,0 +1,56 @@
+"""A trained drafter that reads the verifier's states of the accepted tokens instead of the tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.models.block_nat import BlockNat
+
+
+class FeatureDrafter:
+    """Draft `block_size` tokens with a `block_nat` of `--drafter-context features`.
+
+    One pass over the last token and the masks, through a shallow stack. What stands for the prefix are keys and values
+    made of the verifier's states, which its last verification computed anyway (as DFlash, arXiv 2602.06036, does for
+    decoder-only models); they are written once, when a token is accepted.
+
+    Args:
+        model: the drafter.
+        block_size: tokens per draft, k.
+        keep_logits: hand the scores on in `Draft.logits`.
+    """
+
+    def __init__(self, model: BlockNat, block_size: int, keep_logits: bool = False) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.keep_logits = keep_logits
+        self.cached = CachedDecoder(model.decoder)
+
+    def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        assert encoder_out is not None
+        self.cached.start(encoder_out)
+
+    def draft(self, state: DecodingState) -> Draft:
+        span = state.span
+        width = min(self.block_size, state.max_len - span.shortest)
+        if width <= 0:
+            return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
+        last = state.last_tokens()
+        tokens = torch.cat([last, last.new_full((last.size(0), width), self.model.decoder.mask_id)], dim=1)
+        # The block sees all that stands before it and all of itself.
+        visible = (state.lengths[:1] if span.uniform else state.lengths)[:, None] + width
+        hidden = self.cached.step(tokens, state.lengths, span, visible.expand(-1, width + 1))
+        logits = self.cached.project(hidden[:, 1:])
+        return Draft(logits.argmax(-1), logits=logits if self.keep_logits else None)
+
+    def observe(self, verdict: Verdict) -> None:
+        assert verdict.features is not None
+        # Of sentences that gained less, the last ones are overwritten by the next block.
+        features = verdict.features[:, : verdict.newest]
+        self.cached.remember(self.model.decoder.context_states(features), verdict.lengths, verdict.span)
+
+    def keep(self, rows: Tensor) -> None:
+        self.cached.keep(rows)

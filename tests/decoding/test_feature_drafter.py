@@ -1,0 +1,232 @@
+"""Drafters that read the verifier's states: training and decoding agree, and only their own verifier will do."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.criterions.glat_loss import GlatLoss
+from fairseq_plugins.data.block_masking import Blocks, sample_blocks
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.drafters.features import FeatureDrafter
+from fairseq_plugins.decoding.methods import Options, check_fit
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat import BlockNat
+from tests.strategies import FEATURE_DRAFTERS, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    make_args,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+FEATURES = {"drafter_context": "features"}
+VOCABULARY = 30
+
+
+def make_targets(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random targets with EOS and fairseq's decoder input for them."""
+    target = torch.full((len(lengths), max(lengths) + 1), 1)
+    for row, length in enumerate(lengths):
+        target[row, : length + 1] = torch.cat([torch.randint(4, VOCABULARY, (length,)), torch.tensor([2])])
+    previous = torch.where(target == 2, 1, target).roll(1, 1)
+    previous[:, 0] = 2
+    return target, previous
+
+
+def make_blocks(model: BlockNat, target: torch.Tensor, previous: torch.Tensor, size: int, count: int) -> Blocks:
+    generator = torch.Generator().manual_seed(4)
+    return sample_blocks(target, previous, size, count, "features", 1, model.decoder.mask_id, generator)
+
+
+@settings(STEADY_MODELS, max_examples=25)
+@given(options=TRANSFORMERS, drafter_options=FEATURE_DRAFTERS, seed=st.integers(0, 1000))
+@torch.no_grad()
+def test_training_computes_what_decoding_computes(
+    options: dict[str, Any], drafter_options: dict[str, Any], seed: int
+) -> None:
+    """Logits of a training block equal those of a draft behind a prefix that the verifier has verified."""
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, seed, **options)
+    model = make_drafter(task, seed + 1, block_size=4, verifier=verifier, **fitting(drafter_options, options))
+    lengths, sources = [6, 3, 0, 9], [5, 2, 7, 1]
+    sample = make_sample(task, sources, seed)
+    target, previous = make_targets(lengths)
+    blocks = make_blocks(model, target, previous, 4, 3)
+    encoder_out = model.encoder(**sample["net_input"])
+    features, _ = model._verifier_states(previous, encoder_out)
+    logits = model.decoder.output_layer(model.decoder.block_hidden(blocks, encoder_out, features))
+
+    engine = Verifier([verifier], feature_layers=model.decoder.feature_layers)
+    prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 5)[:, :, 0]
+    for block in range(3):
+        prefix = prefixes[:, block]
+        drafter = FeatureDrafter(model, 4, keep_logits=True)
+        drafter.start(sample, engine.start(sample))
+        tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
+        # The whole prefix is one accepted draft.
+        begin = DecodingState(tokens, torch.zeros(4, dtype=torch.long), [0] * 4, 25)
+        newest = int(prefix.max())
+        verification = engine.verify(begin, Draft(tokens[:, 1 : newest + 1]))
+        draft, choice = Draft(tokens[:, 1 : newest + 1]), verification.scores.argmax(-1)
+        if newest > 0:
+            drafter.observe(
+                Verdict(draft, choice, prefix, None, verification.features, begin.lengths, begin.span, newest)
+            )
+        drafted = drafter.draft(DecodingState(tokens, prefix, prefix.tolist(), 25))
+        expected = logits.view(4, 3, 5, -1)[:, block, 1:]
+        torch.testing.assert_close(drafted.logits, expected, rtol=1e-3, atol=2e-4)
+
+
+@torch.no_grad()
+def test_blocks_do_not_see_each_other_nor_the_future() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, **FEATURES)
+    sample = make_sample(task, [5, 2, 7])
+    target, previous = make_targets([6, 3, 8])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    encoder_out = model.encoder(**sample["net_input"])
+    features, _ = model._verifier_states(previous, encoder_out)
+    hidden = model.decoder.block_hidden(blocks, encoder_out, features)
+    anchors = blocks.positions[:, blocks.prefix_width]  # of the first blocks
+    later = torch.arange(features.size(1)) >= anchors[:, None]
+    blocks.tokens[:, blocks.prefix_width + 4 :] = 7
+    changed = model.decoder.block_hidden(blocks, encoder_out, features.masked_fill(later[:, :, None], 100.0))
+    torch.testing.assert_close(changed[:, :4], hidden[:, :4])
+    assert not torch.allclose(changed[:, 4:], hidden[:, 4:])
+
+
+def test_a_block_is_its_last_token_and_masks() -> None:
+    target, previous = make_targets([6, 3])
+    model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
+    blocks = make_blocks(model, target, previous, 3, 2)
+    assert blocks.width == 4 and blocks.places.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    for row in range(2):
+        for block in range(2):
+            columns = slice(blocks.prefix_width + 4 * block, blocks.prefix_width + 4 * block + 4)
+            anchor = int(blocks.positions[row, columns][0])
+            assert blocks.tokens[row, columns].tolist() == [int(previous[row, anchor]), *[model.decoder.mask_id] * 3]
+            expected = [*target[row, anchor : anchor + 3].tolist(), 1, 1, 1][:3]
+            assert blocks.targets[row, 4 * block : 4 * block + 4].tolist() == [1, *expected]
+            seen = blocks.visible[row, 4 * block : 4 * block + 4, : blocks.prefix_width].sum(1)
+            assert seen.tolist() == [anchor] * 4
+
+
+def test_a_copy_of_the_verifiers_layers_begins_with_what_they_read() -> None:
+    """Before any training, layer i + 1 reads the verifier's states as the verifier's layer i + 1 does, nearly."""
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    # Not of make_drafter(), which makes weights larger.
+    model = BlockNat.build_model(make_args(block_size=4, **FEATURES), task, verifier=verifier)
+    assert model.decoder.feature_layers == [0, 1, 2]
+    features = torch.randn(2, 5, 48)
+    states = model.decoder.context_states(features)
+    assert states.shape == (2, 2, 5, 16)
+    for layer in range(2):
+        chosen = features[..., 16 * layer : 16 * (layer + 1)]
+        correlation = torch.corrcoef(torch.stack([states[layer].flatten(), chosen.flatten()]))[0, 1]
+        assert correlation > 0.97
+
+
+@pytest.mark.parametrize("gain", [0.0, 3.0])
+def test_loss_by_hand(gain: float) -> None:
+    """--position-decay weighs the i-th token exp(-(i-1)/gamma); --soft-targets mixes in the verifier's distribution."""
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, **FEATURES).eval()
+    sample = make_sample(task, [5, 2])
+    target, previous = make_targets([6, 3])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
+    sample["net_input"]["prev_output_tokens"] = previous
+    loss, size, _ = GlatLoss(task, 0.0, position_decay=gain, soft_targets=0.25)(model, sample)
+
+    source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
+    scores = verifier(**source, prev_output_tokens=previous)[0].log_softmax(-1)
+    output = model(**source, blocks=blocks)
+    log_probs = iter(output["logits"].log_softmax(-1))
+    expected, weights = 0.0, 0.0
+    for row, column in (blocks.targets != 1).nonzero().tolist():
+        place = int(blocks.places[column])
+        position = int(blocks.positions[row, blocks.prefix_width + column])
+        weight = math.exp(-(place - 1) / gain) if gain else 1.0
+        ours, theirs = next(log_probs), scores[row, position - 1]
+        divergence = (theirs.exp() * (theirs - ours)).sum()
+        expected += weight * (0.75 * -ours[blocks.targets[row, column]] + 0.25 * divergence)
+        weights += weight
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4) and float(size) == pytest.approx(weights, rel=1e-5)
+
+
+def test_only_its_own_weights_are_trained_and_saved() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, **FEATURES).train()
+    names = set(model.state_dict())
+    assert not [name for name in names if name.startswith(("encoder.", "verifier_decoder."))]
+    assert not [name for name in names if "embed_tokens" in name or "output_projection" in name]
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained <= names and "decoder.fuse_features.weight" in trained
+    assert not verifier.decoder.training and not verifier.encoder.training and model.decoder.training
+    before = {name: value.clone() for name, value in verifier.state_dict().items()}
+    again = make_drafter(task, 5, verifier=verifier, **FEATURES)
+    again.load_state_dict(model.state_dict())
+    assert all(torch.equal(value, before[name]) for name, value in verifier.state_dict().items())
+    torch.testing.assert_close(again.decoder.fuse_features.weight, model.decoder.fuse_features.weight)
+    other = make_drafter(task, 5, verifier=make_transformer(task, 9), **FEATURES)
+    with pytest.raises(ConfigurationError, match="another verifier"):
+        other.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"feature_layers": "7"}, "--feature-layers 7.*2 layers"),
+        ({"feature_layers": "1,x"}, "--feature-layers 1,x"),
+        ({"feature_layers": "-1"}, "--feature-layers -1"),
+        ({"drafter_attention": "full"}, "--drafter-attention full"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], match: str) -> None:
+    task = make_task(VOCABULARY)
+    with pytest.raises(ConfigurationError, match=match):
+        make_drafter(task, verifier=make_transformer(task), **FEATURES, **options)
+
+
+def test_bad_use() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task)
+    with pytest.raises(ConfigurationError, match="--drafter-context features.*--verifier-path"):
+        make_drafter(task, **FEATURES)
+    model = make_drafter(task, verifier=verifier, **FEATURES)
+    with pytest.raises(ConfigurationError, match="--decoder nat.*--decoder gad"):
+        check_fit([verifier], model, Options("nat"), task.source_dictionary, task.target_dictionary)
+    with pytest.raises(ConfigurationError, match="--position-decay -1"):
+        GlatLoss(task, 0.1, position_decay=-1.0)
+    with pytest.raises(ConfigurationError, match="--soft-targets 1.5"):
+        GlatLoss(task, 0.1, soft_targets=1.5)
+    tokens, (target, previous) = make_drafter(task), make_targets([3])
+    blocks = sample_blocks(target, previous, 3, 1, "prefix-causal", 1, tokens.decoder.mask_id)
+    net_input = make_sample(task, [4])["net_input"]
+    with pytest.raises(ConfigurationError, match="--soft-targets.*--drafter-context features"):
+        tokens(**net_input, blocks=blocks, soft_targets=True)
+
+
+@pytest.mark.parametrize("lookup", ["unique", "recent"])
+def test_as_the_fallback_of_iad(lookup: str) -> None:
+    task = make_task(100)
+    verifier = make_transformer(task, 8)
+    sample = make_sample(task, [0, 3, 30, 7, 12])
+    model = make_drafter(task, 9, verifier=verifier, **FEATURES)
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
+    options = Options("iad", 5, iad_fallback="gad", iad_lookup=lookup)
+    drafted, _ = decode([verifier], task, sample, options, model, max_len_b=40)
+    assert_same_output(drafted, expected)
