@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.decoding.cached_decoder import Span
 from fairseq_plugins.decoding.drafters import DecodingState
 from fairseq_plugins.decoding.drafters.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.drafters.lookup import continuation, latest_place, suffix_match, unique_place
@@ -184,7 +185,8 @@ def blocks_of(drafter: Any, source: list[int], output: list[int]) -> list[int]:
         scores = model.scores(length, draft.tokens.size(1) + 1)
         choice = scores.argmax(-1)
         accepted = accepted_prefix(exact(draft, scores, choice), draft.widths)
-        drafter.observe(Verdict(draft, choice, accepted, None, torch.tensor([length]), 0))
+        lengths = torch.tensor([length])
+        drafter.observe(Verdict(draft, choice, accepted, None, None, lengths, Span(length, length), 0))
         gained = min(int(accepted) + 1, len(output) - length)
         done += choice[0, :gained].tolist()
         gains.append(gained)

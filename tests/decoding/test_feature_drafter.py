@@ -163,7 +163,8 @@ def test_loss_by_hand(gain: float) -> None:
         divergence = (theirs.exp() * (theirs - ours)).sum()
         expected += weight * (0.75 * -ours[blocks.targets[row, column]] + 0.25 * divergence)
         weights += weight
-    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4) and float(size) == pytest.approx(weights, rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4)
+    assert float(size) == pytest.approx(weights, rel=1e-5)
 
 
 def test_only_its_own_weights_are_trained_and_saved() -> None:
