@@ -83,7 +83,7 @@ install_quietly --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.
     die "fairseq could not be built (the reason is above). It needs a C++ compiler and the headers of Python (Debian, Ubuntu: apt install g++ python3-dev)"
 
 say "Set-up 3/3: installing this package, its requirements and the test tools ..."
-install_quietly --no-build-isolation --editable '.[test,reports]' || die "the package could not be installed (the reason is above)"
+install_quietly --no-build-isolation --editable '.[test,reports,bench]' || die "the package could not be installed (the reason is above)"
 
 "$venv/bin/python" - <<'PY' || die "the installed packages do not work together (the reason is above): remove $venv and try again"
 import logging

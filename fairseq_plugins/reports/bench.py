@@ -17,23 +17,31 @@ from tqdm import tqdm
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.reports.contenders import BLOCKWISE, DRAFTER, Contender, heads_are_lossless
+from fairseq_plugins.reports import ctranslate
+from fairseq_plugins.reports.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
+from fairseq_plugins.reports.replay import replay_drafts
 
 Tokens = tuple[int, ...]  # ids of one output sentence
+
+_REPLAY_BATCH_SIZE = 16
 
 
 class Bench:
     """Decodes any contender on any sentences, with models loaded once, when first needed."""
 
-    def __init__(self, cfg: DictConfig, blockwise_path: str | None = None) -> None:
+    def __init__(
+        self, cfg: DictConfig, blockwise_path: str | None = None, conversions: Path | None = None
+    ) -> None:
         """Set up the task and load the data.
 
         Args:
             cfg: fairseq's whole configuration, as fairseq-generate gets it.
             blockwise_path: checkpoint of a `blockwise_transformer`, for the row that is one.
+            conversions: folder of the models converted for CTranslate2, for rows that are its.
         """
         self.cfg = cfg
         self.blockwise_path = blockwise_path
+        self.conversions = conversions
         self.cuda = torch.cuda.is_available() and not cfg.common.cpu
         self.task = tasks.setup_task(cfg.task)
         self.task.reports_summary = False  # the table says it all
@@ -95,14 +103,38 @@ class Bench:
         """Return a fresh generator for `contender`: the task's own, so that all generation options count."""
         generation = OmegaConf.create(OmegaConf.to_container(self.cfg.generation))
         generation.beam, generation.nbest = contender.beam, 1
+        if contender.decoder == CTRANSLATE2:
+            return self._ctranslate2(contender, generation)
         wanted = {"decoding_method": contender.decoder, **contender.task_options}
         before = {option: self.task.cfg[option] for option in wanted}
         try:
             self.task.cfg.update(wanted)
             models = [self.blockwise] if contender.needs == BLOCKWISE else self.models
-            return self.task.build_generator(models, generation)
+            generator = self.task.build_generator(models, generation)
         finally:
             self.task.cfg.update(before)
+        if contender.replay is not None:
+            first = self.task.target_dictionary.nspecial
+            replay_drafts(generator, self.greedy_outputs, contender.replay, (first, first + 1))
+        return generator
+
+    def _ctranslate2(self, contender: Contender, generation: Any) -> ctranslate.CTranslate2Generator:
+        assert contender.compute_type is not None
+        source, target = self.task.source_dictionary, self.task.target_dictionary
+        return ctranslate.CTranslate2Generator(
+            self.converted(), source, target, generation, contender.compute_type, self.cuda
+        )
+
+    def converted(self) -> Path:
+        """The folder of the verifier converted for CTranslate2."""
+        assert self.conversions is not None
+        return ctranslate.convert(self.cfg.common_eval.path, self.task.cfg, self.conversions)
+
+    @cached_property
+    def greedy_outputs(self) -> dict[int, Tokens]:
+        """The verifier's own output of every sentence, which replayed drafters are told."""
+        greedy = self.generator(Contender("greedy", "greedy"))
+        return self.decode(greedy, self.order, _REPLAY_BATCH_SIZE)[0]
 
     def cannot_run(self, contender: Contender) -> str | None:
         """Return why a row has to be left out, None for one that can run."""
@@ -110,6 +142,8 @@ class Bench:
             return f"without {DRAFTER}"
         if contender.needs == BLOCKWISE and self.blockwise_path is None:
             return f"without {BLOCKWISE}"
+        if contender.decoder == CTRANSLATE2:
+            return ctranslate.requirements(self.cfg.generation, len(utils.split_paths(self.cfg.common_eval.path)))
         if contender.decoder == "iad" and self.task.source_dictionary != self.task.target_dictionary:
             return "dictionaries of source and target differ"
         if contender.decoder == "nat" and self.cfg.generation.prefix_size > 0:

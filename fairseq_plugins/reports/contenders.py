@@ -1,7 +1,7 @@
 """Who is compared: the rows of the tables, and why a row has to be left out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,14 @@ class Contender:
     task_options: Mapping[str, Any] = field(default_factory=dict)  # fields of the task's config
     needs: str | None = None  # the option without which the row is left out
     lossless: bool = False  # must give fairseq's own beam=1 output
+    compute_type: str | None = None  # CTranslate2's
+    replay: float | None = None  # mean tokens per iteration of a replayed drafter: see `replay`
 
 
 BEAM_5 = "fairseq beam 5"
 BEAM_1 = "fairseq beam 1"
+CTRANSLATE2 = "ctranslate2"  # stands for a decoder that is none of ours
+CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
 
 DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"
 # --block-size is the drafter's: the other methods have widths of their own.
@@ -44,6 +48,25 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("jacobi", "jacobi", task_options=_OWN_WIDTH, lossless=True),
     Contender("gs-jacobi", "gs-jacobi", task_options=_OWN_WIDTH, lossless=True),
     Contender("hybrid-jacobi", "hybrid-jacobi", task_options=_OWN_WIDTH, lossless=True),
+)
+
+
+def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, Contender]:
+    return tuple(
+        Contender(f"CTranslate2 {search} {name}", CTRANSLATE2, beam, compute_type=compute_type)
+        for search, beam in (("greedy", 1), ("beam 5", 5))
+    )
+
+
+CTRANSLATE2_ON_CPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("int8", "int8"))
+CTRANSLATE2_ON_GPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("fp16", "float16"))
+
+# Tokens per iteration at k = 25: GAD Table 2, and Table 3 at (top-3, tau 1) and (top-5, tau 3).
+REPLAYED = tuple(
+    replace(contender, name=f"{contender.name} (replayed)", replay=tokens)
+    for contender in CONTENDERS
+    for name, tokens in (("gad", 6.13), ("gad++ high-quality", 7.56), ("gad++ high-efficiency", 9.72))
+    if contender.name == name
 )
 
 

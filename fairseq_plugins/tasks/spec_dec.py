@@ -17,6 +17,7 @@ from torch import nn
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
 from fairseq_plugins.errors import ConfigurationError
@@ -145,6 +146,7 @@ class SpecDecConfig(TranslationConfig):
     )
     max_update: int = II("optimization.max_update")
     tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")
+    profile: bool = II("common.profile")
 
 
 @register_task("spec_dec", dataclass=SpecDecConfig)
@@ -331,6 +333,8 @@ class SpecDecTask(TranslationTask):
                 self.cfg.trace_file, options.decoder, getattr(args, "score_reference", False), is_one_run
             )
         if options.decoder == "beam" or getattr(args, "score_reference", False):
+            if self.cfg.profile is True and is_one_run:
+                logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
             return super().build_generator(
                 models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn
             )
@@ -357,6 +361,11 @@ class SpecDecTask(TranslationTask):
             weakref.finalize(generator, stats.close)
         if trace is not None:
             weakref.finalize(generator, trace.close)
+        # Of a task made by hand, without fairseq's command line, the field is an unresolved reference.
+        if self.cfg.profile is True and is_one_run:
+            profile = Profile()
+            profile.attach(generator)
+            weakref.finalize(generator, profile.close)
         return generator
 
     def _trace(self, drafter: BlockNat | None, options: "methods.Options") -> TraceWriter | None:

@@ -1,0 +1,233 @@
+"""Speed side by side: our decoders, fairseq's own search and CTranslate2, on the same checkpoints and sentences.
+
+    spec-dec-bench DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--blockwise-path HEADS.pt] --results FOLDER
+    spec-dec-bench --replay base --results FOLDER
+
+All options of fairseq-generate are understood too. Everything is timed in one process, with the contenders taking
+turns, so that whatever else the machine does meanwhile falls on all of them alike; memory is measured in a process
+for each. `--replay SHAPE` takes random weights and replayed drafts: for the speed of a shape, not for quality.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.reports import benchmark_tables as tables
+from fairseq_plugins.reports import ctranslate, peak_memory, replay
+from fairseq_plugins.reports.bench import Bench
+from fairseq_plugins.reports.benchmark_figure import speed_figure
+from fairseq_plugins.reports.cli import run_command
+from fairseq_plugins.reports.compare import warn_if_lossy
+from fairseq_plugins.reports.comparison_options import get_parser, parse, positive, positive_list
+from fairseq_plugins.reports.contenders import (
+    BEAM_1,
+    CONTENDERS,
+    CTRANSLATE2_ON_CPU,
+    CTRANSLATE2_ON_GPU,
+    REPLAYED,
+    Contender,
+    choose,
+)
+from fairseq_plugins.reports.files import write_atomically
+from fairseq_plugins.reports.machine import machine
+from fairseq_plugins.reports.measuring import DEFAULT_BATCH_SIZE, SCORER, Plan, Row, measure, speed_up
+
+BATCH_SIZES = [1, 4, 8, 16, 32]
+# Rows that are there for study, not for speed; --decoders names them.
+_NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
+_REPLAY_VOCABULARY = 32768
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What to measure.
+
+    Attributes:
+        args: our own options.
+        bench: decodes.
+        contenders: the rows that can run.
+    """
+
+    args: argparse.Namespace
+    bench: Bench
+    contenders: list[Contender]
+
+
+def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
+    """The rows that there are on this device, those that others gave us first."""
+    others = CTRANSLATE2_ON_GPU if cuda else CTRANSLATE2_ON_CPU
+    searches = [contender for contender in CONTENDERS if contender.decoder == "beam"]
+    greedy = [contender for contender in CONTENDERS if contender.decoder == "greedy"]
+    if replayed:
+        return [*searches, *others, *greedy, *REPLAYED]
+    return [*searches, *others, *(contender for contender in CONTENDERS if contender not in searches)]
+
+
+def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser:
+    """Return the parser of spec-dec-compare with the options of a benchmark added."""
+    parser = get_parser("spec-dec-bench", contenders, repeats=5, batch_sizes=BATCH_SIZES)
+    group = parser.add_argument_group("benchmark")
+    group.add_argument("--threads", type=positive, help="threads on the CPU (default: what OMP_NUM_THREADS says)")
+    group.add_argument("--no-memory", action="store_true", help="do not measure memory, for which models load again")
+    _add_replay_options(group)
+    return parser
+
+
+def _add_replay_options(group: argparse._ActionsContainer) -> None:
+    shapes = list(replay.SHAPES)
+    group.add_argument("--replay", choices=shapes, help="random weights of this shape, and replayed drafts")
+    group.add_argument(
+        "--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help="shortest and longest sentence"
+    )
+
+
+def configure(argv: Sequence[str]) -> Setting:
+    """Parse arguments and load data; models are loaded when first needed."""
+    replaying = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_replay_options(replaying)
+    replaying.add_argument("--results")
+    replaying.add_argument("--timing-sentences", type=positive, default=100)
+    first, _ = replaying.parse_known_args(argv)
+    made_here = Path(first.results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}")
+    arguments = list(argv)
+    if first.replay is not None:
+        if len(first.replay_lengths) != 2 or not 2 <= first.replay_lengths[0] <= first.replay_lengths[1]:
+            text = ",".join(map(str, first.replay_lengths))
+            raise ConfigurationError(f"--replay-lengths {text}: give the shortest, at least 2, and the longest")
+        made = replay.prepare(
+            first.replay, made_here / "replay", first.timing_sentences, first.replay_lengths, _REPLAY_VOCABULARY
+        )
+        arguments = [*made, *arguments]
+    cuda = torch.cuda.is_available() and "--cpu" not in argv
+    rows = all_contenders(cuda, first.replay is not None)
+    args, cfg = parse(benchmark_parser(rows), arguments)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    bench = Bench(cfg, args.blockwise_path, made_here / "ctranslate2")
+    usual = [row.name for row in rows if row.name not in _NOT_BY_DEFAULT]
+    return Setting(args, bench, bench.runnable(choose(args.decoders or ",".join(usual), rows)))
+
+
+def profiles(setting: Setting, numbers: Sequence[int]) -> dict[str, Profile]:
+    """Where the time goes, for each row that is ours, one sentence at a time."""
+    found = {}
+    for contender in setting.contenders:
+        generator = setting.bench.generator(contender)
+        if isinstance(generator, DraftVerifyGenerator):
+            setting.bench.decode(generator, numbers[:3], 1)  # warm-up
+            profile = Profile()
+            profile.attach(generator)
+            setting.bench.decode(generator, numbers, 1)
+            found[contender.name] = profile
+    return found
+
+
+def notes(setting: Setting, plan: Plan, timed: int, argv: Sequence[str], has_bleu: bool) -> list[str]:
+    """Lines that say what the numbers mean and how they were measured."""
+    cfg = setting.bench.cfg
+    lines = [
+        f"Machine: {machine()}{_ctranslate2_version()}; {_precision(cfg)}",
+        f"Command: {shlex.join(['spec-dec-bench', *argv])}",
+        f"Subset {setting.bench.subset}: {len(setting.bench.order)} sentences decoded at batch size "
+        f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with {BEAM_1}, iterations per sentence and "
+        f"accepted tokens per iteration; the first {timed} timed, {plan.repeats} alternating repetitions after one for "
+        "warm-up, time in the decoder only, batches of similar length.",
+        "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "
+        "process of its own; on a CPU resident memory beyond what the process had before it loaded models, on a GPU "
+        "what PyTorch had allocated.",
+    ]
+    if has_bleu:
+        lines.append(f"sacrebleu {SCORER.get_signature()}")
+    if setting.args.replay is not None:
+        drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.contenders if row.replay is not None)
+        lines.append(replay.describe(setting.args.replay, setting.args.replay_lengths, _REPLAY_VOCABULARY, drawn))
+    return lines
+
+
+def _ctranslate2_version() -> str:
+    if not ctranslate.is_installed():
+        return ""
+    import ctranslate2
+
+    return f", CTranslate2 {ctranslate2.__version__}"
+
+
+def _precision(cfg: object) -> str:
+    return "fp16 but for rows that say otherwise" if cfg.common.fp16 else "fp32 but for rows that say otherwise"
+
+
+def markdown(sections: Sequence[tuple[str, str]], lines: Sequence[str]) -> str:
+    """Return the sections, title and table, and the notes below them."""
+    parts = [f"## {title}\n\n{table}\n" for title, table in sections]
+    return "\n".join([*parts, "".join(f"- {line}\n" for line in lines)])
+
+
+def as_json(rows: Sequence[Row], lines: Sequence[str], batch_sizes: Sequence[int], profiled: dict[str, Profile]) -> str:
+    """Return everything that was measured, every repetition and every sentence's latency included."""
+    records = []
+    for row in rows:
+        record = asdict(row)
+        record["sentences_per_second"] = {size: row.rate(size) for size in batch_sizes}
+        record["speed_up"] = {
+            baseline.name: {size: speed_up(row, baseline, size) for size in batch_sizes}
+            for baseline in tables.baselines(rows)
+        }
+        if row.name in profiled:
+            record["profile"] = [
+                dict(zip(("part", "milliseconds", "percent"), part, strict=True)) for part in profiled[row.name].rows()
+            ]
+        records.append(record)
+    return json.dumps({"rows": records, "notes": list(lines)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse, measure, print, write."""
+    setting = configure(argv)
+    args, bench = setting.args, setting.bench
+    if not bench.order:
+        raise ConfigurationError(f"--gen-subset {bench.subset}: has no sentences; choose another")
+    plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_sentences)
+    references = bench.references(args.reference)
+    rows = measure(bench, setting.contenders, plan, references)
+    timed = bench.first(plan.timing_sentences)
+    sizes = plan.batch_sizes
+    sections = [("Output", tables.output_table(rows, sizes)), ("Speed", tables.speed_table(rows, sizes))]
+    for baseline in tables.baselines(rows):
+        sections.append((f"Speed-up over {baseline.name}", tables.speed_up_table(rows, sizes, baseline)))
+    if 1 in sizes:
+        sections.append(("Latency", tables.latency_table(rows)))
+    if not args.no_memory:
+        ends = sorted({min(sizes), max(sizes)})
+        peak_memory.add_memory(rows, ends, timed, argv)
+        sections.append(("Memory", tables.memory_table(rows, ends)))
+    profiled = profiles(setting, timed) if bench.cfg.common.profile else {}
+    sections += [(f"Where the time goes: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
+    lines = notes(setting, plan, len(timed), argv, references is not None)
+    text = markdown(sections, lines)
+    print(text)
+    warn_if_lossy(rows, setting.contenders)
+    if args.results:
+        folder = Path(args.results)
+        write_atomically(folder / "benchmark.json", as_json(rows, lines, sizes, profiled), "--results")
+        write_atomically(folder / "benchmark.md", text, "--results")
+        write_atomically(folder / "benchmark.png", speed_figure(rows, sizes), "--results")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-bench`: 0, or 2 after a one-line error."""
+    return run_command("spec-dec-bench", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

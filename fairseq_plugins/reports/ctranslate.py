@@ -1,0 +1,111 @@
+"""CTranslate2 as a contender: the same verifier, converted by CTranslate2's own converter for fairseq."""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+def is_installed() -> bool:
+    """Whether CTranslate2 can be imported."""
+    return importlib.util.find_spec("ctranslate2") is not None
+
+
+def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
+    """Convert a stock fairseq Transformer, unless that was done before.
+
+    Args:
+        checkpoint: of the verifier.
+        task_cfg: settings of the task: data folder and languages.
+        folder: where converted models are kept, by the checksum of their checkpoint.
+
+    Returns:
+        the folder of the converted model.
+
+    Raises:
+        ConfigurationError: when CTranslate2 does not support the model.
+    """
+    from ctranslate2.converters import FairseqConverter
+
+    with open(checkpoint, "rb") as file:
+        target = folder / hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    if target.exists():
+        return target
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    converter = FairseqConverter(checkpoint, str(task_cfg.data), task_cfg.source_lang, task_cfg.target_lang)
+    try:
+        converter.convert(str(partial))
+    except (ValueError, KeyError, AttributeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"--path {checkpoint}: CTranslate2 cannot convert it ({' '.join(str(error).split())[:200]}); "
+            "choose other rows with --decoders"
+        ) from error
+    os.replace(partial, target)
+    return target
+
+
+class CTranslate2Generator:
+    """Decodes fairseq batches with CTranslate2; gives what fairseq's generator gives, as far as tables read it.
+
+    Args:
+        folder: the converted model.
+        source, target: dictionaries.
+        generation: fairseq's generation options; `beam`, lengths and `lenpen` count.
+        compute_type: float32, int8, float16.
+        cuda: whether to run on the GPU.
+    """
+
+    def __init__(
+        self, folder: Path, source: Dictionary, target: Dictionary, generation: Any, compute_type: str, cuda: bool
+    ) -> None:
+        import ctranslate2
+
+        self.source, self.target, self.generation = source, target, generation
+        self.translator = ctranslate2.Translator(
+            str(folder),
+            device="cuda" if cuda else "cpu",
+            compute_type=compute_type,
+            # One batch at a time, as all contenders: every thread works on it.
+            inter_threads=1,
+            intra_threads=torch.get_num_threads(),
+        )
+
+    def generate(self, models: Any, sample: dict[str, Any], prefix_tokens: None = None) -> list[list[dict]]:
+        """Translate a batch; `models` is there for the signature of fairseq's generators only."""
+        tokens = sample["net_input"]["src_tokens"]
+        symbols, pad, eos = self.source.symbols, self.source.pad(), self.source.eos()
+        # CTranslate2 adds the end-of-sentence symbol itself.
+        texts = [[symbols[token] for token in row if token not in (pad, eos)] for row in tokens.tolist()]
+        settings = self.generation
+        results = self.translator.translate_batch(
+            texts,
+            beam_size=settings.beam,
+            length_penalty=settings.lenpen,
+            max_decoding_length=max(1, int(settings.max_len_a * tokens.size(1) + settings.max_len_b)),
+            min_decoding_length=settings.min_len,
+        )
+        return [[self._hypothesis(result.hypotheses[0])] for result in results]
+
+    def _hypothesis(self, symbols: list[str]) -> dict[str, Any]:
+        ids = [self.target.index(symbol) for symbol in symbols]
+        return {"tokens": torch.tensor([*ids, self.target.eos()])}
+
+
+def requirements(generation: Any, verifiers: int) -> str | None:
+    """Return why CTranslate2 cannot take part with these options, None where it can."""
+    if not is_installed():
+        return "ctranslate2 is not installed (pip install 'fairseq-spec-dec[bench]')"
+    if verifiers > 1:
+        return "CTranslate2 has no ensembles"
+    if generation.prefix_size > 0:
+        return f"--prefix-size {generation.prefix_size}"
+    return None

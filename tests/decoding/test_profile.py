@@ -1,0 +1,70 @@
+"""The profile: every part is measured, the parts add up, and the output stays the same."""
+
+import re
+import time
+
+import pytest
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.profile import PARTS, Profile
+from fairseq_plugins.decoding.stats import DecodingStats
+from tests.conftest import Corpus
+from tests.support import ids, make_drafter, make_sample, make_task, make_transformer, run_in_process
+
+
+def test_parts_add_up() -> None:
+    task = make_task()
+    verifier, drafter = make_transformer(task), make_drafter(task, block_size=4)
+    options = methods.Options("gad", block_size=4)
+
+    def build() -> methods.Method:
+        return methods.build([verifier], drafter, options, task.target_dictionary)
+
+    generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, DecodingStats("gad"))
+    sample = make_sample(task, [3, 8, 5])
+    expected = ids(generator.generate([verifier], sample))
+    profile = Profile()
+    profile.attach(generator)
+    start = time.perf_counter()
+    assert ids(generator.generate([verifier], sample)) == expected
+    elapsed = time.perf_counter() - start
+    assert profile.sentences == 3
+    assert list(profile.seconds) == list(PARTS) and all(seconds > 0 for seconds in profile.seconds.values())
+    assert 0.5 * elapsed < sum(profile.seconds.values()) <= elapsed
+    *parts, total = profile.rows()
+    assert total[0] == "total" and total[2] == pytest.approx(100)
+    assert sum(part[1] for part in parts) == pytest.approx(total[1])
+
+
+def test_inner_parts_are_taken_off_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    profile = Profile()
+
+    def wait(seconds: float) -> None:
+        clock[0] += seconds
+
+    inner = profile._timed("verifier", lambda: wait(3))
+
+    def iterate() -> None:
+        wait(1)
+        inner()
+        wait(0.5)
+
+    profile._timed("acceptance", iterate)()
+    assert (profile.seconds["acceptance"], profile.seconds["verifier"]) == (1.5, 3)
+
+
+def test_command_line(corpus: Corpus) -> None:
+    """The table comes with --profile only; fairseq's own search says that it has none."""
+    common = f"{corpus.data} --task spec_dec --path {corpus.verifier} --batch-size 12 --cpu"
+    plain = run_in_process("generate", f"{common} --decoder greedy")
+    profiled = run_in_process("generate", f"{common} --decoder greedy --profile")
+    hypotheses = re.compile(r"^H-.*$", re.MULTILINE)
+    assert hypotheses.findall(plain.stdout) == hypotheses.findall(profiled.stdout) != []
+    assert "ms per sentence" not in plain.stderr
+    table = profiled.stderr[profiled.stderr.index("| part") :]
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:9]] == [*PARTS, "total"]
+    beam = run_in_process("generate", f"{common} --profile")
+    assert "--profile: fairseq's own search is not measured" in beam.stderr

@@ -1,0 +1,184 @@
+"""`spec-dec-bench`: one small real run with CTranslate2, memory and profile, the tables, and replayed drafts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_plugins.decoding.drafters.nat import NatDrafter
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.reports import benchmark, benchmark_tables, ctranslate, peak_memory, replay
+from fairseq_plugins.reports.benchmark_figure import kind, speed_figure
+from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
+from fairseq_plugins.reports.measuring import Row
+from tests.conftest import Corpus
+from tests.support import decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux")
+
+
+def _rows(folder: Path) -> dict:
+    return {row["name"]: row for row in json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))["rows"]}
+
+
+@LINUX
+def test_a_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ctranslate2")
+    names = f"{CTRANSLATE2_GREEDY},CTranslate2 greedy int8,gad,iad"
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
+    arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4", "--threads", "1"]
+    assert benchmark.main([*arguments, "--decoders", names, "--profile", "--results", str(tmp_path)]) == 0
+
+    rows = _rows(tmp_path)
+    assert list(rows) == [BEAM_1, CTRANSLATE2_GREEDY, "CTranslate2 greedy int8", "gad"]
+    for name in (BEAM_1, CTRANSLATE2_GREEDY, "gad"):
+        assert (rows[name]["identical"], rows[name]["identical_timed"]) == (36, {"1": 6, "4": 6}), name
+        assert len(rows[name]["latencies"]) == 6 and len(rows[name]["seconds"]["4"]) == 2
+        assert rows[name]["bleu"] == rows[BEAM_1]["bleu"]
+    assert rows["gad"]["lossless"] and not rows[CTRANSLATE2_GREEDY]["lossless"]
+    # Embeddings, positions and layers of a model this small: some tens of kilobytes.
+    assert rows["gad"]["weights"] > rows[BEAM_1]["weights"] > 10_000
+    assert rows["gad"]["peak_memory"].keys() == {"1", "4"} and all(rows["gad"]["peak_memory"].values())
+    parts = {part["part"]: part["percent"] for part in rows["gad"]["profile"]}
+    assert parts["total"] == pytest.approx(100) and parts["drafter"] > 0 and parts["verifier"] > 0
+    assert "profile" not in rows[BEAM_1]
+
+    printed, log = capsys.readouterr()
+    text = (tmp_path / "benchmark.md").read_text(encoding="utf-8")
+    for title in ("Output", "Speed", f"Speed-up over {BEAM_1}", "Latency", "Memory", "Where the time goes: gad"):
+        assert f"## {title}" in printed and f"## {title}" in text
+    assert "1 threads" in text and "CTranslate2 4" in text and "Command: spec-dec-bench " in text
+    assert "dictionaries of source and target differ: left out iad" in log
+    assert "not measured (" not in log
+    assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+    converted = [folder.name for folder in (tmp_path / "ctranslate2").iterdir()]
+    assert len(converted) == 1 and not converted[0].endswith(".partial")
+
+
+def test_without_ctranslate2(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctranslate, "is_installed", lambda: False)
+    arguments = f"{corpus.data} --path {corpus.verifier} --cpu --repeats 1 --timing-sentences 2 --no-memory".split()
+    arguments += ["--timing-batch-sizes", "2", "--decoders", f"greedy,{CTRANSLATE2_GREEDY}", "--results", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    assert list(_rows(tmp_path)) == [BEAM_1, "greedy"]
+    printed, log = capsys.readouterr()
+    assert f"ctranslate2 is not installed (pip install 'fairseq-spec-dec[bench]'): left out {CTRANSLATE2_GREEDY}" in log
+    assert "## Memory" not in printed and "## Latency" not in printed
+
+
+def test_a_model_that_ctranslate2_cannot_convert(corpus: Corpus, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    task = make_task()
+    task.cfg.data, task.cfg.source_lang, task.cfg.target_lang = str(corpus.data), "src", "tgt"
+    with pytest.raises(ConfigurationError, match="CTranslate2 cannot convert it"):
+        ctranslate.convert(str(corpus.drafter), task.cfg, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if not path.name.endswith(".partial")]
+
+
+def _row(name: str, seconds: float, **more: object) -> Row:
+    times = {1: [seconds, 2 * seconds, 4 * seconds], 16: [seconds / 4] * 3}
+    latencies = [seconds / 100 * number for number in range(1, 102)]
+    return Row(
+        name, None, 4, 4, {1: 2, 16: 2}, 10, seconds=times, latencies=latencies, peak_memory={1: 5_000_000}, **more
+    )
+
+
+def test_tables() -> None:
+    rows = [_row(BEAM_5, 4.0, weights=2_500_000), _row(BEAM_1, 2.0), _row("gad", 1.0, lossless=True)]
+
+    def cells(table: str) -> list[list[str]]:
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "---" not in line]
+
+    assert cells(benchmark_tables.speed_table(rows, [1, 16]))[3] == ["gad", "5.0 (2.5–10.0)", "40.0 (40.0–40.0)"]
+    assert [row.name for row in benchmark_tables.baselines(rows)] == [BEAM_5, BEAM_1]
+    assert cells(benchmark_tables.speed_up_table(rows, [1, 16], rows[1]))[1:] == [
+        [BEAM_5, "0.50", "0.50"], [BEAM_1, "1.00", "1.00"], ["gad", "2.00", "2.00"]
+    ]
+    assert cells(benchmark_tables.latency_table(rows))[3] == ["gad", "510.0", "910.0", "1000.0"]
+    memory = cells(benchmark_tables.memory_table(rows, [1, 16]))
+    assert memory[0] == ["MB", "model weights", "peak, batch 1", "peak, batch 16"]
+    assert memory[1] == [BEAM_5, "2.5", "5.0", "not measured"]
+    assert cells(benchmark_tables.output_table(rows, [1, 16]))[3][:6] == [
+        "gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"
+    ]
+    assert [kind(row) for row in rows] == ["fairseq", "fairseq", "lossless"]
+    assert speed_figure(rows, [1, 16]).startswith(b"\x89PNG")
+
+
+@LINUX
+def test_peak_memory_sees_what_was_used_in_between() -> None:
+    peak_memory._forget_peak(cuda=False)
+    before = peak_memory._peak(cuda=False)
+    block = torch.ones(20_000_000)
+    del block
+    peak = peak_memory._peak(cuda=False)
+    assert before is not None and peak is not None
+    assert 75_000_000 < peak - before < 120_000_000
+    peak_memory._forget_peak(cuda=False)
+    assert peak_memory._peak(cuda=False) < peak - 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "--replay", "tiny", "--replay-lengths", "10"], "--replay-lengths 10: give the shortest, "),
+        (["none", "--path", "none.pt"], "none: no such folder; "),
+    ],
+)
+def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(arguments) == 2
+    assert f"spec-dec-bench: error: {message}" in capsys.readouterr().err
+
+
+# Replay
+
+
+def test_drawn_lengths_have_the_stated_mean() -> None:
+    probability = replay.acceptance_probability(6.13, 25)
+    assert sum(probability**power for power in range(26)) == pytest.approx(6.13)
+    drawn = replay.draw_accepted(200, 100, 25, 6.13)
+    assert drawn.float().mean().item() + 1 == pytest.approx(6.13, abs=0.15)
+    assert drawn.min() == 0 and drawn.max() == 25
+    assert torch.equal(drawn, replay.draw_accepted(200, 100, 25, 6.13))
+    with pytest.raises(ConfigurationError, match="--block-size 5: too short to replay 6.13 tokens per iteration"):
+        replay.acceptance_probability(6.13, 5)
+
+
+def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
+    task = make_task()
+    verifier = make_transformer(task)
+    sample = make_sample(task, [3, 9, 6, 12])
+    expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
+    drawn = replay.draw_accepted(4, 40, 6, 3.0)
+    seen = {}
+    for numbers in ([0, 1, 2, 3], [2]):
+        source = sample["net_input"]["src_tokens"][numbers]
+        part = {"id": torch.tensor(numbers), "net_input": {"src_tokens": source, "src_lengths": (source != 1).sum(1)}}
+        drafter = NatDrafter(make_drafter(task, block_size=6), 6)
+        replayed = replay.ReplayedDrafter(drafter, dict(enumerate(expected)), drawn, (4, 5))
+        outputs, stats = decode([verifier], task, part, replayed, max_len_b=30)
+        assert ids(outputs) == [expected[number] for number in numbers]
+        seen.update({(len(numbers), sentence.id): sentence.accepted for sentence in stats})
+    assert seen[4, 2] == seen[1, 2]
+    place = 0
+    for gained in seen[1, 2][:-1]:
+        assert gained == drawn[2, place] + 1
+        place += gained
+
+
+def test_replay_of_a_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(benchmark, "_REPLAY_VOCABULARY", 200)
+    arguments = "--replay tiny --replay-lengths 8,20 --timing-sentences 4 --timing-batch-sizes 2 --repeats 1 --cpu"
+    names = "greedy,gad (replayed),gad++ high-quality (replayed)"
+    more = ["--no-memory", "--decoders", names, "--results", str(tmp_path)]
+    assert benchmark.main([*arguments.split(), *more]) == 0
+    rows = _rows(tmp_path)
+    assert list(rows) == [BEAM_1, *names.split(",")]
+    assert {row["identical"] for row in rows.values()} == {4}
+    assert rows["gad (replayed)"]["accepted_tokens"] > 2
+    printed = capsys.readouterr().out
+    assert "REPLAYED, random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
+    assert "gad (replayed) 6.13" in printed
