@@ -11,6 +11,7 @@ CONSOLE_SCRIPTS = [
     "spec-dec-distill = fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics = fairseq_plugins.reports.metrics:main",
     "spec-dec-report  = fairseq_plugins.reports.report:main",
+    "spec-dec-super-resolution = fairseq_plugins.reports.super_resolution:main",
     "spec-dec-sweep   = fairseq_plugins.reports.sweep:main",
     "spec-dec-trace   = fairseq_plugins.reports.show_trace:main",
 ]
@@ -40,7 +41,7 @@ setup(
     ],
     extras_require={
         "demo": DEMO,
-        "reports": ["markdown>=3.4", "matplotlib>=3.11", "plotly>=5.18", "rouge-score>=0.1.2"],
+        "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10", "plotly>=5.18", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "test": [
             "pytest>=8",

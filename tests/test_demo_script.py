@@ -64,12 +64,17 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def demo(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the recipe."""
+def run_recipe(name: str, checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of train_scripts in a copy of the repository."""
     return subprocess.run(
-        ["bash", "train_scripts/demo.sh"],
+        ["bash", f"train_scripts/{name}"],
         cwd=checkout, env=_environment(**variables), capture_output=True, text=True, timeout=500,
     )  # fmt: skip
+
+
+def demo(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo."""
+    return run_recipe("demo.sh", checkout, **variables)
 
 
 # ---------------------------------------------------------------------------------------- bad input
@@ -223,6 +228,7 @@ def test_progress_of_training(tmp_path: Path) -> None:
 SMALL = {
     "VOCABULARY": "60", "ENCODER_LAYERS": "1", "DECODER_LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16",
     "FFN_WIDTH": "16", "HEADS": "2", "VERIFIER_EPOCHS": "2", "DRAFTER_EPOCHS": "2", "BLOCK_SIZE": "3",
+    "BLOCKWISE_EPOCHS": "2", "BLOCKWISE_HEADS": "3",
     "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "DISTIL_BATCH": "16",
     "REPEATS": "1", "TIMING_SENTENCES": "2",
 }  # fmt: skip
@@ -246,13 +252,13 @@ def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path) -> 
 
     second = demo(checkout, **variables)
     assert second.returncode == 0, second.stdout + second.stderr
-    assert "[have] 3." in second.stdout and "[done] 7." in second.stdout
-    for model in ("verifier", "drafter"):
+    assert "[have] 3." in second.stdout and "[done] 8." in second.stdout
+    for model in ("verifier", "drafter", "blockwise"):
         assert (checkout / f"checkpoints/small.en-de/{model}/checkpoint_best.pt").exists()
     table = (checkout / "results/small.en-de/table.md").read_text(encoding="utf-8")
-    assert "| gad " in table and "8 of 8" in next(
-        line for line in table.splitlines() if line.startswith("| gad ")
-    )
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    for lossless in ("gad", "blockwise", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi"):
+        assert "8 of 8" in rows[lossless]
     assert not [str(path) for path in checkout.rglob("*.partial*")]
 
     third = demo(checkout, **variables)

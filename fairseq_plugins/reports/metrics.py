@@ -4,7 +4,7 @@
 
 Files are plain text, a sentence a line, or the output of fairseq-generate or fairseq-interactive, whose sentences are
 put back in order. All values come from the tools that papers cite (sacrebleu, sacremoses, rouge-score, COMET), except
-SARI (`sari.py`) and the token repetition ratio, which have no packaged tool.
+SARI (`sari.py`), F0.5 of edits (`edits.py`) and the token repetition ratio, which have no packaged tool.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from tabulate import tabulate
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.reports.cli import run_command
+from fairseq_plugins.reports.edits import corpus_edits
 from fairseq_plugins.reports.files import write_atomically
 from fairseq_plugins.reports.sari import Sari, corpus_sari, mean_sari, sari_tokens
 from fairseq_plugins.reports.texts import Text, aligned, read_text
@@ -234,6 +235,22 @@ def _sari_score(name: str, value: Sari, how: str) -> Score:
     return Score(name, value.score, f"{value.score:.2f}", parts, how)
 
 
+def edit_f(sample: Sample) -> list[Score]:
+    """F0.5 of corrections: edits against the source, compared with the references' own; see `edits.py`."""
+    assert sample.sources is not None
+    references = [reference.tokens for reference in sample.references]
+    counts = corpus_edits(sample.sources.tokens, sample.hypotheses.tokens, references)
+    value = 100 * counts.f(0.5)
+    settings = sample.settings
+    details = (
+        f"precision {100 * counts.precision:.2f}, recall {100 * counts.recall:.2f}; "
+        f"{counts.right} edits right, {counts.wrong} wrong, {counts.missed} missed"
+    )
+    tokens = "tokens as given" if settings.tokenized else f"Moses tokens, {settings.lang}"
+    how = f"edits of a word alignment, neighbouring ones merged, {tokens}; not M2, not ERRANT"
+    return [Score("edit F0.5", value, f"{value:.2f}", details, how)]
+
+
 def repetition_ratio(sentences: Sequence[Sequence[str]]) -> float:
     """Share of tokens that equal the token before them (GAD Table 9), the sign of a drafter left alone.
 
@@ -280,17 +297,20 @@ METRICS: dict[str, Callable[[Sample], list[Score]]] = {
     "ter": _sacrebleu_scorer("ter"),
     "rouge": rouge,
     "sari": sari,
+    "f0.5": edit_f,
     "repetition": repetition,
     "comet": comet,
 }
+# Those that measure what was changed in the input: computed by default where a source was given.
+REWRITING = {"sari": "SARI", "f0.5": "edit F0.5"}
 
 
 def obstacle(metric: str, sample: Sample) -> str | None:
     """Why a metric cannot be computed and what to do, None when it can."""
     if metric == "rouge" and importlib.util.find_spec("rouge_score") is None:
         return "ROUGE: rouge-score is not installed; pip install rouge-score"
-    if metric == "sari" and sample.sources is None:
-        return "SARI: compares with the source; add --source FILE"
+    if metric in REWRITING and sample.sources is None:
+        return f"{REWRITING[metric]}: compares with the source; add --source FILE"
     if metric != "comet":
         return None
     if importlib.util.find_spec("comet") is None:
@@ -511,7 +531,8 @@ def get_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="one or several references (default: the T- lines of the hypotheses, when these are generate output)",
     )
-    add("--source", metavar="FILE", help="source side, for SARI and COMET (default: the S- lines of generate output)")
+    source = "source side, for SARI, F0.5 and COMET (default: the S- lines of generate output)"
+    add("--source", metavar="FILE", help=source)
     add("--baseline", metavar="FILE", help="other hypotheses: count identical sentences, test the difference")
     add("--metrics", metavar="NAME,NAME", help=f"which of {','.join(METRICS)} (default: all that can be computed)")
     add("--lang", default="en", help="target language, for Moses and sacrebleu tokenisation (default: en)")
@@ -527,13 +548,13 @@ def get_parser() -> argparse.ArgumentParser:
 
 
 def choose(names: str | None, rewriting: bool) -> list[str]:
-    """Keys of `METRICS` by the value of `--metrics`; by default all, SARI only when a source was given for it.
+    """Keys of `METRICS` by the value of `--metrics`; by default all, those of `REWRITING` only with a source.
 
     Raises:
         ConfigurationError: for an unknown name.
     """
     if names is None:
-        return [name for name in METRICS if name != "sari" or rewriting]
+        return [name for name in METRICS if name not in REWRITING or rewriting]
     chosen = [name.strip().lower() for name in names.split(",")]
     unknown = [name for name in chosen if name not in METRICS]
     if unknown:
@@ -551,7 +572,8 @@ def run(argv: Sequence[str]) -> None:
     sample = load(args, settings)
     scores, left_out = compute(names, sample, insist=args.metrics is not None)
     if args.metrics is None and args.source is None:
-        left_out.append("SARI: for rewriting, compares with the source; add --source FILE")
+        rewriting = "for rewriting, compares with the source; add --source FILE"
+        left_out += [f"{name}: {rewriting}" for name in REWRITING.values()]
     tests = significance(names, sample) if sample.baseline is not None else []
     differs = difference(sample) if sample.baseline is not None else None
     print(report(sample, scores, left_out, tests, differs))

@@ -9,7 +9,9 @@ import argparse
 import base64
 import html
 import json
+import math
 import re
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -182,6 +184,26 @@ def edit_ratios(sources: Sequence[str], outputs: Sequence[str]) -> list[float]:
     Aggressive Decoding, section 4.1.2: "normalized (by the input length) edit distance between the input and output".
     """
     return [edit_ratio(source.split(), output.split()) for source, output in zip(sources, outputs, strict=True)]
+
+
+# Upper ends of the rows of the table of speed-up by edit ratio; the first row is of unchanged sentences.
+_EDIT_RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, math.inf)
+
+
+def speed_up_by_edits(ratios: Sequence[float], speed_ups: Sequence[float]) -> list[tuple[str, int, float]]:
+    """(range of edit ratios, sentences in it, their median speed-up), ranges without sentences left out.
+
+    Aggressive Decoding, Figure 5, as numbers.
+    """
+    rows = []
+    lower = -math.inf
+    for upper in _EDIT_RATIOS:
+        inside = [gain for ratio, gain in zip(ratios, speed_ups, strict=True) if lower < ratio <= upper]
+        if inside:
+            name = f"above {lower:g}, to {upper:g}" if upper < math.inf else f"above {lower:g}"
+            rows.append(("0 (unchanged)" if upper == 0 else name, len(inside), statistics.median(inside)))
+        lower = upper
+    return rows
 
 
 def accepted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
@@ -419,6 +441,12 @@ def _edits(
         "words, divided by the words of the source. It is near 0 in rewriting only; a translation changes every word.",
     )
     report.figure("edit-ratio", "Speed-up over edit ratio", figures.speed_against_edits(series, what))
+    rows = [
+        [plain(name) if place == 0 else "", interval, str(count), f"{gain:.2f}×"]
+        for name, run_series in series.items()
+        for place, (interval, count, gain) in enumerate(speed_up_by_edits(*run_series))
+    ]
+    report.lines.append(table(rows, ["run", "edit ratio", "sentences", "median speed-up"]))
 
 
 def _acceptance(report: Report, runs: Sequence[Run]) -> None:

@@ -237,6 +237,28 @@ def test_sari_needs_source(files: SimpleNamespace, capsys: pytest.CaptureFixture
     assert values["SARI, EASSE"] == f"{corpus_sari(tokens[0], tokens[1], [tokens[2]]).score:.2f}"
 
 
+# F0.5 of edits
+
+
+def test_edit_f(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three corrections: one of two edits found, one wrong and one missed, one wrong: P = 1/3, R = 1/3."""
+    texts = {
+        "source": ["Він є лікар в місті.", "Я читати книга.", "Все добре."],
+        "output": ["Він є лікар у місті.", "Я читаю книга.", "Все гарно."],
+        "target": ["Він — лікар у місті.", "Я читав книга.", "Все добре."],
+    }
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    arguments = ["--hypotheses", f"{tmp_path}/output", "--references", f"{tmp_path}/target"]
+    _run(*arguments, "--source", f"{tmp_path}/source", "--lang", "uk", "--metrics", "f0.5")
+    printed = capsys.readouterr().out
+    assert _values(printed) == {"edit F0.5": "33.33"}
+    assert "precision 33.33, recall 33.33; 1 edits right, 2 wrong, 2 missed" in printed
+    assert "Moses tokens, uk; not M2, not ERRANT" in printed
+    assert metrics.main([*arguments, "--metrics", "f0.5"]) == 2
+    assert "edit F0.5: compares with the source; add --source FILE" in capsys.readouterr().err
+
+
 # Repetition, compounds, comparison with a baseline
 
 

@@ -93,6 +93,17 @@ def test_edit_ratio() -> None:
     assert report.edit_ratios(sources, outputs) == [0.25, 1.0, 1.0]
 
 
+def test_speed_up_by_edit_ratio() -> None:
+    """Ranges hold their upper end; unchanged sentences are on their own."""
+    ratios, gains = [0.0, 0.0, 0.05, 0.06, 0.1, 0.1, 0.7], [10.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    assert report.speed_up_by_edits(ratios, gains) == [
+        ("0 (unchanged)", 2, 8.0),
+        ("above 0, to 0.05", 1, 5.0),
+        ("above 0.05, to 0.1", 3, 3.0),
+        ("above 0.5", 1, 1.0),
+    ]
+
+
 # The report
 
 
@@ -146,6 +157,8 @@ def test_report_with_everything(runs: list[str], tmp_path: Path) -> None:
     assert report.main(arguments) == 0
     markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert {"edit-ratio.png", "quality-speed.png"} < set(_image_names(markdown))
+    assert re.search(r"\| +0 \(unchanged\) \| +40 \|", markdown)
+    assert re.search(r"\| +above 0.3, to 0.5 \| +40 \|", markdown)
     assert "sacreBLEU" in markdown and "100.00" in markdown
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "exact &lt;b&gt;|&lt;/b&gt;" in page and "relaxed $x_1" in page

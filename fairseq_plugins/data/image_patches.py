@@ -1,0 +1,123 @@
+"""Patches of photographs as text, for super-resolution (Stern et al. 2018, section 7.2).
+
+An image is a sequence of the red, green and blue intensities of its pixels in raster-scan order, so that every token is
+a number from 0 to 255. The photographs are the two that scikit-learn ships.
+"""
+
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.image_transformer import LOW_SIZE
+from fairseq_plugins.reports.files import write_atomically
+
+# Shares of a photograph, from left to right: what is tested on is never trained on.
+SPLITS = {"train": (0.0, 0.75), "valid": (0.75, 0.85), "test": (0.85, 1.0)}
+# A patch is so many times its own size in the photograph, drawn for each.
+_ZOOMS = (1, 2, 3)
+
+
+def shipped_photographs() -> list[Path]:
+    """The photographs that come with scikit-learn: china.jpg and flower.jpg, 640 x 427, CC BY 2.0."""
+    folder = resources.files("sklearn.datasets.images")
+    return [Path(str(folder / name)) for name in ("china.jpg", "flower.jpg")]
+
+
+def read_photograph(path: Path) -> Image.Image:
+    """Read a photograph in RGB.
+
+    Raises:
+        ConfigurationError: when it is missing or no image.
+    """
+    try:
+        with Image.open(path) as photograph:
+            return photograph.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise ConfigurationError(f"--photographs {path}: is no image; give JPEG or PNG files") from error
+    except OSError as error:
+        raise ConfigurationError(f"--photographs {path}: {error.strerror or error}; give JPEG or PNG files") from error
+
+
+def draw_patches(
+    photographs: list[Image.Image], split: str, count: int, size: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw patches from one split's part of the photographs.
+
+    Args:
+        photographs: in RGB.
+        split: a key of `SPLITS`.
+        count: how many.
+        size: pixels along a side of the output.
+        generator: what draws.
+
+    Returns:
+        high [count, size, size, 3] and low [count, 8, 8, 3], uint8; a low pixel is the mean of the high ones there.
+
+    Raises:
+        ConfigurationError: when a photograph is too small for a patch.
+    """
+    high = np.empty((count, size, size, 3), np.uint8)
+    low = np.empty((count, LOW_SIZE, LOW_SIZE, 3), np.uint8)
+    begin, end = SPLITS[split]
+    for number in range(count):
+        photograph = photographs[generator.integers(len(photographs))]
+        left, right = round(begin * photograph.width), round(end * photograph.width)
+        zooms = [zoom for zoom in _ZOOMS if zoom * size <= min(right - left, photograph.height)]
+        if not zooms:
+            raise ConfigurationError(
+                f"--size {size}: the {split} part of a photograph has {right - left} x {photograph.height} pixels; "
+                "give a smaller size or larger photographs"
+            )
+        side = size * int(generator.choice(zooms))
+        x = int(generator.integers(left, right - side + 1))
+        y = int(generator.integers(0, photograph.height - side + 1))
+        patch = photograph.crop((x, y, x + side, y + side)).resize((size, size), Image.Resampling.BOX)
+        high[number] = np.asarray(patch)
+        low[number] = np.asarray(patch.resize((LOW_SIZE, LOW_SIZE), Image.Resampling.BOX))
+    return high, low
+
+
+def as_line(image: np.ndarray) -> str:
+    """An image [side, side, 3] as its intensities in raster-scan order."""
+    return " ".join(map(str, image.reshape(-1).tolist()))
+
+
+def from_line(line: str) -> np.ndarray:
+    """The image [side, side, 3], uint8, that a line of intensities stands for.
+
+    Raises:
+        ConfigurationError: when it is no square image of numbers from 0 to 255.
+    """
+    words = line.split()
+    side = round((len(words) / 3) ** 0.5)
+    if not words or 3 * side * side != len(words):
+        raise ConfigurationError(f"an image of {len(words)} intensities is not square; give --min-len, --max-len-b")
+    if not all(word.isdecimal() and int(word) < 256 for word in words):
+        strange = next(word for word in words if not word.isdecimal() or int(word) > 255)
+        raise ConfigurationError(f"{strange!r} in an image is no intensity from 0 to 255; decode with a high --unkpen")
+    return np.array(words, dtype=np.int64).astype(np.uint8).reshape(side, side, 3)
+
+
+def write_corpus(
+    folder: Path, photographs: list[Path], counts: dict[str, int], size: int, seed: int
+) -> None:
+    """Write patches as parallel text, `SPLIT.low` and `SPLIT.high`, and `dict.txt`, the 256 numbers.
+
+    Args:
+        folder: where.
+        photographs: image files.
+        counts: patches of each split.
+        size: pixels along a side of the output.
+        seed: of the draw.
+    """
+    images = [read_photograph(path) for path in photographs]
+    generator = np.random.default_rng(seed)
+    for split, count in counts.items():
+        high, low = draw_patches(images, split, count, size, generator)
+        for name, patches in (("low", low), ("high", high)):
+            text = "".join(as_line(patch) + "\n" for patch in patches)
+            write_atomically(folder / f"{split}.{name}", text, "--out")
+    write_atomically(folder / "dict.txt", "".join(f"{value} 1\n" for value in range(256)), "--out")

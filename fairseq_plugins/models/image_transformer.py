@@ -1,0 +1,103 @@
+"""A Transformer for images as sequences: it knows from the start where a token is and how bright.
+
+Image Transformer (Parmar et al. 2018), the base model of Stern et al. 2018, section 7.2, reads coordinates of rows and
+columns. Here they are the initial values of fairseq's learned positions, and the value of a number that of its
+embedding: everything else is fairseq's Transformer, so its checkpoints decode and take blockwise heads like any other.
+"""
+
+import math
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerModel, base_architecture
+from torch import Tensor
+
+from fairseq_plugins.errors import ConfigurationError
+
+LOW_SIZE = 8
+"""Pixels along a side of the input, in the paper and here."""
+
+
+def waves(values: Tensor, longest: float, shortest: float, count: int) -> Tensor:
+    """Sines and cosines of values [N], at wavelengths that fall from longest to shortest: [N, 2 * count]."""
+    lengths = torch.logspace(math.log2(longest), math.log2(shortest), count, base=2)
+    angles = 2 * math.pi * values[:, None] / lengths
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def coordinates(size: int, width: int) -> Tensor:
+    """Channel, row and column of every token of an image, [3 * size * size, width].
+
+    Rows and columns count in pixels of the low resolution, so that a place means the same in input and output.
+    """
+    place = torch.arange(3 * size * size)
+    count = (width - 3) // 4
+    features = torch.zeros(len(place), width)
+    features[place, place % 3] = 1
+    middle = 0.5 * LOW_SIZE / size
+    rows = (place // (3 * size)) * LOW_SIZE / size + middle
+    columns = (place // 3 % size) * LOW_SIZE / size + middle
+    features[:, 3 : 3 + 2 * count] = waves(rows, 4 * LOW_SIZE, 1, count)
+    features[:, 3 + 2 * count : 3 + 4 * count] = waves(columns, 4 * LOW_SIZE, 1, count)
+    return features
+
+
+@register_model("image_transformer")
+class ImageTransformer(TransformerModel):
+    """fairseq's Transformer over a dictionary of intensities, with learned positions; the coordinates initialise it."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add fairseq's Transformer options and the image's."""
+        super().add_args(parser)
+        parser.add_argument("--image-size", type=int, metavar="N", help="pixels along a side of the output")
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> "ImageTransformer":
+        """Build the model and put values and coordinates into its embeddings.
+
+        Raises:
+            ConfigurationError: without an image size, or for embeddings too narrow for coordinates.
+        """
+        image_transformer(args)
+        if not args.image_size or args.image_size < LOW_SIZE:
+            raise ConfigurationError(f"--image-size {args.image_size}: give at least {LOW_SIZE} pixels along a side")
+        if args.encoder_embed_dim < 16:
+            raise ConfigurationError(f"--encoder-embed-dim {args.encoder_embed_dim}: give at least 16")
+        model = super().build_model(args, task)
+        half = args.encoder_embed_dim // 2
+        _set_values(model.decoder.embed_tokens.weight.data, task.target_dictionary, half, args.no_scale_embedding)
+        for positions, size in (
+            (model.encoder.embed_positions, LOW_SIZE),
+            (model.decoder.embed_positions, args.image_size),
+        ):
+            features = coordinates(size, args.encoder_embed_dim - half)
+            first = positions.padding_idx + 1
+            positions.weight.data[first:].normal_(std=0.01)
+            positions.weight.data[first : first + len(features), half:] = features
+        return model
+
+
+def _set_values(embeddings: Tensor, dictionary: Dictionary, half: int, unscaled: bool) -> None:
+    """Let near intensities have near embeddings: waves in the first half of the width, nothing in the other."""
+    numbers = [(index, int(symbol)) for index, symbol in enumerate(dictionary.symbols) if symbol.isdecimal()]
+    if not numbers:
+        raise ConfigurationError("--arch image_transformer: the dictionary has no numbers; give a corpus of images")
+    indices, values = (torch.tensor(column) for column in zip(*numbers, strict=True))
+    features = waves(values.float(), 1024, 16, half // 2)
+    # fairseq multiplies embeddings by the root of their width when it reads them.
+    scale = 1.0 if unscaled else embeddings.size(1) ** -0.5
+    embeddings[indices] = 0.0
+    embeddings[indices, : features.size(1)] = scale * features
+
+
+@register_model_architecture("image_transformer", "image_transformer")
+def image_transformer(args: Namespace) -> None:
+    """Learned positions, one set of embeddings for input and output."""
+    args.image_size = getattr(args, "image_size", None)
+    args.encoder_learned_pos = args.decoder_learned_pos = True
+    args.share_all_embeddings = True
+    base_architecture(args)

@@ -1,0 +1,67 @@
+"""The image model: near intensities and near places are alike before any training."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.image_transformer import ImageTransformer, coordinates, image_transformer
+from tests.support import assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
+
+
+def make_numbers() -> Dictionary:
+    dictionary = Dictionary()
+    for value in range(256):
+        dictionary.add_symbol(str(value))
+    return dictionary
+
+
+def build(size: int | None = 16, **options: int) -> tuple:
+    task = make_task(4)
+    task.src_dict = task.tgt_dict = make_numbers()
+    sizes = {"max_source_positions": 256, "max_target_positions": 800, "image_size": size}
+    args = make_args(**{"encoder_embed_dim": 32, "decoder_embed_dim": 32, **sizes, **options})
+    image_transformer(args)
+    torch.manual_seed(0)
+    return task, ImageTransformer.build_model(args, task).eval()
+
+
+def test_a_place_means_the_same_in_input_and_output() -> None:
+    low, high = coordinates(8, 32), coordinates(32, 32)
+    assert low.shape == (192, 32) and high.shape == (3072, 32)
+    # Output pixels of one channel resemble most the input pixel that covers them.
+    nearest = (high @ low.T).argmax(1)
+    place = torch.arange(3072)
+    row, column, channel = place // 96 // 4, place // 3 % 32 // 4, place % 3
+    assert torch.equal(nearest, 3 * (8 * row + column) + channel)
+
+
+def test_near_intensities_have_near_embeddings() -> None:
+    task, model = build()
+    indices = torch.tensor([task.target_dictionary.index(str(value)) for value in range(256)])
+    vectors = model.decoder.embed_tokens.weight[indices]
+    distance = torch.cdist(vectors, vectors)
+    others = distance + torch.diag(torch.full((256,), torch.inf))
+    assert ((others.argmin(1) - torch.arange(256)).abs() == 1).all()
+
+
+def test_it_decodes_like_any_transformer() -> None:
+    task, model = build()
+    sample = make_sample(task, [192, 192])
+    expected = fairseq_greedy([model], task, sample, max_len_b=40, min_len=40)
+    drafted, _ = decode([model], task, sample, Options("jacobi"), max_len_b=40, min_len=40)
+    assert_same_output(drafted, expected)
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(ConfigurationError, match="--image-size None: give at least 8"):
+        build(None)
+    with pytest.raises(ConfigurationError, match="--encoder-embed-dim 8"):
+        build(encoder_embed_dim=8, decoder_embed_dim=8)
+    task = make_task(30)
+    args = Namespace(**vars(make_args(image_size=8)))
+    with pytest.raises(ConfigurationError, match="no numbers"):
+        ImageTransformer.build_model(args, task)

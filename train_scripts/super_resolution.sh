@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Image super-resolution by blockwise decoding (Stern et al. 2018, section 7.2), small: from photographs to a picture.
+#
+#   train_scripts/super_resolution.sh             8x8 to 16x16 pixels; about 8 minutes on one slow core
+#   SIZE=32 train_scripts/super_resolution.sh     8x8 to 32x32, as in the paper: 3072 tokens an image, better on a GPU
+#
+# patches -> numbers -> base model -> heads, all weights fine-tuned -> greedy, exact and approximate output -> picture, table.
+# A stage whose output exists is skipped: an interrupted run goes on where it was.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
+# shellcheck source=train_scripts/functions.sh
+source train_scripts/functions.sh
+
+: "${SIZE:=16}" "${EPSILON:=2}" "${BLOCKWISE_HEADS:=6}"
+: "${TRAIN_PATCHES:=4000}" "${VALID_PATCHES:=16}" "${TEST_PATCHES:=32}"
+: "${LAYERS:=2}" "${WIDTH:=64}" "${FFN_WIDTH:=128}" "${HEADS:=4}"
+: "${BASE_MINUTES:=4}" "${BLOCKWISE_MINUTES:=3}"
+: "${BASE_EPOCHS:=200}" "${BLOCKWISE_EPOCHS:=200}"
+: "${LR:=0.002}" "${WARMUP_UPDATES:=50}" "${IMAGES_PER_BATCH:=8}"
+: "${SAVE_INTERVAL_UPDATES:=200}" "${LOG_INTERVAL:=10}" "${SEED:=1}"
+
+[[ $SIZE =~ ^[0-9]+$ ]] && [ $((SIZE % 8)) = 0 ] && [ "$SIZE" -ge 8 ] || die "SIZE=$SIZE: give a multiple of 8, such as 16 or 32"
+name=super-resolution-$SIZE
+bin=data-bin/$name
+models=checkpoints/$name
+results=results/$name
+logs=$models/logs
+base=$models/base/checkpoint_best.pt
+blockwise=$models/blockwise/checkpoint_best.pt
+tokens=$((3 * SIZE * SIZE))
+
+mkdir -p "$bin" "$models" "$logs" "$results"
+lock "$models/.lock"
+trap on_exit EXIT
+
+make_patches() {
+    rm -rf "$bin/text.partial"
+    logged "$logs/patches.log" python -m fairseq_plugins.reports.super_resolution data --out "$bin/text.partial" --size "$SIZE" \
+        --train "$TRAIN_PATCHES" --valid "$VALID_PATCHES" --test "$TEST_PATCHES" --seed "$SEED"
+    mv "$bin/text.partial" "$bin/text"
+}
+
+binarise() {
+    rm -rf "$bin/binarised.partial"
+    logged "$logs/preprocess.log" fairseq-preprocess --source-lang low --target-lang high --srcdict "$bin/text/dict.txt" \
+        --joined-dictionary --trainpref "$bin/text/train" --validpref "$bin/text/valid" --testpref "$bin/text/test" \
+        --destdir "$bin/binarised.partial"
+    mv "$bin/binarised.partial" "$bin/binarised"
+}
+
+training=(
+    --user-dir fairseq_plugins --task spec_dec --source-lang low --target-lang high
+    --max-source-positions 256 --max-target-positions $((tokens + 8))
+    --label-smoothing 0 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
+    --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES"
+    --batch-size "$IMAGES_PER_BATCH" --batch-size-valid "$IMAGES_PER_BATCH" --required-batch-size-multiple 1
+    --save-interval-updates "$SAVE_INTERVAL_UPDATES" --num-workers 1 --seed "$SEED"
+)
+
+train_base() {
+    train "$models/base" "$logs/base.log" "$BASE_MINUTES" \
+        fairseq-train "$bin/binarised" --arch image_transformer --image-size "$SIZE" "${training[@]}" --dropout 0 \
+        --encoder-layers "$LAYERS" --encoder-embed-dim "$WIDTH" --encoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS" \
+        --decoder-layers "$LAYERS" --decoder-embed-dim "$WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --decoder-attention-heads "$HEADS" \
+        --encoder-normalize-before --decoder-normalize-before \
+        --criterion label_smoothed_cross_entropy --max-epoch "$BASE_EPOCHS"
+}
+
+# The paper's best column: all weights are fine-tuned, not only the heads.
+train_blockwise() {
+    train "$models/blockwise" "$logs/blockwise.log" "$BLOCKWISE_MINUTES" \
+        fairseq-train "$bin/binarised" --arch blockwise_transformer "${training[@]}" --dropout 0 \
+        --base-path "$base" --blockwise-heads "$BLOCKWISE_HEADS" --criterion blockwise_loss --max-epoch "$BLOCKWISE_EPOCHS"
+}
+
+# decode NAME MODEL OPTIONS...: the test images in results/NAME.out. Every image has the same number of tokens.
+decode() {
+    local name=$1 model=$2
+    shift 2
+    current_log=$logs/$name.log
+    fairseq-generate "$bin/binarised" --user-dir fairseq_plugins --task spec_dec --source-lang low --target-lang high \
+        --path "$model" --gen-subset test --batch-size "${DECODING_BATCH:-$TEST_PATCHES}" --max-len-a 0 --max-len-b "$tokens" \
+        --min-len "$tokens" --unkpen 1000 --log-format none "$@" >"$results/$name.out.partial" 2>"$current_log"
+    grep -o '[0-9.]* mean accepted tokens' "$current_log" | tail -n 1 >"$results/$name.accepted"
+    mv "$results/$name.out.partial" "$results/$name.out"
+}
+
+summarise() {
+    local part=$results/summary.md.partial
+    current_log=$logs/images.log
+    python -m fairseq_plugins.reports.super_resolution images --output "$results/images.png" --names "greedy,exact,eps = $EPSILON" \
+        "$results/greedy.out" "$results/exact.out" "$results/approximate.out" >"$current_log" 2>&1
+    {
+        printf '| output | model | mean accepted block size | PSNR, dB |\n| --- | --- | --: | --: |\n'
+        row greedy base greedy
+        row "blockwise, exact" fine-tuned exact
+        row "blockwise, ε = $EPSILON" fine-tuned approximate "eps = $EPSILON"
+        printf '\n8x8 to %dx%d pixels, %s test images, k = %s.\n' "$SIZE" "$SIZE" "$TEST_PATCHES" "$BLOCKWISE_HEADS"
+    } >"$part"
+    mv "$part" "$results/summary.md"
+}
+
+# row TITLE MODEL FILE [COLUMN]: one line of the table
+row() {
+    printf '| %s | %s | %s | %s |\n' "$1" "$2" "$(cut -d ' ' -f 1 "$results/$3.accepted")" \
+        "$(sed -n "s/^${4:-$3}: PSNR \([0-9.]*\|inf\) dB.*/\1/p" "$logs/images.log")"
+}
+
+say "Super-resolution, 8x8 to ${SIZE}x$SIZE pixels: models in $models, logs in $logs."
+stage "$bin/text" "1. cut $TRAIN_PATCHES patches out of photographs" make_patches
+stage "$bin/binarised" "2. binarise them" binarise
+stage "$models/base" "3. train the base model" train_base
+stage "$models/blockwise" "4. train $BLOCKWISE_HEADS heads with it" train_blockwise
+stage "$results/greedy.out" "5. decode greedily with the base model" decode greedy "$base" --decoder greedy
+stage "$results/exact.out" "6. decode blockwise" decode exact "$blockwise" --decoder blockwise
+stage "$results/approximate.out" "7. decode blockwise, accepting intensities up to $EPSILON away" \
+    decode approximate "$blockwise" --decoder blockwise --accept-distance "$EPSILON"
+stage "$results/summary.md" "8. draw $results/images.png" summarise
+say
+cat "$results/summary.md"
