@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 ifneq ($(origin NAME),command line)
 NAME :=
 endif
-export DATA NAME PYTHON TORCH_INDEX
+export DATA NAME PYTHON SHAPE THREADS TORCH_INDEX
 
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
@@ -21,6 +21,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-9s %s\n", $$1, $$2}'
 	@echo
 	@echo 'DATA=folder NAME=name   demo: a folder of raw text and a name for the results, instead of the generated corpus'
+	@echo 'SHAPE=base THREADS=2     bench: random weights of a shape (base, big, 12-2, tiny) instead; threads (default: 1)'
 	@echo 'PYTEST_ARGS="..."       test: passed to pytest'
 	@echo 'PYTHON=python3.11       setup: the interpreter (default: the first of python3.12, python3.11 that runs)'
 	@echo 'TORCH_INDEX=URL         setup: where to find torch, such as https://download.pytorch.org/whl/cpu'
@@ -35,7 +36,7 @@ $(READY): setup.py constraints.txt train_scripts/setup.sh
 demo: $(READY)  ## train, distil and decode a small model, and print what was gained
 	@$(IN_VENV) bash train_scripts/demo.sh
 
-bench: $(READY)  ## speed of all decoders at several batch sizes, on the models of the demo (or NAME=...)
+bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, on the models of the demo (or NAME=..., SHAPE=...)
 	@$(IN_VENV) bash train_scripts/bench.sh
 
 test: lint  ## ruff, shellcheck and the whole test suite

@@ -1,24 +1,36 @@
 #!/usr/bin/env bash
-# Speed of all decoders on trained models, side by side. Usually run by `make bench`, after `make demo`.
+# Speed of all decoders, of fairseq's own search and of CTranslate2 on trained models, side by side. Usually run by
+# `make bench`, after `make demo`, on a machine that does nothing else.
 #
 #   train_scripts/bench.sh                       the demo's models
 #   NAME=multi30k.en-de train_scripts/bench.sh   others that demo.sh trained
+#   SHAPE=base train_scripts/bench.sh            random weights of Transformer-base (big, 12-2, tiny) and replayed drafts
 #
-# Results: results/NAME/bench/table.md and table.json. REPEATS, TIMING_SENTENCES and BATCH_SIZES change how much is measured.
+# Results: results/NAME/bench/benchmark.md, .json and .png. REPEATS, TIMING_SENTENCES, BATCH_SIZES and THREADS change what is
+# measured; further options go to spec-dec-bench.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 # shellcheck source=train_scripts/functions.sh
 source train_scripts/functions.sh
 
-: "${NAME:=cldr.en-de}"
-: "${REPEATS:=5}" "${TIMING_SENTENCES:=100}" "${BATCH_SIZES:=1,4,8,16,32}"
-verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
-drafter=checkpoints/$NAME/drafter/checkpoint_best.pt
-for file in "data-bin/$NAME" "$verifier" "$drafter"; do
-    [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
-done
-spec-dec-compare "data-bin/$NAME" --path "$verifier" --drafter-path "$drafter" \
-    --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test \
-    --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --timing-batch-sizes "$BATCH_SIZES" \
-    --results "results/$NAME/bench" "$@"
+: "${NAME:=cldr.en-de}" "${SHAPE:=}"
+: "${REPEATS:=5}" "${TIMING_SENTENCES:=100}" "${BATCH_SIZES:=1,4,8,16,32}" "${THREADS:=1}"
+if [ -n "$SHAPE" ]; then
+    results=results/replay-$SHAPE/bench
+    models=(--replay "$SHAPE")
+else
+    results=results/$NAME/bench
+    verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
+    drafter=checkpoints/$NAME/drafter/checkpoint_best.pt
+    blockwise=checkpoints/$NAME/blockwise/checkpoint_best.pt
+    for file in "data-bin/$NAME" "$verifier" "$drafter"; do
+        [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
+    done
+    models=("data-bin/$NAME" --path "$verifier" --drafter-path "$drafter" --remove-bpe sentencepiece
+        --skip-invalid-size-inputs-valid-test)
+    if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
+fi
+# Threads are set before anything starts: libraries read this once.
+OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.reports.benchmark "${models[@]}" --threads "$THREADS" --profile \
+    --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --timing-batch-sizes "$BATCH_SIZES" --results "$results" "$@"

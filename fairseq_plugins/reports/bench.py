@@ -146,8 +146,18 @@ class Bench:
             return ctranslate.requirements(self.cfg.generation, len(utils.split_paths(self.cfg.common_eval.path)))
         if contender.decoder == "iad" and self.task.source_dictionary != self.task.target_dictionary:
             return "dictionaries of source and target differ"
-        if contender.decoder == "nat" and self.cfg.generation.prefix_size > 0:
+        if contender.decoder == "nat":
+            return self._cannot_decode_alone(contender)
+        return None
+
+    def _cannot_decode_alone(self, contender: Contender) -> str | None:
+        if self.cfg.generation.prefix_size > 0:
             return f"--prefix-size {self.cfg.generation.prefix_size}"
+        try:
+            self.generator(contender)
+        except ConfigurationError as error:
+            # Of a drafter that reads the verifier's states; where it is the file, the other rows say so too.
+            return str(error).split(";")[0]
         return None
 
     def runnable(self, contenders: Sequence[Contender]) -> list[Contender]:

@@ -56,12 +56,12 @@ class Setting:
     Attributes:
         args: our own options.
         bench: decodes.
-        contenders: the rows that can run.
+        wanted: the rows that were asked for.
     """
 
     args: argparse.Namespace
     bench: Bench
-    contenders: list[Contender]
+    wanted: list[Contender]
 
 
 def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
@@ -88,6 +88,12 @@ def _add_replay_options(group: argparse._ActionsContainer) -> None:
     shapes = list(replay.SHAPES)
     group.add_argument("--replay", choices=shapes, help="random weights of this shape, and replayed drafts")
     group.add_argument(
+        "--replay-drafter",
+        choices=["tokens", "features"],
+        default="tokens",
+        help="whose cost is paid: --drafter-context tokens, as deep as the verifier, or features, 2 layers",
+    )
+    group.add_argument(
         "--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help="shortest and longest sentence"
     )
 
@@ -106,7 +112,12 @@ def configure(argv: Sequence[str]) -> Setting:
             text = ",".join(map(str, first.replay_lengths))
             raise ConfigurationError(f"--replay-lengths {text}: give the shortest, at least 2, and the longest")
         made = replay.prepare(
-            first.replay, made_here / "replay", first.timing_sentences, first.replay_lengths, _REPLAY_VOCABULARY
+            made_here / "replay",
+            first.replay,
+            first.replay_drafter,
+            first.timing_sentences,
+            first.replay_lengths,
+            _REPLAY_VOCABULARY,
         )
         arguments = [*made, *arguments]
     cuda = torch.cuda.is_available() and "--cpu" not in argv
@@ -116,19 +127,19 @@ def configure(argv: Sequence[str]) -> Setting:
         torch.set_num_threads(args.threads)
     bench = Bench(cfg, args.blockwise_path, made_here / "ctranslate2")
     usual = [row.name for row in rows if row.name not in _NOT_BY_DEFAULT]
-    return Setting(args, bench, bench.runnable(choose(args.decoders or ",".join(usual), rows)))
+    return Setting(args, bench, choose(args.decoders or ",".join(usual), rows))
 
 
-def profiles(setting: Setting, numbers: Sequence[int]) -> dict[str, Profile]:
+def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int]) -> dict[str, Profile]:
     """Where the time goes, for each row that is ours, one sentence at a time."""
     found = {}
-    for contender in setting.contenders:
-        generator = setting.bench.generator(contender)
+    for contender in contenders:
+        generator = bench.generator(contender)
         if isinstance(generator, DraftVerifyGenerator):
-            setting.bench.decode(generator, numbers[:3], 1)  # warm-up
+            bench.decode(generator, numbers[:3], 1)  # warm-up
             profile = Profile()
             profile.attach(generator)
-            setting.bench.decode(generator, numbers, 1)
+            bench.decode(generator, numbers, 1)
             found[contender.name] = profile
     return found
 
@@ -150,8 +161,11 @@ def notes(setting: Setting, plan: Plan, timed: int, argv: Sequence[str], has_ble
     if has_bleu:
         lines.append(f"sacrebleu {SCORER.get_signature()}")
     if setting.args.replay is not None:
-        drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.contenders if row.replay is not None)
-        lines.append(replay.describe(setting.args.replay, setting.args.replay_lengths, _REPLAY_VOCABULARY, drawn))
+        drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.wanted if row.replay is not None)
+        args = setting.args
+        lines.append(
+            replay.describe(args.replay, args.replay_drafter, args.replay_lengths, _REPLAY_VOCABULARY, drawn)
+        )
     return lines
 
 
@@ -199,7 +213,8 @@ def run(argv: Sequence[str]) -> None:
         raise ConfigurationError(f"--gen-subset {bench.subset}: has no sentences; choose another")
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_sentences)
     references = bench.references(args.reference)
-    rows = measure(bench, setting.contenders, plan, references)
+    contenders = bench.runnable(setting.wanted)
+    rows = measure(bench, contenders, plan, references)
     timed = bench.first(plan.timing_sentences)
     sizes = plan.batch_sizes
     sections = [("Output", tables.output_table(rows, sizes)), ("Speed", tables.speed_table(rows, sizes))]
@@ -211,12 +226,12 @@ def run(argv: Sequence[str]) -> None:
         ends = sorted({min(sizes), max(sizes)})
         peak_memory.add_memory(rows, ends, timed, argv)
         sections.append(("Memory", tables.memory_table(rows, ends)))
-    profiled = profiles(setting, timed) if bench.cfg.common.profile else {}
+    profiled = profiles(bench, contenders, timed) if bench.cfg.common.profile else {}
     sections += [(f"Where the time goes: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
     lines = notes(setting, plan, len(timed), argv, references is not None)
     text = markdown(sections, lines)
     print(text)
-    warn_if_lossy(rows, setting.contenders)
+    warn_if_lossy(rows, contenders)
     if args.results:
         folder = Path(args.results)
         write_atomically(folder / "benchmark.json", as_json(rows, lines, sizes, profiled), "--results")

@@ -51,6 +51,7 @@ def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numb
     """Return bytes of weights, and peak bytes by batch size; of what cannot be known None, or no entry."""
     if contender.decoder == CTRANSLATE2:
         import ctranslate2  # noqa: F401  (libraries are no part of what is measured)
+    _forget_peak(bench.cuda)
     before = 0 if bench.cuda else _resident("VmRSS")
     if contender.replay is not None:
         bench.greedy_outputs  # noqa: B018  (decoded once, before anything is measured)
@@ -107,7 +108,7 @@ def run(argv: Sequence[str]) -> None:
 
     name, sizes, numbers, *arguments = argv
     setting = benchmark.configure(arguments)
-    contender = next(contender for contender in setting.contenders if contender.name == name)
+    contender = next(contender for contender in setting.wanted if contender.name == name)
     batch_sizes, sentences = ([int(part) for part in text.split(",")] for text in (sizes, numbers))
     print(json.dumps(measure(setting.bench, contender, batch_sizes, sentences)))
 

@@ -139,24 +139,27 @@ def replay_drafts(
 # ------------------------------------------------------------------------------------------------ the models
 
 
-def prepare(shape: str, folder: Path, sentences: int, lengths: Sequence[int], vocabulary: int) -> list[str]:
+def prepare(
+    folder: Path, shape: str, drafter: str, sentences: int, lengths: Sequence[int], vocabulary: int
+) -> list[str]:
     """Write random models and a random test set, unless they are there, and return the arguments that name them.
 
     Args:
-        shape: a key of `SHAPES`.
         folder: where.
+        shape: a key of `SHAPES`.
+        drafter: what the drafter reads, "tokens" or "features": see --drafter-context.
         sentences: of the test set.
         lengths: shortest and longest source, in tokens; lengths are drawn uniformly. Outputs get as long as sources.
         vocabulary: symbols of the one dictionary.
     """
     low, high = lengths
-    target = folder / f"{shape}-{sentences}x{low}-{high}-v{vocabulary}"
+    target = folder / f"{shape}-{drafter}-{sentences}x{low}-{high}-v{vocabulary}"
     if not target.exists():
         partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_data(partial, sentences, low, high, vocabulary)
-        _write_models(partial, shape)
+        _write_models(partial, shape, drafter)
         os.replace(partial, target)
     arguments = [str(target / "data"), "--path", str(target / "verifier.pt")]
     arguments += ["--drafter-path", str(target / "drafter.pt")]
@@ -164,11 +167,12 @@ def prepare(shape: str, folder: Path, sentences: int, lengths: Sequence[int], vo
     return [*arguments, "--max-len-a", "1", "--max-len-b", "0"]
 
 
-def describe(shape: str, lengths: Sequence[int], vocabulary: int, drawn: str) -> str:
+def describe(shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, drawn: str) -> str:
     """Return the note that goes with every table of replayed drafts; `drawn` names rows and their means."""
+    kind = "of this shape" if drafter == "tokens" else "of 2 layers that reads the verifier's states"
     return (
         f"REPLAYED, random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {lengths[0]} to "
-        f"{lengths[1]} tokens, drawn uniformly, outputs as long. A random drafter of this shape, with the verifier's "
+        f"{lengths[1]} tokens, drawn uniformly, outputs as long. A random drafter {kind}, with the verifier's "
         f"encoder and k = {BLOCK_SIZE}, runs at every draft, but its tokens are replaced by the verifier's own up to a "
         "drawn place. Accepted lengths are geometric, truncated at k; mean tokens per iteration, fewer at the ends of "
         f"sentences: {drawn} (GAD Tables 2 and 3)."
@@ -190,7 +194,7 @@ def _write_data(folder: Path, sentences: int, low: int, high: int, vocabulary: i
     shutil.copy(folder / "data" / "dict.src.txt", folder / "data" / "dict.tgt.txt")
 
 
-def _write_models(folder: Path, shape: str) -> None:
+def _write_models(folder: Path, shape: str, drafter_context: str) -> None:
     verifier_arch, drafter_arch, sizes = SHAPES[shape]
     torch.manual_seed(_SEED)
     common = [str(folder / "data"), "--source-lang", "src", "--target-lang", "tgt", "--share-all-embeddings", *sizes]
@@ -203,6 +207,8 @@ def _write_models(folder: Path, shape: str) -> None:
     args = _parse(
         [*common, "--user-dir", str(Path(__file__).parents[1]), "--task", "spec_dec", "--arch", drafter_arch]
         + ["--criterion", "glat_loss", "--share-encoder", "--block-size", str(BLOCK_SIZE)]
+        + ["--drafter-context", drafter_context]
+        + (["--decoder-layers", "2"] if drafter_context == "features" else [])
     )
     task = SpecDecTask(SpecDecConfig(), task.source_dictionary, task.target_dictionary)
     drafter = models.ARCH_MODEL_REGISTRY[drafter_arch].build_model(args, task, verifier=verifier)

@@ -8,7 +8,7 @@ import torch
 
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports import benchmark, benchmark_tables, ctranslate, peak_memory, replay
+from fairseq_plugins.reports import benchmark, benchmark_tables, compare, ctranslate, peak_memory, replay
 from fairseq_plugins.reports.benchmark_figure import kind, speed_figure
 from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.reports.measuring import Row
@@ -169,11 +169,14 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
         place += gained
 
 
-def test_replay_of_a_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("drafter", ["tokens", "features"])
+def test_replay_of_a_shape(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(benchmark, "_REPLAY_VOCABULARY", 200)
     arguments = "--replay tiny --replay-lengths 8,20 --timing-sentences 4 --timing-batch-sizes 2 --repeats 1 --cpu"
     names = "greedy,gad (replayed),gad++ high-quality (replayed)"
-    more = ["--no-memory", "--decoders", names, "--results", str(tmp_path)]
+    more = ["--no-memory", "--replay-drafter", drafter, "--decoders", names, "--results", str(tmp_path)]
     assert benchmark.main([*arguments.split(), *more]) == 0
     rows = _rows(tmp_path)
     assert list(rows) == [BEAM_1, *names.split(",")]
@@ -182,3 +185,12 @@ def test_replay_of_a_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     printed = capsys.readouterr().out
     assert "REPLAYED, random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
     assert "gad (replayed) 6.13" in printed
+
+
+def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = replay.prepare(tmp_path, "tiny", "features", 3, (6, 9), 200)
+    limits = "--cpu --repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --decoders nat,gad"
+    assert compare.main([*arguments, *limits.split()]) == 0
+    printed, log = capsys.readouterr()
+    assert "| gad " in printed and "| nat " not in printed
+    assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
