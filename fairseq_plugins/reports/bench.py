@@ -143,11 +143,20 @@ class Bench:
         if contender.needs == BLOCKWISE and self.blockwise_path is None:
             return f"without {BLOCKWISE}"
         if contender.decoder == CTRANSLATE2:
-            return ctranslate.requirements(self.cfg.generation, len(utils.split_paths(self.cfg.common_eval.path)))
+            verifiers = len(utils.split_paths(self.cfg.common_eval.path))
+            return ctranslate.requirements(self.cfg.generation, verifiers) or self._ctranslate2_fails(contender)
         if contender.decoder == "iad" and self.task.source_dictionary != self.task.target_dictionary:
             return "dictionaries of source and target differ"
         if contender.decoder == "nat":
             return self._cannot_decode_alone(contender)
+        return None
+
+    def _ctranslate2_fails(self, contender: Contender) -> str | None:
+        """Try it: it knows only then that it lacks a library, a kind of model or a precision on this machine."""
+        try:
+            self.decode(self.generator(contender), self.order[:1], 1)
+        except (ConfigurationError, RuntimeError, ValueError) as error:
+            return str(error).split(";")[0]
         return None
 
     def _cannot_decode_alone(self, contender: Contender) -> str | None:

@@ -144,11 +144,14 @@ def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[in
     return found
 
 
-def notes(setting: Setting, plan: Plan, timed: int, argv: Sequence[str], has_bleu: bool) -> list[str]:
-    """Lines that say what the numbers mean and how they were measured."""
+def notes(
+    setting: Setting, plan: Plan, timed: int, argv: Sequence[str], has_bleu: bool, load: float
+) -> list[str]:
+    """Lines that say what the numbers mean and how they were measured; `load` is the machine's before the run."""
     cfg = setting.bench.cfg
     lines = [
-        f"Machine: {machine()}{_ctranslate2_version()}; {_precision(cfg)}",
+        f"Machine: {machine()}{_ctranslate2_version()}; load average before the run {load:.2f}; "
+        f"{_precision(cfg)}",
         f"Command: {shlex.join(['spec-dec-bench', *argv])}",
         f"Subset {setting.bench.subset}: {len(setting.bench.order)} sentences decoded at batch size "
         f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with {BEAM_1}, iterations per sentence and "
@@ -207,6 +210,7 @@ def as_json(rows: Sequence[Row], lines: Sequence[str], batch_sizes: Sequence[int
 
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
+    load = os.getloadavg()[0]
     setting = configure(argv)
     args, bench = setting.args, setting.bench
     if not bench.order:
@@ -228,7 +232,7 @@ def run(argv: Sequence[str]) -> None:
         sections.append(("Memory", tables.memory_table(rows, ends)))
     profiled = profiles(bench, contenders, timed) if bench.cfg.common.profile else {}
     sections += [(f"Where the time goes: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
-    lines = notes(setting, plan, len(timed), argv, references is not None)
+    lines = notes(setting, plan, len(timed), argv, references is not None, load)
     text = markdown(sections, lines)
     print(text)
     warn_if_lossy(rows, contenders)
