@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig
 
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.reports import benchmark_tables as tables
@@ -41,7 +41,16 @@ from fairseq_plugins.reports.contenders import (
 )
 from fairseq_plugins.reports.files import write_atomically
 from fairseq_plugins.reports.machine import machine
-from fairseq_plugins.reports.measuring import DEFAULT_BATCH_SIZE, SCORER, Plan, Row, measure, speed_up
+from fairseq_plugins.reports.measuring import (
+    DEFAULT_BATCH_SIZE,
+    SCORER,
+    WHERE_THE_TIME_GOES,
+    Plan,
+    Row,
+    measure,
+    profiles,
+    speed_up,
+)
 
 BATCH_SIZES = [1, 4, 8, 16, 32]
 # Rows that are there for study, not for speed; --decoders names them.
@@ -65,7 +74,7 @@ class Setting:
 
 
 def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
-    """The rows that there are on this device, those that others gave us first."""
+    """The rows that there are on this device, those that others made first."""
     others = CTRANSLATE2_ON_GPU if cuda else CTRANSLATE2_ON_CPU
     searches = [contender for contender in CONTENDERS if contender.decoder == "beam"]
     greedy = [contender for contender in CONTENDERS if contender.decoder == "greedy"]
@@ -130,20 +139,6 @@ def configure(argv: Sequence[str]) -> Setting:
     return Setting(args, bench, choose(args.decoders or ",".join(usual), rows))
 
 
-def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int]) -> dict[str, Profile]:
-    """Where the time goes, for each row that is ours, one sentence at a time."""
-    found = {}
-    for contender in contenders:
-        generator = bench.generator(contender)
-        if isinstance(generator, DraftVerifyGenerator):
-            bench.decode(generator, numbers[:3], 1)  # warm-up
-            profile = Profile()
-            profile.attach(generator)
-            bench.decode(generator, numbers, 1)
-            found[contender.name] = profile
-    return found
-
-
 def notes(
     setting: Setting, plan: Plan, timed: int, argv: Sequence[str], has_bleu: bool, load: float
 ) -> list[str]:
@@ -180,7 +175,7 @@ def _ctranslate2_version() -> str:
     return f", CTranslate2 {ctranslate2.__version__}"
 
 
-def _precision(cfg: object) -> str:
+def _precision(cfg: DictConfig) -> str:
     return "fp16 but for rows that say otherwise" if cfg.common.fp16 else "fp32 but for rows that say otherwise"
 
 
@@ -231,7 +226,7 @@ def run(argv: Sequence[str]) -> None:
         peak_memory.add_memory(rows, ends, timed, argv)
         sections.append(("Memory", tables.memory_table(rows, ends)))
     profiled = profiles(bench, contenders, timed) if bench.cfg.common.profile else {}
-    sections += [(f"Where the time goes: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
+    sections += [(f"{WHERE_THE_TIME_GOES}: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
     lines = notes(setting, plan, len(timed), argv, references is not None, load)
     text = markdown(sections, lines)
     print(text)

@@ -25,7 +25,16 @@ from fairseq_plugins.reports.comparison_options import get_parser, parse
 from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CONTENDERS, Contender, choose
 from fairseq_plugins.reports.files import write_atomically
 from fairseq_plugins.reports.machine import machine
-from fairseq_plugins.reports.measuring import DEFAULT_BATCH_SIZE, SCORER, Plan, Row, measure, speed_up
+from fairseq_plugins.reports.measuring import (
+    DEFAULT_BATCH_SIZE,
+    SCORER,
+    WHERE_THE_TIME_GOES,
+    Plan,
+    Row,
+    measure,
+    profiles,
+    speed_up,
+)
 
 logger = logging.getLogger("spec-dec-compare")
 
@@ -120,6 +129,9 @@ def run(argv: Sequence[str]) -> None:
     lines = notes(bench, contenders, rows, plan, command, references is not None)
     print(table + "\n")
     print("\n".join(lines))
+    if cfg.common.profile:
+        for name, profile in profiles(bench, contenders, bench.first(plan.timing_sentences)).items():
+            print(f"\n{WHERE_THE_TIME_GOES}: {name}, batch 1\n\n{profile.table()}")
     warn_if_lossy(rows, contenders)
     if args.results:
         folder = Path(args.results)

@@ -51,7 +51,7 @@ CONTENDERS: tuple[Contender, ...] = (
 )
 
 
-def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, Contender]:
+def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:
     return tuple(
         Contender(f"CTranslate2 {search} {name}", CTRANSLATE2, beam, compute_type=compute_type)
         for search, beam in (("greedy", 1), ("beam 5", 5))

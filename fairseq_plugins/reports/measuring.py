@@ -9,11 +9,14 @@ from typing import Any
 import sacrebleu
 from tqdm import tqdm
 
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.reports.bench import Bench, Tokens
 from fairseq_plugins.reports.contenders import BEAM_1, Contender
 
 WARM_UP_SENTENCES = 5
 DEFAULT_BATCH_SIZE = 32
+WHERE_THE_TIME_GOES = "Where the time goes"  # title of a profile
 
 
 @dataclass
@@ -129,6 +132,20 @@ def measure_speed(
             row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[BEAM_1])
             if batch_size == 1:
                 row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
+
+
+def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int]) -> dict[str, Profile]:
+    """Where the time goes, for each row that is ours, one sentence at a time."""
+    found = {}
+    for contender in contenders:
+        generator = bench.generator(contender)
+        if isinstance(generator, DraftVerifyGenerator):
+            bench.decode(generator, numbers[:3], 1)  # warm-up
+            profile = Profile()
+            profile.attach(generator)
+            bench.decode(generator, numbers, 1)
+            found[contender.name] = profile
+    return found
 
 
 def iterations(

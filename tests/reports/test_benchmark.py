@@ -1,6 +1,8 @@
 """`spec-dec-bench`: one small real run with CTranslate2, memory and profile, the tables, and replayed drafts."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,13 @@ def test_peak_memory_sees_what_was_used_in_between() -> None:
 def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark.main(arguments) == 2
     assert f"spec-dec-bench: error: {message}" in capsys.readouterr().err
+
+
+def test_script_without_models() -> None:
+    script = Path(benchmark.__file__).parents[2] / "train_scripts" / "bench.sh"
+    result = subprocess.run(["bash", script], env={**os.environ, "NAME": "none.en-de"}, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: NAME=none.en-de: data-bin/none.en-de is missing; train the models first")
 
 
 # Replay

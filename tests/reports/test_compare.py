@@ -148,8 +148,9 @@ def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[s
         "--drafter-path",
         trained.drafter,
     ]
-    assert compare.main([*arguments, "--decoders", "gad"]) == 0
+    assert compare.main([*arguments, "--decoders", "gad", "--profile"]) == 0
     table = capsys.readouterr().out.splitlines()
+    assert table.count("Where the time goes: gad, batch 1") == 1 and table[-1].startswith("| total ")
     assert [line.split("|")[1].strip() for line in table[2:4]] == [BEAM_1, "gad"]
     assert f"{SENTENCES} of {SENTENCES}" in table[3]
 
