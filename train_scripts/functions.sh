@@ -240,3 +240,20 @@ pair_hypotheses() {
     ' "$1" "$2"
     [ -s "$4" ] || die "$1: holds no hypotheses; remove it and run again"
 }
+
+# ------------------------------------------------------------------------------------------------ measuring
+
+# measure_decoding CELL DATA MODEL SUBSET OPTIONS...: decode with fairseq-generate, then write CELL: BLEU, tokens, iterations and
+# mean accepted tokens in one line. Output and messages are kept beside it.
+measure_decoding() {
+    local cell=$1 data=$2 model=$3 subset=$4 bleu counts
+    current_log=$cell.log
+    shift 4
+    fairseq-generate "$data" --user-dir fairseq_plugins --task spec_dec --path "$model" --gen-subset "$subset" \
+        --remove-bpe sentencepiece --scoring sacrebleu --skip-invalid-size-inputs-valid-test --log-format none "$@" >"$cell.out" 2>"$cell.log"
+    bleu=$(sed -n 's/^Generate .*BLEU[^=]* = \([0-9.]*\).*/\1/p' "$cell.out")
+    counts=$(sed -n 's/.* sentences, \([0-9]*\) tokens, \([0-9]*\) iterations, \([0-9.]*\) mean accepted tokens.*/\1 \2 \3/p' "$cell.log")
+    [ -n "$bleu" ] && [ -n "$counts" ] || die "$cell.out: fairseq-generate gave no BLEU or no counts; see $cell.log"
+    printf '%s %s\n' "$bleu" "$counts" >"$cell.partial"
+    mv "$cell.partial" "$cell"
+}
