@@ -14,7 +14,8 @@ from fairseq.modules import LearnedPositionalEmbedding, MultiheadAttention, Sinu
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.weights import Linear, Norm, fused, linear, norm
+from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.weights import Layer, Linear, fused, linear, norm
 from fairseq_plugins.errors import ConfigurationError
 
 # Decoder methods that define what a decoder computes: a subclass that changes one of them is not what we run.
@@ -31,25 +32,6 @@ class Span:
     @property
     def uniform(self) -> bool:
         return self.shortest == self.longest
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The weights of one decoder layer, query, key and value projections of self-attention fused into one."""
-
-    heads: int
-    normalize_before: bool
-    self_qkv: Linear
-    self_out: Linear
-    self_norm: Norm
-    cross_query: Linear
-    cross_key_value: Linear
-    cross_out: Linear
-    cross_norm: Norm
-    fc1: Linear
-    activation: Callable[[Tensor], Tensor]
-    fc2: Linear
-    final_norm: Norm
 
 
 def unsupported_reason(decoder: nn.Module) -> str | None:
@@ -144,8 +126,12 @@ class CachedDecoder:
         # Only drafters have these two: see models/block_nat.py.
         self.mask_vectors: Callable[..., Tensor] | None = getattr(decoder, "mask_vectors", None)
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
+        self.native_layers = None if self.positions_every_layer else native.native_layers(self.layers)
+        plain_output = _plain_projection(decoder)
+        self.native_output = None if plain_output is None else native.native_linear(plain_output)
+        # Keys and values [layers, B, positions, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
-        self.cross: list[tuple[Tensor, Tensor]] = []
+        self.cross: Tensor | None = None
         self.cross_mask: Tensor | None = None
         self.encoder_out: dict[str, list[Tensor]] = {}
 
@@ -158,15 +144,13 @@ class CachedDecoder:
         self.encoder_out = encoder_out
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
-        self.cross = []
-        for layer in self.layers:
-            key_value = F.linear(memory, *layer.cross_key_value).unflatten(-1, (2, layer.heads, -1))
-            key, value = key_value.permute(2, 0, 3, 1, 4)
-            self.cross.append((key, value))
+        heads = self.layers[0].heads
+        self.cross = torch.stack(
+            [F.linear(memory, *layer.cross_key_value).unflatten(-1, (2, heads, -1)) for layer in self.layers]
+        )
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
-        heads, head_width = self.layers[0].heads, self.cross[0][0].size(-1)
-        self.cache = memory.new_zeros(len(self.layers), memory.size(0), 0, 2, heads, head_width)
+        self.cache = self.cross.new_zeros(len(self.layers), memory.size(0), 0, *self.cross.shape[3:])
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only.
@@ -174,9 +158,9 @@ class CachedDecoder:
         Args:
             rows: indices [B'] into the current batch.
         """
-        assert self.cache is not None
+        assert self.cache is not None and self.cross is not None
         self.cache = self.cache.index_select(1, rows)
-        self.cross = [(key.index_select(0, rows), value.index_select(0, rows)) for key, value in self.cross]
+        self.cross = self.cross.index_select(1, rows)
         if self.cross_mask is not None:
             self.cross_mask = self.cross_mask.index_select(0, rows)
         if self.mask_vectors is not None:
@@ -206,7 +190,7 @@ class CachedDecoder:
         Returns:
             hidden states [B, T, D] as they enter the output projection.
         """
-        assert self.cache is not None, "call start() first"
+        assert self.cache is not None and self.cross is not None, "call start() first"
         width = tokens.size(1)
         total = span.longest + width
         self._grow(total)
@@ -220,6 +204,14 @@ class CachedDecoder:
                 # No output is longer than the table, so behind its end nothing can be accepted: any embedding will do.
                 position = self.positions[place.clamp(max=self.positions.size(0) - 1)]
         x = self._embed(tokens, place, position)
+        if self.native_layers is not None and tokens.numel() <= native.MOST_ROWS:
+            mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
+            x, states = self.native_layers.run(
+                x, lengths, self.cache, total, None, visible, self.cross, mask, layers is not None
+            )
+            if layers is not None:
+                layers.extend(states)
+            return self._finished(x)
         if layers is not None:
             layers.append(x)
         mask = _self_mask(place, span, total, visible)
@@ -245,7 +237,8 @@ class CachedDecoder:
             if layer.normalize_before:
                 x = layer.cross_norm(x)
             query = F.linear(x, *layer.cross_query).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
-            x = F.scaled_dot_product_attention(query, *self.cross[index], attn_mask=self.cross_mask)
+            key, value = self.cross[index].permute(2, 0, 3, 1, 4)
+            x = F.scaled_dot_product_attention(query, key, value, attn_mask=self.cross_mask)
             x = residual + F.linear(x.transpose(1, 2).flatten(2), *layer.cross_out)
             if not layer.normalize_before:
                 x = layer.cross_norm(x)
@@ -257,6 +250,10 @@ class CachedDecoder:
                 x = layer.final_norm(x)
             if layers is not None:
                 layers.append(x)
+        return self._finished(x)
+
+    def _finished(self, x: Tensor) -> Tensor:
+        """What stands between the last layer and the vocabulary projection."""
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.decoder.project_out_dim is not None:
@@ -290,6 +287,8 @@ class CachedDecoder:
 
     def project(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
+        if self.native_output is not None and hidden.numel() <= native.MOST_ROWS * hidden.size(-1):
+            return self.native_output(hidden)
         return self.decoder.output_layer(hidden)
 
     @property
@@ -332,9 +331,16 @@ def _self_mask(place: Tensor, span: Span, total: int, visible: Tensor | None) ->
     return (torch.arange(total, device=place.device) <= last[:, :, None])[:, None]
 
 
-def _read_layer(layer: TransformerDecoderLayerBase) -> _Layer:
+def _plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
+    """The vocabulary projection, None where the output layer is more than that."""
+    if type(decoder).output_layer is not TransformerDecoderBase.output_layer:
+        return None
+    return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
+
+
+def _read_layer(layer: TransformerDecoderLayerBase) -> Layer:
     own, cross = layer.self_attn, layer.encoder_attn
-    return _Layer(
+    return Layer(
         heads=own.num_heads,
         normalize_before=layer.normalize_before,
         self_qkv=fused(own.q_proj, own.k_proj, own.v_proj),

@@ -1,31 +1,18 @@
 """Encode a batch with fewer, larger operations than fairseq's encoder: at batch 1 most of its time is overhead."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.weights import Linear, Norm, fused, linear, norm
+from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.weights import Layer, fused, linear, norm
 
 EncoderOut = dict[str, list[Tensor]]
-
-
-@dataclass(frozen=True)
-class _Layer:
-    heads: int
-    normalize_before: bool
-    qkv: Linear
-    out: Linear
-    attention_norm: Norm
-    fc1: Linear
-    activation: Callable[[Tensor], Tensor]
-    fc2: Linear
-    final_norm: Norm
 
 
 class FusedEncoder:
@@ -40,6 +27,7 @@ class FusedEncoder:
     def __init__(self, encoder: nn.Module) -> None:
         self.encoder = encoder
         self.layers = [_read_layer(layer) for layer in encoder.layers] if _is_known(encoder) else None
+        self.native_layers = native.native_layers(self.layers or [])
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
 
@@ -63,21 +51,10 @@ class FusedEncoder:
             x = self.embedding_norm(x)
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
-        for layer in self.layers:
-            residual = x
-            if layer.normalize_before:
-                x = layer.attention_norm(x)
-            query, key, value = F.linear(x, *layer.qkv).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)
-            x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-            x = residual + F.linear(x.transpose(1, 2).flatten(2), *layer.out)
-            if not layer.normalize_before:
-                x = layer.attention_norm(x)
-            residual = x
-            if layer.normalize_before:
-                x = layer.final_norm(x)
-            x = residual + F.linear(layer.activation(F.linear(x, *layer.fc1)), *layer.fc2)
-            if not layer.normalize_before:
-                x = layer.final_norm(x)
+        if self.native_layers is not None and tokens.numel() <= native.MOST_ROWS:
+            x = self._run_native(x, None if mask is None else ~padding)
+        else:
+            x = self._run(x, mask)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return {
@@ -85,6 +62,35 @@ class FusedEncoder:
             "encoder_padding_mask": [padding],
             "encoder_embedding": [embedding],
         }
+
+    def _run_native(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+        assert self.layers is not None and self.native_layers is not None
+        batch, width, dim = x.shape
+        heads = self.layers[0].heads
+        # A layer's keys and values are of no use to the next one: all write to the same place.
+        cache = x.new_empty(batch, width, 2, heads, dim // heads).expand(len(self.layers), -1, -1, -1, -1, -1)
+        lengths = torch.zeros(batch, dtype=torch.long)
+        everything = torch.full((1, 1), width - 1)
+        return self.native_layers.run(x, lengths, cache, width, allowed, everything)[0]
+
+    def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        assert self.layers is not None
+        for layer in self.layers:
+            residual = x
+            if layer.normalize_before:
+                x = layer.self_norm(x)
+            query, key, value = F.linear(x, *layer.self_qkv).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)
+            x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            x = residual + F.linear(x.transpose(1, 2).flatten(2), *layer.self_out)
+            if not layer.normalize_before:
+                x = layer.self_norm(x)
+            residual = x
+            if layer.normalize_before:
+                x = layer.final_norm(x)
+            x = residual + F.linear(layer.activation(F.linear(x, *layer.fc1)), *layer.fc2)
+            if not layer.normalize_before:
+                x = layer.final_norm(x)
+        return x
 
 
 def _is_known(encoder: nn.Module) -> bool:
@@ -109,14 +115,14 @@ def _is_known_layer(layer: nn.Module) -> bool:
     )
 
 
-def _read_layer(layer: TransformerEncoderLayerBase) -> _Layer:
+def _read_layer(layer: TransformerEncoderLayerBase) -> Layer:
     attention = layer.self_attn
-    return _Layer(
+    return Layer(
         heads=attention.num_heads,
         normalize_before=layer.normalize_before,
-        qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
-        out=linear(attention.out_proj),
-        attention_norm=norm(layer.self_attn_layer_norm),
+        self_qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        self_out=linear(attention.out_proj),
+        self_norm=norm(layer.self_attn_layer_norm),
         fc1=linear(layer.fc1),
         activation=layer.activation_fn,
         fc2=linear(layer.fc2),

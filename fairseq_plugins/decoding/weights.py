@@ -1,5 +1,6 @@
 """Read the weights of fairseq's Transformer layers in the form that fast steps want: fused, without modules."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,28 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one Transformer layer, query, key and value projections of self-attention fused into one.
+
+    Those of cross-attention are None in an encoder.
+    """
+
+    heads: int
+    normalize_before: bool
+    self_qkv: Linear
+    self_out: Linear
+    self_norm: Norm
+    fc1: Linear
+    activation: Callable[[Tensor], Tensor]
+    fc2: Linear
+    final_norm: Norm
+    cross_query: Linear | None = None
+    cross_key_value: Linear | None = None
+    cross_out: Linear | None = None
+    cross_norm: Norm | None = None
 
 
 def norm(module: nn.Module | None) -> Norm | None:

@@ -1,0 +1,263 @@
+"""Run the layers of a decoding step in compiled code: `kernels.cpp`, built at first use and kept for later runs.
+
+On a CPU a step over one sentence and a few tokens is many small operations, and PyTorch spends more time between them
+than in them. Here a step is one call. It computes what the PyTorch path computes, up to the rounding of sums.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import gelu
+from torch import Tensor
+
+from fairseq_plugins.decoding.weights import Layer, Linear
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+PANEL = 16  # as in kernels.cpp
+# Beyond so many rows the matrix products are large enough for PyTorch's own.
+MOST_ROWS = 96
+_COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
+_ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
+
+_enabled = True
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *[(name, _Linear) for name in ("self_qkv", "self_out", "cross_query", "cross_out", "fc1", "fc2")],
+        *[(name, _Norm) for name in ("self_norm", "cross_norm", "final_norm")],
+        *[(name, ctypes.c_int32) for name in ("heads", "normalize_before", "activation", "has_cross")],
+    ]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [
+        ("key_value", ctypes.c_void_p),
+        ("capacity", ctypes.c_int64),
+        ("used", ctypes.c_int64),
+        ("allowed", ctypes.c_void_p),
+    ]
+
+
+def enable(wanted: bool) -> None:
+    """Switch compiled steps on (as they are at first) or off, for what is built from now on."""
+    global _enabled
+    _enabled = wanted
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels; None, after a line in the log, where they cannot be built."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        logger.warning("no C++ compiler found (c++ on the PATH, or CXX): decoding runs on PyTorch's operations")
+        return None
+    version = hashlib.sha256(SOURCE.read_bytes() + " ".join([compiler, _processor(), *_COMPILE]).encode()).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairseq-spec-dec"
+    built = cache / f"kernels-{version[:16]}.so"
+    try:
+        if not built.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            _build(compiler, built)
+        kernels = ctypes.CDLL(str(built))
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[:1]
+        logger.warning("kernels.cpp could not be built (%s): decoding runs on PyTorch's operations", " ".join(said))
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    kernels.run_linear.argtypes = [pointer, pointer, number, pointer]
+    kernels.run_layers.argtypes = [
+        *(pointer, ctypes.c_int32, pointer, number, number, ctypes.c_int32),
+        *(pointer, pointer, pointer, pointer, pointer),
+    ]
+    return kernels
+
+
+def _build(compiler: str, target: Path) -> None:
+    # Compiled and linked apart: linking with -ffast-math would change how the whole process treats tiny numbers.
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        part, whole = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        for command in (
+            [compiler, *_COMPILE, "-c", str(SOURCE), "-o", str(part)],
+            [compiler, "-shared", str(part), "-o", str(whole), "-lm"],
+        ):
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        os.replace(whole, target)
+
+
+def _processor() -> str:
+    """What -march=native depends on: home folders are shared between different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """A weight [outputs, inputs] in panels of 16 outputs, [outputs / 16, inputs, 16]."""
+    missing = -weight.size(0) % PANEL
+    return F.pad(weight.detach(), (0, 0, 0, missing)).view(-1, PANEL, weight.size(1)).transpose(1, 2).contiguous()
+
+
+def _usable(*tensors: Tensor | None) -> bool:
+    given = [tensor for tensor in tensors if tensor is not None]
+    suitable = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
+    return _enabled and suitable and library() is not None
+
+
+class NativeLinear:
+    """A linear layer [outputs, inputs] in packed form."""
+
+    def __init__(self, layer: Linear) -> None:
+        weight, bias = layer
+        # What the structure points to must stay.
+        self.tensors = [_pack(weight), None if bias is None else bias.detach().contiguous()]
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in self.tensors]
+        self.outputs = weight.size(0)
+        self.structure = _Linear(*pointers, weight.size(1), weight.size(0))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [..., inputs]."""
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], self.outputs)
+        rows = x.numel() // x.size(-1)
+        _kernels().run_linear(ctypes.byref(self.structure), x.data_ptr(), rows, y.data_ptr())
+        return y
+
+
+class NativeLayers:
+    """Layers of a Transformer's encoder or decoder.
+
+    Args:
+        layers: their weights.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.count = len(layers)
+        self.tensors: list[object] = []
+        self.array = (_Layer * self.count)(*[self._structure(layer) for layer in layers])
+
+    def _structure(self, layer: Layer) -> _Layer:
+        structure = _Layer(
+            heads=layer.heads,
+            normalize_before=layer.normalize_before,
+            activation=_ACTIVATIONS[layer.activation],
+            has_cross=layer.cross_query is not None,
+        )
+        for name, kind in _Layer._fields_:
+            value = getattr(layer, name, None)
+            if value is not None and kind is _Norm:
+                setattr(structure, name, _Norm(value.weight.data_ptr(), value.bias.data_ptr(), value.eps))
+                self.tensors.append(value)
+            elif value is not None and kind is _Linear:
+                linear = NativeLinear(value)
+                setattr(structure, name, linear.structure)
+                self.tensors.append(linear)
+        return structure
+
+    def run(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        cache: Tensor,
+        used: int,
+        allowed: Tensor | None = None,
+        visible: Tensor | None = None,
+        cross: Tensor | None = None,
+        cross_allowed: Tensor | None = None,
+        keep_states: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run T rows of each of B sentences.
+
+        Args:
+            x: [B, T, D] input of the first layer.
+            lengths: [B] where each sentence's first row stands.
+            cache: [layers, B, capacity, 2, H, D / H] keys and values of self-attention, written at the rows' places.
+            used: places of the cache that any row may attend to.
+            allowed: [B, used], False where nobody may attend; None where all may.
+            visible: [B, T] or [1, T], last place that each row attends to; None for its own.
+            cross: [layers, B, S, 2, H, D / H] keys and values of cross-attention, None without.
+            cross_allowed: [B, S], as `allowed`.
+            keep_states: return what stands between the layers, too.
+
+        Returns:
+            the output [B, T, D] of the last layer, and the states [layers + 1, B, T, D] before the first and behind
+            every layer (None unless they are kept).
+        """
+        batch, width, dim = x.shape
+        x = x.clone(memory_format=torch.contiguous_format)
+        states = x.new_empty(self.count + 1, batch, width, dim) if keep_states else None
+        if visible is not None:
+            visible = visible.expand(batch, width).contiguous()
+        # Held until the call is over: it is given their addresses only.
+        lengths = lengths.contiguous()
+        allowed, cross_allowed = (None if mask is None else mask.contiguous() for mask in (allowed, cross_allowed))
+        own = self._memories(cache, used, allowed)
+        other = None if cross is None else self._memories(cross, cross.size(2), cross_allowed)
+        _kernels().run_layers(
+            self.array,
+            self.count,
+            x.data_ptr(),
+            batch,
+            width,
+            dim,
+            lengths.data_ptr(),
+            None if visible is None else visible.data_ptr(),
+            own,
+            other,
+            None if states is None else states.data_ptr(),
+        )
+        return x, states
+
+    def _memories(self, key_value: Tensor, used: int, allowed: Tensor | None) -> ctypes.Array:
+        step = key_value.stride(0) * key_value.element_size()
+        begin = key_value.data_ptr()
+        mask = None if allowed is None else allowed.data_ptr()
+        return (_Memory * self.count)(
+            *[_Memory(begin + index * step, key_value.size(2), used, mask) for index in range(self.count)]
+        )
+
+
+def _kernels() -> ctypes.CDLL:
+    kernels = library()
+    assert kernels is not None
+    return kernels
+
+
+def native_linear(layer: Linear) -> NativeLinear | None:
+    """A linear layer in packed form, None where kernels cannot run it (other devices and types, no compiler)."""
+    return NativeLinear(layer) if _usable(*layer) else None
+
+
+def native_layers(layers: Sequence[Layer]) -> NativeLayers | None:
+    """Layers for the kernels, None where these cannot run them (other devices, types and activations, no compiler)."""
+    if not layers or any(layer.activation not in _ACTIVATIONS for layer in layers):
+        return None
+    return NativeLayers(layers) if _usable(layers[0].self_qkv[0]) else None

@@ -1,0 +1,230 @@
+// Transformer layers on one CPU core, for the few rows that a decoding step has: at that size most of the time of
+// PyTorch's own operations is spent between them. Compiled at first use and called through ctypes: see __init__.py.
+//
+// Every tensor is float32 and contiguous. Shapes: R = B * T rows of width D, H heads of width W = D / H.
+// A weight is packed in panels of 16 outputs, [outputs / 16][inputs][16], the last one filled up with zeros.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int LANES = 8;
+constexpr int PANEL = 16;
+
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
+inline Vector splat(float value) { return value - Vector{}; }
+
+}  // namespace
+
+extern "C" {
+
+enum Activation { NONE = 0, RELU = 1, GELU = 2 };
+
+struct Linear {
+    const float* weight;
+    const float* bias;  // null for none
+    int32_t inputs, outputs;
+};
+
+struct Norm {
+    const float* weight;
+    const float* bias;
+    float epsilon;
+};
+
+struct Layer {
+    Linear self_qkv, self_out, cross_query, cross_out, fc1, fc2;
+    Norm self_norm, cross_norm, final_norm;
+    int32_t heads, normalize_before, activation, has_cross;
+};
+
+// Keys and values [B][capacity][2][D] of one layer.
+struct Memory {
+    float* key_value;
+    int64_t capacity;
+    int64_t used;            // positions that may be attended to at all
+    const uint8_t* allowed;  // [B][used], 0 where nobody may attend; null where all may
+};
+
+}  // extern "C"
+
+namespace {
+
+inline float activate(float x, int activation) {
+    if (activation == RELU) return x > 0 ? x : 0;
+    if (activation == GELU) return 0.5f * x * (1 + std::erf(x * 0.70710678118654752f));
+    return x;
+}
+
+// One panel of outputs for ROWS rows: the accumulators stay in registers.
+template <int ROWS>
+void multiply_panel(const float* x, int inputs, const float* panel, float result[][PANEL]) {
+    Vector low[ROWS] = {}, high[ROWS] = {};
+    for (int i = 0; i < inputs; ++i) {
+        const Vector first = load(panel + i * PANEL), second = load(panel + i * PANEL + LANES);
+        for (int row = 0; row < ROWS; ++row) {
+            const Vector value = splat(x[row * inputs + i]);
+            low[row] += value * first;
+            high[row] += value * second;
+        }
+    }
+    for (int row = 0; row < ROWS; ++row) {
+        store(result[row], low[row]);
+        store(result[row] + LANES, high[row]);
+    }
+}
+
+constexpr int MOST_ROWS = 6;
+using MultiplyPanel = void (*)(const float*, int, const float*, float[][PANEL]);
+const MultiplyPanel MULTIPLY[MOST_ROWS + 1] = {
+    nullptr,           multiply_panel<1>, multiply_panel<2>, multiply_panel<3>,
+    multiply_panel<4>, multiply_panel<5>, multiply_panel<6>,
+};
+
+// y[rows][outputs] = activation(x[rows][inputs] * weight + bias), added to y where `add`.
+void linear(const Linear& layer, const float* x, int64_t rows, float* y, int activation = NONE, bool add = false) {
+    float result[MOST_ROWS][PANEL];
+    for (int begin = 0; begin < layer.outputs; begin += PANEL) {
+        const int columns = layer.outputs - begin < PANEL ? layer.outputs - begin : PANEL;
+        const float* panel = layer.weight + static_cast<int64_t>(begin) * layer.inputs;
+        for (int64_t row = 0; row < rows; row += MOST_ROWS) {
+            const int count = rows - row < MOST_ROWS ? static_cast<int>(rows - row) : MOST_ROWS;
+            MULTIPLY[count](x + row * layer.inputs, layer.inputs, panel, result);
+            for (int r = 0; r < count; ++r) {
+                float* to = y + (row + r) * layer.outputs + begin;
+                for (int c = 0; c < columns; ++c) {
+                    const float value = activate(result[r][c] + (layer.bias ? layer.bias[begin + c] : 0), activation);
+                    to[c] = add ? to[c] + value : value;
+                }
+            }
+        }
+    }
+}
+
+void normalize(const Norm& norm, const float* x, int64_t rows, int width, float* y) {
+    for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
+        float sum = 0, squares = 0;
+        for (int i = 0; i < width; ++i) sum += x[i];
+        const float mean = sum / width;
+        for (int i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
+        const float scale = 1 / std::sqrt(squares / width + norm.epsilon);
+        for (int i = 0; i < width; ++i) y[i] = (x[i] - mean) * scale * norm.weight[i] + norm.bias[i];
+    }
+}
+
+// Attention of one query over the positions 0 .. last of one sentence.
+void attend(const float* query, const float* key_value, const uint8_t* allowed, int64_t last, int heads, int width,
+            float* weights, float* out) {
+    const int total = heads * width;
+    const float scale = 1 / std::sqrt(static_cast<float>(width));
+    for (int head = 0; head < heads; ++head) {
+        const float* q = query + head * width;
+        const float* keys = key_value + head * width;
+        float highest = -1e30f;  // -ffast-math knows no infinity
+        for (int64_t place = 0; place <= last; ++place) {
+            if (allowed && !allowed[place]) continue;
+            const float* key = keys + place * 2 * total;
+            float dot = 0;
+            for (int i = 0; i < width; ++i) dot += q[i] * key[i];
+            weights[place] = dot * scale;
+            if (weights[place] > highest) highest = weights[place];
+        }
+        float sum = 0;
+        for (int64_t place = 0; place <= last; ++place) {
+            weights[place] = allowed && !allowed[place] ? 0 : std::exp(weights[place] - highest);
+            sum += weights[place];
+        }
+        float* o = out + head * width;
+        std::memset(o, 0, width * sizeof(float));
+        for (int64_t place = 0; place <= last; ++place) {
+            const float weight = weights[place] / sum;
+            const float* value = keys + place * 2 * total + total;
+            for (int i = 0; i < width; ++i) o[i] += weight * value[i];
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// y[rows][outputs] = x[rows][inputs] * weight + bias
+void run_linear(const Linear* layer, const float* x, int64_t rows, float* y) { linear(*layer, x, rows, y); }
+
+// Run T new rows of each of B sentences through layers, in place in x[B][T][D].
+//
+// own: what every layer's self-attention keeps; row t of sentence b is written at lengths[b] + t.
+// cross: what every layer's cross-attention reads.
+// visible: [B][T], last position that each row attends to; null for its own (causal attention).
+// states: [layers + 1][B][T][D], x before the first and behind every layer; null where nobody asks.
+void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int64_t width, int32_t dim,
+                const int64_t* lengths, const int64_t* visible, const Memory* own, const Memory* cross, float* states) {
+    const int64_t rows = batch * width, size = rows * dim;
+    int widest = 3 * dim;
+    for (int i = 0; i < count; ++i) widest = layers[i].fc1.outputs > widest ? layers[i].fc1.outputs : widest;
+    int64_t longest = 1;
+    for (int i = 0; i < count; ++i) {
+        if (own[i].used > longest) longest = own[i].used;
+        if (cross && cross[i].used > longest) longest = cross[i].used;
+    }
+    std::vector<float> wide(rows * widest), attended(size), normal(size), weights(longest);
+    if (states) std::memcpy(states, x, size * sizeof(float));
+    for (int index = 0; index < count; ++index) {
+        const Layer& layer = layers[index];
+        const int head_width = dim / layer.heads;
+        const float* input = x;
+        const auto begin = [&](const Norm& norm) {
+            if (layer.normalize_before) normalize(norm, x, rows, dim, normal.data());
+            input = layer.normalize_before ? normal.data() : x;
+        };
+        const auto end = [&](const Norm& norm) {
+            if (!layer.normalize_before) normalize(norm, x, rows, dim, x);
+        };
+
+        begin(layer.self_norm);
+        linear(layer.self_qkv, input, rows, wide.data());
+        for (int64_t b = 0; b < batch; ++b) {
+            float* memory = own[index].key_value + b * own[index].capacity * 2 * dim;
+            for (int64_t t = 0; t < width; ++t) {
+                const float* key_value = wide.data() + (b * width + t) * 3 * dim + dim;
+                std::memcpy(memory + (lengths[b] + t) * 2 * dim, key_value, 2 * dim * sizeof(float));
+            }
+            const uint8_t* allowed = own[index].allowed ? own[index].allowed + b * own[index].used : nullptr;
+            for (int64_t t = 0; t < width; ++t) {
+                const int64_t row = b * width + t, last = visible ? visible[row] : lengths[b] + t;
+                attend(wide.data() + row * 3 * dim, memory, allowed, last, layer.heads, head_width, weights.data(),
+                       attended.data() + row * dim);
+            }
+        }
+        linear(layer.self_out, attended.data(), rows, x, NONE, true);
+        end(layer.self_norm);
+
+        if (layer.has_cross) {
+            begin(layer.cross_norm);
+            linear(layer.cross_query, input, rows, wide.data());
+            const Memory& memory = cross[index];
+            for (int64_t row = 0; row < rows; ++row) {
+                const int64_t b = row / width;
+                attend(wide.data() + row * dim, memory.key_value + b * memory.capacity * 2 * dim,
+                       memory.allowed ? memory.allowed + b * memory.used : nullptr, memory.used - 1, layer.heads,
+                       head_width, weights.data(), attended.data() + row * dim);
+            }
+            linear(layer.cross_out, attended.data(), rows, x, NONE, true);
+            end(layer.cross_norm);
+        }
+
+        begin(layer.final_norm);
+        linear(layer.fc1, input, rows, wide.data(), layer.activation);
+        linear(layer.fc2, wide.data(), rows, x, NONE, true);
+        end(layer.final_norm);
+        if (states) std::memcpy(states + (index + 1) * size, x, size * sizeof(float));
+    }
+}
+
+}  // extern "C"
