@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.drafters import Draft
 
-# (draft, verifier scores [B, K+1, V] before softmax, verifier choice [B, K+1]) -> may stand [B, K]
+# (draft, verifier's log-probabilities [B, K+1, V], verifier's choice [B, K+1]) -> may stand [B, K]
 Rule = Callable[[Draft, Tensor, Tensor], Tensor]
 
 
@@ -47,11 +47,9 @@ def top_beta(beta: int, tau: float, score_of: str = "verifier") -> Rule:
 
     def rule(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
         allowed = _allowed(draft, scores)
-        scores = scores[:, :-1].float()
+        scores = scores[:, :-1]
         if score_of == "drafter":
-            # Both sides must be log-probabilities when they come from different models.
             assert draft.logits is not None
-            scores = scores.log_softmax(-1)
             drafted = draft.logits.float().log_softmax(-1).gather(2, draft.tokens[:, :, None])
         else:
             drafted = scores.gather(2, draft.tokens[:, :, None])

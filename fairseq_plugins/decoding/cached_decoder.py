@@ -134,6 +134,7 @@ class CachedDecoder:
         self.cross: Tensor | None = None
         self.cross_mask: Tensor | None = None
         self.encoder_out: dict[str, list[Tensor]] = {}
+        self.mask_table: Tensor | None = None
 
     def start(self, encoder_out: dict[str, list[Tensor]]) -> None:
         """Begin a batch: forget the old cache, compute cross-attention keys and values of all layers.
@@ -142,6 +143,7 @@ class CachedDecoder:
             encoder_out: what a fairseq encoder returns: `encoder_out` [S, B, D], `encoder_padding_mask` [B, S].
         """
         self.encoder_out = encoder_out
+        self.mask_table = None
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
         heads = self.layers[0].heads
@@ -163,6 +165,8 @@ class CachedDecoder:
         self.cross = self.cross.index_select(1, rows)
         if self.cross_mask is not None:
             self.cross_mask = self.cross_mask.index_select(0, rows)
+        if self.mask_table is not None and self.mask_table.dim() == 3:
+            self.mask_table = self.mask_table.index_select(0, rows)
         if self.mask_vectors is not None:
             self.encoder_out = {
                 "encoder_embedding": [x.index_select(0, rows) for x in self.encoder_out["encoder_embedding"]],
@@ -203,7 +207,7 @@ class CachedDecoder:
             else:
                 # No output is longer than the table, so behind its end nothing can be accepted: any embedding will do.
                 position = self.positions[place.clamp(max=self.positions.size(0) - 1)]
-        x = self._embed(tokens, place, position)
+        x = self._embed(tokens, place, total, position)
         if self.native_layers is not None and tokens.numel() <= native.MOST_ROWS:
             mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
             x, states = self.native_layers.run(
@@ -303,7 +307,18 @@ class CachedDecoder:
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
             self.cache = F.pad(self.cache, (0, 0, 0, 0, 0, 0, 0, missing))
 
-    def _embed(self, tokens: Tensor, place: Tensor, position: Tensor | None) -> Tensor:
+    def _masks(self, place: Tensor, total: int) -> Tensor:
+        """What masks at `place` [B, T], all below `total`, are fed: [B, T, D] or broadcastable to it."""
+        assert self.mask_vectors is not None
+        if self.mask_table is None or (self.mask_table.dim() == 3 and self.mask_table.size(1) < total):
+            # For many places at once: the source does not change.
+            places = torch.arange(total + 32, device=place.device).expand(place.size(0), -1)
+            self.mask_table = self.mask_vectors(places, self.encoder_out)
+        if self.mask_table.dim() == 1:
+            return self.mask_table
+        return self.mask_table.gather(1, place[:, :, None].expand(-1, -1, self.mask_table.size(2)))
+
+    def _embed(self, tokens: Tensor, place: Tensor, total: int, position: Tensor | None) -> Tensor:
         decoder = self.decoder
         weight = decoder.embed_tokens.weight
         if self.mask_vectors is None:
@@ -312,7 +327,7 @@ class CachedDecoder:
             mask_id = weight.size(0)
             is_mask = (tokens == mask_id)[:, :, None]
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
-            x = torch.where(is_mask, self.mask_vectors(place, self.encoder_out), x)
+            x = torch.where(is_mask, self._masks(place, total), x)
         if decoder.project_in_dim is not None:
             x = decoder.project_in_dim(x)
         if position is not None:

@@ -19,20 +19,18 @@ class Verification:
     """What the verifier says of the last token and a draft.
 
     Attributes:
-        scores: [B, T, V], unnormalised log-probabilities of the token after each position.
-        normaliser: [B, T], what to subtract from `scores` to get log-probabilities.
+        scores: [B, T, V], log-probabilities of the token after each position.
         hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
         features: [B, T, F], the states behind `Verifier.feature_layers` of the first model, side by side.
     """
 
     scores: Tensor
-    normaliser: Tensor
     hidden: Tensor | None
     features: Tensor | None = None
 
     def log_probs(self, tokens: Tensor) -> Tensor:
         """Log-probabilities [B, T] of these tokens [B, T]."""
-        return self.scores.gather(2, tokens[:, :, None])[:, :, 0].float() - self.normaliser
+        return self.scores.gather(2, tokens[:, :, None])[:, :, 0]
 
 
 class Verifier:
@@ -74,12 +72,12 @@ class Verifier:
         scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
         if self.temperature != 1.0:
             scores = [score / self.temperature for score in scores]
-        if len(scores) == 1:
-            return Verification(scores[0], scores[0].float().logsumexp(-1), hidden[0], features)
+        log_probs = [score.float().log_softmax(-1) for score in scores]
+        if len(log_probs) == 1:
+            return Verification(log_probs[0], hidden[0], features)
         # fairseq's ensembles average probabilities, not scores.
-        log_probs = torch.stack([score.float().log_softmax(-1) for score in scores])
-        mean = log_probs.logsumexp(0) - math.log(len(scores))
-        return Verification(mean, mean.new_zeros(mean.shape[:2]), hidden[0], features)
+        mean = torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
+        return Verification(mean, hidden[0], features)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only; rows [B'] are indices into the current batch."""
@@ -96,7 +94,7 @@ class DrafterIsVerifier:
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Scores [B, K, V] of the drafted tokens themselves (T = K: there is no token of the verifier's own)."""
         assert draft.logits is not None
-        return Verification(draft.logits, draft.logits.float().logsumexp(-1), None)
+        return Verification(draft.logits.float().log_softmax(-1), None)
 
     def keep(self, rows: Tensor) -> None:
         pass

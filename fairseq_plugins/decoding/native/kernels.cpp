@@ -4,15 +4,21 @@
 // Every tensor is float32 and contiguous. Shapes: R = B * T rows of width D, H heads of width W = D / H.
 // A weight is packed in panels of 16 outputs, [outputs / 16][inputs][16], the last one filled up with zeros.
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace {
 
-constexpr int LANES = 8;
 constexpr int PANEL = 16;
+#ifdef __AVX512F__
+constexpr int LANES = 16, ACCUMULATORS = 24, MOST_ROWS = 12;
+#else
+constexpr int LANES = 8, ACCUMULATORS = 12, MOST_ROWS = 6;
+#endif
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
 
@@ -62,48 +68,64 @@ inline float activate(float x, int activation) {
     return x;
 }
 
-// One panel of outputs for ROWS rows: the accumulators stay in registers.
-template <int ROWS>
-void multiply_panel(const float* x, int inputs, const float* panel, float result[][PANEL]) {
-    Vector low[ROWS] = {}, high[ROWS] = {};
+// Some panels of outputs for ROWS rows: as many accumulators as the registers hold, the more panels the fewer the rows.
+template <int ROWS, int PANELS>
+void multiply_panels(const float* x, int inputs, const float* panels, float result[][PANELS * PANEL]) {
+    constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
+    Vector sums[ROWS][VECTORS] = {};
     for (int i = 0; i < inputs; ++i) {
-        const Vector first = load(panel + i * PANEL), second = load(panel + i * PANEL + LANES);
+        Vector weights[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) {
+            weights[v] = load(panels + (v / IN_PANEL * static_cast<int64_t>(inputs) + i) * PANEL + v % IN_PANEL * LANES);
+        }
         for (int row = 0; row < ROWS; ++row) {
             const Vector value = splat(x[row * inputs + i]);
-            low[row] += value * first;
-            high[row] += value * second;
+            for (int v = 0; v < VECTORS; ++v) sums[row][v] += value * weights[v];
         }
     }
     for (int row = 0; row < ROWS; ++row) {
-        store(result[row], low[row]);
-        store(result[row] + LANES, high[row]);
+        for (int v = 0; v < VECTORS; ++v) store(result[row] + v * LANES, sums[row][v]);
     }
 }
 
-constexpr int MOST_ROWS = 6;
-using MultiplyPanel = void (*)(const float*, int, const float*, float[][PANEL]);
-const MultiplyPanel MULTIPLY[MOST_ROWS + 1] = {
-    nullptr,           multiply_panel<1>, multiply_panel<2>, multiply_panel<3>,
-    multiply_panel<4>, multiply_panel<5>, multiply_panel<6>,
-};
-
-// y[rows][outputs] = activation(x[rows][inputs] * weight + bias), added to y where `add`.
-void linear(const Linear& layer, const float* x, int64_t rows, float* y, int activation = NONE, bool add = false) {
-    float result[MOST_ROWS][PANEL];
-    for (int begin = 0; begin < layer.outputs; begin += PANEL) {
-        const int columns = layer.outputs - begin < PANEL ? layer.outputs - begin : PANEL;
-        const float* panel = layer.weight + static_cast<int64_t>(begin) * layer.inputs;
-        for (int64_t row = 0; row < rows; row += MOST_ROWS) {
-            const int count = rows - row < MOST_ROWS ? static_cast<int>(rows - row) : MOST_ROWS;
-            MULTIPLY[count](x + row * layer.inputs, layer.inputs, panel, result);
-            for (int r = 0; r < count; ++r) {
-                float* to = y + (row + r) * layer.outputs + begin;
-                for (int c = 0; c < columns; ++c) {
-                    const float value = activate(result[r][c] + (layer.bias ? layer.bias[begin + c] : 0), activation);
-                    to[c] = add ? to[c] + value : value;
-                }
-            }
+// y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`.
+template <int ROWS>
+void linear_rows(const Linear& layer, const float* x, float* y, int activation, bool add) {
+    constexpr int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES));
+    constexpr int PANELS = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
+    float result[ROWS][PANELS * PANEL], single[ROWS][PANEL];
+    const auto finish = [&](const float* from, int begin, int columns, float* to) {
+        for (int c = 0; c < columns; ++c) {
+            const float value = activate(from[c] + (layer.bias ? layer.bias[begin + c] : 0), activation);
+            to[c] = add ? to[c] + value : value;
         }
+    };
+    int begin = 0;
+    for (; begin + PANELS * PANEL <= layer.outputs; begin += PANELS * PANEL) {
+        multiply_panels<ROWS, PANELS>(x, layer.inputs, layer.weight + static_cast<int64_t>(begin) * layer.inputs, result);
+        for (int r = 0; r < ROWS; ++r) finish(result[r], begin, PANELS * PANEL, y + r * layer.outputs + begin);
+    }
+    for (; begin < layer.outputs; begin += PANEL) {
+        const int columns = layer.outputs - begin < PANEL ? layer.outputs - begin : PANEL;
+        multiply_panels<ROWS, 1>(x, layer.inputs, layer.weight + static_cast<int64_t>(begin) * layer.inputs, single);
+        for (int r = 0; r < ROWS; ++r) finish(single[r], begin, columns, y + r * layer.outputs + begin);
+    }
+}
+
+using LinearRows = void (*)(const Linear&, const float*, float*, int, bool);
+
+template <int... COUNTS>
+constexpr std::array<LinearRows, sizeof...(COUNTS)> rows_table(std::integer_sequence<int, COUNTS...>) {
+    return {linear_rows<COUNTS + 1>...};
+}
+constexpr auto LINEAR_ROWS = rows_table(std::make_integer_sequence<int, MOST_ROWS>());
+
+void linear(const Linear& layer, const float* x, int64_t rows, float* y, int activation = NONE, bool add = false) {
+    // Parts of about the same size: a part of one row would read all weights for little.
+    const int64_t parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t row = part * rows / parts, count = (part + 1) * rows / parts - row;
+        LINEAR_ROWS[count - 1](layer, x + row * layer.inputs, y + row * layer.outputs, activation, add);
     }
 }
 
