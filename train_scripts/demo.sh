@@ -20,20 +20,20 @@ source train_scripts/functions.sh
 
 if [ -z "${DATA:-}" ]; then
     : "${TRAIN_PAIRS:=24000}" "${VALID_PAIRS:=500}" "${TEST_PAIRS:=500}"
-    : "${SUBWORDS:=bpe}" "${VOCABULARY:=2000}"
-    : "${ENCODER_LAYERS:=3}" "${DECODER_LAYERS:=3}" "${DRAFTER_LAYERS:=3}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}"
+    : "${SUBWORDS:=bpe}" "${VOCABULARY:=1200}"
+    : "${ENCODER_LAYERS:=3}" "${DECODER_LAYERS:=3}" "${DRAFTER_LAYERS:=1}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}"
     : "${DROPOUT:=0.1}"
     : "${VERIFIER_EPOCHS:=5}" "${VERIFIER_MINUTES:=4}"
-    : "${DRAFTER_EPOCHS:=5}" "${DRAFTER_MINUTES:=5.5}" "${BLOCK_SIZE:=6}"
+    : "${DRAFTER_EPOCHS:=6}" "${DRAFTER_MINUTES:=5.5}" "${BLOCK_SIZE:=6}" "${DRAFTER_MAX_TOKENS:=1000}"
     : "${BLOCKWISE_EPOCHS:=2}" "${BLOCKWISE_MINUTES:=1}"
     : "${MAX_TOKENS:=2000}" "${LR:=0.002}" "${WARMUP_UPDATES:=200}"
     : "${SAVE_INTERVAL_UPDATES:=200}" "${LOG_INTERVAL:=10}"
 else
     : "${SUBWORDS:=unigram}" "${VOCABULARY:=8000}"
-    : "${ENCODER_LAYERS:=4}" "${DECODER_LAYERS:=4}" "${DRAFTER_LAYERS:=4}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}"
+    : "${ENCODER_LAYERS:=4}" "${DECODER_LAYERS:=4}" "${DRAFTER_LAYERS:=2}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}"
     : "${DROPOUT:=0.3}"
     : "${VERIFIER_EPOCHS:=20}" "${VERIFIER_MINUTES:=0}"  # 0: no limit
-    : "${DRAFTER_EPOCHS:=20}" "${DRAFTER_MINUTES:=0}"
+    : "${DRAFTER_EPOCHS:=20}" "${DRAFTER_MINUTES:=0}" "${DRAFTER_MAX_TOKENS:=2000}"
     : "${BLOCKWISE_EPOCHS:=10}" "${BLOCKWISE_MINUTES:=0}"
     : "${MAX_TOKENS:=4000}" "${LR:=0.002}" "${WARMUP_UPDATES:=1000}"
     : "${SAVE_INTERVAL_UPDATES:=500}" "${LOG_INTERVAL:=20}"
@@ -152,12 +152,14 @@ distil() {
     mv "$part" "$bin/distilled"
 }
 
+# It reads the verifier's states, and begins as a copy of its first layers. Nearer tokens weigh more: what follows a wrong
+# one is of no use.
 train_drafter() {
     train "$models/drafter" "$logs/drafter.log" "$DRAFTER_MINUTES" \
         fairseq-train "$bin/distilled" --task spec_dec --arch block_nat "${training[@]}" \
-        --decoder-layers "$DRAFTER_LAYERS" --criterion glat_loss --max-epoch "$DRAFTER_EPOCHS" \
-        --glancing-updates "$(count_updates "$DRAFTER_EPOCHS" "$MAX_TOKENS" "$bin/text/train.$src" "$bin/text/train.$tgt")" \
-        --verifier-path "$verifier" --share-encoder --init-decoder-from "$verifier" --activation-fn relu --src-embedding-copy \
+        --max-tokens "$DRAFTER_MAX_TOKENS" --drafter-context features --drafter-layers "$DRAFTER_LAYERS" \
+        --verifier-path "$verifier" --init-decoder-from "$verifier" --activation-fn relu --src-embedding-copy \
+        --criterion glat_loss --position-decay 3 --glancing-start 0 --glancing-end 0 --max-epoch "$DRAFTER_EPOCHS" \
         --block-size "$BLOCK_SIZE" --blocks-per-sentence "$BLOCKS_PER_SENTENCE" \
         --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric
 }

@@ -46,16 +46,14 @@ def top_beta(beta: int, tau: float, score_of: str = "verifier") -> Rule:
     """
 
     def rule(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
-        allowed = _allowed(draft, scores)
-        scores = scores[:, :-1]
+        by_verifier = by_drafter = scores[:, :-1].gather(2, draft.tokens[:, :, None])
         if score_of == "drafter":
             assert draft.logits is not None
-            drafted = draft.logits.float().log_softmax(-1).gather(2, draft.tokens[:, :, None])
-        else:
-            drafted = scores.gather(2, draft.tokens[:, :, None])
-        better = (scores > drafted).sum(-1)
-        gap = scores.gather(2, choice[:, :-1, None]) - drafted
-        return exact(draft, scores, choice) | (allowed & (better < beta) & (gap[:, :, 0] <= tau))
+            by_drafter = draft.logits.float().log_softmax(-1).gather(2, draft.tokens[:, :, None])
+        better = (scores[:, :-1] > by_drafter).sum(-1, keepdim=True)
+        gap = scores[:, :-1].gather(2, choice[:, :-1, None]) - by_drafter
+        near = (better < beta) & (gap <= tau) & (by_verifier > -torch.inf)
+        return exact(draft, scores, choice) | near[:, :, 0]
 
     return rule
 

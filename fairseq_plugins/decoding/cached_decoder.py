@@ -120,6 +120,7 @@ class CachedDecoder:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
         self.layers = [_read_layer(layer) for layer in decoder.layers]
+        self.key_values = [_without_query(layer.self_qkv) for layer in self.layers]
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
@@ -180,22 +181,24 @@ class CachedDecoder:
         span: Span,
         visible: Tensor | None = None,
         layers: list[Tensor] | None = None,
+        masks: int = 0,
     ) -> Tensor:
         """Run T new tokens of every sentence, each from its own length, and write their keys and values.
 
         Args:
-            tokens: [B, T] token ids; a drafter's masks are the id one past the dictionary.
+            tokens: [B, T - masks] token ids; a drafter's masks are the id one past the dictionary.
             lengths: [B] how many cached positions of each sentence are valid; token t stands at `lengths + t`.
             span: shortest and longest of `lengths`.
             visible: [B, T], or [1, T] for all sentences, last position that each token may attend to; by default its
                 own (causal attention).
+            masks: so many masks stand behind the tokens.
             layers: a list to which the states [B, T, D] before the first and behind every layer are added.
 
         Returns:
             hidden states [B, T, D] as they enter the output projection.
         """
         assert self.cache is not None and self.cross is not None, "call start() first"
-        width = tokens.size(1)
+        width = tokens.size(1) + masks
         total = span.longest + width
         self._grow(total)
         offsets = torch.arange(width, device=tokens.device)
@@ -207,8 +210,12 @@ class CachedDecoder:
             else:
                 # No output is longer than the table, so behind its end nothing can be accepted: any embedding will do.
                 position = self.positions[place.clamp(max=self.positions.size(0) - 1)]
-        x = self._embed(tokens, place, total, position)
-        if self.native_layers is not None and tokens.numel() <= native.MOST_ROWS:
+        x = self._embed(tokens, place, total, masks)
+        if position is not None:
+            x = x + position
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if self.native_layers is not None and native.pays(tokens.size(0) * width):
             mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
             x, states = self.native_layers.run(
                 x, lengths, self.cache, total, None, visible, self.cross, mask, layers is not None
@@ -275,23 +282,18 @@ class CachedDecoder:
         assert self.cache is not None, "call start() first"
         batch, width = states.shape[1:3]
         self._grow(span.longest + width)
-        rows = torch.arange(batch, device=lengths.device)[:, None]
-        place = lengths[:, None] + torch.arange(width, device=lengths.device)
-        for layer, cache, x in zip(self.layers, self.cache, states, strict=True):
+        places: tuple = (slice(None), slice(span.longest, span.longest + width))
+        if not span.uniform:
+            rows = torch.arange(batch, device=lengths.device)[:, None]
+            places = (rows, lengths[:, None] + torch.arange(width, device=lengths.device))
+        for layer, key_value, cache, x in zip(self.layers, self.key_values, self.cache, states, strict=True):
             if layer.normalize_before:
                 x = layer.self_norm(x)
-            weight, bias = layer.self_qkv
-            own = x.size(-1)
-            key_value = F.linear(x, weight[own:], None if bias is None else bias[own:])
-            key_value = key_value.unflatten(-1, (2, layer.heads, -1))
-            if span.uniform:
-                cache[:, span.longest : span.longest + width] = key_value
-            else:
-                cache[rows, place] = key_value
+            cache[places] = F.linear(x, *key_value).unflatten(-1, (2, layer.heads, -1))
 
     def project(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
-        if self.native_output is not None and hidden.numel() <= native.MOST_ROWS * hidden.size(-1):
+        if self.native_output is not None and native.pays(hidden.numel() // hidden.size(-1)):
             return self.native_output(hidden)
         return self.decoder.output_layer(hidden)
 
@@ -318,23 +320,21 @@ class CachedDecoder:
             return self.mask_table
         return self.mask_table.gather(1, place[:, :, None].expand(-1, -1, self.mask_table.size(2)))
 
-    def _embed(self, tokens: Tensor, place: Tensor, total: int, position: Tensor | None) -> Tensor:
+    def _embed(self, tokens: Tensor, place: Tensor, total: int, masks: int) -> Tensor:
         decoder = self.decoder
         weight = decoder.embed_tokens.weight
-        if self.mask_vectors is None:
+        if masks:
+            x = F.embedding(tokens, weight) * decoder.embed_scale
+            fed = self._masks(place[:, -masks:], total).expand(tokens.size(0), masks, -1)
+            x = torch.cat([x, fed], dim=1)
+        elif self.mask_vectors is None:
             x = F.embedding(tokens, weight) * decoder.embed_scale
         else:
             mask_id = weight.size(0)
             is_mask = (tokens == mask_id)[:, :, None]
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
             x = torch.where(is_mask, self._masks(place, total), x)
-        if decoder.project_in_dim is not None:
-            x = decoder.project_in_dim(x)
-        if position is not None:
-            x = x + position
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
-        return x
+        return x if decoder.project_in_dim is None else decoder.project_in_dim(x)
 
 
 def _self_mask(place: Tensor, span: Span, total: int, visible: Tensor | None) -> Tensor | None:
@@ -351,6 +351,13 @@ def _plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
     if type(decoder).output_layer is not TransformerDecoderBase.output_layer:
         return None
     return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
+
+
+def _without_query(query_key_value: Linear) -> Linear:
+    """The projections to keys and values alone, [2 * D, D]."""
+    weight, bias = query_key_value
+    width = weight.size(1)
+    return weight[width:], None if bias is None else bias[width:]
 
 
 def _read_layer(layer: TransformerDecoderLayerBase) -> Layer:

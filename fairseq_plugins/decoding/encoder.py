@@ -51,7 +51,7 @@ class FusedEncoder:
             x = self.embedding_norm(x)
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
-        if self.native_layers is not None and tokens.numel() <= native.MOST_ROWS:
+        if self.native_layers is not None and native.pays(tokens.numel()):
             x = self._run_native(x, None if mask is None else ~padding)
         else:
             x = self._run(x, mask)

@@ -9,7 +9,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from fairseq_plugins.decoding.acceptance import Rule, accepted_prefix
+from fairseq_plugins.decoding.acceptance import Rule, accepted_prefix, exact
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TraceWriter
@@ -151,8 +151,10 @@ class DraftVerifyGenerator(SequenceGenerator):
         accepted = accepted_prefix(self.method.rule(compared, verification.scores, choice), compared.widths)
 
         columns = torch.arange(width, device=choice.device)
-        drafted = torch.cat([compared.tokens, choice[:, -1:]], dim=1)
-        block = torch.where(columns < accepted[:, None], drafted, choice)
+        block = choice
+        if self.method.rule is not exact:
+            drafted = torch.cat([compared.tokens, choice[:, -1:]], dim=1)
+            block = torch.where(columns < accepted[:, None], drafted, choice)
         ends = (block == self.eos) & (columns <= accepted[:, None])
         first_end = torch.where(ends, columns, width).amin(1)
         counts = torch.minimum(accepted, first_end) + 1

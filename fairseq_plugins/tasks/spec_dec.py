@@ -15,7 +15,7 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_plugins.data.block_masking import sample_blocks
-from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding import methods, native
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
@@ -112,6 +112,10 @@ class SpecDecConfig(TranslationConfig):
     jacobi_pool: bool = field(
         default=False,
         metadata={"help": "jacobi decoders: draft also from predictions that were dropped, as lookahead decoding does"},
+    )
+    no_compiled_steps: bool = field(
+        default=False,
+        metadata={"help": "CPU: run on PyTorch's operations instead of the compiled kernels, which are faster"},
     )
     stats_file: Optional[str] = field(
         default=None,
@@ -339,6 +343,7 @@ class SpecDecTask(TranslationTask):
                 models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn
             )
         methods.refuse_search_options(args, prefix_allowed_tokens_fn)
+        native.enable(not self.cfg.no_compiled_steps)
         options.temperature = getattr(args, "temperature", 1.0)
         drafter = self._decoding_drafter(models, options)
         methods.check_fit(models, drafter, options, self.src_dict, self.tgt_dict)

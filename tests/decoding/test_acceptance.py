@@ -199,7 +199,7 @@ class PrintedVerifier:
             scores[0, column, self.number[printed]] = 0.0
             if place in self.best and printed != self.best[place]:
                 scores[0, column, self.number[self.best[place]]] = self.gap
-        return Verification(scores, scores.logsumexp(-1), None)
+        return Verification(scores.log_softmax(-1), None)
 
 
 def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> tuple[str, list[int]]:

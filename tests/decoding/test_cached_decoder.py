@@ -1,6 +1,7 @@
 """Many tokens at once, rolling back and dropping rows give what fairseq's decoder gives."""
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fairseq.models.transformer import TransformerModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span, unsupported_reason
 from fairseq_plugins.decoding.drafters import DecodingState, Draft
 from fairseq_plugins.decoding.encoder import FusedEncoder
@@ -37,6 +39,14 @@ def teacher_forced(model: TransformerModel, sample: dict[str, Any], tokens: torc
     net_input = sample["net_input"]
     with torch.no_grad():
         return model(net_input["src_tokens"], net_input["src_lengths"], tokens)[0]
+
+
+@pytest.fixture(params=["compiled", "operations"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test here runs on the compiled kernels and on PyTorch's operations."""
+    native.enable(request.param == "compiled")
+    yield
+    native.enable(True)
 
 
 @settings(STEADY_MODELS, max_examples=25)

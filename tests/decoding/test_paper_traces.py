@@ -46,7 +46,7 @@ class ScriptedVerifier:
         scores = torch.full((1, width, self.size), -20.0)
         scores[0, torch.arange(width), torch.tensor(best)] = 0.0
         places = torch.arange(begin, begin + width, dtype=torch.float)
-        return Verification(scores, scores.logsumexp(-1), places[None, :, None])
+        return Verification(scores.log_softmax(-1), places[None, :, None])
 
 
 def run(

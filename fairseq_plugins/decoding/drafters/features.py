@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
@@ -38,11 +37,11 @@ class FeatureDrafter:
         width = min(self.block_size, state.max_len - span.shortest)
         if width <= 0:
             return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
-        last = state.last_tokens()
-        tokens = torch.cat([last, last.new_full((last.size(0), width), self.model.decoder.mask_id)], dim=1)
         # The block sees all that stands before it and all of itself.
         visible = (state.lengths[:1] if span.uniform else state.lengths)[:, None] + width
-        hidden = self.cached.step(tokens, state.lengths, span, visible.expand(-1, width + 1))
+        hidden = self.cached.step(
+            state.last_tokens(), state.lengths, span, visible.expand(-1, width + 1), masks=width
+        )
         logits = self.cached.project(hidden[:, 1:])
         return Draft(logits.argmax(-1), logits=logits if self.keep_logits else None)
 

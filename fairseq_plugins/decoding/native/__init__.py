@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 PANEL = 16  # as in kernels.cpp
-# Beyond so many rows the matrix products are large enough for PyTorch's own.
-MOST_ROWS = 96
+# Beyond so many rows the matrix products are large enough for PyTorch's own, which use all threads.
+MOST_ROWS = 256
 _COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
 
@@ -63,6 +63,11 @@ class _Memory(ctypes.Structure):
         ("used", ctypes.c_int64),
         ("allowed", ctypes.c_void_p),
     ]
+
+
+def pays(rows: int) -> bool:
+    """Whether so many rows (sentences times tokens) are few enough to be run here."""
+    return rows <= MOST_ROWS // torch.get_num_threads()
 
 
 def enable(wanted: bool) -> None:

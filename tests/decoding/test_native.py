@@ -1,0 +1,110 @@
+"""The compiled kernels: what PyTorch computes, built once, and done without where they cannot be built.
+
+`test_cached_decoder.py` runs on both; here is what only the kernels have.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.encoder import FusedEncoder
+from fairseq_plugins.decoding.methods import Options
+from tests.strategies import FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import assert_same_output, decode, make_drafter, make_sample, make_task, make_transformer
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    yield
+    native.enable(True)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and a library that is not loaded yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.library.cache_clear()
+    yield tmp_path / "fairseq-spec-dec"
+    native.library.cache_clear()
+
+
+@settings(STEADY, max_examples=80)
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 150),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_linear_layers_of_any_size(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
+    layer = (weight, bias if has_bias else None)
+    torch.testing.assert_close(native.NativeLinear(layer)(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
+
+
+@settings(STEADY_MODELS, max_examples=25)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=FEATURE_DRAFTERS,
+    sources=SOURCES,
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+@torch.no_grad()
+def test_output_and_scores_are_the_same(
+    options: dict[str, Any], drafter_options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
+) -> None:
+    task = make_task(50)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    results = []
+    for wanted in (True, False):
+        native.enable(wanted)
+        encoded = FusedEncoder(verifier.encoder)(sample["net_input"])["encoder_out"][0]
+        results.append((decode([verifier], task, sample, Options("gad", 4), drafter, **search), encoded))
+    (ours, theirs) = results
+    real = sample["net_input"]["src_tokens"].ne(1).t()
+    torch.testing.assert_close(ours[1][real], theirs[1][real], rtol=1e-4, atol=2e-5)
+    assert_same_output(ours[0][0], theirs[0][0])
+    assert [s.accepted for s in ours[0][1]] == [s.accepted for s in theirs[0][1]]
+
+
+def test_what_they_cannot_run_is_left_to_pytorch() -> None:
+    task = make_task(30)
+    for options, runs in (({}, True), ({"activation_fn": "gelu"}, True), ({"activation_fn": "tanh"}, False)):
+        encoder = FusedEncoder(make_transformer(task, 0, **options).encoder)
+        assert (encoder.native_layers is not None) == runs
+    assert FusedEncoder(make_transformer(task, 0).encoder.double()).native_layers is None
+    assert native.native_linear((torch.zeros(3, 3, dtype=torch.bfloat16), None)) is None
+    native.enable(False)
+    assert native.native_linear((torch.zeros(3, 3), None)) is None
+
+
+def test_built_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.library() is not None
+    (built,) = fresh.iterdir()
+    native.library.cache_clear()
+    monkeypatch.setattr(native, "_build", None)
+    assert native.library() is not None and list(fresh.iterdir()) == [built]
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_no_compiler(
+    fresh: Path, compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    with caplog.at_level(logging.WARNING):
+        assert native.native_linear((torch.zeros(3, 3), None)) is None
+        assert native.native_linear((torch.zeros(3, 3), None)) is None
+    assert len(caplog.messages) == 1 and "PyTorch's operations" in caplog.messages[0]
+    assert not any(file.suffix == ".so" for file in fresh.iterdir())
