@@ -4,6 +4,7 @@ from setuptools import find_packages, setup
 
 # command = module:function
 CONSOLE_SCRIPTS = [
+    "spec-dec-average = fairseq_plugins.averaging:main",
     "spec-dec-bench   = fairseq_plugins.reports.benchmark:main",
     "spec-dec-corpus  = fairseq_plugins.data.cldr_corpus:main",
     "spec-dec-compare = fairseq_plugins.reports.compare:main",

@@ -44,6 +44,13 @@ def model_name(model_cfg: Any) -> str:
     return model_cfg._name if "_name" in model_cfg else model_cfg.arch
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of what fairseq wraps around it for distributed training: two or three layers of `module`."""
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    return model
+
+
 def load_model(path: str, task: Any, option: str, required: type[nn.Module] | None = None, **build: Any) -> nn.Module:
     """Build the model of a checkpoint and load its weights, on the CPU and in eval mode.
 

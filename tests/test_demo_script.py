@@ -173,15 +173,6 @@ def test_subwords_give_back_the_text(tmp_path: Path, kind: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "pieces", "text"]
 
 
-def test_hypotheses_are_put_in_order(tmp_path: Path) -> None:
-    generated = "INFO x\nS-2\tc\nH-2\t-0.5\tC C\nD-2\t-0.5\tCC\nH-0\t-1e-05\tA\nH-3\t-0.1\t\n"
-    (tmp_path / "out").write_text(generated)
-    (tmp_path / "source").write_text("a a\nb\nc\nd\n")
-    call("pair_hypotheses out source paired.en paired.de", tmp_path)
-    assert (tmp_path / "paired.en").read_text() == "a a\nc\nd\n"
-    assert (tmp_path / "paired.de").read_text() == "A\nC C\n\n"
-
-
 def test_updates_are_counted(tmp_path: Path) -> None:
     (tmp_path / "source").write_text("a b c\na\n")
     (tmp_path / "target").write_text("a\na b\n")

@@ -130,26 +130,12 @@ train_verifier() {
         --decoder-layers "$DECODER_LAYERS" --criterion label_smoothed_cross_entropy --max-epoch "$VERIFIER_EPOCHS"
 }
 
-# translate SUBSET PART: the verifier's greedy translations, paired with their sources, in PART
-translate() {
-    local generated=$2/$1.out
-    current_log=$logs/distil-$1.log
-    fairseq-generate "$bin" --user-dir fairseq_plugins --task spec_dec --decoder greedy --source-lang "$src" --target-lang "$tgt" \
-        --path "$verifier" --gen-subset "$1" --batch-size "$DISTIL_BATCH" --skip-invalid-size-inputs-valid-test \
-        --log-format none 2>"$current_log" | tee "$generated" | show_decoding "$(awk 'END { print NR }' "$bin/text/$1.$src")"
-    pair_hypotheses "$generated" "$bin/text/$1.$src" "$2/$1.$src" "$2/$1.$tgt"
-}
-
 distil() {
-    local part=$bin/distilled.partial subset
-    rm -rf "$part"
-    mkdir -p "$part/text"
-    for subset in train valid; do translate "$subset" "$part/text"; done
-    logged "$logs/distil-preprocess.log" fairseq-preprocess --source-lang "$src" --target-lang "$tgt" \
-        --srcdict "$bin/dict.$src.txt" --tgtdict "$bin/dict.$tgt.txt" \
-        --trainpref "$part/text/train" --validpref "$part/text/valid" --destdir "$part"
-    rm -rf "$part/text"
-    mv "$part" "$bin/distilled"
+    spec-dec-distill decode "$bin" --source-lang "$src" --target-lang "$tgt" --gen-subset train,valid \
+        --path "$verifier" --decoder greedy --batch-size "$DISTIL_BATCH" --output "$bin/shards"
+    logged "$logs/distil-merge.log" spec-dec-distill merge "$bin" --source-lang "$src" --target-lang "$tgt" \
+        --gen-subset train,valid --shards "$bin/shards" --destdir "$bin/distilled"
+    rm -r "$bin/shards"
 }
 
 # It reads the verifier's states, and begins as a copy of its first layers. Nearer tokens weigh more: what follows a wrong

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Shared by the recipes in this folder, to be sourced: messages, stages, input checks, subwords, training with progress.
+# Shared by the recipes in this folder, to be sourced: messages, stages, input checks, text, subwords, training with
+# progress, and at the end the path that all recipes take from text to a measured drafter (run_recipe).
 #
 # A stage writes under a name that ends in .partial and renames at the end, so what has its final name is complete,
 # and a recipe that is started again goes on where it was interrupted.
@@ -42,6 +43,12 @@ lock() {
 stage() {
     local output=$1 message=$2 start=$SECONDS
     shift 2
+    if [ -n "$dry_run" ]; then
+        say "# $message: $output"
+        "$@"
+        say
+        return
+    fi
     if [ -e "$output" ]; then
         say "[have] $message: $output"
         return
@@ -53,8 +60,26 @@ stage() {
     say "[done] $message: $output, $(duration $((SECONDS - start))) min"
 }
 
+# perform COMMAND...: run it, or with --dry-run print it.
+dry_run=
+perform() {
+    if [ -n "$dry_run" ]; then printf '%q ' "$@" && say; else "$@"; fi
+}
+
+# perform_to FILE COMMAND...: the same, with the output in FILE.
+perform_to() {
+    local file=$1
+    shift
+    if [ -n "$dry_run" ]; then printf '%q ' "$@" && say ">$file"; else "$@" >"$file"; fi
+}
+
 # logged LOG COMMAND...: all output goes to LOG.
 logged() {
+    if [ -n "$dry_run" ]; then
+        shift
+        perform "$@"
+        return
+    fi
     current_log=$1
     shift
     "$@" >"$current_log" 2>&1
@@ -102,6 +127,164 @@ check_pair() {
         lines+=("$(awk 'END { print NR }' "$file")")  # wc would not count a last line without its line end
     done
     [ "${lines[0]}" -eq "${lines[1]}" ] || die "$1.$2 has ${lines[0]} lines but $1.$3 has ${lines[1]}; line n of one must be the translation of line n of the other"
+}
+
+# fetch URL FILE BYTES [SHA256]: download FILE unless it is there; BYTES is the least it must have. Where no checksum is
+# published only the size is checked.
+fetch() {
+    local url=$1 file=$2 bytes=$3 checksum=${4:-}
+    if [ -n "$dry_run" ]; then
+        perform curl --fail --location --continue-at - --output "$file" "$url"
+        return
+    fi
+    if [ -e "$file" ]; then return; fi
+    mkdir -p "$(dirname "$file")"
+    curl --fail --location --silent --show-error --continue-at - --output "$file.partial" "$url" || die "$url: could not be downloaded; see above, or give local text with DATA=folder"
+    [ "$(wc -c <"$file.partial")" -ge "$bytes" ] || die "$file.partial: has $(wc -c <"$file.partial") bytes, expected at least $bytes; remove it and try again, or give local text with DATA=folder"
+    if [ -n "$checksum" ]; then
+        printf '%s  %s\n' "$checksum" "$file.partial" | sha256sum --check --quiet >/dev/null || die "$file.partial: its checksum is not the published one; remove it and try again"
+    fi
+    mv "$file.partial" "$file"
+}
+
+# ------------------------------------------------------------------------------------------------ text
+
+# clean_lines IN OUT [lower]: every kind of white space becomes one blank, so that nothing else breaks a line. IN may be
+# compressed (.gz).
+clean_lines() {
+    python - "$@" <<'PY'
+import gzip
+import sys
+
+source, target, *lower = sys.argv[1:]
+opener = gzip.open if source.endswith(".gz") else open
+with opener(source, "rt", encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8", newline="\n") as out:
+    for line in lines:
+        line = " ".join(line.split())
+        out.write((line.lower() if lower else line) + "\n")
+PY
+}
+
+# from_tar OUT ARCHIVE:MEMBER...: members of archives (tar, or zip by their name) one after the other, cleaned.
+from_tar() {
+    local out=$1 item
+    shift
+    if [ -n "$dry_run" ]; then
+        perform from_tar "$out" "$@"
+        return
+    fi
+    for item in "$@"; do
+        case $item in
+            *.zip:*) unzip -p "${item%%:*}" "${item#*:}" ;;
+            *) tar -xzOf "${item%%:*}" "${item#*:}" ;;
+        esac
+    done >"$out.whole"
+    clean_lines "$out.whole" "$out"
+    rm "$out.whole"
+}
+
+# from_sacrebleu SET PAIR SIDE OUT: a published test set; sacrebleu checks its checksum. SIDE is src or ref.
+from_sacrebleu() {
+    perform_to "$4.whole" sacrebleu --test-set "$1" --language-pair "$2" --echo "$3"
+    perform clean_lines "$4.whole" "$4"
+    perform rm "$4.whole"
+}
+
+# clean_pairs PREFIX SRC TGT LENGTH RATIO OUT: leave out pairs with an empty side, a side of more than LENGTH tokens, or one of
+# more than RATIO times the other (0: any).
+clean_pairs() {
+    python - "$@" <<'PY'
+import sys
+
+prefix, source, target, length, ratio, out = sys.argv[1:]
+length, ratio = int(length) or 10**9, float(ratio) or 1e9
+kept = total = 0
+names = [f"{prefix}.{source}", f"{prefix}.{target}", f"{out}.{source}", f"{out}.{target}"]
+with (
+    open(names[0], encoding="utf-8", newline="\n") as sources,
+    open(names[1], encoding="utf-8", newline="\n") as targets,
+    open(names[2], "w", encoding="utf-8", newline="\n") as out_sources,
+    open(names[3], "w", encoding="utf-8", newline="\n") as out_targets,
+):
+    for pair in zip(sources, targets, strict=True):
+        total += 1
+        short, long = sorted(len(line.split()) for line in pair)
+        if short > 0 and long <= length and long <= ratio * short:
+            kept += 1
+            out_sources.write(pair[0])
+            out_targets.write(pair[1])
+print(f"       {kept} of {total} training pairs kept")
+PY
+}
+
+# hold_out PREFIX SRC TGT N VALID TRAIN: one source sentence in N, with all its targets, goes to VALID, the rest to TRAIN. Which
+# ones depends on their text alone.
+hold_out() {
+    python - "$@" <<'PY'
+import sys
+import zlib
+
+prefix, source, target, n, valid, train = sys.argv[1:]
+sides = [open(f"{prefix}.{side}", encoding="utf-8", newline="\n").read().split("\n")[:-1] for side in (source, target)]
+chosen = [zlib.crc32(line.encode()) % int(n) == 0 for line in sides[0]]
+for lines, side in zip(sides, (source, target), strict=True):
+    for name, wanted in ((valid, True), (train, False)):
+        picked = [line for line, held in zip(lines, chosen, strict=True) if held == wanted]
+        if not picked:
+            sys.exit(f"{prefix}.{source}: too little text to hold out one sentence in {n}; set HOLD_OUT to less")
+        with open(f"{name}.{side}", "w", encoding="utf-8", newline="\n") as out:
+            out.write("".join(line + "\n" for line in picked))
+PY
+}
+
+# moses_tokens LANGUAGE IN OUT: punctuation normalised, split into Moses tokens with hyphens apart, as fairseq's WMT scripts do.
+moses_tokens() { sacremoses --quiet --language "$1" --processes "$(nproc)" normalize -c tokenize -a <"$2" >"$3"; }
+
+# learn_moses_bpe CODES SIZE FILE...: joint BPE (Sennrich et al. 2016) of tokenised files.
+learn_moses_bpe() {
+    local codes=$1 size=$2
+    shift 2
+    cat "$@" | subword-nmt learn-bpe --symbols "$size" --num-workers "$(nproc)" >"$codes.partial" 2>/dev/null
+    mv "$codes.partial" "$codes"
+}
+
+# apply_gpt2_bpe FOLDER IN OUT: the byte-level BPE of GPT-2 and BART; FOLDER has encoder.json and vocab.bpe.
+apply_gpt2_bpe() {
+    python - "$@" <<'PY'
+import sys
+
+from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+folder, source, target = sys.argv[1:]
+encoder = get_encoder(f"{folder}/encoder.json", f"{folder}/vocab.bpe")
+with open(source, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8", newline="\n") as out:
+    for line in lines:
+        out.write(" ".join(map(str, encoder.encode(" ".join(line.split())))) + "\n")
+PY
+}
+
+# keep_decoder_layers IN LAYER,LAYER OUT: a checkpoint with only these decoder layers of IN, for a shallower decoder.
+keep_decoder_layers() {
+    python - "$@" <<'PY'
+import sys
+
+import torch
+
+import fairseq_plugins  # lets torch read fairseq's checkpoints
+
+source, layers, target = sys.argv[1:]
+state, kept = torch.load(source, map_location="cpu"), {}
+numbers = layers.split(",")
+for name, value in state["model"].items():
+    part, _, rest = name.partition("decoder.layers.")
+    number, _, parameter = rest.partition(".")
+    if not rest or part:
+        kept[name] = value
+    elif number in numbers:
+        kept[f"decoder.layers.{numbers.index(number)}.{parameter}"] = value
+state["model"] = kept
+torch.save(state, target)
+PY
 }
 
 # ------------------------------------------------------------------------------------------------ subwords
@@ -184,18 +367,23 @@ value() {
 }
 
 # train FOLDER LOG MINUTES COMMAND...: run or resume fairseq-train with its checkpoints in FOLDER.partial; FOLDER when done.
-# It ends after MINUTES of training, those before an interruption included; 0 is no limit.
+# It ends after MINUTES of training, those before an interruption included; 0 is no limit. The last KEEP_CHECKPOINTS stay.
 train() {
-    local folder=$1 minutes=$3
+    local folder=$1 minutes=$3 keep=${KEEP_CHECKPOINTS:-0} options
+    options=(--save-dir "$folder.partial" --no-epoch-checkpoints --keep-interval-updates $((keep > 0 ? keep : 1))
+        --stop-time-hours "$(awk -v m="$minutes" 'BEGIN { print m / 60 }')" --log-format simple --log-interval "$LOG_INTERVAL")
+    if [ -n "$dry_run" ]; then
+        shift 3
+        perform "$@" "${options[@]}"
+        return
+    fi
     current_log=$2
     shift 3
     mkdir -p "$folder.partial"
     mend_last_checkpoint "$folder.partial"
     if [ -e "$folder.partial/checkpoint_last.pt" ]; then say "       going on from $folder.partial/checkpoint_last.pt"; fi
-    "$@" --save-dir "$folder.partial" --no-epoch-checkpoints --keep-interval-updates 1 \
-        --stop-time-hours "$(awk -v m="$minutes" 'BEGIN { print m / 60 }')" \
-        --log-format simple --log-interval "$LOG_INTERVAL" 2>&1 | tee -a "$current_log" | show_training "$minutes"
-    rm -f "$folder.partial"/checkpoint_[0-9]*.pt
+    "$@" "${options[@]}" 2>&1 | tee -a "$current_log" | show_training "$minutes"
+    if [ "$keep" -eq 0 ]; then rm -f "$folder.partial"/checkpoint_[0-9]*.pt; fi
     mv "$folder.partial" "$folder"
 }
 
@@ -220,25 +408,328 @@ mend_last_checkpoint() {
     fi
 }
 
-# ------------------------------------------------------------------------------------------------ distillation
+# ------------------------------------------------------------------------------------------------ the path of a recipe
+#
+# text -> binarise -> [teacher -> decode -> merge ->] verifier -> [decode -> merge ->] drafter -> sweep -> test -> card
+#
+# With a teacher of its own, verifier and drafter both learn from its translations (Seq-KD by a shared teacher: GAD section 5.1);
+# without, the drafter learns from the verifier's.
+#
+# A recipe sets what is listed in `run_recipe`, and a function `get_text` that writes {train,valid,test}.{$src,$tgt}
+# under $1. All in capitals can be set from the environment.
 
-# show_decoding TOTAL: fairseq-generate's output on stdin, the number of sentences on the terminal.
-show_decoding() {
-    local every=$(($1 / 5 + 1)) format='       %d of %d sentences\n'
-    if [ -t 1 ]; then every=100 format='\r       %d of %d sentences\033[K'; fi
-    awk -v total="$1" -v every="$every" -v format="$format" \
-        '/^H-/ && (++n % every == 0 || n == total) { printf format, n, total; fflush() }'
-    if [ -t 1 ]; then printf '\r\033[K'; fi
+# What most recipes have none of.
+task_options=() search_options=() distil_options=() teacher_options=() metric_options=() decoders=() test_references=()
+licence=unknown
+
+recipe_stages=text,binarise,teacher,decode,merge,verifier,drafter,sweep,test,card
+
+# Hyper-parameters of the papers: GAD Table 10, left (the verifier) and right (the drafter); the same in SpecDec Table 7 and
+# Aggressive Decoding Table 13. β2 of the verifier is the usual 0.98 (Vaswani et al. 2017); the tables say 0.99. Dropout: the
+# tables give 0.1 to 0.3 to choose from.
+# shellcheck disable=SC2034  # used by the recipes
+{
+    paper_verifier=(
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --lr 1e-3
+        --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --warmup-updates 4000 --weight-decay 0.00001 --clip-norm 3.0
+        --max-update 100000
+    )
+    paper_drafter=(
+        --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --lr 5e-4
+        --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --warmup-updates 10000 --weight-decay 0.01 --clip-norm 5.0
+        --max-update 300000
+    )
+    paper_verifier_tokens=$((20000 * 4 * 8)) # max tokens x update frequency x GPUs
+    paper_drafter_tokens=$((4096 * 4 * 8))
 }
 
-# pair_hypotheses GENERATED SOURCE OUT_SOURCE OUT_TARGET: order the H- lines of fairseq-generate as in SOURCE, one per line of it.
-# Sentences that it skipped for their length are left out on both sides.
-pair_hypotheses() {
-    awk -F '\t' -v out_source="$3" -v out_target="$4" '
-        NR == FNR { if (/^H-/) hypothesis[substr($1, 3)] = $3; next }
-        (FNR - 1) in hypothesis { print > out_source; print hypothesis[FNR - 1] > out_target }
-    ' "$1" "$2"
-    [ -s "$4" ] || die "$1: holds no hypotheses; remove it and run again"
+# recipe_options "$@": read --dry-run, --skip STAGE,STAGE and --only STAGE,STAGE; --help prints the head of the recipe. Goes to
+# the root of the repository and finds its programs and GPUs.
+recipe_options() {
+    if [ -n "${DATA:-}" ] && [ -d "$DATA" ]; then DATA=$(cd "$DATA" && pwd); fi
+    if [ -n "${BART:-}" ] && [ -d "$BART" ]; then BART=$(cd "$BART" && pwd); fi
+    recipe=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
+    cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+    if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
+    : "${GPUS:=$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)}"
+    skip='' only=''
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --dry-run) dry_run=1 ;;
+            --skip | --only)
+                [ $# -ge 2 ] || die "$1: of which stages? choose from $recipe_stages"
+                local list name
+                IFS=, read -ra list <<<"$2"
+                for name in "${list[@]}"; do
+                    [[ ,$recipe_stages, == *,$name,* ]] || die "$1 $name: no such stage; choose from $recipe_stages"
+                done
+                if [ "$1" = --skip ]; then skip=$2; else only=$2; fi
+                shift
+                ;;
+            -h | --help)
+                awk 'NR > 1 && !/^#/ { exit } NR > 1 && !/^#SBATCH/ { sub(/^# ?/, ""); print }' "$recipe"
+                exit 0
+                ;;
+            *) die "$1: no such option; there are --dry-run, --skip STAGES, --only STAGES and --help" ;;
+        esac
+        shift
+    done
+}
+
+# step STAGE OUTPUT MESSAGE COMMAND...: a stage that --skip and --only can leave out.
+step() {
+    local name=$1
+    shift
+    if wanted "$name"; then stage "$@"; fi
+}
+
+wanted() { if [ -n "$only" ]; then [[ ,$only, == *,$1,* ]]; else [[ ,$skip, != *,$1,* ]]; fi; }
+
+# batch TOKENS MAX_TOKENS: options for updates of TOKENS in all, of at most MAX_TOKENS at once on each GPU.
+batch() {
+    local processes=$((GPUS > 0 ? GPUS : 1)) most
+    most=$(($2 * processes < $1 ? $2 : $1 / processes))
+    say "--max-tokens $most --update-freq $((($1 + most * processes / 2) / (most * processes)))"
+}
+
+# The drafter's own options, in one place: another kind of drafter is another line here, or DRAFTER_OPTIONS.
+set_drafter_options() {
+    drafter_options=(
+        --share-encoder --init-decoder-from "$models/verifier.pt" --activation-fn "$ACTIVATION" --src-embedding-copy
+        --blocks-per-sentence "$BLOCKS_PER_SENTENCE"
+        --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric
+    )
+    local more
+    read -ra more <<<"${DRAFTER_OPTIONS:-}"
+    drafter_options+=("${more[@]}")
+}
+
+# copy_text FOLDER: the text of DATA=folder, for `get_text`.
+copy_text() {
+    local prefixes=() names=(train valid test) i language
+    prefixes[0]=$(find_set "$DATA" "$src" "$tgt" train)
+    prefixes[1]=$(find_set "$DATA" "$src" "$tgt" valid val dev tune)
+    prefixes[2]=$(find_test_set "$DATA" "$src" "$tgt")
+    for i in 0 1 2; do
+        check_pair "${prefixes[$i]}" "$src" "$tgt"
+        for language in "$src" "$tgt"; do perform clean_lines "${prefixes[$i]}.$language" "$1/${names[$i]}.$language"; done
+    done
+}
+
+# run_recipe: all stages. The recipe has set
+#   NAME, src, tgt                        name of the results, suffixes of the text files
+#   SUBWORDS                              unigram or bpe (sentencepiece, raw text), moses (Moses tokens, BPE) or gpt2 (BART's)
+#   VOCABULARY, MAX_LENGTH, MAX_RATIO     number of subwords; which training pairs are left out (clean_pairs)
+#   TEACHERS, teacher_options             number of teachers to train, 0 for none, and their options
+#   verifier_options, drafter_training    options of fairseq-train
+#   BLOCK_SIZE, BLOCKS_PER_SENTENCE       drafting: k, and training blocks per sentence
+#   LANGUAGE_OF_TARGET                    for Moses tokens and sacreBLEU
+# and where it needs them
+#   task_options                          of the task, for every command
+#   distil_options, search_options        of decoding: by the teacher, and on the validation and test sets
+#   metric_options, test_references       of spec-dec-metrics; several references
+#   decoders                              to test besides the usual
+#   licence                               of the data, for the model card
+run_recipe() {
+    : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
+    : "${DISTIL_DECODER:=beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
+    : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
+    : "${TOP_BETAS:=1,3,5}" "${TAUS:=1,2,3,4,5}" "${SWEEP_SENTENCES:=}" "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
+    bin=data-bin/$NAME models=checkpoints/$NAME results=results/$NAME
+    logs=$models/logs runs=$models/training raw=$bin/raw
+    set_drafter_options
+    local extra
+    read -ra extra <<<"${TRAINING_OPTIONS:-}" # for all models: the last one given counts
+    verifier_options+=("${extra[@]}")
+    teacher_options+=("${extra[@]}")
+    drafter_training+=("${extra[@]}")
+
+    precision=()
+    if [ "$GPUS" -gt 0 ]; then precision=(--fp16); fi
+    launch=(fairseq-train)
+    if [ -n "${TORCHRUN:-}" ] || [ "$GPUS" -gt 1 ]; then
+        read -ra launch <<<"${TORCHRUN:-torchrun --standalone --nproc-per-node $GPUS}"
+        launch+=(--no-python fairseq-train)
+    fi
+    languages=(--source-lang "$src" --target-lang "$tgt")
+    # To turn subwords back into raw text: D- lines of fairseq-generate.
+    case $SUBWORDS in
+        unigram | bpe) text_options=(--remove-bpe sentencepiece) ;;
+        moses) text_options=(--remove-bpe --tokenizer moses) ;;
+        gpt2) text_options=(--bpe gpt2 --gpt2-encoder-json "$BART/encoder.json" --gpt2-vocab-bpe "$BART/vocab.bpe") ;;
+        *) die "SUBWORDS=$SUBWORDS: choose from unigram, bpe, moses, gpt2" ;;
+    esac
+    if [ -n "${DATA:-}" ] && ! [ -d "$DATA" ]; then die "DATA=$DATA: no such folder; give one with train.$src, train.$tgt and so on"; fi
+    if [ -z "$dry_run" ]; then
+        mkdir -p "$bin" "$models" "$logs" "$runs" "$results"
+        # Jobs of an array decode side by side.
+        if [ "$only" != decode ]; then lock "$models/.lock"; fi
+        trap on_exit EXIT
+    fi
+    say "Recipe $NAME: models in $models, logs in $logs, results in $results; $GPUS GPUs."
+
+    step text "$raw" "get the text" make_text
+    step binarise "$bin/dict.$tgt.txt" "cut into subwords and binarise" make_binarised
+    local i
+    if [ "$TEACHERS" -gt 0 ]; then
+        for ((i = 1; i <= TEACHERS; i++)); do
+            train_model teacher "teacher$i" "$bin" --seed "$((SEED + i))" "${teacher_options[@]}"
+        done
+        TEACHER=$(for ((i = 1; i <= TEACHERS; i++)); do printf ':%s' "$models/teacher$i.pt"; done)
+        TEACHER=${TEACHER#:}
+    fi
+    if [ -n "${TEACHER:-}" ]; then
+        distil "$TEACHER"
+        train_model verifier verifier "$bin/distilled" --seed "$SEED" "${verifier_options[@]}"
+    else
+        train_model verifier verifier "$bin" --seed "$SEED" "${verifier_options[@]}"
+        distil "$models/verifier.pt"
+    fi
+    train_model drafter drafter "$bin/distilled" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$models/verifier.pt" \
+        --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}"
+    step sweep "$results/sweep/sweep.json" "choose k, β and τ on the validation set" sweep
+    step test "$results/table.json" "measure on the test set" measure_test
+    step card "$models/README.md" "write the model card" write_card
+    say "Finished in $(duration $SECONDS) min."
+}
+
+make_text() {
+    perform rm -rf "$raw.partial"
+    perform mkdir -p "$raw.partial"
+    get_text "$raw.partial"
+    perform mv "$raw.partial" "$raw"
+}
+
+# The dictionary is moved last: it says that all is there.
+make_binarised() {
+    local part=$bin/binarised.partial text=$raw set language dictionary=(--joined-dictionary)
+    perform rm -rf "$part"
+    perform mkdir -p "$part/tokens" "$part/text"
+    if [ "$SUBWORDS" = moses ]; then
+        text=$part/tokens
+        for set in train valid test; do
+            for language in "$src" "$tgt"; do perform moses_tokens "$language" "$raw/$set.$language" "$text/$set.$language"; done
+        done
+        perform learn_moses_bpe "$bin/bpe.codes" "$VOCABULARY" "$text/train.$src" "$text/train.$tgt"
+    elif [ "$SUBWORDS" = gpt2 ]; then
+        dictionary=(--srcdict "$BART/dict.txt" --tgtdict "$BART/dict.txt")
+    elif [ ! -e "$bin/subwords.model" ]; then
+        logged "$logs/subwords.log" learn_subwords "$bin/subwords.model" "$SUBWORDS" "$VOCABULARY" "$raw/train.$src" "$raw/train.$tgt"
+    fi
+    for set in train valid test; do
+        for language in "$src" "$tgt"; do
+            case $SUBWORDS in
+                moses) perform_to "$part/text/$set.$language" subword-nmt apply-bpe --codes "$bin/bpe.codes" --input "$text/$set.$language" ;;
+                gpt2) perform apply_gpt2_bpe "$BART" "$text/$set.$language" "$part/text/$set.$language" ;;
+                *) perform apply_subwords "$bin/subwords.model" "$text/$set.$language" "$part/text/$set.$language" ;;
+            esac
+        done
+    done
+    perform clean_pairs "$part/text/train" "$src" "$tgt" "$MAX_LENGTH" "$MAX_RATIO" "$part/text/clean"
+    logged "$logs/preprocess.log" fairseq-preprocess "${languages[@]}" "${dictionary[@]}" --workers "$WORKERS" --destdir "$part" \
+        --trainpref "$part/text/clean" --validpref "$part/text/valid" --testpref "$part/text/test"
+    perform rm -rf "$part/tokens" "$part/text"
+    if [ -z "$dry_run" ]; then mv "$part"/*.bin "$part"/*.idx "$part/dict.$src.txt" "$bin"; fi
+    perform mv "$part/dict.$tgt.txt" "$bin"
+    perform rm -rf "$part"
+}
+
+# train_model STAGE MODEL DATA OPTIONS...: train, then average into $models/MODEL.pt.
+train_model() {
+    local name=$1 model=$2 data=$3 tensorboard=()
+    shift 3
+    if [ "$TENSORBOARD" != 0 ]; then tensorboard=(--tensorboard-logdir "$models/tensorboard/$model"); fi
+    KEEP_CHECKPOINTS=$AVERAGE step "$name" "$runs/$model" "train the $model" train "$runs/$model" "$logs/$model.log" "$MINUTES" \
+        "${launch[@]}" "$data" --user-dir fairseq_plugins "${languages[@]}" "${task_options[@]}" \
+        "${precision[@]}" "${tensorboard[@]}" --save-interval-updates "$SAVE_INTERVAL_UPDATES" \
+        --skip-invalid-size-inputs-valid-test "$@"
+    step "$name" "$models/$model.pt" "average the last checkpoints of the $model" average "$model"
+}
+
+# AVERAGE=0 takes the best checkpoint on the validation set instead.
+average() {
+    local from=("$runs/$1" --last "$AVERAGE")
+    if [ "$AVERAGE" -eq 0 ]; then from=("$runs/$1/checkpoint_best.pt"); fi
+    logged "$logs/average-$1.log" spec-dec-average "${from[@]}" --output "$models/$1.pt"
+    if [ -z "$dry_run" ]; then rm -f "$runs/$1"/checkpoint_[0-9]*.pt; fi
+}
+
+# distil TEACHERS: $bin/distilled, translations of the training and the validation set.
+distil() {
+    local merge=(--source-lang "$src" --target-lang "$tgt")
+    if [ -n "$DISTIL_RATIO" ]; then merge+=(--max-length-ratio "$DISTIL_RATIO"); fi
+    if [ -n "$KEEP_RAW" ]; then merge+=(--keep-raw); fi
+    if wanted decode && [ ! -e "$bin/distilled" ]; then
+        say "[....] translate the training set with $1"
+        perform spec-dec-distill decode "$bin" "${languages[@]}" --gen-subset train,valid --path "$1" --output "$bin/shards" \
+            --decoder "$DISTIL_DECODER" --beam "$DISTIL_BEAM" --max-tokens "$DISTIL_MAX_TOKENS" \
+            "${task_options[@]}" "${distil_options[@]}" "${precision[@]}"
+    fi
+    step merge "$bin/distilled" "check, merge and binarise the translations" \
+        perform spec-dec-distill merge "$bin" "${merge[@]}" --gen-subset train,valid --shards "$bin/shards" \
+        --destdir "$bin/distilled" --workers "$WORKERS"
+}
+
+# Options that every decoding on the test and validation sets has.
+decoding_options() {
+    decoding=(
+        "${languages[@]}" --user-dir fairseq_plugins --task spec_dec --path "$models/verifier.pt" "${text_options[@]}"
+        --skip-invalid-size-inputs-valid-test "${task_options[@]}" "${search_options[@]}"
+        "${precision[@]}"
+    )
+}
+
+sweep() {
+    decoding_options
+    local some=()
+    if [ -n "$SWEEP_SENTENCES" ]; then some=(--sentences "$SWEEP_SENTENCES"); fi
+    logged "$logs/sweep.log" spec-dec-sweep "$bin" "${decoding[@]}" --drafter-path "$models/drafter.pt" --gen-subset valid \
+        --reference "$raw/valid.$tgt" --block-sizes "${BLOCK_SIZES:-$BLOCK_SIZE}" --top-betas "$TOP_BETAS" --taus "$TAUS" \
+        "${some[@]}" --output "$results/sweep"
+}
+
+# chosen NAME: options of gad++ that the sweep recommends: no_quality_loss or within_tolerance.
+chosen() {
+    if [ -n "$dry_run" ]; then say "--decoder gad++ CHOSEN_BY_SWEEP"; return; fi
+    [ -e "$results/sweep/sweep.json" ] || return 0
+    python -c 'import json, sys; print(json.load(open(sys.argv[1]))["recommended"][sys.argv[2]] or "")' "$results/sweep/sweep.json" "$1"
+}
+
+# Text and scores by decoder in $results/test, then the table of decoders.
+measure_test() {
+    local name options
+    decoding_options
+    perform mkdir -p "$results/test"
+    test_decoder beam --decoder beam --beam 5
+    test_decoder greedy --decoder greedy
+    test_decoder gad --decoder gad --drafter-path "$models/drafter.pt"
+    for name in no_quality_loss within_tolerance; do
+        read -ra options <<<"$(chosen "$name")"
+        if [ "${#options[@]}" -gt 0 ]; then test_decoder "$name" "${options[@]}" --drafter-path "$models/drafter.pt"; fi
+    done
+    for name in "${decoders[@]}"; do test_decoder "$name" --decoder "$name"; done
+    logged "$logs/compare.log" spec-dec-compare "$bin" "${decoding[@]}" --drafter-path "$models/drafter.pt" --reference "$raw/test.$tgt" \
+        --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$results"
+}
+
+# test_decoder NAME OPTIONS...: text and scores of one decoder. Tokenised BLEU as in the papers, and sacreBLEU with signature.
+test_decoder() {
+    local out=$results/test/$1 references=("$raw/test.$tgt")
+    shift
+    if [ ${#test_references[@]} -gt 0 ]; then references=("${test_references[@]}"); fi
+    if [ -z "$dry_run" ]; then current_log=$out.log; fi
+    perform_to "$out.out" fairseq-generate "$bin" "${decoding[@]}" --gen-subset test --max-tokens "$DISTIL_MAX_TOKENS" "$@"
+    perform_to "$out.txt" spec-dec-metrics --hypotheses "$out.out" --references "${references[@]}" --lang "$LANGUAGE_OF_TARGET" \
+        "${metric_options[@]}" --json "$out.json"
+}
+
+# The card, and beside the models what they need to be used alone: dictionaries and subwords.
+write_card() {
+    local file
+    for file in "$bin/dict.$src.txt" "$bin/dict.$tgt.txt" "$bin/subwords.model" "$bin/bpe.codes"; do
+        if [ -n "$dry_run" ] || [ -e "$file" ]; then perform cp "$file" "$models"; fi
+    done
+    perform python train_scripts/model_card.py "$NAME" "$src" "$tgt" --subwords "$SUBWORDS" --licence "$licence" --recipe "train_scripts/$(basename "$recipe")"
 }
 
 # ------------------------------------------------------------------------------------------------ measuring

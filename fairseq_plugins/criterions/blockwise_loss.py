@@ -13,6 +13,8 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.loading import unwrap
+
 
 @dataclass
 class BlockwiseLossConfig(FairseqDataclass):
@@ -41,7 +43,7 @@ class BlockwiseLoss(FairseqCriterion):
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Summed loss of a batch, the number of its targets over the heads trained, and what to log."""
         net_input, target = sample["net_input"], sample["target"]
-        blockwise = getattr(model, "module", model)
+        blockwise = unwrap(model)
         first = 2 if blockwise.base_is_frozen and blockwise.decoder.identity_first_head else 1
         heads = list(range(first, blockwise.decoder.heads + 1))
         if self.head_loss == "sampled" and model.training:

@@ -21,7 +21,7 @@ from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import load_model
+from fairseq_plugins.loading import load_model, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.reports import tensorboard
@@ -291,8 +291,8 @@ class SpecDecTask(TranslationTask):
     def _acceptance_generator(self, model: nn.Module) -> DraftVerifyGenerator | None:
         """Decodes validation batches with what is trained, to count accepted tokens: None where nothing drafts."""
         drafter, verifier = _drafter(model), self.training_verifier()
-        if isinstance(getattr(model, "module", model), BlockwiseTransformer):
-            verifier, options = getattr(model, "module", model), methods.Options(decoder="blockwise")
+        if isinstance(unwrap(model), BlockwiseTransformer):
+            verifier, options = unwrap(model), methods.Options(decoder="blockwise")
         elif drafter is None or verifier is None:
             return None
         else:
@@ -408,7 +408,7 @@ def _is_drafter(cfg: Any) -> bool:
 
 def _drafter(model: nn.Module) -> BlockNat | None:
     """The drafter inside of fairseq's wrappers for distributed training, None for other models."""
-    model = getattr(model, "module", model)
+    model = unwrap(model)
     return model if isinstance(model, BlockNat) else None
 
 

@@ -1,0 +1,128 @@
+"""Average the last checkpoints of a training run into one small file.
+
+    spec-dec-average FOLDER --last 10 --output MODEL.pt
+
+Following Vaswani et al. (2017, section 6.1) and Ott et al. (2018). The result holds no optimiser state and, by default,
+half-precision weights; fairseq-generate and fairseq-train --restore-file --reset-optimizer read it as any other
+checkpoint.
+"""
+
+import argparse
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import read_checkpoint
+from fairseq_plugins.reports.cli import run_command
+from fairseq_plugins.reports.comparison_options import positive
+from fairseq_plugins.reports.files import write_atomically
+
+_NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
+
+
+def last_checkpoints(folder: Path, count: int) -> list[Path]:
+    """The last numbered checkpoints of a training run: by updates where there are such, else by epochs.
+
+    Raises:
+        ConfigurationError: when there are fewer than `count`.
+    """
+    for pattern in ("checkpoint_*_*.pt", "checkpoint*.pt"):
+        found = {}
+        for file in folder.glob(pattern):
+            match = _NUMBERED.fullmatch(file.name)
+            if match is not None:
+                found[int(match.group(1))] = file
+        if len(found) >= count:
+            return [found[number] for number in sorted(found)[-count:]]
+    raise ConfigurationError(
+        f"{folder}: has fewer than {count} numbered checkpoints; train with --keep-interval-updates {count} or give a "
+        "smaller --last"
+    )
+
+
+def average(files: Sequence[Path]) -> dict[str, Any]:
+    """Mean of the weights of checkpoints, in the last one's state.
+
+    Args:
+        files: checkpoints of one model.
+
+    Returns:
+        a fairseq checkpoint without optimiser state. Tensors of whole numbers (sizes, fingerprints) are the last's.
+
+    Raises:
+        ConfigurationError: when a file cannot be read, or their weights differ in name or shape.
+    """
+    total: dict[str, Tensor] = {}
+    state: dict[str, Any] = {}
+    for file in files:
+        read_checkpoint(str(file), "checkpoint")  # for its errors
+        state = torch.load(file, map_location="cpu")
+        weights = state["model"]
+        shapes = {name: value.shape for name, value in weights.items()}
+        if total and shapes != {name: value.shape for name, value in total.items()}:
+            raise ConfigurationError(f"{file}: its weights differ in name or shape from {files[0]}'s; give one model's")
+        for name, value in weights.items():
+            if value.is_floating_point() and name in total:
+                total[name] += value.double()
+            else:
+                total[name] = value.double() if value.is_floating_point() else value
+    state["model"] = {
+        name: (value / len(files)).float() if value.is_floating_point() else value for name, value in total.items()
+    }
+    state["last_optimizer_state"] = None
+    # What else is needed to load it; the rest tells of the run's data and machine.
+    iterator = {"epoch": state["extra_state"]["train_iterator"]["epoch"]}
+    state["extra_state"] = {"train_iterator": iterator, "averaged": [file.name for file in files]}
+    return state
+
+
+def to_half(state: dict[str, Any]) -> dict[str, Any]:
+    """The same checkpoint with half-precision weights.
+
+    Raises:
+        ConfigurationError: when a weight is too large for that.
+    """
+    halves = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
+    for name, value in halves.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise ConfigurationError(f"{name}: not all of it fits half precision; add --fp32")
+    return {**state, "model": halves}
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Options of `spec-dec-average`."""
+    parser = argparse.ArgumentParser(prog="spec-dec-average", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="FOLDER|FILE", help="a training folder with numbered checkpoints, or checkpoints")
+    add("--last", type=positive, default=10, metavar="N", help="how many of a folder (default: 10)")
+    add("--output", required=True, metavar="MODEL.pt", help="where the average goes")
+    add("--fp32", action="store_true", help="keep single precision")
+    return parser
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse, average, write."""
+    args = get_parser().parse_args(argv)
+    inputs = [Path(name) for name in args.inputs]
+    files = last_checkpoints(inputs[0], args.last) if len(inputs) == 1 and inputs[0].is_dir() else inputs
+    state = average(files)
+    content = io.BytesIO()
+    torch.save(state if args.fp32 else to_half(state), content)
+    write_atomically(Path(args.output), content.getvalue(), "--output")
+    print(f"{args.output}: mean of {', '.join(file.name for file in files)}; {len(content.getvalue()) / 1e6:.1f} MB")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-average`."""
+    return run_command("spec-dec-average", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Training a drafter in two processes, and going on after an interruption."""
+
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.conftest import TINY, Corpus
+from tests.support import finish_command, run_in_process, start_command
+
+SEED = 3
+UPDATES = 6
+
+
+def options(corpus: Corpus, folder: Path, *more: str) -> str:
+    """A short training of a drafter that logs every update."""
+    return (
+        f"{corpus.data} --task spec_dec --arch block_nat {TINY} --criterion glat_loss --seed {SEED} --cpu "
+        f"--optimizer adam --lr 0.01 --max-tokens 200 --num-workers 0 --block-size 4 --blocks-per-sentence 2 "
+        f"--glancing-start 0.5 --glancing-end 0.1 --glancing-updates {UPDATES} --required-batch-size-multiple 1 "
+        f"--save-dir {folder} --no-epoch-checkpoints --disable-validation --log-format json --log-interval 1 "
+    ) + " ".join(more)
+
+
+def logged(log: str, name: str) -> dict[int, float]:
+    """Values of the updates in a log of fairseq-train."""
+    records = [json.loads(line) for line in re.findall(r"\| train_inner \| (\{.*\})", log)]
+    records = records or [json.loads(line) for line in re.findall(r"^(\{.*num_updates.*\})$", log, re.MULTILINE)]
+    return {int(record["num_updates"]): float(record[name]) for record in records if name in record}
+
+
+def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    together = [
+        "--distributed-world-size 2 --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp",
+        f"--distributed-init-method tcp://localhost:{port} --max-update {UPDATES}",
+    ]
+    processes = [
+        start_command("train", options(corpus, tmp_path / "two", *together, f"--distributed-rank {rank}"))
+        for rank in range(2)
+    ]
+
+    # fairseq seeds every process alike at every update. In one process the second batch of an update would draw on.
+    train_step = SpecDecTask.train_step
+
+    def seeded(self: SpecDecTask, *arguments: Any, **named: Any) -> tuple:
+        torch.manual_seed(SEED + named["update_num"])
+        return train_step(self, *arguments, **named)
+
+    with mock.patch.object(SpecDecTask, "train_step", seeded):
+        one = run_in_process(
+            "train", options(corpus, tmp_path / "one", f"--update-freq 2 --max-update {UPDATES}")
+        )
+    two = [finish_command(process) for process in processes]
+    assert [process.returncode for process in two] == [0, 0], two[0].stderr + two[1].stderr
+    expected, found = logged(one.stdout + one.stderr, "loss"), logged(two[0].stdout + two[0].stderr, "loss")
+    assert list(expected) == list(range(1, UPDATES + 1))
+    assert found == pytest.approx(expected, abs=2e-3)  # logged with three decimals
+    weights = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two")]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=0, atol=1e-4)
+
+
+def test_resuming_continues_the_glancing_schedule(corpus: Corpus, tmp_path: Path) -> None:
+    def train(folder: str, updates: int) -> dict[int, float]:
+        log = run_in_process("train", options(corpus, tmp_path / folder, f"--max-update {updates}"))
+        return logged(log.stdout + log.stderr, "glancing_ratio")
+
+    whole = train("whole", UPDATES)
+    expected = {update: 0.5 - 0.4 * (update - 1) / UPDATES for update in range(1, UPDATES + 1)}
+    assert whole == pytest.approx(expected, abs=5e-4)  # logged with three decimals
+    assert {**train("parts", 2), **train("parts", UPDATES)} == whole
+    weights = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "parts")]
+    for name, value in weights[0].items():
+        assert torch.equal(weights[1][name], value), name
