@@ -92,10 +92,11 @@ def test_whole_recipe(tmp_path: Path) -> None:
     for part in ("train_scripts", "fairseq_plugins"):
         (tmp_path / part).symlink_to(ROOT / part)
     small = {"LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2", "BASE_EPOCHS": "1", "BLOCKWISE_EPOCHS": "1"}
-    patches = {"SIZE": "8", "TRAIN_PATCHES": "8", "VALID_PATCHES": "1", "TEST_PATCHES": "2", "BLOCKWISE_HEADS": "3"}
+    # More tokens than the 1024 that fairseq takes by default.
+    patches = {"SIZE": "24", "TRAIN_PATCHES": "2", "VALID_PATCHES": "1", "TEST_PATCHES": "2", "BLOCKWISE_HEADS": "3"}
     first = run_recipe("super_resolution.sh", tmp_path, **small, **patches)
     assert first.returncode == 0, first.stdout + first.stderr
-    results = tmp_path / "results/super-resolution-8"
+    results = tmp_path / "results/super-resolution-24"
     with Image.open(results / "images.png") as image:
         assert image.size == (5 * 96 + 4 * 4, 16 + 2 * 96 + 4)
     table = (results / "summary.md").read_text().splitlines()[2:5]
