@@ -539,7 +539,11 @@ run_recipe() {
     logs=$models/logs runs=$models/training raw=$bin/raw
     set_drafter_options
     local extra
-    read -ra extra <<<"${TRAINING_OPTIONS:-}" # for all models: the last one given counts
+    # More options for all models, and for all decoding: of several the last one counts.
+    read -ra extra <<<"${DECODING_OPTIONS:-}"
+    distil_options+=("${extra[@]}")
+    search_options+=("${extra[@]}")
+    read -ra extra <<<"${TRAINING_OPTIONS:-}"
     verifier_options+=("${extra[@]}")
     teacher_options+=("${extra[@]}")
     drafter_training+=("${extra[@]}")
@@ -673,7 +677,7 @@ distil() {
 # Options that every decoding on the test and validation sets has.
 decoding_options() {
     decoding=(
-        "${languages[@]}" --user-dir fairseq_plugins --task spec_dec --path "$models/verifier.pt" "${text_options[@]}"
+        "${languages[@]}" --task spec_dec --path "$models/verifier.pt" "${text_options[@]}"
         --skip-invalid-size-inputs-valid-test "${task_options[@]}" "${search_options[@]}"
         "${precision[@]}"
     )
@@ -718,7 +722,7 @@ test_decoder() {
     shift
     if [ ${#test_references[@]} -gt 0 ]; then references=("${test_references[@]}"); fi
     if [ -z "$dry_run" ]; then current_log=$out.log; fi
-    perform_to "$out.out" fairseq-generate "$bin" "${decoding[@]}" --gen-subset test --max-tokens "$DISTIL_MAX_TOKENS" "$@"
+    perform_to "$out.out" fairseq-generate "$bin" --user-dir fairseq_plugins "${decoding[@]}" --gen-subset test --max-tokens "$DISTIL_MAX_TOKENS" "$@"
     perform_to "$out.txt" spec-dec-metrics --hypotheses "$out.out" --references "${references[@]}" --lang "$LANGUAGE_OF_TARGET" \
         "${metric_options[@]}" --json "$out.json"
 }

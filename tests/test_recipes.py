@@ -1,0 +1,230 @@
+"""The recipes in `train_scripts/`, each from text to model card with models of a few weights; and what they refuse."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.command_server import REPOSITORY, commands
+from tests.support import run_in_process
+
+WORDS = "ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
+RECIPES = ["multi30k", "iwslt14", "wmt14", "wmt16", "cnn_dm", "gec", "ua_gec", "simplification"]
+LANGUAGES = {
+    "multi30k": "en de", "iwslt14": "de en", "wmt14": "en de", "wmt16": "ro en", "cnn_dm": "source target",
+    "gec": "src tgt", "ua_gec": "src tgt", "simplification": "src tgt",
+}  # fmt: skip
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+SIZES = (
+    "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 16 "
+    "--decoder-ffn-embed-dim 16 --encoder-attention-heads 2 --decoder-attention-heads 2 "
+)
+TINY = {
+    "VOCABULARY": "60", "AVERAGE": "2", "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "BLOCK_SIZE": "3",
+    "BLOCK_SIZES": "3", "TOP_BETAS": "3", "TAUS": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
+    "HOLD_OUT": "5", "TRAINING_OPTIONS": SIZES + "--max-update 4 --max-tokens 100 --update-freq 1 --warmup-updates 2",
+    "DECODING_OPTIONS": "--max-len-b 8 --max-len-a 0 --min-len 1",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder of quick console commands."""
+    with commands(tmp_path_factory.mktemp("commands")) as folder:
+        yield folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the repository, as far as recipes need it, so that their outputs go elsewhere."""
+    shutil.copytree(REPOSITORY / "train_scripts", tmp_path / "train_scripts")
+    (tmp_path / "fairseq_plugins").symlink_to(REPOSITORY / "fairseq_plugins")
+    return tmp_path
+
+
+def write_text(folder: Path, languages: str) -> None:
+    """Sets of text in which the target is nearly the source."""
+    generator = random.Random(1)
+    folder.mkdir()
+    for name, count in (("train", 60), ("val", 8), ("test", 6)):
+        lines = [[generator.choice(WORDS) for _ in range(generator.randint(2, 5))] for _ in range(count)]
+        sides = [lines, [[word.capitalize() for word in line] for line in lines]]
+        for language, side in zip(languages.split(), sides, strict=True):
+            text = "".join(" ".join(line) + " .\n" for line in side)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+
+
+def run(
+    checkout: Path, recipe: str, *arguments: str, programs: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a recipe in a checkout."""
+    path = [str(programs)] if programs is not None else []
+    path += [str(Path(sys.executable).parent), os.environ["PATH"]]
+    inherited = {name: value for name, value in os.environ.items() if name not in ("DATA", "NAME", "TEST", "BART")}
+    more = {"PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        ["bash", str(checkout / f"train_scripts/{recipe}.sh"), *arguments],
+        cwd=checkout, env={**inherited, **more, **variables}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def tiny_bart(folder: Path) -> None:
+    """A folder like BART's: byte-level subwords without merges, a dictionary, and an untrained model."""
+    folder.mkdir()
+    characters = [chr(n) for n in range(33, 127)] + [chr(n) for n in range(161, 324)]
+    encoder = {character: number for number, character in enumerate(characters)}
+    (folder / "encoder.json").write_text(json.dumps(encoder))
+    (folder / "vocab.bpe").write_text("#version: 0.2\n")
+    (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in range(len(characters))))
+    (folder / "text.source").write_text("1 2 3\n" * 8)
+    (folder / "text.target").write_text("1 2\n" * 8)
+    run_in_process(
+        "preprocess",
+        f"--source-lang source --target-lang target --srcdict {folder}/dict.txt --tgtdict {folder}/dict.txt "
+        f"--trainpref {folder}/text --destdir {folder}/data",
+    )
+    run_in_process(
+        "train",
+        f"{folder}/data --task translation --arch bart_base {SIZES} --decoder-layers 3 --share-all-embeddings --cpu "
+        "--criterion cross_entropy --optimizer adam --lr 0.01 --max-update 1 --max-tokens 100 --disable-validation "
+        f"--save-dir {folder} --num-workers 0",
+        plugin=False,
+    )
+    # Published models have no state of training either.
+    (folder / "checkpoint_last.pt").rename(folder / "model.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [*RECIPES, "gec-bart"])
+def test_recipe(checkout: Path, programs: Path, recipe: str) -> None:
+    """From text to the card: lossless, complete, and nothing to do the second time."""
+    recipe, _, model = recipe.partition("-")
+    write_text(checkout / "text", LANGUAGES[recipe])
+    variables = {**TINY, "DATA": "text", "NAME": f"tiny.{'-'.join(LANGUAGES[recipe].split())}", "TEST": "test"}
+    if recipe == "cnn_dm" or model:
+        tiny_bart(checkout / "bart")
+        variables |= {"BART": "bart", "TEACHER": str(checkout / "bart/model.pt") if recipe == "cnn_dm" else ""}
+        variables |= {"MODEL": model, "BART_LAYERS": "0,2", "SUMMARY_LENGTHS": "--max-len-b 8 --min-len 1"}
+        variables["TRAINING_OPTIONS"] += " --decoder-layers 3" if recipe == "cnn_dm" else " --decoder-layers 2"
+    if recipe == "simplification":
+        for number in range(2):
+            shutil.copy(checkout / "text/test.tgt", checkout / f"text/test.tgt.{number}")
+    result = run(checkout, recipe, programs=programs, **variables)
+    assert result.returncode == 0, result.stdout + result.stderr
+    name = variables["NAME"]
+    models, results = checkout / "checkpoints" / name, checkout / "results" / name
+    for file in ("verifier.pt", "drafter.pt"):
+        state = torch.load(models / file)
+        assert state["last_optimizer_state"] is None and len(state["extra_state"]["averaged"]) == 2
+        assert {value.dtype for value in state["model"].values() if value.is_floating_point()} == {torch.float16}
+    rows = json.loads((results / "table.json").read_text())["rows"]
+    assert next(row for row in rows if row["name"] == "gad")["identical"] == 6
+    wanted = {"rouge": "cnn_dm", "SARI": "simplification", "F0.5": "gec"}
+    scores = (results / "test/gad.txt").read_text()
+    assert all((text in scores) == (used in recipe) for text, used in wanted.items() if text != "rouge"), scores
+    assert (results / "sweep/sweep.md").exists()
+    assert not [str(path) for path in checkout.rglob("*.partial*")]
+    card = (models / "README.md").read_text(encoding="utf-8")
+    assert f"train_scripts/{recipe}.sh" in card and "| gad" in card
+    if recipe == "ua_gec":
+        raw = checkout / f"data-bin/{name}/raw"
+        train, valid = ((raw / f"{side}.src").read_text().splitlines() for side in ("train", "valid"))
+        assert len(train) + len(valid) == 60 and not set(train) & set(valid)
+    if recipe == "multi30k":
+        second = run(checkout, recipe, programs=programs, **variables)
+        assert second.returncode == 0 and "[....]" not in second.stdout
+        _translates_what_is_typed(card, checkout, programs)
+
+
+def _translates_what_is_typed(card: str, checkout: Path, programs: Path) -> None:
+    command = re.search(r"    (fairseq-interactive .*(?:\\\n.*)*)", card)
+    assert command is not None
+    output = subprocess.run(
+        ["bash", "-c", f"PATH={programs}:$PATH; {command.group(1)}"],
+        input="ein zwei\n", cwd=checkout, capture_output=True, text=True,
+    )  # fmt: skip
+    assert re.search(r"^D-0\t", output.stdout, re.MULTILINE), output.stdout + output.stderr
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_dry_run_prints_every_command_and_does_nothing(checkout: Path, recipe: str) -> None:
+    write_text(checkout / "text", LANGUAGES[recipe])
+    before = sorted(checkout.rglob("*"))
+    for variables in ({"DATA": "text"}, {}):
+        if not variables and recipe in ("cnn_dm", "gec", "ua_gec", "simplification"):
+            continue  # their text cannot be downloaded
+        name = {"NAME": "wmt16.ro-en"} if recipe == "wmt16" else {}
+        result = run(checkout, recipe, "--dry-run", GPUS="8", TEST="test", **variables, **name)
+        assert result.returncode == 0, result.stderr
+        for command in (
+            "fairseq-preprocess ", "torchrun --standalone --nproc-per-node 8 --no-python fairseq-train ",
+            "spec-dec-distill decode ", "spec-dec-distill merge ", "spec-dec-average ",
+            "spec-dec-sweep ", "fairseq-generate ", "spec-dec-metrics ",
+            "--tensorboard-logdir", "--fp16", "model_card.py",
+        ):  # fmt: skip
+            assert command in result.stdout, command
+        assert ("curl " in result.stdout) == (not variables or recipe == "cnn_dm")
+    assert sorted(checkout.rglob("*")) == before
+
+
+def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
+    for gpus, most in ((8, 8192), (3, 5000), (1, 4096), (64, 20000)):
+        result = run(checkout, "wmt14", "--dry-run", GPUS=str(gpus), MAX_TOKENS=str(most), DRAFTER_MAX_TOKENS=str(most))
+        found = re.findall(r"fairseq-train .*--max-tokens (\d+) --update-freq (\d+)", result.stdout)
+        batches = [int(tokens) * int(frequency) * gpus for tokens, frequency in found]
+        for batch, wanted in zip(batches, (3584 * 16 * 8, 20000 * 4 * 8, 4096 * 4 * 8), strict=True):
+            assert batch == pytest.approx(wanted, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "variables", "message"),
+    [
+        ("multi30k", ["--only", "train"], {}, "--only train: no such stage; choose from text,"),
+        ("multi30k", ["--fast"], {}, "--fast: no such option"),
+        ("multi30k", [], {"DATA": "none"}, "DATA=none: no such folder"),
+        ("multi30k", [], {"SUBWORDS": "none"}, "SUBWORDS=none: choose from"),
+        ("wmt14", [], {"NAME": "x.en-fr"}, "NAME=x.en-fr: does not end in en-de or de-en"),
+        ("wmt14", [], {"SIZE": "huge"}, "SIZE=huge: choose from base, big, 12-2"),
+        ("gec", [], {}, "DATA is missing"),
+        ("gec", [], {"DATA": "text", "MODEL": "gpt"}, "MODEL=gpt: choose from big, bart"),
+        ("cnn_dm", [], {"DATA": "text", "BART": "text"}, "TEACHER is missing"),
+    ],
+)
+def test_what_is_refused(
+    checkout: Path, recipe: str, arguments: list[str], variables: dict[str, str], message: str
+) -> None:
+    write_text(checkout / "text", LANGUAGES[recipe])
+    result = run(checkout, recipe, *arguments, **variables)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith(f"error: {message}") and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_downloads_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("not found")
+
+    def fetch(*arguments: str) -> subprocess.CompletedProcess[str]:
+        script = f"set -euo pipefail; source {REPOSITORY}/train_scripts/functions.sh; fetch file://{tmp_path}/page out "
+        return subprocess.run(
+            ["bash", "-c", script + " ".join(arguments)], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    assert "has 9 bytes, expected at least 1000; remove it" in fetch("1000").stderr
+    assert "its checksum is not the published one" in fetch("5", "0" * 64).stderr
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out.partial").unlink()
+    assert fetch("5").returncode == 0 and (tmp_path / "out").read_text() == "not found"
+
+
+def test_help_is_the_head_of_the_recipe(checkout: Path) -> None:
+    result = run(checkout, "wmt14", "--help")
+    assert result.stdout.startswith("WMT14 English to German") and "SBATCH" not in result.stdout

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# WMT16 English to Romanian and back: the set-up of SpecDec Tables 1 and 8 and Aggressive Decoding Tables 5 and 14.
+#
+#   train_scripts/wmt16.sh                                      English to Romanian; downloads 0.3 GB
+#   NAME=wmt16.ro-en train_scripts/wmt16.sh                     Romanian to English
+#   SIZE=big train_scripts/wmt16.sh                             base, big or 12-2
+#   DATA=folder train_scripts/wmt16.sh                          train.en, train.ro, valid.*, test.* of your own, raw text
+#   sbatch --array=0-7 train_scripts/wmt16.sh --only decode     decode the training set in eight jobs
+#
+# Options: --dry-run (print every command), --skip STAGES, --only STAGES. What has been done is not done again.
+# Every setting in capitals can be set from the environment, such as GPUS=1; TRAINING_OPTIONS and DECODING_OPTIONS add options
+# of fairseq to every training and decoding.
+#SBATCH --job-name=wmt16 --gres=gpu:8 --cpus-per-task=32 --time=3-00:00:00 --output=%x-%j.log
+set -euo pipefail
+# Under Slurm the script itself is a copy elsewhere.
+# shellcheck source=train_scripts/functions.sh
+source "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}/train_scripts/functions.sh"
+recipe_options "$@"
+
+: "${NAME:=wmt16.en-ro}"
+case $NAME in
+    *en-ro) src=en tgt=ro ;;
+    *ro-en) src=ro tgt=en ;;
+    *) die "NAME=$NAME: does not end in en-ro or ro-en" ;;
+esac
+LANGUAGE_OF_TARGET=$tgt
+metric_options=(--metrics "bleu,sacrebleu,chrf")
+licence="WMT16 training data (statmt.org/wmt16), see there for each corpus"
+
+SUBWORDS=moses
+: "${VOCABULARY:=32000}"                                 # SpecDec section 5.1
+: "${MAX_LENGTH:=250}" "${MAX_RATIO:=1.5}"               # as WMT14; the papers do not say
+: "${TEACHERS:=1}"                                       # SpecDec section 5.1
+: "${BLOCK_SIZE:=25}" "${BLOCK_SIZES:=10,15,20,25}"      # Aggressive Decoding Table 14
+: "${VERIFIER_TOKENS:=$paper_verifier_tokens}" "${DRAFTER_TOKENS:=$paper_drafter_tokens}"
+: "${MAX_TOKENS:=8192}" "${DRAFTER_MAX_TOKENS:=4096}"    # at once on a GPU: what fits into its memory
+: "${DROPOUT:=0.3}"                                      # of 0.1 to 0.3: the most, for 610,000 pairs; ours
+
+# SIZE: base (GAD section 5.1), big (GAD section 5.3.2) or 12-2 (SpecDec appendix B.5), of verifier and drafter.
+: "${SIZE:=base}"
+case $SIZE in
+    base) verifier_arch=(--arch transformer_wmt_en_de) drafter_arch=(--arch block_nat_base) ;;
+    big) verifier_arch=(--arch transformer_vaswani_wmt_en_de_big) drafter_arch=(--arch block_nat_big) ;;
+    12-2)
+        verifier_arch=(--arch transformer_wmt_en_de --encoder-layers 12 --decoder-layers 2)
+        drafter_arch=(--arch block_nat_12_2)
+        ;;
+    *) die "SIZE=$SIZE: choose from base, big, 12-2" ;;
+esac
+
+read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"
+read -ra drafter_batch <<<"$(batch "$DRAFTER_TOKENS" "$DRAFTER_MAX_TOKENS")"
+# The teacher: Transformer-base with raw text (SpecDec section 5.1), trained as the verifier.
+teacher_options=(
+    --task translation --arch transformer_wmt_en_de --share-all-embeddings "${paper_verifier[@]}" "${verifier_batch[@]}" --dropout "$DROPOUT"
+)
+verifier_options=(
+    --task translation "${verifier_arch[@]}" --share-all-embeddings "${paper_verifier[@]}" "${verifier_batch[@]}" --dropout "$DROPOUT"
+)
+drafter_training=("${drafter_arch[@]}" --share-all-embeddings "${paper_drafter[@]}" "${drafter_batch[@]}" --dropout "$DROPOUT")
+
+get_text() {
+    if [ -n "${DATA:-}" ]; then
+        copy_text "$1"
+        return
+    fi
+    # No checksums are published for the training corpora; the least sizes are guesses that catch an error page or a torn
+    # file. Validation (newsdev2016) and test (newstest2016) come through sacrebleu, which checks them.
+    local folder=downloads/wmt16 language side
+    fetch http://data.statmt.org/wmt16/translation-task/training-parallel-ep-v8.tgz $folder/europarl-v8.tgz 100000000
+    fetch https://object.pouta.csc.fi/OPUS-SETIMES/v2/moses/en-ro.txt.zip $folder/setimes.zip 10000000
+    for language in ro en; do
+        from_tar "$1/train.$language" "$folder/europarl-v8.tgz:training-parallel-ep-v8/europarl-v8.ro-en.$language" \
+            "$folder/setimes.zip:SETIMES.en-ro.$language"
+        side=src
+        if [ "$language" = "$tgt" ]; then side=ref; fi
+        from_sacrebleu wmt16/dev "$src-$tgt" $side "$1/valid.$language"
+        from_sacrebleu wmt16 "$src-$tgt" $side "$1/test.$language"
+    done
+}
+
+run_recipe
