@@ -26,11 +26,13 @@ COMMANDS = {
     "fairseq-interactive": "fairseq_cli.interactive:cli_main",
     "fairseq-preprocess": "fairseq_cli.preprocess:cli_main",
     "fairseq-train": "fairseq_cli.train:cli_main",
+    "sacremoses": "sacremoses.cli:cli",
     "spec-dec-average": "fairseq_plugins.averaging:main",
     "spec-dec-compare": "fairseq_plugins.reports.compare:main",
     "spec-dec-distill": "fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics": "fairseq_plugins.reports.metrics:main",
     "spec-dec-sweep": "fairseq_plugins.reports.sweep:main",
+    "subword-nmt": "subword_nmt.subword_nmt:main",
 }
 
 CLIENT = """#!{python} -SE

@@ -32,7 +32,8 @@ SIZES = (
 TINY = {
     "VOCABULARY": "60", "AVERAGE": "2", "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "BLOCK_SIZE": "3",
     "BLOCK_SIZES": "3", "TOP_BETAS": "3", "TAUS": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
-    "HOLD_OUT": "5", "TRAINING_OPTIONS": SIZES + "--max-update 4 --max-tokens 100 --update-freq 1 --warmup-updates 2",
+    "HOLD_OUT": "5", "WORKERS": "1",
+    "TRAINING_OPTIONS": SIZES + "--max-update 4 --max-tokens 100 --update-freq 1 --warmup-updates 2",
     "DECODING_OPTIONS": "--max-len-b 8 --max-len-a 0 --min-len 1",
 }  # fmt: skip
 
@@ -100,7 +101,7 @@ def tiny_bart(folder: Path) -> None:
         f"--save-dir {folder} --num-workers 0",
         plugin=False,
     )
-    # Published models have no state of training either.
+
     (folder / "checkpoint_last.pt").rename(folder / "model.pt")
 
 

@@ -24,6 +24,9 @@ else
     verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
     drafter=checkpoints/$NAME/drafter/checkpoint_best.pt
     blockwise=checkpoints/$NAME/blockwise/checkpoint_best.pt
+    if [ -e "checkpoints/$NAME/verifier.pt" ]; then # of a recipe, not of the demo
+        verifier=checkpoints/$NAME/verifier.pt drafter=checkpoints/$NAME/drafter.pt
+    fi
     for file in "data-bin/$NAME" "$verifier" "$drafter"; do
         [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
     done

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Shared by the recipes in this folder, to be sourced: messages, stages, input checks, text, subwords, training with
-# progress, and at the end the path that all recipes take from text to a measured drafter (run_recipe).
+# progress, and the path that all recipes take from text to a measured drafter (run_recipe).
 #
 # A stage writes under a name that ends in .partial and renames at the end, so what has its final name is complete,
 # and a recipe that is started again goes on where it was interrupted.
@@ -238,13 +238,13 @@ PY
 }
 
 # moses_tokens LANGUAGE IN OUT: punctuation normalised, split into Moses tokens with hyphens apart, as fairseq's WMT scripts do.
-moses_tokens() { sacremoses --quiet --language "$1" --processes "$(nproc)" normalize -c tokenize -a <"$2" >"$3"; }
+moses_tokens() { sacremoses --quiet --language "$1" --processes "${WORKERS:-1}" normalize -c tokenize -a <"$2" >"$3"; }
 
 # learn_moses_bpe CODES SIZE FILE...: joint BPE (Sennrich et al. 2016) of tokenised files.
 learn_moses_bpe() {
     local codes=$1 size=$2
     shift 2
-    cat "$@" | subword-nmt learn-bpe --symbols "$size" --num-workers "$(nproc)" >"$codes.partial" 2>/dev/null
+    cat "$@" | subword-nmt learn-bpe --symbols "$size" --num-workers "${WORKERS:-1}" >"$codes.partial" 2>/dev/null
     mv "$codes.partial" "$codes"
 }
 
@@ -492,13 +492,23 @@ batch() {
     say "--max-tokens $most --update-freq $((($1 + most * processes / 2) / (most * processes)))"
 }
 
-# The drafter's own options, in one place: another kind of drafter is another line here, or DRAFTER_OPTIONS.
+# The drafter's own options, in one place. DRAFTER=tokens is the papers' (a decoder that reads the output so far), except that it
+# shares the verifier's encoder; DRAFTER=features reads the verifier's states, with a few layers and without glancing.
+# DRAFTER_OPTIONS adds more.
 set_drafter_options() {
     drafter_options=(
-        --share-encoder --init-decoder-from "$models/verifier.pt" --activation-fn "$ACTIVATION" --src-embedding-copy
+        --init-decoder-from "$models/verifier.pt" --activation-fn "$ACTIVATION" --src-embedding-copy
         --blocks-per-sentence "$BLOCKS_PER_SENTENCE"
         --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric
     )
+    case $DRAFTER in
+        tokens) drafter_options+=(--share-encoder) ;;
+        features)
+            drafter_options+=(--drafter-context features --drafter-layers "$DRAFTER_LAYERS")
+            drafter_options+=(--position-decay 3 --glancing-start 0 --glancing-end 0)
+            ;;
+        *) die "DRAFTER=$DRAFTER: choose from tokens, features" ;;
+    esac
     local more
     read -ra more <<<"${DRAFTER_OPTIONS:-}"
     drafter_options+=("${more[@]}")
@@ -534,6 +544,7 @@ run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
     : "${DISTIL_DECODER:=beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
+    : "${DRAFTER:=tokens}" "${DRAFTER_LAYERS:=2}"
     : "${TOP_BETAS:=1,3,5}" "${TAUS:=1,2,3,4,5}" "${SWEEP_SENTENCES:=}" "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
     bin=data-bin/$NAME models=checkpoints/$NAME results=results/$NAME
     logs=$models/logs runs=$models/training raw=$bin/raw

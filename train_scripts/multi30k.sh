@@ -25,6 +25,7 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 : "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=2048}" "${MAX_TOKENS:=2048}" # ours
 : "${VERIFIER_LR:=0.004}" "${DRAFTER_LR:=0.002}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}" # ours
 : "${VERIFIER_DROPOUT:=0.2}" "${DRAFTER_DROPOUT:=0.1}" # ours
+: "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" # ours
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}" # the drafter is to say what the verifier says when it decodes greedily
 
 # Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny: 4-4 layers, 128/256, 4 heads.

@@ -26,6 +26,7 @@ licence="UA-GEC 2.0 (github.com/grammarly/ua-gec), CC BY 4.0"
 : "${VERIFIER_UPDATES:=10000}" "${DRAFTER_UPDATES:=10000}" "${VERIFIER_TOKENS:=4096}" "${DRAFTER_TOKENS:=4096}" "${MAX_TOKENS:=4096}"
 : "${VERIFIER_LR:=0.003}" "${DRAFTER_LR:=0.002}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}"
 : "${VERIFIER_DROPOUT:=0.2}" "${DRAFTER_DROPOUT:=0.1}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}" "${LAYERS:=4}"
+: "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" # ours
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}"
 decoders=(iad)
 metric_options=(--metrics "f0.5,bleu,sacrebleu" --source "data-bin/$NAME/raw/test.$src")

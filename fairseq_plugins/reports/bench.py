@@ -203,6 +203,7 @@ class Bench:
         self, generator: Any, numbers: Sequence[int], batch_size: int, bar: tqdm | None = None
     ) -> tuple[dict[int, Tokens], list[float]]:
         """The same, with the seconds of every batch."""
+        self._set_beam(getattr(generator, "beam_size", 1))
         outputs: dict[int, Tokens] = {}
         seconds = []
         prefix_size = self.cfg.generation.prefix_size
@@ -219,6 +220,12 @@ class Bench:
             if bar is not None:
                 bar.update(len(hypotheses))
         return outputs, seconds
+
+    def _set_beam(self, beam: int) -> None:
+        """fairseq's BART keeps the beam of its last search in its layers, and never sets it back to 1."""
+        for model in self.models:
+            for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
+                layer.encoder_attn.set_beam_size(beam)
 
     def _synchronise(self) -> None:
         if self.cuda:
