@@ -33,8 +33,9 @@ TINY = {
     "VOCABULARY": "60", "AVERAGE": "2", "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "BLOCK_SIZE": "3",
     "BLOCK_SIZES": "3", "TOP_BETAS": "3", "TAUS": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
     "HOLD_OUT": "5", "WORKERS": "1",
-    "TRAINING_OPTIONS": SIZES + "--max-update 4 --max-tokens 100 --update-freq 1 --warmup-updates 2",
-    "DECODING_OPTIONS": "--max-len-b 8 --max-len-a 0 --min-len 1",
+    "TRAINING_OPTIONS": SIZES + "--max-update 4 --max-tokens 100 --update-freq 1 --warmup-updates 2 "
+    "--num-workers 0",  # starting and ending them takes seconds
+    "DECODING_OPTIONS": "--max-len-b 8 --max-len-a 0 --min-len 1 --num-workers 0",
 }  # fmt: skip
 
 
