@@ -248,18 +248,19 @@ learn_moses_bpe() {
     mv "$codes.partial" "$codes"
 }
 
-# apply_gpt2_bpe FOLDER IN OUT: the byte-level BPE of GPT-2 and BART; FOLDER has encoder.json and vocab.bpe.
+# apply_gpt2_bpe FOLDER IN OUT [IN OUT]...: the byte-level BPE of GPT-2 and BART; FOLDER has encoder.json and vocab.bpe.
 apply_gpt2_bpe() {
     python - "$@" <<'PY'
 import sys
 
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-folder, source, target = sys.argv[1:]
+folder, *files = sys.argv[1:]
 encoder = get_encoder(f"{folder}/encoder.json", f"{folder}/vocab.bpe")
-with open(source, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8", newline="\n") as out:
-    for line in lines:
-        out.write(" ".join(map(str, encoder.encode(" ".join(line.split())))) + "\n")
+for source, target in zip(files[::2], files[1::2], strict=True):
+    with open(source, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8", newline="\n") as out:
+        for line in lines:
+            out.write(" ".join(map(str, encoder.encode(" ".join(line.split())))) + "\n")
 PY
 }
 
@@ -617,7 +618,7 @@ make_text() {
 
 # The dictionary is moved last: it says that all is there.
 make_binarised() {
-    local part=$bin/binarised.partial text=$raw set language dictionary=(--joined-dictionary)
+    local part=$bin/binarised.partial text=$raw set language dictionary=(--joined-dictionary) files=()
     perform rm -rf "$part"
     perform mkdir -p "$part/tokens" "$part/text"
     if [ "$SUBWORDS" = moses ]; then
@@ -635,11 +636,12 @@ make_binarised() {
         for language in "$src" "$tgt"; do
             case $SUBWORDS in
                 moses) perform_to "$part/text/$set.$language" subword-nmt apply-bpe --codes "$bin/bpe.codes" --input "$text/$set.$language" ;;
-                gpt2) perform apply_gpt2_bpe "$BART" "$text/$set.$language" "$part/text/$set.$language" ;;
+                gpt2) files+=("$text/$set.$language" "$part/text/$set.$language") ;;
                 *) perform apply_subwords "$bin/subwords.model" "$text/$set.$language" "$part/text/$set.$language" ;;
             esac
         done
     done
+    if [ "$SUBWORDS" = gpt2 ]; then perform apply_gpt2_bpe "$BART" "${files[@]}"; fi
     perform clean_pairs "$part/text/train" "$src" "$tgt" "$MAX_LENGTH" "$MAX_RATIO" "$part/text/clean"
     logged "$logs/preprocess.log" fairseq-preprocess "${languages[@]}" "${dictionary[@]}" --workers "$WORKERS" --destdir "$part" \
         --trainpref "$part/text/clean" --validpref "$part/text/valid" --testpref "$part/text/test"
