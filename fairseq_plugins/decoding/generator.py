@@ -169,7 +169,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             batch.gained[sentence].append(count)
         self.method.drafter.observe(
             Verdict(
-                draft, choice, accepted, verification.hidden, verification.features, before, span, max(gained)
+                draft, choice, accepted, verification.hidden, verification.features, before, span, gained
             )
         )
         if self.trace is not None:

@@ -48,6 +48,7 @@ class Options:
 
     decoder: str
     block_size: int | None = None
+    auto_block_size: bool = False
     top_beta: int = 1
     tau: float = 0.0
     accept_score: str = "verifier"
@@ -73,6 +74,7 @@ class Options:
         return cls(
             decoder=ALIASES.get(decoder, decoder),
             block_size=cfg.block_size,
+            auto_block_size=cfg.auto_block_size,
             top_beta=beta,
             tau=tau,
             accept_score=str(cfg.accept_score),
@@ -99,6 +101,10 @@ def check_options(cfg: Any) -> None:
         raise ConfigurationError(f"--top-beta {cfg.top_beta}: give at least 1, which accepts the verifier's best only")
     if not cfg.tau >= 0:
         raise ConfigurationError(f"--tau {cfg.tau}: a gap of log-probabilities; give 0 or more")
+    if cfg.auto_block_size and not Options.from_config(cfg).needs_drafter:
+        raise ConfigurationError(f"--auto-block-size: is for trained drafters (gad, gad++), not --decoder {decoder}")
+    if cfg.auto_block_size and decoder == "nat":
+        raise ConfigurationError("--auto-block-size: --decoder nat has no verifier to say how many tokens pay")
     relaxed = cfg.top_beta != 1 or cfg.tau != 0
     if str(cfg.preset) != "none" and relaxed:
         raise ConfigurationError(f"--preset {cfg.preset}: sets --top-beta and --tau; give either the preset or these")
@@ -291,7 +297,7 @@ def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -
         assert model is not None
         keep_logits = options.decoder == "gad++" and options.accept_score == "drafter"
         kind = FeatureDrafter if model.reads_features else NatDrafter
-        trained = kind(model, _width(model, options), keep_logits)
+        trained = kind(model, _width(model, options), keep_logits, options.auto_block_size)
     if options.decoder == "iad":
         return SourceCopyDrafter(dictionary.pad(), options.iad_lookup == "recent", trained)
     assert trained is not None

@@ -58,6 +58,13 @@ class SpecDecConfig(TranslationConfig):
             "together, b (default: 5)"
         },
     )
+    auto_block_size: bool = field(
+        default=False,
+        metadata={
+            "help": "gad, gad++: draft as many of --block-size tokens as pay, by the running times and the running "
+            "rate of acceptance; gad gives the same output at every block size"
+        },
+    )
     top_beta: int = field(
         default=1,
         metadata={

@@ -186,7 +186,7 @@ def blocks_of(drafter: Any, source: list[int], output: list[int]) -> list[int]:
         choice = scores.argmax(-1)
         accepted = accepted_prefix(exact(draft, scores, choice), draft.widths)
         lengths = torch.tensor([length])
-        drafter.observe(Verdict(draft, choice, accepted, None, None, lengths, Span(length, length), 0))
+        drafter.observe(Verdict(draft, choice, accepted, None, None, lengths, Span(length, length), [0]))
         gained = min(int(accepted) + 1, len(output) - length)
         done += choice[0, :gained].tolist()
         gains.append(gained)

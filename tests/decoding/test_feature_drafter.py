@@ -79,7 +79,7 @@ def test_training_computes_what_decoding_computes(
         draft, choice = Draft(tokens[:, 1 : newest + 1]), verification.scores.argmax(-1)
         if newest > 0:
             drafter.observe(
-                Verdict(draft, choice, prefix, None, verification.features, begin.lengths, begin.span, newest)
+                Verdict(draft, choice, prefix, None, verification.features, begin.lengths, begin.span, [newest])
             )
         drafted = drafter.draft(DecodingState(tokens, prefix, prefix.tolist(), 25))
         expected = logits.view(4, 3, 5, -1)[:, block, 1:]

@@ -64,7 +64,7 @@ class Verdict:
         features: [B, K+1, F], the states of those of its layers that the drafter reads, None for drafters that do not.
         lengths: [B], the lengths before this draft.
         span: shortest and longest of `lengths`.
-        newest: the most tokens that any sentence gained, on the host.
+        gained: how many tokens each sentence gained, on the host.
     """
 
     draft: Draft
@@ -74,7 +74,12 @@ class Verdict:
     features: Tensor | None
     lengths: Tensor
     span: Span
-    newest: int
+    gained: list[int]
+
+    @property
+    def newest(self) -> int:
+        """The most tokens that any sentence gained."""
+        return max(self.gained)
 
 
 class Drafter(Protocol):

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.models.block_nat import BlockNat
@@ -20,21 +21,28 @@ class FeatureDrafter:
         model: the drafter.
         block_size: tokens per draft, k.
         keep_logits: hand the scores on in `Draft.logits`.
+        adapt: draft as many of `block_size` tokens as pay.
     """
 
-    def __init__(self, model: BlockNat, block_size: int, keep_logits: bool = False) -> None:
+    def __init__(
+        self, model: BlockNat, block_size: int, keep_logits: bool = False, adapt: bool = False
+    ) -> None:
         self.model = model
         self.block_size = block_size
+        self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.keep_logits = keep_logits
         self.cached = CachedDecoder(model.decoder)
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         assert encoder_out is not None
         self.cached.start(encoder_out)
+        if self.chooser is not None:
+            self.chooser.start()
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.block_size, state.max_len - span.shortest)
+        wanted = self.block_size if self.chooser is None else self.chooser.choose()
+        width = min(wanted, state.max_len - span.shortest)
         if width <= 0:
             return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
         # The block sees all that stands before it and all of itself.
@@ -47,6 +55,8 @@ class FeatureDrafter:
 
     def observe(self, verdict: Verdict) -> None:
         assert verdict.features is not None
+        if self.chooser is not None:
+            self.chooser.observe(verdict.draft.tokens.size(1), verdict.gained)
         # Of sentences that gained less, the last ones are overwritten by the next block.
         features = verdict.features[:, : verdict.newest]
         self.cached.remember(self.model.decoder.context_states(features), verdict.lengths, verdict.span)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.encoder import FusedEncoder
@@ -21,11 +22,20 @@ class NatDrafter:
         model: the drafter.
         block_size: tokens per draft, k.
         keep_logits: hand the scores on in `Draft.logits`.
+        adapt: draft as many of `block_size` tokens as pay.
         alone: no verifier adds a token of its own behind the draft.
     """
 
-    def __init__(self, model: BlockNat, block_size: int, keep_logits: bool = False, alone: bool = False) -> None:
+    def __init__(
+        self,
+        model: BlockNat,
+        block_size: int,
+        keep_logits: bool = False,
+        adapt: bool = False,
+        alone: bool = False,
+    ) -> None:
         self.model = model
+        self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.block_size = block_size
         self.keep_logits = keep_logits or alone
         self.alone = alone
@@ -43,13 +53,16 @@ class NatDrafter:
             encoder_out = self.encoder(sample["net_input"])
         self.cached.start(encoder_out)
         source = sample["net_input"]["src_tokens"]
+        if self.chooser is not None:
+            self.chooser.start()
         self.lengths = torch.zeros(source.size(0), dtype=torch.long, device=source.device)
         self.span = Span(0, 0)
         self.behind = 1
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.block_size, state.max_len - span.shortest + self.alone)
+        wanted = self.block_size if self.chooser is None else self.chooser.choose()
+        width = min(wanted, state.max_len - span.shortest + self.alone)
         if width <= 0:
             return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
         # Input of every sentence: what its cache lacks, up to the last token, then the masks.
@@ -76,6 +89,8 @@ class NatDrafter:
 
     def observe(self, verdict: Verdict) -> None:
         self.behind += verdict.newest
+        if self.chooser is not None:
+            self.chooser.observe(verdict.draft.tokens.size(1), verdict.gained)
 
     def keep(self, rows: Tensor) -> None:
         self.lengths = self.lengths.index_select(0, rows)
