@@ -8,18 +8,19 @@ from torch import Tensor
 
 @dataclass
 class Blocks:
-    """What a drafter reads and what it must predict, for B sentences of at most M tokens and N blocks of W inputs.
+    """What a drafter reads and what it must predict, for B sentences of at most M tokens and N blocks of K inputs.
 
-    A block is K masks; with an anchor the last token of its prefix stands in front of them (W = K + 1).
+    The inputs of a block are K masks, and the targets their own tokens. An anchored block is the last token of its
+    prefix and K - 1 masks, and every target the token after its input, as in the verifier.
 
     Attributes:
-        tokens: [B, M + N*W] decoder input: the sentence shifted right, then the masked blocks.
-        positions: [B, M + N*W] place of every input in the sentence.
-        visible: [B, M + N*W, M + N*W], True where the row's input may attend to the column's. Where the verifier's
-            states stand for the sentence, it has the rows of the blocks only: [B, N*W, M + N*W].
-        targets: [B, N*W] the token that belongs to every mask; pad for anchors and beyond the end of the sentence.
+        tokens: [B, M + N*K] decoder input: the sentence shifted right, then the masked blocks.
+        positions: [B, M + N*K] place of every input in the sentence.
+        visible: [B, M + N*K, M + N*K], True where the row's input may attend to the column's. Where the verifier's
+            states stand for the sentence, it has the rows of the blocks only: [B, N*K, M + N*K].
+        targets: [B, N*K] what is to be predicted at every input of the blocks; pad beyond the end of the sentence.
         block_size: K.
-        anchors: 1 for blocks with an anchor, else 0.
+        anchored: whether the blocks are.
     """
 
     tokens: Tensor
@@ -27,17 +28,12 @@ class Blocks:
     visible: Tensor
     targets: Tensor
     block_size: int
-    anchors: int = 0
-
-    @property
-    def width(self) -> int:
-        """Inputs of a block, W."""
-        return self.anchors + self.block_size
+    anchored: bool = False
 
     @property
     def places(self) -> Tensor:
-        """Place in its draft of every input of the blocks, [N*W]: 1 to K for masks, 0 for anchors."""
-        return torch.arange(self.targets.size(1), device=self.targets.device) % self.width - self.anchors + 1
+        """Place of every target in its draft, [N*K], from 1 to K."""
+        return torch.arange(self.targets.size(1), device=self.targets.device) % self.block_size + 1
 
     @property
     def prefix_width(self) -> int:
@@ -45,7 +41,7 @@ class Blocks:
 
     @property
     def masks(self) -> Tensor:
-        """The inputs of the blocks, [B, N*W]."""
+        """The inputs of the blocks, [B, N*K]."""
         return self.tokens[:, self.prefix_width :]
 
 
@@ -71,7 +67,7 @@ def sample_blocks(
         block_size: masks per block, K.
         blocks_per_sentence: blocks per sentence, N; each sees its own prefix and itself only.
         attention: "prefix-causal": the prefix attends causally; "full": prefix and masks attend to all (N = 1);
-            "features": a block has an anchor, and attends to the verifier's states of the tokens before it.
+            "features": blocks are anchored, and attend to the verifier's states of the tokens before the anchor.
         pad: padding symbol.
         mask: id that stands for the mask vector.
         generator: source of randomness on the device of `target`; torch's own by default.
@@ -82,22 +78,22 @@ def sample_blocks(
     draw = torch.rand(batch, blocks_per_sentence, device=device, generator=generator)
     prefix = (draw * lengths[:, None]).long()  # [B, N]
 
-    anchors = int(attention == "features")
-    offsets = torch.arange(block_size + anchors, device=device) - anchors
-    place = prefix[:, :, None] + offsets  # place in `target` of the token of every mask, and of the anchor
-    is_target = (place < lengths[:, None, None]) & (offsets >= 0)
-    targets = target.gather(1, place.clamp(0, width - 1).flatten(1)).masked_fill(~is_target.flatten(1), pad)
+    anchored = attention == "features"
+    offsets = torch.arange(block_size, device=device)
+    place = prefix[:, :, None] + offsets  # place in `target` of what is to be predicted
+    inside = place < lengths[:, None, None]
+    targets = target.gather(1, place.clamp(max=width - 1).flatten(1)).masked_fill(~inside.flatten(1), pad)
 
     column = torch.arange(width, device=device)
     masks = target.new_full(place.shape, mask)
-    if anchors:
+    if anchored:
         masks[:, :, 0] = prev_output_tokens.gather(1, prefix)
     masks = masks.flatten(1)
-    positions = torch.cat([column.expand(batch, -1), (place + 1).flatten(1)], dim=1)
+    positions = torch.cat([column.expand(batch, -1), (place + (not anchored)).flatten(1)], dim=1)
 
-    block_of = torch.arange(blocks_per_sentence, device=device).repeat_interleave(len(offsets))
-    prefix_of = prefix.repeat_interleave(len(offsets), dim=1)[:, :, None]  # [B, N*W, 1]
-    known = column < prefix_of if anchors else column <= prefix_of
+    block_of = torch.arange(blocks_per_sentence, device=device).repeat_interleave(block_size)
+    prefix_of = prefix.repeat_interleave(block_size, dim=1)[:, :, None]  # [B, N*K, 1]
+    known = column < prefix_of if anchored else column <= prefix_of
     masks_see = torch.cat([known, (block_of[:, None] == block_of).expand(batch, -1, -1)], dim=2)
     if attention == "features":
         prefix_sees = masks_see[:, :0]
@@ -118,7 +114,7 @@ def sample_blocks(
         visible=torch.cat([prefix_sees, masks_see], dim=1),
         targets=targets,
         block_size=block_size,
-        anchors=anchors,
+        anchored=anchored,
     )
 
 
@@ -126,22 +122,25 @@ def glance(blocks: Blocks, predicted: Tensor, ratio: float, pad: int) -> Blocks:
     """Reveal some of the targets where the drafter was wrong: glancing (Qian et al. 2021, section 3).
 
     Of every block, `floor(ratio * wrong predictions)` randomly chosen targets take the place of their masks, and are
-    no targets any more.
+    no targets any more. In anchored blocks a token is revealed as the next input; the last one cannot be.
 
     Args:
         blocks: the fully masked blocks.
-        predicted: [B, N*W] what the drafter predicted for them.
+        predicted: [B, N*K] what the drafter predicted for them.
         ratio: share of the wrong predictions to reveal.
         pad: padding symbol.
     """
-    shape = (blocks.targets.size(0), -1, blocks.width)
+    shape = (blocks.targets.size(0), -1, blocks.block_size)
     targets = blocks.targets.reshape(shape)
     is_target = targets != pad
     wrong = ((predicted.reshape(shape) != targets) & is_target).sum(2, keepdim=True)
+    if blocks.anchored:
+        is_target[:, :, -1] = False
     lottery = torch.rand(targets.shape, device=targets.device).masked_fill(~is_target, 2.0)
     rank = lottery.argsort(2).argsort(2)
     revealed = ((rank < (wrong * ratio).long()) & is_target).flatten(1)
-    masks = torch.where(revealed, blocks.targets, blocks.masks)
+    shift = int(blocks.anchored)
+    masks = torch.where(revealed.roll(shift, 1), blocks.targets.roll(shift, 1), blocks.masks)
     return replace(
         blocks,
         tokens=torch.cat([blocks.tokens[:, : blocks.prefix_width], masks], dim=1),

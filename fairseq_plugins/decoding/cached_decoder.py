@@ -182,6 +182,7 @@ class CachedDecoder:
         visible: Tensor | None = None,
         layers: list[Tensor] | None = None,
         masks: int = 0,
+        added: Tensor | None = None,
     ) -> Tensor:
         """Run T new tokens of every sentence, each from its own length, and write their keys and values.
 
@@ -192,6 +193,7 @@ class CachedDecoder:
             visible: [B, T], or [1, T] for all sentences, last position that each token may attend to; by default its
                 own (causal attention).
             masks: so many masks stand behind the tokens.
+            added: [B, 1, D] or [B, T, D], added to the embedded input.
             layers: a list to which the states [B, T, D] before the first and behind every layer are added.
 
         Returns:
@@ -213,6 +215,8 @@ class CachedDecoder:
         x = self._embed(tokens, place, total, masks)
         if position is not None:
             x = x + position
+        if added is not None:
+            x = x + added
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         if self.native_layers is not None and native.pays(tokens.size(0) * width):

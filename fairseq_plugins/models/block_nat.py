@@ -95,6 +95,9 @@ class BlockNatDecoder(TransformerDecoder):
         if self.reads_features:
             self.feature_layers = _layer_numbers(args.feature_layers)
             self.fuse_features = _fusion(self.feature_layers, len(self.layers), self.embed_dim)
+            self.read_newest = nn.Linear(self.fuse_features.in_features, self.embed_dim)
+            nn.init.zeros_(self.read_newest.weight)
+            nn.init.zeros_(self.read_newest.bias)
         self.positions_every_layer: bool = args.positions_every_layer
         self.mask_vector = nn.Parameter(torch.randn(width) * width**-0.5 * self.embed_scale)
         self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
@@ -128,6 +131,13 @@ class BlockNatDecoder(TransformerDecoder):
         )
         return self.mask_vector + copied
 
+    def _newest_of(self, blocks: Blocks, features: Tensor) -> Tensor:
+        """`newest_state` for every input of training blocks, [B, N*K, D]; zero for an empty prefix."""
+        anchor = blocks.positions[:, blocks.prefix_width :] - (blocks.places - 1)
+        states = self.newest_state(features)
+        states = states.gather(1, (anchor - 1).clamp(min=0)[:, :, None].expand(-1, -1, states.size(2)))
+        return states.masked_fill((anchor == 0)[:, :, None], 0)
+
     def context_states(self, features: Tensor) -> Tensor:
         """What every layer reads in place of its own states of a prefix: the verifier's states, fused.
 
@@ -142,10 +152,24 @@ class BlockNatDecoder(TransformerDecoder):
         """
         return self.fuse_features(features).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
 
+    def newest_state(self, features: Tensor) -> Tensor:
+        """What is added to every input of a block: the newest state that the verifier has, projected.
+
+        It is the state that chose the block's anchor, and knows more than the anchor (as EAGLE, arXiv 2401.15077, feeds
+        it to its drafter).
+
+        Args:
+            features: [..., F] states of the place before the anchor.
+
+        Returns:
+            [..., D].
+        """
+        return self.read_newest(features)
+
     def block_hidden(
         self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None
     ) -> Tensor:
-        """Hidden states [B, N*W, D] of training blocks, all computed in one pass.
+        """Hidden states [B, N*K, D] of training blocks, all computed in one pass.
 
         Args:
             blocks: the blocks.
@@ -166,6 +190,8 @@ class BlockNatDecoder(TransformerDecoder):
             position = table[positions.clamp(max=table.size(0) - 1)]
             x = x + position
             position = position.transpose(0, 1)
+        if features is not None:
+            x = x + self._newest_of(blocks, features)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
@@ -408,9 +434,8 @@ class BlockNat(TransformerModel):
     def _verifier_log_probs(self, last: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:
         """The verifier's log-probabilities [n, V] at the n targets, from its teacher-forced states [B, M, D]."""
         assert self.verifier_decoder is not None
-        # The token of a place is predicted by the input before it.
-        before = (blocks.positions[:, blocks.prefix_width :] - 1).clamp(0, last.size(1) - 1)
-        states = last.gather(1, before[:, :, None].expand(-1, -1, last.size(2)))[is_target]
+        places = blocks.positions[:, blocks.prefix_width :].clamp(max=last.size(1) - 1)
+        states = last.gather(1, places[:, :, None].expand(-1, -1, last.size(2)))[is_target]
         return self.verifier_decoder.output_layer(states).float().log_softmax(-1)
 
     def train(self, mode: bool = True) -> "BlockNat":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.criterions.glat_loss import GlatLoss
-from fairseq_plugins.data.block_masking import Blocks, sample_blocks
+from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.methods import Options, check_fit
@@ -66,24 +66,27 @@ def test_training_computes_what_decoding_computes(
     logits = model.decoder.output_layer(model.decoder.block_hidden(blocks, encoder_out, features))
 
     engine = Verifier([verifier], feature_layers=model.decoder.feature_layers)
-    prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 5)[:, :, 0]
+    prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 4)[:, :, 0]
+    tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
+    begin = DecodingState(tokens, torch.zeros(4, dtype=torch.long), [0] * 4, 25)
     for block in range(3):
-        prefix = prefixes[:, block]
+        prefix, expected = prefixes[:, block], logits.view(4, 3, 4, -1)[:, block]
         drafter = FeatureDrafter(model, 4, keep_logits=True)
         drafter.start(sample, engine.start(sample))
-        tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
-        # The whole prefix is one accepted draft.
-        begin = DecodingState(tokens, torch.zeros(4, dtype=torch.long), [0] * 4, 25)
-        newest = int(prefix.max())
-        verification = engine.verify(begin, Draft(tokens[:, 1 : newest + 1]))
-        draft, choice = Draft(tokens[:, 1 : newest + 1]), verification.scores.argmax(-1)
-        if newest > 0:
-            drafter.observe(
-                Verdict(draft, choice, prefix, None, verification.features, begin.lengths, begin.span, [newest])
-            )
-        drafted = drafter.draft(DecodingState(tokens, prefix, prefix.tolist(), 25))
-        expected = logits.view(4, 3, 5, -1)[:, block, 1:]
-        torch.testing.assert_close(drafted.logits, expected, rtol=1e-3, atol=2e-4)
+        drafted, empty = drafter.draft(begin), prefix == 0
+        torch.testing.assert_close(drafted.logits[empty], expected[empty], rtol=1e-3, atol=2e-4)
+        if empty.all():
+            continue
+        # The whole prefix but its last token, which is the verifier's own, is one accepted draft.
+        gained = prefix.clamp(min=1)
+        draft = Draft(tokens[:, 1 : int(gained.max()) + 1])
+        verification = engine.verify(begin, draft)
+        choice, features = verification.scores.argmax(-1), verification.features
+        drafter.observe(
+            Verdict(draft, choice, gained - 1, None, features, begin.lengths, begin.span, gained.tolist())
+        )
+        drafted = drafter.draft(DecodingState(tokens, gained, gained.tolist(), 25))
+        torch.testing.assert_close(drafted.logits[~empty], expected[~empty], rtol=1e-3, atol=2e-4)
 
 
 @torch.no_grad()
@@ -99,26 +102,40 @@ def test_blocks_do_not_see_each_other_nor_the_future() -> None:
     hidden = model.decoder.block_hidden(blocks, encoder_out, features)
     anchors = blocks.positions[:, blocks.prefix_width]  # of the first blocks
     later = torch.arange(features.size(1)) >= anchors[:, None]
-    blocks.tokens[:, blocks.prefix_width + 4 :] = 7
+    blocks.tokens[:, blocks.prefix_width + 3 :] = 7
     changed = model.decoder.block_hidden(blocks, encoder_out, features.masked_fill(later[:, :, None], 100.0))
-    torch.testing.assert_close(changed[:, :4], hidden[:, :4])
-    assert not torch.allclose(changed[:, 4:], hidden[:, 4:])
+    torch.testing.assert_close(changed[:, :3], hidden[:, :3])
+    assert not torch.allclose(changed[:, 3:], hidden[:, 3:])
 
 
 def test_a_block_is_its_last_token_and_masks() -> None:
     target, previous = make_targets([6, 3])
     model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
     blocks = make_blocks(model, target, previous, 3, 2)
-    assert blocks.width == 4 and blocks.places.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert blocks.places.tolist() == [1, 2, 3, 1, 2, 3]
     for row in range(2):
         for block in range(2):
-            columns = slice(blocks.prefix_width + 4 * block, blocks.prefix_width + 4 * block + 4)
+            columns = slice(blocks.prefix_width + 3 * block, blocks.prefix_width + 3 * block + 3)
             anchor = int(blocks.positions[row, columns][0])
-            assert blocks.tokens[row, columns].tolist() == [int(previous[row, anchor]), *[model.decoder.mask_id] * 3]
+            assert blocks.tokens[row, columns].tolist() == [int(previous[row, anchor]), *[model.decoder.mask_id] * 2]
             expected = [*target[row, anchor : anchor + 3].tolist(), 1, 1, 1][:3]
-            assert blocks.targets[row, 4 * block : 4 * block + 4].tolist() == [1, *expected]
-            seen = blocks.visible[row, 4 * block : 4 * block + 4, : blocks.prefix_width].sum(1)
-            assert seen.tolist() == [anchor] * 4
+            assert blocks.targets[row, 3 * block : 3 * block + 3].tolist() == expected
+            seen = blocks.visible[row, 3 * block : 3 * block + 3, : blocks.prefix_width].sum(1)
+            assert seen.tolist() == [anchor] * 3
+
+
+def test_glancing_reveals_the_next_input() -> None:
+    target, previous = make_targets([8, 8, 8])
+    model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
+    blocks = make_blocks(model, target, previous, 4, 2)
+    glanced = glance(blocks, torch.zeros_like(blocks.targets), 0.9, 1)
+    revealed = (glanced.targets == 1) & (blocks.targets != 1)
+    assert revealed.any() and not revealed.view(3, 2, 4)[:, :, -1].any()
+    expected = torch.where(revealed.roll(1, 1), blocks.targets.roll(1, 1), blocks.masks)
+    assert torch.equal(glanced.masks, expected)
+    place = revealed.nonzero()[0]
+    position = int(blocks.positions[place[0], blocks.prefix_width + place[1]])
+    assert glanced.masks[place[0], place[1] + 1] == target[place[0], position]
 
 
 def test_a_copy_of_the_verifiers_layers_begins_with_what_they_read() -> None:
@@ -130,7 +147,7 @@ def test_a_copy_of_the_verifiers_layers_begins_with_what_they_read() -> None:
     assert model.decoder.feature_layers == [0, 1, 2]
     features = torch.randn(2, 5, 48)
     states = model.decoder.context_states(features)
-    assert states.shape == (2, 2, 5, 16)
+    assert states.shape == (2, 2, 5, 16) and not model.decoder.newest_state(features).any()
     for layer in range(2):
         chosen = features[..., 16 * layer : 16 * (layer + 1)]
         correlation = torch.corrcoef(torch.stack([states[layer].flatten(), chosen.flatten()]))[0, 1]
@@ -159,7 +176,7 @@ def test_loss_by_hand(gain: float) -> None:
         place = int(blocks.places[column])
         position = int(blocks.positions[row, blocks.prefix_width + column])
         weight = math.exp(-(place - 1) / gain) if gain else 1.0
-        ours, theirs = next(log_probs), scores[row, position - 1]
+        ours, theirs = next(log_probs), scores[row, position]
         divergence = (theirs.exp() * (theirs - ours)).sum()
         expected += weight * (0.75 * -ours[blocks.targets[row, column]] + 0.25 * divergence)
         weights += weight

@@ -13,9 +13,9 @@ from fairseq_plugins.models.block_nat import BlockNat
 class FeatureDrafter:
     """Draft `block_size` tokens with a `block_nat` of `--drafter-context features`.
 
-    One pass over the last token and the masks, through a shallow stack. What stands for the prefix are keys and values
-    made of the verifier's states, which its last verification computed anyway (as DFlash, arXiv 2602.06036, does for
-    decoder-only models); they are written once, when a token is accepted.
+    One pass over the last token and k - 1 masks, through a shallow stack. What stands for the prefix are keys and
+    values made of the verifier's states, which its last verification computed anyway (as DFlash, arXiv 2602.06036, does
+    for decoder-only models); they are written once, when a token is accepted. The newest state is added to the input.
 
     Args:
         model: the drafter.
@@ -32,10 +32,12 @@ class FeatureDrafter:
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.keep_logits = keep_logits
         self.cached = CachedDecoder(model.decoder)
+        self.newest: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         assert encoder_out is not None
         self.cached.start(encoder_out)
+        self.newest = None
         if self.chooser is not None:
             self.chooser.start()
 
@@ -46,20 +48,29 @@ class FeatureDrafter:
         if width <= 0:
             return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
         # The block sees all that stands before it and all of itself.
-        visible = (state.lengths[:1] if span.uniform else state.lengths)[:, None] + width
+        visible = (state.lengths[:1] if span.uniform else state.lengths)[:, None] + (width - 1)
         hidden = self.cached.step(
-            state.last_tokens(), state.lengths, span, visible.expand(-1, width + 1), masks=width
+            state.last_tokens(),
+            state.lengths,
+            span,
+            visible.expand(-1, width),
+            masks=width - 1,
+            added=self.newest,
         )
-        logits = self.cached.project(hidden[:, 1:])
+        logits = self.cached.project(hidden)
         return Draft(logits.argmax(-1), logits=logits if self.keep_logits else None)
 
     def observe(self, verdict: Verdict) -> None:
         assert verdict.features is not None
         if self.chooser is not None:
             self.chooser.observe(verdict.draft.tokens.size(1), verdict.gained)
+        place = verdict.accepted[:, None, None].expand(-1, 1, verdict.features.size(2))
+        self.newest = self.model.decoder.newest_state(verdict.features.gather(1, place))
         # Of sentences that gained less, the last ones are overwritten by the next block.
         features = verdict.features[:, : verdict.newest]
         self.cached.remember(self.model.decoder.context_states(features), verdict.lengths, verdict.span)
 
     def keep(self, rows: Tensor) -> None:
         self.cached.keep(rows)
+        if self.newest is not None:
+            self.newest = self.newest.index_select(0, rows)
