@@ -24,7 +24,7 @@ if [ -z "${DATA:-}" ]; then
     : "${ENCODER_LAYERS:=3}" "${DECODER_LAYERS:=3}" "${DRAFTER_LAYERS:=1}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}"
     : "${DROPOUT:=0.1}"
     : "${VERIFIER_EPOCHS:=5}" "${VERIFIER_MINUTES:=4}"
-    : "${DRAFTER_EPOCHS:=6}" "${DRAFTER_MINUTES:=5.5}" "${BLOCK_SIZE:=6}" "${DRAFTER_MAX_TOKENS:=1000}"
+    : "${DRAFTER_EPOCHS:=4}" "${DRAFTER_MINUTES:=5.5}" "${BLOCK_SIZE:=6}" "${DRAFTER_MAX_TOKENS:=1000}"
     : "${BLOCKWISE_EPOCHS:=2}" "${BLOCKWISE_MINUTES:=1}"
     : "${MAX_TOKENS:=2000}" "${LR:=0.002}" "${WARMUP_UPDATES:=200}"
     : "${SAVE_INTERVAL_UPDATES:=400}" "${LOG_INTERVAL:=10}"
@@ -139,13 +139,15 @@ distil() {
 }
 
 # It reads the verifier's states, and begins as a copy of its first layers. Nearer tokens weigh more: what follows a wrong
-# one is of no use. Its validation decodes, so it is not that often.
+# one is of no use. Its validation decodes, so it is not that often, and its learning rate ends at 0.
 train_drafter() {
     train "$models/drafter" "$logs/drafter.log" "$DRAFTER_MINUTES" \
         fairseq-train "$bin/distilled" --task spec_dec --arch block_nat "${training[@]}" \
-        --max-tokens "$DRAFTER_MAX_TOKENS" --drafter-context features --drafter-layers "$DRAFTER_LAYERS" \
+        --max-tokens "$DRAFTER_MAX_TOKENS" --lr-scheduler cosine \
+        --max-update "$(count_updates "$DRAFTER_EPOCHS" "$DRAFTER_MAX_TOKENS" "$bin/text/train.$src" "$bin/text/train.$tgt")" \
+        --drafter-context features --drafter-layers "$DRAFTER_LAYERS" \
         --verifier-path "$verifier" --init-decoder-from "$verifier" --activation-fn relu --src-embedding-copy \
-        --criterion glat_loss --position-decay 3 --glancing-start 0 --glancing-end 0 --max-epoch "$DRAFTER_EPOCHS" \
+        --criterion glat_loss --position-decay 3 --glancing-start 0 --glancing-end 0 \
         --save-interval-updates "$((3 * SAVE_INTERVAL_UPDATES))" \
         --block-size "$BLOCK_SIZE" --blocks-per-sentence "$BLOCKS_PER_SENTENCE" \
         --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric

@@ -1,0 +1,170 @@
+#!/usr/bin/env bash
+# Which drafter to train: what the papers' drafter, its variants and those that read the verifier's states gain, all trained for
+# the same time on one verifier. After `make demo`, with the same NAME.
+#
+#   train_scripts/drafter_table.sh                                                    the demo's verifier, 5 minutes each
+#   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that demo.sh trained
+#   SEEDS="1 2 3" DRAFTERS="tokens-shared features-1" train_scripts/drafter_table.sh  some of them, several times
+#
+# Models and measurements that exist are kept: an interrupted run goes on where it was. The table: results/NAME/drafters.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
+# shellcheck source=train_scripts/functions.sh
+source train_scripts/functions.sh
+
+: "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${MINUTES:=5}" "${SEEDS:=1}"
+: "${BLOCK_SIZE:=15}" "${KS:=5 10 15}" "${TIMED_K:=5}"
+: "${LR:=0.002}" "${WARMUP_UPDATES:=200}" "${MAX_TOKENS:=1000}" "${DROPOUT:=0.1}" "${FFN_WIDTH:=512}" "${HEADS:=4}"
+: "${DECODING_BATCH:=32}" "${TIMING_SENTENCES:=100}" "${REPEATS:=3}" "${LOG_INTERVAL:=20}"
+
+raw=data-bin/$NAME
+verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
+models=checkpoints/$NAME/drafter-table
+cells=results/$NAME/drafter-table
+table=results/$NAME/drafters.md
+for file in "$raw" "$raw/distilled" "$verifier"; do
+    [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
+done
+
+# What each is, and its options; glancing is off and nearer tokens weigh more unless a drafter says otherwise.
+plain=(--position-decay 3 --glancing-start 0 --glancing-end 0)
+started=(--init-decoder-from "$verifier" --activation-fn relu)
+sizes=(--encoder-ffn-embed-dim "$FFN_WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS")
+features=("${plain[@]}" "${started[@]}" --drafter-context features --blocks-per-sentence 4)
+glancing=(--glancing-start 0.5 --glancing-end 0.3 --glancing-updates 10000)
+
+# set_drafter NAME: sets options, data and what (a few words)
+set_drafter() {
+    data=$raw/distilled
+    case $1 in
+        full) what="the papers': own encoder, full attention, glancing"
+            options=("${own[@]}" "${glancing[@]}" --drafter-attention full) ;;
+        causal) what="own encoder, prefix-causal, glancing"
+            options=("${own[@]}" "${glancing[@]}" --blocks-per-sentence 4) ;;
+        shared) what="shared encoder, prefix-causal, glancing"
+            options=("${own[@]}" "${glancing[@]}" --blocks-per-sentence 4 --share-encoder) ;;
+        shared-started) what="the same, begun as a copy of the verifier's decoder"
+            options=("${own[@]}" "${glancing[@]}" "${started[@]}" --blocks-per-sentence 4 --share-encoder) ;;
+        features-1 | features-2 | features-4) what="verifier's states, ${1#features-} layers"
+            options=("${features[@]}" --drafter-layers "${1#features-}") ;;
+        features-no-decay) what="1 layer, all places weigh the same"
+            options=("${features[@]}" --drafter-layers 1 --position-decay 0) ;;
+        features-glancing) what="1 layer, glancing"
+            options=("${features[@]}" --drafter-layers 1 "${glancing[@]}") ;;
+        features-soft) what="1 layer, half of the loss from the verifier's distribution"
+            options=("${features[@]}" --drafter-layers 1 --soft-targets 0.5) ;;
+        features-raw) what="1 layer, trained on the references instead of the verifier's output"
+            data=$raw options=("${features[@]}" --drafter-layers 1) ;;
+        *) die "DRAFTERS=$DRAFTERS: $1 is unknown; give some of: $all" ;;
+    esac
+}
+all="full causal shared shared-started features-1 features-2 features-4 features-no-decay features-glancing features-soft features-raw"
+: "${DRAFTERS:=$all}"
+
+# The papers' drafter has the verifier's shape.
+shape() { python - "$verifier" <<'PY'
+import sys
+
+import torch
+from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
+
+allow_fairseq_checkpoints()
+weights = torch.load(sys.argv[1], map_location="cpu")["model"]
+layers = {part: len({name.split(".")[2] for name in weights if name.startswith(f"{part}.layers.")}) for part in ("encoder", "decoder")}
+width = weights["decoder.embed_tokens.weight"].size(1)
+print(f"--encoder-layers {layers['encoder']} --decoder-layers {layers['decoder']} --encoder-embed-dim {width} --decoder-embed-dim {width}")
+PY
+}
+read -ra own <<<"$(shape) --share-all-embeddings"
+
+train_one() {
+    train "$1" "$models/logs/$(basename "$1").log" "$MINUTES" \
+        fairseq-train "$data" --user-dir fairseq_plugins --task spec_dec --arch block_nat "${sizes[@]}" --criterion glat_loss \
+        --dropout "$DROPOUT" --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
+        --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS" --num-workers 1 --seed "$2" \
+        --verifier-path "$verifier" --block-size "$BLOCK_SIZE" --src-embedding-copy --skip-invalid-size-inputs-valid-test \
+        --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "${options[@]}"
+}
+
+# accept CELL MODEL K: decode the subset
+accept() {
+    measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --decoder gad --drafter-path "$2" --block-size "$3" --batch-size "$DECODING_BATCH"
+}
+
+# time_one FOLDER MODEL: speed beside fairseq's, and where the time goes
+time_one() {
+    rm -rf "$1.partial"
+    OMP_NUM_THREADS=1 logged "$1.log" spec-dec-compare "$raw" --user-dir fairseq_plugins --path "$verifier" --drafter-path "$2" --block-size "$TIMED_K" \
+        --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test --decoders greedy,gad --profile \
+        --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$1.partial"
+    cp "$1.log" "$1.partial/profile.log"
+    mv "$1.partial" "$1"
+}
+
+write_table() {
+    python - "$table.partial" "$cells" "$models" "$KS" "$DRAFTERS" "$SEEDS" "$TIMED_K" <<'PY'
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
+from tabulate import tabulate
+
+allow_fairseq_checkpoints()
+target, cells, models, ks, drafters, seeds, timed_k = sys.argv[1:]
+cells, rows = Path(cells), []
+
+
+def show(values: list[float], form: str) -> str:
+    spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{form}}{spread}"
+
+
+for name in drafters.split():
+    runs = [f"{name}-{seed}" for seed in seeds.split()]
+    accepted = [[float((cells / f"{run}-{k}").read_text().split()[3]) for run in runs] for k in ks.split()]
+    weights = torch.load(Path(models) / runs[0] / "checkpoint_best.pt", map_location="cpu")["model"]
+    parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
+    draft, single, batch, gain = [], [], [], []
+    for run in runs:
+        found = json.loads((cells / f"{run}-timing" / "table.json").read_text())["rows"]
+        row = next(row for row in found if row["name"] == "gad")
+        log = (cells / f"{run}-timing" / "profile.log").read_text().split("Where the time goes: gad", 1)[1]
+        draft.append(float(re.search(r"\| drafter +\| +([\d.]+)", log)[1]) / row["iterations"])
+        single.append(row["sentences_per_second"]["1"])
+        batch.append(row["sentences_per_second"]["16"])
+        gain.append(row["speed_up_over_fairseq_beam_1"]["1"])
+    what = (cells / f"{name}.what").read_text().strip()
+    rows.append([what, *(show(values, ".2f") for values in accepted), f"{parameters / 1000:,.0f}", show(draft, ".2f"),
+                 show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")])
+header = ["drafter", *(f"accepted, k = {k}" for k in ks.split()), "1000 parameters", "ms per draft", "sent/s, batch 1",
+          "sent/s, batch 16", "× beam 1"]
+Path(target).write_text(tabulate(rows, header, tablefmt="github", colalign=("left", *["right"] * (len(header) - 1)), disable_numparse=True)
+                        + f"\n\nSpeeds and milliseconds at k = {timed_k}.\n")
+PY
+    mv "$table.partial" "$table"
+}
+
+mkdir -p "$models/logs" "$cells"
+lock "$models/.lock"
+trap on_exit EXIT
+say "Drafters of $NAME: $DRAFTERS; $MINUTES minutes of training each, seeds $SEEDS."
+for drafter in $DRAFTERS; do
+    set_drafter "$drafter"
+    say "$what" >"$cells/$drafter.what"
+    for seed in $SEEDS; do
+        run=$drafter-$seed
+        stage "$models/$run" "train $run: $what" train_one "$models/$run" "$seed"
+        for k in $KS; do
+            stage "$cells/$run-$k" "decode with $run, k = $k" accept "$cells/$run-$k" "$models/$run/checkpoint_best.pt" "$k"
+        done
+        stage "$cells/$run-timing" "time $run" time_one "$cells/$run-timing" "$models/$run/checkpoint_best.pt"
+    done
+done
+write_table
+say
+cat "$table"
