@@ -46,14 +46,15 @@ def top_beta(beta: int, tau: float, score_of: str = "verifier") -> Rule:
     """
 
     def rule(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
-        by_verifier = by_drafter = scores[:, :-1].gather(2, draft.tokens[:, :, None])
+        drafted, best = draft.tokens.unsqueeze(2), choice[:, :-1].unsqueeze(2)
+        scores = scores[:, :-1]
+        by_verifier = by_drafter = scores.gather(2, drafted)
         if score_of == "drafter":
             assert draft.logits is not None
-            by_drafter = draft.logits.float().log_softmax(-1).gather(2, draft.tokens[:, :, None])
-        better = (scores[:, :-1] > by_drafter).sum(-1, keepdim=True)
-        gap = scores[:, :-1].gather(2, choice[:, :-1, None]) - by_drafter
-        near = (better < beta) & (gap <= tau) & (by_verifier > -torch.inf)
-        return exact(draft, scores, choice) | near[:, :, 0]
+            by_drafter = draft.logits.float().log_softmax(-1).gather(2, drafted)
+        is_near = (scores.gather(2, best) - by_drafter <= tau) & (by_verifier > -torch.inf)
+        better = (scores > by_drafter).sum(2, keepdim=True)
+        return ((drafted == best) | (is_near & (better < beta))).squeeze(2)
 
     return rule
 

@@ -120,7 +120,7 @@ class CachedDecoder:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
         self.layers = [_read_layer(layer) for layer in decoder.layers]
-        self.key_values = [_without_query(layer.self_qkv) for layer in self.layers]
+        self.to_key_value = [native.fastest(_without_query(layer.self_qkv)) for layer in self.layers]
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
@@ -129,7 +129,7 @@ class CachedDecoder:
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
         self.native_layers = None if self.positions_every_layer else native.native_layers(self.layers)
         plain_output = _plain_projection(decoder)
-        self.native_output = None if plain_output is None else native.native_linear(plain_output)
+        self.output_layer = decoder.output_layer if plain_output is None else native.fastest(plain_output)
         # Keys and values [layers, B, positions, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
@@ -290,16 +290,14 @@ class CachedDecoder:
         if not span.uniform:
             rows = torch.arange(batch, device=lengths.device)[:, None]
             places = (rows, lengths[:, None] + torch.arange(width, device=lengths.device))
-        for layer, key_value, cache, x in zip(self.layers, self.key_values, self.cache, states, strict=True):
+        for layer, to_key_value, cache, x in zip(self.layers, self.to_key_value, self.cache, states, strict=True):
             if layer.normalize_before:
                 x = layer.self_norm(x)
-            cache[places] = F.linear(x, *key_value).unflatten(-1, (2, layer.heads, -1))
+            cache[places] = to_key_value(x).unflatten(-1, (2, layer.heads, -1))
 
     def project(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
-        if self.native_output is not None and native.pays(hidden.numel() // hidden.size(-1)):
-            return self.native_output(hidden)
-        return self.decoder.output_layer(hidden)
+        return self.output_layer(hidden)
 
     @property
     def capacity(self) -> int:
@@ -329,8 +327,7 @@ class CachedDecoder:
         weight = decoder.embed_tokens.weight
         if masks:
             x = F.embedding(tokens, weight) * decoder.embed_scale
-            fed = self._masks(place[:, -masks:], total).expand(tokens.size(0), masks, -1)
-            x = torch.cat([x, fed], dim=1)
+            x = torch.cat([x, self._masks(place[:, -masks:], total).expand(tokens.size(0), masks, -1)], dim=1)
         elif self.mask_vectors is None:
             x = F.embedding(tokens, weight) * decoder.embed_scale
         else:

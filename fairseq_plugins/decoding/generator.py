@@ -180,7 +180,7 @@ class DraftVerifyGenerator(SequenceGenerator):
     def _constrain(self, scores: Tensor, batch: _Batch) -> None:
         """Forbid in `scores` [B, T, V], in place, what fairseq's generator forbids at these places."""
         state = batch.state
-        scores[..., self.pad] = -torch.inf
+        scores.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             scores[..., self.unk] -= self.unk_penalty
         span, width = state.span, scores.size(1)

@@ -279,7 +279,7 @@ def build(models: Sequence[nn.Module], drafter: BlockNat | None, options: Option
         return Method(Verifier(models, options.temperature), heads, _blockwise_rule(options, dictionary))
     if options.decoder == "gad++":
         rule = top_beta(options.top_beta, options.tau, options.accept_score)
-    feature_layers = drafter.decoder.feature_layers if drafter is not None and drafter.reads_features else ()
+    feature_layers = drafter.decoder.reader.feature_layers if drafter is not None and drafter.reads_features else ()
     verifier = Verifier(models, options.temperature, feature_layers)
     return Method(verifier, _drafter(drafter, options, dictionary), rule)
 

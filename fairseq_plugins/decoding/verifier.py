@@ -30,7 +30,7 @@ class Verification:
 
     def log_probs(self, tokens: Tensor) -> Tensor:
         """Log-probabilities [B, T] of these tokens [B, T]."""
-        return self.scores.gather(2, tokens[:, :, None])[:, :, 0]
+        return self.scores.gather(2, tokens.unsqueeze(2)).squeeze(2)
 
 
 class Verifier:

@@ -18,9 +18,10 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks, glance
-from fairseq_plugins.decoding.cached_decoder import position_table, unsupported_reason
+from fairseq_plugins.decoding.cached_decoder import position_table
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
+from fairseq_plugins.models.verifier_features import FeatureReader, fit_to_verifier, layer_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -93,11 +94,7 @@ class BlockNatDecoder(TransformerDecoder):
         self.reads_features: bool = args.drafter_context == "features"
         self.drafter_attention: str = "features" if self.reads_features else args.drafter_attention
         if self.reads_features:
-            self.feature_layers = _layer_numbers(args.feature_layers)
-            self.fuse_features = _fusion(self.feature_layers, len(self.layers), self.embed_dim)
-            self.read_newest = nn.Linear(self.fuse_features.in_features, self.embed_dim)
-            nn.init.zeros_(self.read_newest.weight)
-            nn.init.zeros_(self.read_newest.bias)
+            self.reader = FeatureReader(layer_numbers(args.feature_layers), len(self.layers), self.embed_dim)
         self.positions_every_layer: bool = args.positions_every_layer
         self.mask_vector = nn.Parameter(torch.randn(width) * width**-0.5 * self.embed_scale)
         self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
@@ -131,41 +128,6 @@ class BlockNatDecoder(TransformerDecoder):
         )
         return self.mask_vector + copied
 
-    def _newest_of(self, blocks: Blocks, features: Tensor) -> Tensor:
-        """`newest_state` for every input of training blocks, [B, N*K, D]; zero for an empty prefix."""
-        anchor = blocks.positions[:, blocks.prefix_width :] - (blocks.places - 1)
-        states = self.newest_state(features)
-        states = states.gather(1, (anchor - 1).clamp(min=0)[:, :, None].expand(-1, -1, states.size(2)))
-        return states.masked_fill((anchor == 0)[:, :, None], 0)
-
-    def context_states(self, features: Tensor) -> Tensor:
-        """What every layer reads in place of its own states of a prefix: the verifier's states, fused.
-
-        DFlash (arXiv 2602.06036) fuses them once for all layers. One fusion for each lets a layer that is a copy of the
-        verifier's begin with just what the verifier's layer reads.
-
-        Args:
-            features: [B, T, F] states behind `feature_layers` of the verifier, side by side.
-
-        Returns:
-            [L, B, T, D] for the L layers.
-        """
-        return self.fuse_features(features).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
-
-    def newest_state(self, features: Tensor) -> Tensor:
-        """What is added to every input of a block: the newest state that the verifier has, projected.
-
-        It is the state that chose the block's anchor, and knows more than the anchor (as EAGLE, arXiv 2401.15077, feeds
-        it to its drafter).
-
-        Args:
-            features: [..., F] states of the place before the anchor.
-
-        Returns:
-            [..., D].
-        """
-        return self.read_newest(features)
-
     def block_hidden(
         self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None
     ) -> Tensor:
@@ -190,12 +152,14 @@ class BlockNatDecoder(TransformerDecoder):
             position = table[positions.clamp(max=table.size(0) - 1)]
             x = x + position
             position = position.transpose(0, 1)
+        contexts = None
         if features is not None:
-            x = x + self._newest_of(blocks, features)
+            contexts, added = self.reader(features)
+            contexts = self.dropout_module(contexts).transpose(1, 2)
+            x = x + _before_anchors(added, blocks)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
-        contexts = None if features is None else self.dropout_module(self.context_states(features)).transpose(1, 2)
         memory, padding = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
         for index, layer in enumerate(self.layers):
             if self.positions_every_layer and index > 0 and position is not None:
@@ -301,7 +265,7 @@ class BlockNat(TransformerModel):
                 needing = "--drafter-context features" if args.drafter_context == "features" else "--share-encoder"
                 raise ConfigurationError(f"{needing}: needs the verifier to read; add --verifier-path VERIFIER.pt")
         if args.drafter_context == "features":
-            _fit_to_verifier(args, verifier)
+            fit_to_verifier(args, verifier)
         model = super().build_model(args, task)
         source_width, target_width = args.encoder_embed_dim, model.decoder.embed_tokens.embedding_dim
         if args.src_embedding_copy and source_width != target_width:
@@ -340,16 +304,7 @@ class BlockNat(TransformerModel):
         self._remember_verifier(encoder)
 
     def adopt_verifier(self, verifier: nn.Module) -> None:
-        """Read this verifier's encoder output and decoder states; its weights are frozen and not in the checkpoint.
-
-        Raises:
-            ConfigurationError: when a layer to read is not there.
-        """
-        highest = max(self.decoder.feature_layers)
-        if highest > len(verifier.decoder.layers):
-            raise ConfigurationError(
-                f"--feature-layers {highest}: the verifier's decoder has {len(verifier.decoder.layers)} layers"
-            )
+        """Read this verifier's encoder output and decoder states; its weights are frozen and not in the checkpoint."""
         self.adopt_encoder(verifier.encoder)
         decoder = self.verifier_decoder = verifier.decoder.requires_grad_(False).eval()
         for name in ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim", "embed_scale"):
@@ -374,7 +329,7 @@ class BlockNat(TransformerModel):
         """Teacher forcing: states [B, M, F] of the layers to read, and [B, M, D] as they enter the projection."""
         assert self.verifier_decoder is not None
         last, extra = self.verifier_decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)
-        layers = [extra["inner_states"][number].transpose(0, 1) for number in self.decoder.feature_layers]
+        layers = [extra["inner_states"][number].transpose(0, 1) for number in self.decoder.reader.feature_layers]
         return torch.cat(layers, -1), last
 
     def forward(
@@ -467,57 +422,16 @@ class BlockNat(TransformerModel):
         return super().load_state_dict(state_dict, strict, **kwargs)
 
 
-def _layer_numbers(text: str) -> list[int]:
-    """Numbers of `--feature-layers`."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 0:
-        raise ConfigurationError(
-            f"--feature-layers {text}: give numbers of the verifier's decoder layers, 0 for the embedding, with commas "
-            "between"
-        )
-    return numbers
+def _before_anchors(states: Tensor, blocks: Blocks) -> Tensor:
+    """For every input of anchored blocks the state of the token before its anchor, [B, N*K, D]; 0 for none.
 
-
-def _fusion(feature_layers: list[int], layers: int, width: int) -> nn.Linear:
-    """From the verifier's states [F] to what each layer reads in their place [L * D].
-
-    At first layer i + 1 of the drafter reads what layer i + 1 of the verifier reads, or else the last of the states.
+    Args:
+        states: [B, M, D].
+        blocks: anchored blocks.
     """
-    fusion = nn.Linear(len(feature_layers) * width, layers * width)
-    nn.init.zeros_(fusion.bias)
-    nn.init.normal_(fusion.weight, std=0.02)
-    weight = fusion.weight.data.view(layers, width, len(feature_layers), width)
-    for layer in range(layers):
-        chosen = feature_layers.index(layer) if layer in feature_layers else -1
-        weight[layer, :, chosen] += torch.eye(width)
-    return fusion
-
-
-def _fit_to_verifier(args: Namespace, verifier: nn.Module) -> None:
-    """Set the sizes of a drafter that reads this verifier's states and uses its embeddings.
-
-    Raises:
-        ConfigurationError: for a verifier that cannot run in drafting, or options that contradict `features`.
-    """
-    decoder = verifier.decoder
-    reason = unsupported_reason(decoder)
-    if reason is not None:
-        raise ConfigurationError(f"--drafter-context features: the verifier cannot be used for drafting: {reason}")
-    if args.drafter_attention == "full":
-        raise ConfigurationError(
-            "--drafter-attention full: a drafter with --drafter-context features runs no prefix; leave it out"
-        )
-    args.encoder_embed_dim = verifier.encoder.layers[0].embed_dim
-    args.decoder_embed_dim = decoder.embed_dim
-    args.decoder_input_dim = decoder.embed_tokens.embedding_dim
-    args.decoder_output_dim = decoder.output_embed_dim
-    args.share_all_embeddings = args.share_decoder_input_output_embed = False
-    if args.feature_layers is None:
-        count = len(decoder.layers)
-        args.feature_layers = ",".join(map(str, [*range(min(args.decoder_layers, count)), count]))
+    anchor = blocks.positions[:, blocks.prefix_width :] - (blocks.places - 1)
+    chosen = states.gather(1, (anchor - 1).clamp(min=0)[:, :, None].expand(-1, -1, states.size(2)))
+    return chosen.masked_fill((anchor == 0)[:, :, None], 0)
 
 
 def _initialise(model: BlockNat, path: str, task: Any, option: str) -> None:

@@ -65,7 +65,7 @@ def test_training_computes_what_decoding_computes(
     features, _ = model._verifier_states(previous, encoder_out)
     logits = model.decoder.output_layer(model.decoder.block_hidden(blocks, encoder_out, features))
 
-    engine = Verifier([verifier], feature_layers=model.decoder.feature_layers)
+    engine = Verifier([verifier], feature_layers=model.decoder.reader.feature_layers)
     prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 4)[:, :, 0]
     tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
     begin = DecodingState(tokens, torch.zeros(4, dtype=torch.long), [0] * 4, 25)
@@ -144,10 +144,10 @@ def test_a_copy_of_the_verifiers_layers_begins_with_what_they_read() -> None:
     verifier = make_transformer(task, 0)
     # Not of make_drafter(), which makes weights larger.
     model = BlockNat.build_model(make_args(block_size=4, **FEATURES), task, verifier=verifier)
-    assert model.decoder.feature_layers == [0, 1, 2]
+    assert model.decoder.reader.feature_layers == [0, 1, 2]
     features = torch.randn(2, 5, 48)
-    states = model.decoder.context_states(features)
-    assert states.shape == (2, 2, 5, 16) and not model.decoder.newest_state(features).any()
+    states, added = model.decoder.reader(features)
+    assert states.shape == (2, 2, 5, 16) and added.shape == (2, 5, 16) and not added.any()
     for layer in range(2):
         chosen = features[..., 16 * layer : 16 * (layer + 1)]
         correlation = torch.corrcoef(torch.stack([states[layer].flatten(), chosen.flatten()]))[0, 1]
@@ -192,13 +192,13 @@ def test_only_its_own_weights_are_trained_and_saved() -> None:
     assert not [name for name in names if name.startswith(("encoder.", "verifier_decoder."))]
     assert not [name for name in names if "embed_tokens" in name or "output_projection" in name]
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trained <= names and "decoder.fuse_features.weight" in trained
+    assert trained <= names and "decoder.reader.linear.weight" in trained
     assert not verifier.decoder.training and not verifier.encoder.training and model.decoder.training
     before = {name: value.clone() for name, value in verifier.state_dict().items()}
     again = make_drafter(task, 5, verifier=verifier, **FEATURES)
     again.load_state_dict(model.state_dict())
     assert all(torch.equal(value, before[name]) for name, value in verifier.state_dict().items())
-    torch.testing.assert_close(again.decoder.fuse_features.weight, model.decoder.fuse_features.weight)
+    torch.testing.assert_close(again.decoder.reader.linear.weight, model.decoder.reader.linear.weight)
     other = make_drafter(task, 5, verifier=make_transformer(task, 9), **FEATURES)
     with pytest.raises(ConfigurationError, match="another verifier"):
         other.load_state_dict(model.state_dict())

@@ -85,9 +85,19 @@ def test_what_they_cannot_run_is_left_to_pytorch() -> None:
         encoder = FusedEncoder(make_transformer(task, 0, **options).encoder)
         assert (encoder.native_layers is not None) == runs
     assert FusedEncoder(make_transformer(task, 0).encoder.double()).native_layers is None
-    assert native.native_linear((torch.zeros(3, 3, dtype=torch.bfloat16), None)) is None
     native.enable(False)
-    assert native.native_linear((torch.zeros(3, 3), None)) is None
+    assert FusedEncoder(make_transformer(task, 0).encoder).native_layers is None
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_fastest_linear_layer(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(native.NativeLinear, "__call__", lambda self, x: calls.append(x) or F.linear(x, *layer))
+    layer = (torch.randn(20, 7, dtype=dtype), torch.randn(20, dtype=dtype))
+    x = torch.randn(rows, 1, 7, dtype=dtype)
+    torch.testing.assert_close(native.fastest(layer)(x), F.linear(x, *layer))
+    assert bool(calls) == (rows == 1 and dtype == torch.float32)
 
 
 def test_built_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +114,7 @@ def test_no_compiler(
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
     with caplog.at_level(logging.WARNING):
-        assert native.native_linear((torch.zeros(3, 3), None)) is None
-        assert native.native_linear((torch.zeros(3, 3), None)) is None
+        for _ in range(2):
+            assert native.fastest((torch.ones(3, 3), None))(torch.ones(3)).tolist() == [3, 3, 3]
     assert len(caplog.messages) == 1 and "PyTorch's operations" in caplog.messages[0]
     assert not any(file.suffix == ".so" for file in fresh.iterdir())

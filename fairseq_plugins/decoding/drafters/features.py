@@ -4,9 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.weights import linear
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -32,6 +34,8 @@ class FeatureDrafter:
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.keep_logits = keep_logits
         self.cached = CachedDecoder(model.decoder)
+        self.fuse = native.fastest(linear(model.decoder.reader.linear))
+        # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
@@ -64,11 +68,15 @@ class FeatureDrafter:
         assert verdict.features is not None
         if self.chooser is not None:
             self.chooser.observe(verdict.draft.tokens.size(1), verdict.gained)
-        place = verdict.accepted[:, None, None].expand(-1, 1, verdict.features.size(2))
-        self.newest = self.model.decoder.newest_state(verdict.features.gather(1, place))
+        newest = verdict.newest
+        states, added = self.model.decoder.reader.split(self.fuse(verdict.features[:, :newest]))
         # Of sentences that gained less, the last ones are overwritten by the next block.
-        features = verdict.features[:, : verdict.newest]
-        self.cached.remember(self.model.decoder.context_states(features), verdict.lengths, verdict.span)
+        self.cached.remember(states, verdict.lengths, verdict.span)
+        if min(verdict.gained) == newest:
+            self.newest = added[:, -1:]
+        else:
+            place = verdict.accepted.clamp(max=newest - 1)[:, None, None]
+            self.newest = added.gather(1, place.expand(-1, 1, added.size(2)))
 
     def keep(self, rows: Tensor) -> None:
         self.cached.keep(rows)

@@ -256,9 +256,12 @@ def _kernels() -> ctypes.CDLL:
     return kernels
 
 
-def native_linear(layer: Linear) -> NativeLinear | None:
-    """A linear layer in packed form, None where kernels cannot run it (other devices and types, no compiler)."""
-    return NativeLinear(layer) if _usable(*layer) else None
+def fastest(layer: Linear) -> Callable[[Tensor], Tensor]:
+    """A linear layer as a function of x [..., inputs]: on the kernels where they can run it and pay, else PyTorch's."""
+    if not _usable(*layer):
+        return lambda x: F.linear(x, *layer)
+    packed = NativeLinear(layer)
+    return lambda x: packed(x) if pays(x.numel() // x.size(-1)) else F.linear(x, *layer)
 
 
 def native_layers(layers: Sequence[Layer]) -> NativeLayers | None:

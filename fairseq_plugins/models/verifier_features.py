@@ -1,0 +1,100 @@
+"""What a drafter with `--drafter-context features` reads: the verifier's decoder states, fused (docs/drafters.md)."""
+
+from argparse import Namespace
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.cached_decoder import unsupported_reason
+from fairseq_plugins.errors import ConfigurationError
+
+
+class FeatureReader(nn.Module):
+    """From the verifier's states of a token to what stands for it in the drafter, in one projection.
+
+    DFlash (arXiv 2602.06036) fuses the states once for all layers. One fusion for each lets a layer that is a copy of
+    the verifier's begin with just what the verifier's layer reads. The newest state, of the token that chose the last
+    one, is also added to the drafter's input, as EAGLE (arXiv 2401.15077) does.
+
+    Args:
+        feature_layers: decoder layers of the verifier whose states are read, 0 for the embedding.
+        drafter_layers: layers of the drafter, L.
+        width: width of both, D.
+    """
+
+    def __init__(self, feature_layers: list[int], drafter_layers: int, width: int) -> None:
+        super().__init__()
+        self.feature_layers = feature_layers
+        self.drafter_layers = drafter_layers
+        self.linear = nn.Linear(len(feature_layers) * width, (drafter_layers + 1) * width)
+        nn.init.zeros_(self.linear.bias)
+        nn.init.normal_(self.linear.weight, std=0.02)
+        weight = self.linear.weight.data.view(drafter_layers + 1, width, len(feature_layers), width)
+        for layer in range(drafter_layers):
+            chosen = feature_layers.index(layer) if layer in feature_layers else -1
+            weight[layer, :, chosen] += torch.eye(width)
+        weight[-1] = 0
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Fuse features [B, T, F], the states of the layers side by side; see `split` for what is returned."""
+        return self.split(self.linear(features))
+
+    def split(self, fused: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the output [B, T, (L + 1) * D] of `linear` apart.
+
+        Returns:
+            contexts [L, B, T, D], what each layer reads in place of its own states of the tokens; and [B, T, D], what
+            is added to the input of a block whose anchor comes after the token.
+        """
+        parts = fused.unflatten(-1, (self.drafter_layers + 1, -1))
+        return parts[:, :, :-1].permute(2, 0, 1, 3), parts[:, :, -1]
+
+
+def layer_numbers(text: str) -> list[int]:
+    """Numbers of `--feature-layers`.
+
+    Raises:
+        ConfigurationError: for anything but numbers of layers.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0:
+        raise ConfigurationError(
+            f"--feature-layers {text}: give numbers of the verifier's decoder layers, 0 for the embedding, with commas "
+            "between"
+        )
+    return numbers
+
+
+def fit_to_verifier(args: Namespace, verifier: nn.Module) -> None:
+    """Set the sizes of a drafter that reads this verifier's states and uses its embeddings.
+
+    Args:
+        args: the drafter's options.
+        verifier: a fairseq encoder-decoder model.
+
+    Raises:
+        ConfigurationError: for a verifier that cannot run in drafting, or options that contradict `features`.
+    """
+    decoder = verifier.decoder
+    reason = unsupported_reason(decoder)
+    if reason is not None:
+        raise ConfigurationError(f"--drafter-context features: the verifier cannot be used for drafting: {reason}")
+    if args.drafter_attention == "full":
+        raise ConfigurationError(
+            "--drafter-attention full: a drafter with --drafter-context features runs no prefix; leave it out"
+        )
+    args.encoder_embed_dim = verifier.encoder.layers[0].embed_dim
+    args.decoder_embed_dim = decoder.embed_dim
+    args.decoder_input_dim = decoder.embed_tokens.embedding_dim
+    args.decoder_output_dim = decoder.output_embed_dim
+    args.share_all_embeddings = args.share_decoder_input_output_embed = False
+    count = len(decoder.layers)
+    if args.feature_layers is None:
+        # What the verifier's first layers read, for as many as the drafter has, and what comes out of the last.
+        args.feature_layers = ",".join(map(str, [*range(min(args.decoder_layers, count)), count]))
+    highest = max(layer_numbers(args.feature_layers))
+    if highest > count:
+        raise ConfigurationError(f"--feature-layers {highest}: the verifier's decoder has {count} layers")
