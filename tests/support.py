@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -278,6 +279,8 @@ def start_command(command: str, arguments: str, *more: str, plugin: bool = True)
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        # Jobs in the background of a shell ignore it, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -76,7 +76,7 @@ def test_accuracy_by_place_arrives(trained: tuple[Path, str]) -> None:
 def test_mean_accepted_tokens_arrives(trained: tuple[Path, str]) -> None:
     values = scalars(read(trained[0] / "valid"), "mean_accepted_tokens")
     assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
-    assert f"mean_accepted_tokens {list(values.values())[-1]:.2f}"[:-1] in trained[1]
+    assert f"mean_accepted_tokens {round(list(values.values())[-1], 3):g} " in trained[1]
 
 
 def test_one_sample_a_validation(trained: tuple[Path, str]) -> None:
