@@ -25,6 +25,7 @@ if [ -z "${DATA:-}" ]; then
     : "${DROPOUT:=0.1}"
     : "${VERIFIER_EPOCHS:=5}" "${VERIFIER_MINUTES:=4.5}"
     : "${DRAFTER_EPOCHS:=4}" "${DRAFTER_MINUTES:=5.5}" "${BLOCK_SIZE:=5}" "${DRAFTER_MAX_TOKENS:=1000}"
+    : "${DECODING_BLOCK_SIZE:=4}"  # so few tokens are accepted after minutes of training that more do not pay
     : "${BLOCKWISE_EPOCHS:=2}" "${BLOCKWISE_MINUTES:=1}"
     : "${MAX_TOKENS:=2000}" "${LR:=0.002}" "${WARMUP_UPDATES:=200}"
     : "${SAVE_INTERVAL_UPDATES:=400}" "${LOG_INTERVAL:=10}"
@@ -38,7 +39,7 @@ else
     : "${MAX_TOKENS:=4000}" "${LR:=0.002}" "${WARMUP_UPDATES:=1000}"
     : "${SAVE_INTERVAL_UPDATES:=500}" "${LOG_INTERVAL:=20}"
 fi
-: "${BLOCK_SIZE:=10}" "${BLOCKS_PER_SENTENCE:=4}" "${BLOCKWISE_HEADS:=4}"
+: "${BLOCK_SIZE:=10}" "${DECODING_BLOCK_SIZE:=$BLOCK_SIZE}" "${BLOCKS_PER_SENTENCE:=4}" "${BLOCKWISE_HEADS:=4}"
 : "${DISTIL_BATCH:=128}"
 : "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
 : "${SEED:=1}"
@@ -165,7 +166,7 @@ train_blockwise() {
 # One thread: with more, the many small operations of decoding one sentence cost more than they gain, fairseq's too.
 measure() {
     OMP_NUM_THREADS=${DECODING_THREADS:-1} python -m fairseq_plugins.reports.compare "$bin" --source-lang "$src" --target-lang "$tgt" \
-        --path "$verifier" --drafter-path "$drafter" --block-size "$BLOCK_SIZE" --blockwise-path "$blockwise" \
+        --path "$verifier" --drafter-path "$drafter" --block-size "$DECODING_BLOCK_SIZE" --blockwise-path "$blockwise" \
         --remove-bpe sentencepiece --reference "$test_set.$tgt" --skip-invalid-size-inputs-valid-test \
         --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$results"
 }

@@ -203,8 +203,7 @@ class CachedDecoder:
         width = tokens.size(1) + masks
         total = span.longest + width
         self._grow(total)
-        offsets = torch.arange(width, device=tokens.device)
-        place = lengths[:, None] + offsets
+        place = lengths.unsqueeze(1) + torch.arange(width, device=tokens.device)
         position = None
         if self.positions is not None:
             if span.uniform and total <= self.positions.size(0):
@@ -212,7 +211,7 @@ class CachedDecoder:
             else:
                 # No output is longer than the table, so behind its end nothing can be accepted: any embedding will do.
                 position = self.positions[place.clamp(max=self.positions.size(0) - 1)]
-        x = self._embed(tokens, place, total, masks)
+        x = self._embed(tokens, place, total, span, masks)
         if position is not None:
             x = x + position
         if added is not None:
@@ -311,8 +310,8 @@ class CachedDecoder:
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
             self.cache = F.pad(self.cache, (0, 0, 0, 0, 0, 0, 0, missing))
 
-    def _masks(self, place: Tensor, total: int) -> Tensor:
-        """What masks at `place` [B, T], all below `total`, are fed: [B, T, D] or broadcastable to it."""
+    def _masks(self, place: Tensor, total: int, span: Span) -> Tensor:
+        """What masks at `place` [B, T], the last ones below `total`, are fed: [B, T, D] or broadcastable to it."""
         assert self.mask_vectors is not None
         if self.mask_table is None or (self.mask_table.dim() == 3 and self.mask_table.size(1) < total):
             # For many places at once: the source does not change.
@@ -320,21 +319,24 @@ class CachedDecoder:
             self.mask_table = self.mask_vectors(places, self.encoder_out)
         if self.mask_table.dim() == 1:
             return self.mask_table
+        if span.uniform:
+            return self.mask_table[:, total - place.size(1) : total]
         return self.mask_table.gather(1, place[:, :, None].expand(-1, -1, self.mask_table.size(2)))
 
-    def _embed(self, tokens: Tensor, place: Tensor, total: int, masks: int) -> Tensor:
+    def _embed(self, tokens: Tensor, place: Tensor, total: int, span: Span, masks: int) -> Tensor:
         decoder = self.decoder
         weight = decoder.embed_tokens.weight
         if masks:
             x = F.embedding(tokens, weight) * decoder.embed_scale
-            x = torch.cat([x, self._masks(place[:, -masks:], total).expand(tokens.size(0), masks, -1)], dim=1)
+            fed = self._masks(place[:, -masks:], total, span)
+            x = torch.cat([x, fed if fed.dim() == 3 else fed.expand(tokens.size(0), masks, -1)], dim=1)
         elif self.mask_vectors is None:
             x = F.embedding(tokens, weight) * decoder.embed_scale
         else:
             mask_id = weight.size(0)
             is_mask = (tokens == mask_id)[:, :, None]
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
-            x = torch.where(is_mask, self._masks(place, total), x)
+            x = torch.where(is_mask, self._masks(place, total, span), x)
         return x if decoder.project_in_dim is None else decoder.project_in_dim(x)
 
 

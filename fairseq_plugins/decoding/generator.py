@@ -85,7 +85,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         """Read the models' weights anew at the next batch, as validation during training must."""
         self.method = None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _generate(
         self,
         sample: dict[str, Any],
@@ -221,16 +221,19 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.method.drafter.keep(rows)
 
     def _hypothesis(self, tokens: Tensor, scores: Tensor) -> dict[str, Tensor]:
-        score = scores.sum()
-        if self.normalize_scores:
-            score = score / len(tokens) ** self.len_penalty
-        return {
-            "tokens": tokens.clone(),
-            "score": score,
-            "attention": torch.empty(0),
-            "alignment": torch.empty(0),
-            "positional_scores": scores.clone(),
-        }
+        # Ordinary tensors: fairseq-generate changes the scores in place.
+        with torch.inference_mode(False):
+            tokens, scores = tokens.clone(), scores.clone()
+            score = scores.sum()
+            if self.normalize_scores:
+                score = score / len(tokens) ** self.len_penalty
+            return {
+                "tokens": tokens,
+                "score": score,
+                "attention": torch.empty(0),
+                "alignment": torch.empty(0),
+                "positional_scores": scores,
+            }
 
     def _record(self, sample: dict[str, Any], batch: _Batch, seconds: float) -> None:
         source = sample["net_input"]["src_tokens"]

@@ -219,11 +219,12 @@ class NativeLayers:
         batch, width, dim = x.shape
         x = x.clone(memory_format=torch.contiguous_format)
         states = x.new_empty(self.count + 1, batch, width, dim) if keep_states else None
-        if visible is not None:
-            visible = visible.expand(batch, width).contiguous()
+        if visible is not None and visible.shape != (batch, width):
+            visible = visible.expand(batch, width)
         # Held until the call is over: it is given their addresses only.
-        lengths = lengths.contiguous()
-        allowed, cross_allowed = (None if mask is None else mask.contiguous() for mask in (allowed, cross_allowed))
+        lengths, visible, allowed, cross_allowed = (
+            None if tensor is None else tensor.contiguous() for tensor in (lengths, visible, allowed, cross_allowed)
+        )
         own = self._memories(cache, used, allowed)
         other = None if cross is None else self._memories(cross, cross.size(2), cross_allowed)
         _kernels().run_layers(
