@@ -4,7 +4,7 @@
 #
 #   train_scripts/drafter_table.sh                                                    the demo's verifier, 5 minutes each
 #   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that demo.sh trained
-#   SEEDS="1 2 3" DRAFTERS="tokens-shared features-1" train_scripts/drafter_table.sh  some of them, several times
+#   SEEDS="1 2 3" DRAFTERS="shared features-1" train_scripts/drafter_table.sh         some of them, several times
 #
 # Models and measurements that exist are kept: an interrupted run goes on where it was. The table: results/NAME/drafters.md.
 set -euo pipefail

@@ -4,6 +4,7 @@ fairseq's incremental decoding takes one token a call and appends to its cache, 
 Here every call says from which length each sentence goes on: stale entries are hidden by the mask and overwritten.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -120,7 +121,6 @@ class CachedDecoder:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
         self.layers = [_read_layer(layer) for layer in decoder.layers]
-        self.to_key_value = [native.fastest(_without_query(layer.self_qkv)) for layer in self.layers]
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
@@ -136,6 +136,11 @@ class CachedDecoder:
         self.cross_mask: Tensor | None = None
         self.encoder_out: dict[str, list[Tensor]] = {}
         self.mask_table: Tensor | None = None
+
+    @functools.cached_property
+    def to_key_value(self) -> list[Callable[[Tensor], Tensor]]:
+        """The projections to keys and values of every layer: only drafters that `remember` states need them."""
+        return [native.fastest(_without_query(layer.self_qkv)) for layer in self.layers]
 
     def start(self, encoder_out: dict[str, list[Tensor]]) -> None:
         """Begin a batch: forget the old cache, compute cross-attention keys and values of all layers.
