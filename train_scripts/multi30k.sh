@@ -21,11 +21,12 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 
 : "${SUBWORDS:=unigram}" "${VOCABULARY:=5000}" # few, so that each is seen often enough in 29,000 sentences: ours
 : "${BLOCK_SIZE:=10}" "${BLOCK_SIZES:=5,10}"   # captions have 15 tokens: ours; the papers' 25 is for news
-: "${VERIFIER_UPDATES:=9000}" "${DRAFTER_UPDATES:=9000}" # about 32 epochs: ours
+: "${VERIFIER_UPDATES:=7500}" "${DRAFTER_UPDATES:=7500}" # about 27 epochs: ours
 : "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=2048}" "${MAX_TOKENS:=2048}" # ours
 : "${VERIFIER_LR:=0.004}" "${DRAFTER_LR:=0.002}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}" # ours
 : "${VERIFIER_DROPOUT:=0.2}" "${DRAFTER_DROPOUT:=0.1}" # ours
 : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" # ours
+: "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}" # the drafter is to say what the verifier says when it decodes greedily
 
 # Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny: 4-4 layers, 128/256, 4 heads.
@@ -33,9 +34,9 @@ size=(
     --encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4
     --decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4 --share-all-embeddings
 )
-# Vaswani et al. 2017, sections 5.3 and 5.4: the form of the schedule, Adam's betas, label smoothing.
+# Vaswani et al. 2017, sections 5.3 and 5.4: Adam's betas, label smoothing. The schedule is ours.
 training=(
-    --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES"
+    --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler cosine --warmup-updates "$WARMUP_UPDATES"
     --label-smoothing 0.1 --clip-norm 1.0
 )
 read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"

@@ -21,12 +21,13 @@ src=src tgt=tgt LANGUAGE_OF_TARGET=uk
 licence="UA-GEC 2.0 (github.com/grammarly/ua-gec), CC BY 4.0"
 [ -n "${DATA:-}" ] || die "DATA is missing; give a folder with train.src, train.tgt, test.src, test.tgt"
 
-# The papers have no set of this size: all numbers are ours, in the form of Vaswani et al. 2017.
-: "${SUBWORDS:=unigram}" "${VOCABULARY:=8000}" "${BLOCK_SIZE:=10}" "${BLOCK_SIZES:=5,10}"
-: "${VERIFIER_UPDATES:=10000}" "${DRAFTER_UPDATES:=10000}" "${VERIFIER_TOKENS:=4096}" "${DRAFTER_TOKENS:=4096}" "${MAX_TOKENS:=4096}"
+# The papers have no set of this size: all numbers are ours, Adam's betas and label smoothing those of Vaswani et al. 2017.
+: "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}" "${BLOCK_SIZE:=10}" "${BLOCK_SIZES:=5,10}"
+: "${VERIFIER_UPDATES:=6000}" "${DRAFTER_UPDATES:=6000}" "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=2048}" "${MAX_TOKENS:=2048}"
 : "${VERIFIER_LR:=0.003}" "${DRAFTER_LR:=0.002}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}"
 : "${VERIFIER_DROPOUT:=0.2}" "${DRAFTER_DROPOUT:=0.1}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}" "${LAYERS:=4}"
 : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" # ours
+: "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}"
 decoders=(iad)
 metric_options=(--metrics "f0.5,bleu,sacrebleu" --source "data-bin/$NAME/raw/test.$src")
@@ -37,7 +38,7 @@ size=(
     --share-all-embeddings
 )
 training=(
-    --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES"
+    --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler cosine --warmup-updates "$WARMUP_UPDATES"
     --label-smoothing 0.1 --clip-norm 1.0
 )
 read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"
