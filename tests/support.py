@@ -82,6 +82,8 @@ def _liven(model: nn.Module) -> Any:
             parameter.data *= 0.5
         elif ".fc" in name:
             parameter.data *= 4.0
+        elif "transition.after" in name:
+            torch.nn.init.normal_(parameter)
     return model.eval()
 
 

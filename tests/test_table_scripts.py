@@ -1,4 +1,4 @@
-"""`blockwise_table.sh` and `jacobi_table.sh`: interrupted runs go on, tables have what was measured, bad input."""
+"""Scripts that write tables: interrupted runs go on, tables have what was measured, bad input is refused."""
 
 import shutil
 from pathlib import Path
@@ -65,12 +65,31 @@ def test_jacobi_table(checkout: Path) -> None:
     assert rows["jacobi, n-gram pool"] == ["31.50", "100", f"{iterations / 100:.2f}×", "no"]
 
 
+@pytest.mark.slow
+def test_drafter_table(checkout: Path) -> None:
+    """On the model of a recipe; one drafter is trained and decoded with, and the second time nothing is left to do."""
+    (checkout / "checkpoints/toy/verifier/checkpoint_best.pt").rename(checkout / "checkpoints/toy/verifier.pt")
+    options = {"NAME": "toy", "MINUTES": "0.05", "KS": "3", "BLOCK_SIZE": "3", "TIMED_K": "2", "REPEATS": "1"}
+    options |= {"TIMING_SENTENCES": "2", "DRAFTERS": "features-transition"}
+    run = run_recipe("drafter_table.sh", checkout, **options)
+    assert run.returncode == 0, run.stdout + run.stderr
+    table = (checkout / "results/toy/drafters.md").read_text(encoding="utf-8").splitlines()
+    cells = [cell.strip() for cell in table[2].split("|")[1:-1]]
+    assert cells[0] == "1 layer, scores of a token given the drafted one before it"
+    accepted, updates, milliseconds = (float(cells[n]) for n in (1, 3, 5))
+    assert 1 <= accepted <= 4 and updates >= 1 and milliseconds > 0
+    again = run_recipe("drafter_table.sh", checkout, **options)
+    assert again.returncode == 0 and "[done]" not in again.stdout
+    assert (checkout / "results/toy/drafters.md").read_text(encoding="utf-8").splitlines() == table
+
+
 @pytest.mark.parametrize(
     ("script", "variables", "message"),
     [
         ("blockwise_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),
         ("blockwise_table.sh", {"KS": "4 1"}, "KS=4 1: 1 is no block size"),
         ("blockwise_table.sh", {"IDENTITY_FIRST_HEAD": "1"}, "IDENTITY_FIRST_HEAD=1: give yes or no"),
+        ("drafter_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),
         ("jacobi_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),
         ("jacobi_table.sh", {"BLOCK_SIZE": "0"}, "BLOCK_SIZE=0: give at least 1 token"),
     ],

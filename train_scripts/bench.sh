@@ -3,7 +3,7 @@
 # `make bench`, after `make demo`, on a machine that does nothing else.
 #
 #   train_scripts/bench.sh                       the demo's models
-#   NAME=multi30k.en-de train_scripts/bench.sh   others that demo.sh trained
+#   NAME=multi30k.en-de train_scripts/bench.sh   others that demo.sh or a recipe trained
 #   SHAPE=base train_scripts/bench.sh            random weights of Transformer-base (big, 12-2, tiny) and replayed drafts
 #
 # Results: results/NAME/bench/benchmark.md, .json and .png. REPEATS, TIMING_SENTENCES, BATCH_SIZES and THREADS change what is
@@ -21,16 +21,8 @@ if [ -n "$SHAPE" ]; then
     models=(--replay "$SHAPE")
 else
     results=results/$NAME/bench
-    verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
-    drafter=checkpoints/$NAME/drafter/checkpoint_best.pt
-    blockwise=checkpoints/$NAME/blockwise/checkpoint_best.pt
-    if [ -e "checkpoints/$NAME/verifier.pt" ]; then # of a recipe, not of the demo
-        verifier=checkpoints/$NAME/verifier.pt drafter=checkpoints/$NAME/drafter.pt
-    fi
-    for file in "data-bin/$NAME" "$verifier" "$drafter"; do
-        [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
-    done
-    models=("data-bin/$NAME" --path "$verifier" --drafter-path "$drafter" --remove-bpe sentencepiece
+    find_trained "$NAME" verifier drafter
+    models=("$raw" --path "$verifier" --drafter-path "$drafter" --remove-bpe sentencepiece
         --skip-invalid-size-inputs-valid-test)
     if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
 fi

@@ -3,7 +3,7 @@
 # or fine-tuned, on the raw data or on its own translations. After `make demo`, with the same NAME.
 #
 #   train_scripts/blockwise_table.sh                                                  the demo's model
-#   NAME=multi30k.en-de EPOCHS=10 SUBSET=test train_scripts/blockwise_table.sh       another that demo.sh trained
+#   NAME=multi30k.en-de EPOCHS=10 SUBSET=test train_scripts/blockwise_table.sh       another that demo.sh or a recipe trained
 #
 # Trains 4 models for every k: set EPOCHS, or MINUTES for each. Models and decodings that exist are kept: an interrupted run goes
 # on where it was. The table: results/NAME/blockwise.md.
@@ -20,15 +20,10 @@ source train_scripts/functions.sh
 # As in the paper head 1 is learned too, so that with a frozen base BLEU varies a little (footnote 1); yes: it is the base's own.
 : "${IDENTITY_FIRST_HEAD:=no}"
 
-raw=data-bin/$NAME
-distilled=data-bin/$NAME/distilled
-verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
 models=checkpoints/$NAME/blockwise-table
 cells=results/$NAME/blockwise-table
 table=results/$NAME/blockwise.md
-for file in "$raw" "$distilled" "$verifier"; do
-    [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
-done
+find_trained "$NAME" distilled verifier
 for k in $KS; do
     [[ $k =~ ^[0-9]+$ ]] && [ "$k" -ge 2 ] || die "KS=$KS: $k is no block size; give numbers of at least 2, such as KS='2 4 6'"
 done

@@ -3,7 +3,7 @@
 # the same time on one verifier. After `make demo`, with the same NAME.
 #
 #   train_scripts/drafter_table.sh                                                    the demo's verifier, 5 minutes each
-#   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that demo.sh trained
+#   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that demo.sh or a recipe trained
 #   SEEDS="1 2 3" DRAFTERS="shared features-1" train_scripts/drafter_table.sh         some of them, several times
 #
 # Models and measurements that exist are kept: an interrupted run goes on where it was. The table: results/NAME/drafters.md.
@@ -15,51 +15,58 @@ source train_scripts/functions.sh
 
 : "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${MINUTES:=5}" "${SEEDS:=1}"
 : "${BLOCK_SIZE:=15}" "${KS:=5 10 15}" "${TIMED_K:=5}"
-: "${LR:=0.002}" "${WARMUP_UPDATES:=200}" "${MAX_TOKENS:=1000}" "${DROPOUT:=0.1}" "${FFN_WIDTH:=512}" "${HEADS:=4}"
-: "${DECODING_BATCH:=32}" "${TIMING_SENTENCES:=100}" "${REPEATS:=3}" "${LOG_INTERVAL:=20}"
+: "${LR:=0.002}" "${WARMUP_UPDATES:=200}" "${MAX_TOKENS:=1000}" "${DROPOUT:=0.1}"
+: "${DECODING_BATCH:=32}" "${DISTIL_BATCH:=128}" "${TIMING_SENTENCES:=100}" "${REPEATS:=3}" "${LOG_INTERVAL:=20}"
 
-raw=data-bin/$NAME
-verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
 models=checkpoints/$NAME/drafter-table
 cells=results/$NAME/drafter-table
 table=results/$NAME/drafters.md
-for file in "$raw" "$raw/distilled" "$verifier"; do
-    [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
-done
+find_trained "$NAME" distilled verifier
 
 # What each is, and its options; glancing is off and nearer tokens weigh more unless a drafter says otherwise.
 plain=(--position-decay 3 --glancing-start 0 --glancing-end 0)
 started=(--init-decoder-from "$verifier" --activation-fn relu)
-sizes=(--encoder-ffn-embed-dim "$FFN_WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS")
 features=("${plain[@]}" "${started[@]}" --drafter-context features --blocks-per-sentence 4)
 glancing=(--glancing-start 0.5 --glancing-end 0.3 --glancing-updates 10000)
 
 # set_drafter NAME: sets options, data and what (a few words)
 set_drafter() {
-    data=$raw/distilled
+    data=$distilled
+    local one=("${features[@]}" --drafter-layers 1)
     case $1 in
         full) what="the papers': own encoder, full attention, glancing"
-            options=("${own[@]}" "${glancing[@]}" --drafter-attention full) ;;
+            options=("${glancing[@]}" --drafter-attention full --blocks-per-sentence 1) ;;
         causal) what="own encoder, prefix-causal, glancing"
-            options=("${own[@]}" "${glancing[@]}" --blocks-per-sentence 4) ;;
+            options=("${glancing[@]}" --blocks-per-sentence 4) ;;
+        causal-1-block) what="the same, 1 block per sentence instead of 4"
+            options=("${glancing[@]}" --blocks-per-sentence 1) ;;
+        causal-no-glancing) what="the same with 4, without glancing"
+            options=("${plain[@]}" --position-decay 0 --blocks-per-sentence 4) ;;
+        causal-raw) what="the same with glancing, trained on the references (no Seq-KD)"
+            data=$raw options=("${glancing[@]}" --blocks-per-sentence 4) ;;
         shared) what="shared encoder, prefix-causal, glancing"
-            options=("${own[@]}" "${glancing[@]}" --blocks-per-sentence 4 --share-encoder) ;;
+            options=("${glancing[@]}" --blocks-per-sentence 4 --share-encoder) ;;
         shared-started) what="the same, begun as a copy of the verifier's decoder"
-            options=("${own[@]}" "${glancing[@]}" "${started[@]}" --blocks-per-sentence 4 --share-encoder) ;;
+            options=("${glancing[@]}" "${started[@]}" --blocks-per-sentence 4 --share-encoder) ;;
         features-1 | features-2 | features-4) what="verifier's states, ${1#features-} layers"
             options=("${features[@]}" --drafter-layers "${1#features-}") ;;
         features-no-decay) what="1 layer, all places weigh the same"
-            options=("${features[@]}" --drafter-layers 1 --position-decay 0) ;;
+            options=("${one[@]}" --position-decay 0) ;;
         features-glancing) what="1 layer, glancing"
-            options=("${features[@]}" --drafter-layers 1 "${glancing[@]}") ;;
+            options=("${one[@]}" "${glancing[@]}") ;;
         features-soft) what="1 layer, half of the loss from the verifier's distribution"
-            options=("${features[@]}" --drafter-layers 1 --soft-targets 0.5) ;;
-        features-raw) what="1 layer, trained on the references instead of the verifier's output"
-            data=$raw options=("${features[@]}" --drafter-layers 1) ;;
+            options=("${one[@]}" --soft-targets 0.5) ;;
+        features-transition) what="1 layer, scores of a token given the drafted one before it"
+            options=("${one[@]}" --transition-rank 32) ;;
+        features-on-policy) what="1 layer, trained on the verifier's own greedy output"
+            data=$raw/on-policy options=("${one[@]}") ;;
+        features-raw) what="1 layer, trained on the references (no Seq-KD)"
+            data=$raw options=("${one[@]}") ;;
         *) die "DRAFTERS=$DRAFTERS: $1 is unknown; give some of: $all" ;;
     esac
 }
-all="full causal shared shared-started features-1 features-2 features-4 features-no-decay features-glancing features-soft features-raw"
+all="full causal causal-1-block causal-no-glancing causal-raw shared shared-started features-1 features-2 features-4 features-no-decay"
+all+=" features-glancing features-soft features-transition features-on-policy features-raw"
 : "${DRAFTERS:=$all}"
 
 # The papers' drafter has the verifier's shape.
@@ -70,17 +77,28 @@ import torch
 from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
 
 allow_fairseq_checkpoints()
-weights = torch.load(sys.argv[1], map_location="cpu")["model"]
-layers = {part: len({name.split(".")[2] for name in weights if name.startswith(f"{part}.layers.")}) for part in ("encoder", "decoder")}
-width = weights["decoder.embed_tokens.weight"].size(1)
-print(f"--encoder-layers {layers['encoder']} --decoder-layers {layers['decoder']} --encoder-embed-dim {width} --decoder-embed-dim {width}")
+sizes = vars(torch.load(sys.argv[1], map_location="cpu")["cfg"]["model"])
+for part in ("encoder", "decoder"):
+    for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
+        print(f"--{part}-{name.replace('_', '-')}", sizes[f"{part}_{name}"])
 PY
 }
-read -ra own <<<"$(shape) --share-all-embeddings"
+read -ra sizes <<<"$(shape | tr '\n' ' ')"
+
+# The demo's distilled data, and a recipe's with DISTIL_DECODER=greedy, are this already.
+make_on_policy() {
+    local files=("$raw"/train.*-*.bin) pair
+    pair=$(basename "${files[0]}" | cut -d . -f 2)
+    spec-dec-distill decode "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" --gen-subset train,valid \
+        --path "$verifier" --decoder greedy --batch-size "$DISTIL_BATCH" --output "$raw/on-policy-shards"
+    logged "$models/logs/on-policy.log" spec-dec-distill merge "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
+        --gen-subset train,valid --shards "$raw/on-policy-shards" --destdir "$raw/on-policy"
+    rm -r "$raw/on-policy-shards"
+}
 
 train_one() {
     train "$1" "$models/logs/$(basename "$1").log" "$MINUTES" \
-        fairseq-train "$data" --user-dir fairseq_plugins --task spec_dec --arch block_nat "${sizes[@]}" --criterion glat_loss \
+        fairseq-train "$data" --user-dir fairseq_plugins --task spec_dec --arch block_nat "${sizes[@]}" --share-all-embeddings --criterion glat_loss \
         --dropout "$DROPOUT" --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
         --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS" --num-workers 1 --seed "$2" \
         --verifier-path "$verifier" --block-size "$BLOCK_SIZE" --src-embedding-copy --skip-invalid-size-inputs-valid-test \
@@ -92,10 +110,16 @@ accept() {
     measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --decoder gad --drafter-path "$2" --block-size "$3" --batch-size "$DECODING_BATCH"
 }
 
+# accept_relaxed CELL MODEL K: the same with the papers' high-quality relaxation
+accept_relaxed() {
+    measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --decoder gad++ --preset high-quality --drafter-path "$2" --block-size "$3" \
+        --batch-size "$DECODING_BATCH"
+}
+
 # time_one FOLDER MODEL: speed beside fairseq's, and where the time goes
 time_one() {
     rm -rf "$1.partial"
-    OMP_NUM_THREADS=1 logged "$1.log" spec-dec-compare "$raw" --user-dir fairseq_plugins --path "$verifier" --drafter-path "$2" --block-size "$TIMED_K" \
+    OMP_NUM_THREADS=1 logged "$1.log" spec-dec-compare "$raw" --path "$verifier" --drafter-path "$2" --block-size "$TIMED_K" \
         --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test --decoders greedy,gad --profile \
         --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$1.partial"
     cp "$1.log" "$1.partial/profile.log"
@@ -103,7 +127,7 @@ time_one() {
 }
 
 write_table() {
-    python - "$table.partial" "$cells" "$models" "$KS" "$DRAFTERS" "$SEEDS" "$TIMED_K" <<'PY'
+    python - "$table.partial" "$cells" "$models" "$KS" "$DRAFTERS" "$SEEDS" "$TIMED_K" "$MINUTES" "${OMP_NUM_THREADS:-$(nproc)}" <<'PY'
 import json
 import re
 import statistics
@@ -115,7 +139,7 @@ from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
 from tabulate import tabulate
 
 allow_fairseq_checkpoints()
-target, cells, models, ks, drafters, seeds, timed_k = sys.argv[1:]
+target, cells, models, ks, drafters, seeds, timed_k, minutes, threads = sys.argv[1:]
 cells, rows = Path(cells), []
 
 
@@ -129,6 +153,9 @@ for name in drafters.split():
     accepted = [[float((cells / f"{run}-{k}").read_text().split()[3]) for run in runs] for k in ks.split()]
     weights = torch.load(Path(models) / runs[0] / "checkpoint_best.pt", map_location="cpu")["model"]
     parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
+    logs = [(Path(models) / "logs" / f"{run}.log").read_text() for run in runs]
+    updates = [float(re.findall(r"num_updates (\d+)", log)[-1]) for log in logs]
+    bleu = [float((cells / f"{run}-relaxed").read_text().split()[0]) for run in runs]
     draft, single, batch, gain = [], [], [], []
     for run in runs:
         found = json.loads((cells / f"{run}-timing" / "table.json").read_text())["rows"]
@@ -139,12 +166,14 @@ for name in drafters.split():
         batch.append(row["sentences_per_second"]["16"])
         gain.append(row["speed_up_over_fairseq_beam_1"]["1"])
     what = (cells / f"{name}.what").read_text().strip()
-    rows.append([what, *(show(values, ".2f") for values in accepted), f"{parameters / 1000:,.0f}", show(draft, ".2f"),
-                 show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")])
-header = ["drafter", *(f"accepted, k = {k}" for k in ks.split()), "1000 parameters", "ms per draft", "sent/s, batch 1",
-          "sent/s, batch 16", "× beam 1"]
+    rows.append([what, *(show(values, ".2f") for values in accepted), show(bleu, ".2f"), show(updates, ".0f"),
+                 f"{parameters / 1000:,.0f}", show(draft, ".2f"), show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")])
+header = ["drafter", *(f"accepted, k = {k}" for k in ks.split()), "BLEU of gad++", "updates", "1000 parameters", "ms per draft",
+          "sent/s, batch 1", "sent/s, batch 16", "× beam 1"]
+note = (f"Every drafter: {minutes} minutes of training on {threads} thread(s). BLEU of gad++ (high-quality), speeds and "
+        f"milliseconds: k = {timed_k}.")
 Path(target).write_text(tabulate(rows, header, tablefmt="github", colalign=("left", *["right"] * (len(header) - 1)), disable_numparse=True)
-                        + f"\n\nSpeeds and milliseconds at k = {timed_k}.\n")
+                        + f"\n\n{note}\n")
 PY
     mv "$table.partial" "$table"
 }
@@ -156,12 +185,15 @@ say "Drafters of $NAME: $DRAFTERS; $MINUTES minutes of training each, seeds $SEE
 for drafter in $DRAFTERS; do
     set_drafter "$drafter"
     say "$what" >"$cells/$drafter.what"
+    if [ "$data" = "$raw/on-policy" ]; then stage "$data" "translate the training set with the verifier, greedily" make_on_policy; fi
     for seed in $SEEDS; do
         run=$drafter-$seed
         stage "$models/$run" "train $run: $what" train_one "$models/$run" "$seed"
         for k in $KS; do
             stage "$cells/$run-$k" "decode with $run, k = $k" accept "$cells/$run-$k" "$models/$run/checkpoint_best.pt" "$k"
         done
+        stage "$cells/$run-relaxed" "decode with $run, k = $TIMED_K, gad++ high-quality" \
+            accept_relaxed "$cells/$run-relaxed" "$models/$run/checkpoint_best.pt" "$TIMED_K"
         stage "$cells/$run-timing" "time $run" time_one "$cells/$run-timing" "$models/$run/checkpoint_best.pt"
     done
 done

@@ -518,6 +518,39 @@ set_drafter_options() {
     drafter_options+=("${more[@]}")
 }
 
+# small_models: options of models for little data, where the papers have no numbers: Adam's betas and label smoothing are those of
+# Vaswani et al. 2017, all else is ours. With a teacher (TEACHERS=1) the verifier begins as the teacher and is tuned to its
+# translations, with TUNING_LR for TUNING_UPDATES: that costs a fifth of training it anew.
+small_models() {
+    local size training verifier_batch drafter_batch
+    size=(
+        --encoder-layers "$LAYERS" --encoder-embed-dim "$WIDTH" --encoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS"
+        --decoder-layers "$LAYERS" --decoder-embed-dim "$WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --decoder-attention-heads "$HEADS"
+        --share-all-embeddings
+    )
+    training=(
+        --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler cosine --warmup-updates "$WARMUP_UPDATES"
+        --label-smoothing 0.1 --clip-norm 1.0
+    )
+    read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"
+    read -ra drafter_batch <<<"$(batch "$DRAFTER_TOKENS" "$MAX_TOKENS")"
+    verifier_options=(
+        --task translation --arch transformer "${size[@]}" --criterion label_smoothed_cross_entropy "${training[@]}"
+        "${verifier_batch[@]}" --lr "$VERIFIER_LR" --dropout "$VERIFIER_DROPOUT" --max-update "$VERIFIER_UPDATES"
+    )
+    if [ "$TEACHERS" -gt 0 ]; then
+        teacher_options=("${verifier_options[@]}")
+        verifier_options+=(
+            --finetune-from-model "checkpoints/$NAME/teacher1.pt" --lr "$TUNING_LR" --max-update "$TUNING_UPDATES"
+            --warmup-updates "$((TUNING_UPDATES / 10))"
+        )
+    fi
+    drafter_training=(
+        --arch block_nat_tiny "${size[@]}" "${training[@]}"
+        "${drafter_batch[@]}" --lr "$DRAFTER_LR" --dropout "$DRAFTER_DROPOUT" --max-update "$DRAFTER_UPDATES"
+    )
+}
+
 # copy_text FOLDER: the text of DATA=folder, for `get_text`.
 copy_text() {
     local prefixes=() names=(train valid test) i language
@@ -753,6 +786,23 @@ write_card() {
 }
 
 # ------------------------------------------------------------------------------------------------ measuring
+
+# find_trained NAME KIND...: where demo.sh or a recipe put data (raw, distilled) and models (verifier, drafter, blockwise); dies where
+# one of the KINDs is missing.
+# shellcheck disable=SC2034  # used by the scripts
+find_trained() {
+    local name=$1 kind
+    shift
+    raw=data-bin/$name distilled=data-bin/$name/distilled
+    blockwise=checkpoints/$name/blockwise/checkpoint_best.pt
+    verifier=checkpoints/$name/verifier/checkpoint_best.pt drafter=checkpoints/$name/drafter/checkpoint_best.pt
+    if [ -e "checkpoints/$name/verifier.pt" ]; then # of a recipe
+        verifier=checkpoints/$name/verifier.pt drafter=checkpoints/$name/drafter.pt
+    fi
+    for kind in raw "$@"; do
+        [ -e "${!kind}" ] || die "NAME=$name: ${!kind} is missing; train the models first: make demo (with the same NAME and DATA), or a recipe"
+    done
+}
 
 # measure_decoding CELL DATA MODEL SUBSET OPTIONS...: decode with fairseq-generate, then write CELL: BLEU, tokens, iterations and
 # mean accepted tokens in one line. Output and messages are kept beside it.

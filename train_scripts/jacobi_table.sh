@@ -12,13 +12,9 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 
 : "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${BLOCK_SIZE:=3}" "${DECODING_BATCH:=1}"
-bin=data-bin/$NAME
-verifier=checkpoints/$NAME/verifier/checkpoint_best.pt
 cells=results/$NAME/jacobi-table
 table=results/$NAME/jacobi.md
-for file in "$bin" "$verifier"; do
-    [ -e "$file" ] || die "NAME=$NAME: $file is missing; train the models first: make demo (with the same NAME and DATA)"
-done
+find_trained "$NAME" verifier
 [[ $BLOCK_SIZE =~ ^[1-9][0-9]*$ ]] || die "BLOCK_SIZE=$BLOCK_SIZE: give at least 1 token"
 
 mkdir -p "$cells"
@@ -27,7 +23,7 @@ trap on_exit EXIT
 
 # count CELL DECODER OPTIONS...
 count() {
-    stage "$cells/$SUBSET-$1" "$1" measure_decoding "$cells/$SUBSET-$1" "$bin" "$verifier" "$SUBSET" \
+    stage "$cells/$SUBSET-$1" "$1" measure_decoding "$cells/$SUBSET-$1" "$raw" "$verifier" "$SUBSET" \
         --batch-size "$DECODING_BATCH" --decoder "${@:2}"
 }
 

@@ -27,28 +27,10 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 : "${VERIFIER_DROPOUT:=0.2}" "${DRAFTER_DROPOUT:=0.1}" # ours
 : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" # ours
 : "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
-: "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}" # the drafter is to say what the verifier says when it decodes greedily
-
-# Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny: 4-4 layers, 128/256, 4 heads.
-size=(
-    --encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4
-    --decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4 --share-all-embeddings
-)
-# Vaswani et al. 2017, sections 5.3 and 5.4: Adam's betas, label smoothing. The schedule is ours.
-training=(
-    --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler cosine --warmup-updates "$WARMUP_UPDATES"
-    --label-smoothing 0.1 --clip-norm 1.0
-)
-read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"
-read -ra drafter_batch <<<"$(batch "$DRAFTER_TOKENS" "$MAX_TOKENS")"
-verifier_options=(
-    --task translation --arch transformer "${size[@]}" --criterion label_smoothed_cross_entropy "${training[@]}"
-    "${verifier_batch[@]}" --lr "$VERIFIER_LR" --dropout "$VERIFIER_DROPOUT" --max-update "$VERIFIER_UPDATES"
-)
-drafter_training=(
-    --arch block_nat_tiny "${size[@]}" "${training[@]}"
-    "${drafter_batch[@]}" --lr "$DRAFTER_LR" --dropout "$DRAFTER_DROPOUT" --max-update "$DRAFTER_UPDATES"
-)
+# What is learned from translations is more of one mind, so that the drafter guesses more of it.
+: "${TEACHERS:=1}" "${TUNING_UPDATES:=1500}" "${TUNING_LR:=0.001}" # ours
+: "${LAYERS:=4}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}" # Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny
+small_models
 
 get_text() {
     if [ -n "${DATA:-}" ]; then

@@ -32,25 +32,7 @@ licence="UA-GEC 2.0 (github.com/grammarly/ua-gec), CC BY 4.0"
 decoders=(iad)
 metric_options=(--metrics "f0.5,bleu,sacrebleu" --source "data-bin/$NAME/raw/test.$src")
 
-size=(
-    --encoder-layers "$LAYERS" --encoder-embed-dim "$WIDTH" --encoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS"
-    --decoder-layers "$LAYERS" --decoder-embed-dim "$WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --decoder-attention-heads "$HEADS"
-    --share-all-embeddings
-)
-training=(
-    --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler cosine --warmup-updates "$WARMUP_UPDATES"
-    --label-smoothing 0.1 --clip-norm 1.0
-)
-read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"
-read -ra drafter_batch <<<"$(batch "$DRAFTER_TOKENS" "$MAX_TOKENS")"
-verifier_options=(
-    --task translation --arch transformer "${size[@]}" --criterion label_smoothed_cross_entropy "${training[@]}"
-    "${verifier_batch[@]}" --lr "$VERIFIER_LR" --dropout "$VERIFIER_DROPOUT" --max-update "$VERIFIER_UPDATES"
-)
-drafter_training=(
-    --arch block_nat_tiny "${size[@]}" "${training[@]}"
-    "${drafter_batch[@]}" --lr "$DRAFTER_LR" --dropout "$DRAFTER_DROPOUT" --max-update "$DRAFTER_UPDATES"
-)
+small_models
 
 get_text() {
     local set language

@@ -40,6 +40,12 @@ class Blocks:
         return self.tokens.size(1) - self.targets.size(1)
 
     @property
+    def previous(self) -> Tensor:
+        """The token of the sentence before every target, [B, N*K]."""
+        place = self.positions[:, self.prefix_width :] - int(not self.anchored)
+        return self.tokens.gather(1, place.clamp(max=self.prefix_width - 1))
+
+    @property
     def masks(self) -> Tensor:
         """The inputs of the blocks, [B, N*K]."""
         return self.tokens[:, self.prefix_width :]

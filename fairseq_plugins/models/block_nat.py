@@ -6,6 +6,7 @@ The prefix is read as tokens, or as the verifier's states of them (`--drafter-co
 import logging
 import zlib
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.decoding.cached_decoder import position_table
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
+from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, fit_to_verifier, layer_numbers
 
 logger = logging.getLogger(__name__)
@@ -97,6 +99,8 @@ class BlockNatDecoder(TransformerDecoder):
             self.reader = FeatureReader(layer_numbers(args.feature_layers), len(self.layers), self.embed_dim)
         self.positions_every_layer: bool = args.positions_every_layer
         self.mask_vector = nn.Parameter(torch.randn(width) * width**-0.5 * self.embed_scale)
+        rank: int = args.transition_rank
+        self.transition = TransitionScores(len(dictionary), rank) if rank > 0 else None
         self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
         for layer in self.layers:
             attention = MaskedAttention(
@@ -127,6 +131,22 @@ class BlockNatDecoder(TransformerDecoder):
             query, source + table[place], source, attn_mask=~padding[:, None, :]
         )
         return self.mask_vector + copied
+
+    def block_logits(self, hidden: Tensor, blocks: Blocks, chosen: Tensor) -> Tensor:
+        """Scores [n, V] of the `chosen` [B, N*K] places of training blocks, from their hidden states [B, N*K, D]."""
+        logits = self.output_layer(hidden[chosen])
+        return logits if self.transition is None else self.transition(logits, blocks.previous[chosen])
+
+    def path_chooser(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """What chooses tokens [B, K] from scores [B, K, V] and the token [B] before, with the weights of now."""
+        return (lambda logits, first: logits.argmax(-1)) if self.transition is None else self.transition.chooser()
+
+    def path_logits(self, logits: Tensor, first: Tensor, path: Tensor) -> Tensor:
+        """Scores [B, K, V] given the tokens [B, K] of the path, from those that know no path."""
+        if self.transition is None:
+            return logits
+        previous = torch.cat([first[:, None], path[:, :-1]], dim=1)
+        return self.transition(logits.flatten(0, 1), previous.flatten()).view_as(logits)
 
     def block_hidden(
         self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None
@@ -240,6 +260,13 @@ class BlockNat(TransformerModel):
             help="add a soft copy of the source embeddings to the mask vector, as GLAT does",
         )
         parser.add_argument(
+            "--transition-rank",
+            type=int,
+            metavar="R",
+            help="learn scores of a token given the drafted one before it, a V x V matrix of this rank, and choose a "
+            "draft's tokens one after the other among the best of each place (default: 0, each place by itself)",
+        )
+        parser.add_argument(
             "--positions-every-layer",
             action="store_true",
             help="add position embeddings before every decoder layer, not only the first",
@@ -258,6 +285,8 @@ class BlockNat(TransformerModel):
             ConfigurationError: when options contradict each other or an initial checkpoint does not fit.
         """
         block_nat_base(args)
+        if args.transition_rank < 0:
+            raise ConfigurationError(f"--transition-rank {args.transition_rank}: give 0 (none) or more")
         args.block_size = getattr(args, "block_size", None) or getattr(task.cfg, "block_size", None)
         if args.share_encoder:
             verifier = verifier or task.training_verifier()
@@ -368,14 +397,15 @@ class BlockNat(TransformerModel):
         if glancing_ratio > 0:
             with torch.no_grad():
                 hidden = self.decoder.block_hidden(blocks, encoder_out, features)
-                predicted = self.decoder.output_layer(hidden).argmax(-1)
+                everywhere = torch.ones_like(blocks.targets, dtype=torch.bool)
+                predicted = self.decoder.block_logits(hidden, blocks, everywhere).argmax(-1).view_as(blocks.targets)
                 correct = ((predicted == blocks.targets) & (blocks.targets != pad)).sum()
                 total = (blocks.targets != pad).sum()
                 blocks = glance(blocks, predicted, glancing_ratio, pad)
         is_target = blocks.targets != pad
-        hidden = self.decoder.block_hidden(blocks, encoder_out, features)[is_target]
+        hidden = self.decoder.block_hidden(blocks, encoder_out, features)
         output = {
-            "logits": self.decoder.output_layer(hidden),
+            "logits": self.decoder.block_logits(hidden, blocks, is_target),
             "targets": blocks.targets[is_target],
             "places": blocks.places.expand_as(is_target)[is_target],
             "glanced_correct": correct,
@@ -469,6 +499,7 @@ def block_nat_base(args: Namespace) -> None:
     args.drafter_context = getattr(args, "drafter_context", None) or "tokens"
     args.feature_layers = getattr(args, "feature_layers", None)
     args.drafter_attention = getattr(args, "drafter_attention", None) or "prefix-causal"
+    args.transition_rank = getattr(args, "transition_rank", None) or 0
     for name in ("share_encoder", "src_embedding_copy", "positions_every_layer"):
         setattr(args, name, getattr(args, name, False))
     if args.drafter_context == "features":

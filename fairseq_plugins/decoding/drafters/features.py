@@ -34,6 +34,7 @@ class FeatureDrafter:
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.keep_logits = keep_logits
         self.cached = CachedDecoder(model.decoder)
+        self.choose = model.decoder.path_chooser()
         self.fuse = native.fastest(linear(model.decoder.reader.linear))
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
@@ -62,7 +63,9 @@ class FeatureDrafter:
             added=self.newest,
         )
         logits = self.cached.project(hidden)
-        return Draft(logits.argmax(-1), logits=logits if self.keep_logits else None)
+        first = state.last_tokens()[:, 0]
+        tokens = self.choose(logits, first)
+        return Draft(tokens, logits=self.model.decoder.path_logits(logits, first, tokens) if self.keep_logits else None)
 
     def observe(self, verdict: Verdict) -> None:
         assert verdict.features is not None

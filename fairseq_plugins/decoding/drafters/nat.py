@@ -43,6 +43,7 @@ class NatDrafter:
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.encoder = FusedEncoder(model.encoder)
         self.cached = CachedDecoder(model.decoder)
+        self.choose = model.decoder.path_chooser()
         # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
@@ -85,7 +86,9 @@ class NatDrafter:
             self.span = Span(span.shortest + 1, span.longest + 1)
             self.behind = 0
         logits = self.cached.project(hidden)
-        return Draft(logits.argmax(-1), logits=logits if self.keep_logits else None)
+        first = state.last_tokens()[:, 0]
+        tokens = self.choose(logits, first)
+        return Draft(tokens, logits=self.model.decoder.path_logits(logits, first, tokens) if self.keep_logits else None)
 
     def observe(self, verdict: Verdict) -> None:
         self.behind += verdict.newest

@@ -97,6 +97,10 @@ def library() -> ctypes.CDLL | None:
         return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     kernels.run_linear.argtypes = [pointer, pointer, number, pointer]
+    kernels.choose_paths.argtypes = [
+        *(pointer, number, number, number, pointer),
+        *(pointer, number, pointer, number, pointer),
+    ]
     kernels.run_layers.argtypes = [
         *(pointer, ctypes.c_int32, pointer, number, number, ctypes.c_int32),
         *(pointer, pointer, pointer, pointer, pointer),
@@ -270,3 +274,28 @@ def native_layers(layers: Sequence[Layer]) -> NativeLayers | None:
     if not layers or any(layer.activation not in _ACTIVATIONS for layer in layers):
         return None
     return NativeLayers(layers) if _usable(layers[0].self_qkv[0]) else None
+
+
+def path_chooser(before: Tensor, after: Tensor, candidates: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """`models.transition.TransitionScores.choose` on the kernels, None where these cannot run it.
+
+    Args:
+        before: [V, R], of the token before.
+        after: [V, R], of the token.
+        candidates: how many tokens of every place to choose among.
+    """
+    if not _usable(before, after):
+        return None
+    before, after = before.detach().contiguous(), after.detach().contiguous()
+
+    def choose(logits: Tensor, first: Tensor) -> Tensor:
+        logits, first = logits.contiguous(), first.contiguous()
+        batch, width, vocabulary = logits.shape
+        chosen = first.new_empty(batch, width)
+        _kernels().choose_paths(
+            *(logits.data_ptr(), batch, width, vocabulary, before.data_ptr()),
+            *(after.data_ptr(), before.size(1), first.data_ptr(), min(candidates, vocabulary), chosen.data_ptr()),
+        )
+        return chosen
+
+    return choose

@@ -179,6 +179,40 @@ extern "C" {
 // y[rows][outputs] = x[rows][inputs] * weight + bias
 void run_linear(const Linear* layer, const float* x, int64_t rows, float* y) { linear(*layer, x, rows, y); }
 
+// Of every place of scores[B][K][V] choose the token, among the `candidates` best, whose score is the highest together with
+// that of coming after the token chosen before it, before[previous][rank] * after[token][rank].
+// first: [B], the token before the first place.
+void choose_paths(const float* scores, int64_t batch, int64_t width, int64_t vocabulary, const float* before,
+                  const float* after, int64_t rank, const int64_t* first, int64_t candidates, int64_t* chosen) {
+    constexpr int64_t CHUNK = 64;
+    std::vector<std::pair<float, int64_t>> best(candidates);
+    for (int64_t row = 0; row < batch * width; ++row, scores += vocabulary) {
+        int64_t found = 0;
+        for (int64_t begin = 0; begin < vocabulary; begin += CHUNK) {
+            const int64_t end = begin + CHUNK < vocabulary ? begin + CHUNK : vocabulary;
+            float highest = scores[begin];
+            for (int64_t token = begin; token < end; ++token) highest = scores[token] > highest ? scores[token] : highest;
+            if (found == candidates && highest <= best[found - 1].first) continue;
+            for (int64_t token = begin; token < end; ++token) {
+                if (found == candidates && scores[token] <= best[found - 1].first) continue;
+                int64_t place = found < candidates ? found++ : found - 1;
+                for (; place > 0 && best[place - 1].first < scores[token]; --place) best[place] = best[place - 1];
+                best[place] = {scores[token], token};
+            }
+        }
+        const float* from = before + (row % width == 0 ? first[row / width] : chosen[row - 1]) * rank;
+        float highest = -1e30f;
+        for (int64_t candidate = 0; candidate < found; ++candidate) {
+            const float* to = after + best[candidate].second * rank;
+            float score = best[candidate].first;
+            for (int64_t i = 0; i < rank; ++i) score += from[i] * to[i];
+            if (candidate > 0 && score <= highest) continue;
+            highest = score;
+            chosen[row] = best[candidate].second;
+        }
+    }
+}
+
 // Run T new rows of each of B sentences through layers, in place in x[B][T][D].
 //
 // own: what every layer's self-attention keeps; row t of sentence b is written at lengths[b] + t.

@@ -1,0 +1,56 @@
+"""Scores of a drafted token given the one before it, against repeated and dropped words of independent prediction."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding import native
+
+# How many tokens of every place a path is chosen among.
+CANDIDATES = 8
+
+
+class TransitionScores(nn.Module):
+    """A low-rank matrix of scores [V, V], row: the token before, column: the token.
+
+    A block drafter predicts all places at once, so that two places can each choose well and not fit together
+    ("Angaben Angaben", GAD Table 11). Sun et al. 2019 (arXiv 1910.11555) add such a matrix to a non-autoregressive
+    model as a conditional random field. Here the softmax stays that of one place, given the true token before; a path
+    is chosen from left to right, since a token counts only when all before it are right.
+
+    Args:
+        vocabulary: V.
+        rank: of the matrix.
+    """
+
+    def __init__(self, vocabulary: int, rank: int) -> None:
+        super().__init__()
+        self.before = nn.Embedding(vocabulary, rank)
+        self.after = nn.Linear(rank, vocabulary, bias=False)
+        nn.init.normal_(self.before.weight, std=rank**-0.5)
+        nn.init.zeros_(self.after.weight)
+
+    def forward(self, logits: Tensor, previous: Tensor) -> Tensor:
+        """Add to scores [n, V] those of coming after the tokens `previous` [n]."""
+        return torch.addmm(logits, self.before(previous), self.after.weight.t())
+
+    def choose(self, logits: Tensor, first: Tensor) -> Tensor:
+        """The tokens [B, K] that are best at every place, one after the other.
+
+        Args:
+            logits: [B, K, V].
+            first: [B], the token before the first place.
+        """
+        values, candidates = logits.topk(min(CANDIDATES, logits.size(2)), dim=2)
+        after = self.after.weight[candidates]  # [B, K, C, R]
+        chosen, last = [], first
+        for place in range(logits.size(1)):
+            scores = values[:, place] + (after[:, place] @ self.before(last)[:, :, None]).squeeze(2)
+            last = candidates[:, place].gather(1, scores.argmax(1, keepdim=True)).squeeze(1)
+            chosen.append(last)
+        return torch.stack(chosen, dim=1)
+
+    def chooser(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """`choose` with the weights of now, on the CPU kernels where they can run it."""
+        return native.path_chooser(self.before.weight, self.after.weight, CANDIDATES) or self.choose

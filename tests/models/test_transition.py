@@ -1,0 +1,87 @@
+"""Scores of a token given the drafted one before it: paths, kernels, and what training shows them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.data.block_masking import sample_blocks
+from fairseq_plugins.decoding import native
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
+from tests.strategies import STEADY
+from tests.support import make_drafter, make_task, make_transformer
+
+
+def make_scores(vocabulary: int, rank: int, seed: int) -> TransitionScores:
+    torch.manual_seed(seed)
+    transition = TransitionScores(vocabulary, rank)
+    torch.nn.init.normal_(transition.after.weight)
+    return transition
+
+
+@settings(STEADY, max_examples=60)
+@given(
+    batch=st.integers(1, 4),
+    width=st.integers(1, 6),
+    vocabulary=st.integers(1, 200),
+    rank=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+@torch.no_grad()
+def test_kernels_choose_what_pytorch_chooses(batch: int, width: int, vocabulary: int, rank: int, seed: int) -> None:
+    if native.library() is None:
+        pytest.skip("no C++ compiler")
+    transition = make_scores(vocabulary, rank, seed)
+    logits, first = 3 * torch.randn(batch, width, vocabulary), torch.randint(vocabulary, (batch,))
+    compiled = native.path_chooser(transition.before.weight, transition.after.weight, CANDIDATES)
+    assert compiled is not None
+    assert torch.equal(compiled(logits, first), transition.choose(logits, first))
+
+
+@torch.no_grad()
+def test_a_path_is_the_best_token_after_the_one_before() -> None:
+    """With no more tokens than candidates nothing is left out."""
+    transition = make_scores(CANDIDATES, 4, 1)
+    logits, first = torch.randn(3, 5, CANDIDATES), torch.tensor([0, 3, 7])
+    matrix = transition.before.weight @ transition.after.weight.t()
+    for row, path in enumerate(transition.choose(logits, first).tolist()):
+        last = int(first[row])
+        for place, token in enumerate(path):
+            assert token == int((logits[row, place] + matrix[last]).argmax())
+            last = token
+
+
+@pytest.mark.parametrize("attention", ["full", "prefix-causal", "features"])
+def test_training_is_shown_the_true_token_before(attention: str) -> None:
+    target = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 1, 1]])
+    previous = torch.tensor([[2, 5, 6, 7, 8], [2, 9, 10, 1, 1]])
+    count = 1 if attention == "full" else 3
+    blocks = sample_blocks(target, previous, 4, count, attention, 1, 30)
+    before = {5: 2, 6: 5, 7: 6, 8: 7, 9: 2, 10: 9}
+    for row, ending in enumerate((8, 10)):
+        for token, shown in zip(blocks.targets[row].tolist(), blocks.previous[row].tolist(), strict=True):
+            if token != 1:
+                assert shown == (ending if token == 2 else before[token])
+
+
+@torch.no_grad()
+def test_training_computes_what_decoding_computes() -> None:
+    """Along the true path, the scores of a draft are those of a training block."""
+    task = make_task(30)
+    model = make_drafter(task, 1, verifier=make_transformer(task), drafter_context="features", transition_rank=4)
+    decoder = model.decoder
+    target, previous = torch.tensor([[5, 6, 7, 8, 2]]), torch.tensor([[2, 5, 6, 7, 8]])
+    blocks = sample_blocks(target, previous, 3, 1, "features", 1, decoder.mask_id, torch.Generator().manual_seed(4))
+    hidden = torch.randn(1, 3, 16)
+    trained = decoder.block_logits(hidden, blocks, torch.ones_like(blocks.targets, dtype=torch.bool))
+    drafted = decoder.path_logits(decoder.output_layer(hidden), blocks.masks[:, 0], blocks.targets)
+    is_target = blocks.targets[0] != 1
+    assert is_target.any()
+    torch.testing.assert_close(drafted[0, is_target], trained[is_target])
+    assert not torch.allclose(trained, decoder.output_layer(hidden)[0])
+
+
+def test_a_rank_below_zero_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--transition-rank -1: give 0"):
+        make_drafter(make_task(30), transition_rank=-1)
