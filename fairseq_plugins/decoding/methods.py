@@ -291,7 +291,8 @@ def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -
         initial = {"pad": dictionary.pad(), "unk": dictionary.unk(), "source": None}[options.jacobi_init]
         block_size = None if options.decoder == "jacobi" else options.block_size or JACOBI_BLOCK_SIZE
         length = options.jacobi_length if options.decoder == "hybrid-jacobi" else None
-        return JacobiDrafter(dictionary.pad(), block_size, length, initial, options.jacobi_pool)
+        pool = len(dictionary) if options.jacobi_pool else 0
+        return JacobiDrafter(dictionary.pad(), block_size, length, initial, pool)
     trained: Drafter | None = None
     if options.needs_drafter:
         assert model is not None

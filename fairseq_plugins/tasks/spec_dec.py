@@ -118,7 +118,10 @@ class SpecDecConfig(TranslationConfig):
     )
     jacobi_pool: bool = field(
         default=False,
-        metadata={"help": "jacobi decoders: draft also from predictions that were dropped, as lookahead decoding does"},
+        metadata={
+            "help": "jacobi decoders: draft what the verifier last said after the same token, right or not, as "
+            "lookahead decoding does; most of use with --decoder jacobi, whose window is wide"
+        },
     )
     no_compiled_steps: bool = field(
         default=False,

@@ -171,7 +171,7 @@ JACOBI_SETTINGS = [
     {"block_size": None, "length": None},
     {"block_size": 5, "length": None},
     {"block_size": 3, "length": 7},
-    {"block_size": None, "length": None, "pool": True},
+    {"block_size": None, "length": None, "pool": 100},
 ]
 
 
