@@ -16,7 +16,7 @@ source train_scripts/functions.sh
 : "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${MINUTES:=5}" "${SEEDS:=1}"
 : "${BLOCK_SIZE:=15}" "${KS:=5 10 15}" "${TIMED_K:=5}"
 : "${LR:=0.002}" "${WARMUP_UPDATES:=200}" "${MAX_TOKENS:=1000}" "${DROPOUT:=0.1}"
-: "${DECODING_BATCH:=32}" "${DISTIL_BATCH:=128}" "${TIMING_SENTENCES:=100}" "${REPEATS:=3}" "${LOG_INTERVAL:=20}"
+: "${DECODING_BATCH:=32}" "${DISTIL_MAX_TOKENS:=12000}" "${TIMING_SENTENCES:=100}" "${REPEATS:=3}" "${LOG_INTERVAL:=20}"
 
 models=checkpoints/$NAME/drafter-table
 cells=results/$NAME/drafter-table
@@ -58,15 +58,15 @@ set_drafter() {
             options=("${one[@]}" --soft-targets 0.5) ;;
         features-transition) what="1 layer, scores of a token given the drafted one before it"
             options=("${one[@]}" --transition-rank 32) ;;
-        features-on-policy) what="1 layer, trained on the verifier's own greedy output"
-            data=$raw/on-policy options=("${one[@]}") ;;
+        features-beam) what="1 layer, trained on the verifier's beam search instead of its greedy output"
+            data=$raw/distilled-beam options=("${one[@]}") ;;
         features-raw) what="1 layer, trained on the references (no Seq-KD)"
             data=$raw options=("${one[@]}") ;;
         *) die "DRAFTERS=$DRAFTERS: $1 is unknown; give some of: $all" ;;
     esac
 }
 all="full causal causal-1-block causal-no-glancing causal-raw shared shared-started features-1 features-2 features-4 features-no-decay"
-all+=" features-glancing features-soft features-transition features-on-policy features-raw"
+all+=" features-glancing features-soft features-transition features-beam features-raw"
 : "${DRAFTERS:=$all}"
 
 # The papers' drafter has the verifier's shape.
@@ -85,15 +85,15 @@ PY
 }
 read -ra sizes <<<"$(shape | tr '\n' ' ')"
 
-# The demo's distilled data, and a recipe's with DISTIL_DECODER=greedy, are this already.
-make_on_policy() {
+# The distilled data of the demo, of Multi30k and of UA-GEC are the verifier's greedy output.
+make_beam() {
     local files=("$raw"/train.*-*.bin) pair
     pair=$(basename "${files[0]}" | cut -d . -f 2)
     spec-dec-distill decode "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" --gen-subset train,valid \
-        --path "$verifier" --decoder greedy --batch-size "$DISTIL_BATCH" --output "$raw/on-policy-shards"
-    logged "$models/logs/on-policy.log" spec-dec-distill merge "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
-        --gen-subset train,valid --shards "$raw/on-policy-shards" --destdir "$raw/on-policy"
-    rm -r "$raw/on-policy-shards"
+        --path "$verifier" --max-tokens "$DISTIL_MAX_TOKENS" --output "$raw/beam-shards"
+    logged "$models/logs/beam.log" spec-dec-distill merge "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
+        --gen-subset train,valid --shards "$raw/beam-shards" --max-length-ratio 2 --destdir "$raw/distilled-beam"
+    rm -r "$raw/beam-shards"
 }
 
 train_one() {
@@ -185,7 +185,7 @@ say "Drafters of $NAME: $DRAFTERS; $MINUTES minutes of training each, seeds $SEE
 for drafter in $DRAFTERS; do
     set_drafter "$drafter"
     say "$what" >"$cells/$drafter.what"
-    if [ "$data" = "$raw/on-policy" ]; then stage "$data" "translate the training set with the verifier, greedily" make_on_policy; fi
+    if [ "$data" = "$raw/distilled-beam" ]; then stage "$data" "translate the training set with the verifier and 5 beams" make_beam; fi
     for seed in $SEEDS; do
         run=$drafter-$seed
         stage "$models/$run" "train $run: $what" train_one "$models/$run" "$seed"

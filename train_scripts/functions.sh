@@ -519,8 +519,7 @@ set_drafter_options() {
 }
 
 # small_models: options of models for little data, where the papers have no numbers: Adam's betas and label smoothing are those of
-# Vaswani et al. 2017, all else is ours. With a teacher (TEACHERS=1) the verifier begins as the teacher and is tuned to its
-# translations, with TUNING_LR for TUNING_UPDATES: that costs a fifth of training it anew.
+# Vaswani et al. 2017, all else is ours.
 small_models() {
     local size training verifier_batch drafter_batch
     size=(
@@ -538,16 +537,11 @@ small_models() {
         --task translation --arch transformer "${size[@]}" --criterion label_smoothed_cross_entropy "${training[@]}"
         "${verifier_batch[@]}" --lr "$VERIFIER_LR" --dropout "$VERIFIER_DROPOUT" --max-update "$VERIFIER_UPDATES"
     )
-    if [ "$TEACHERS" -gt 0 ]; then
-        teacher_options=("${verifier_options[@]}")
-        verifier_options+=(
-            --finetune-from-model "checkpoints/$NAME/teacher1.pt" --lr "$TUNING_LR" --max-update "$TUNING_UPDATES"
-            --warmup-updates "$((TUNING_UPDATES / 10))"
-        )
-    fi
+    teacher_options=("${verifier_options[@]}")
     drafter_training=(
         --arch block_nat_tiny "${size[@]}" "${training[@]}"
         "${drafter_batch[@]}" --lr "$DRAFTER_LR" --dropout "$DRAFTER_DROPOUT" --max-update "$DRAFTER_UPDATES"
+        --warmup-updates "$((DRAFTER_UPDATES / 15))" # it begins as a copy of the verifier's layers
     )
 }
 
@@ -576,6 +570,7 @@ copy_text() {
 #   distil_options, search_options        of decoding: by the teacher, and on the validation and test sets
 #   metric_options, test_references       of spec-dec-metrics; several references
 #   decoders                              to test besides the usual
+#   COMPARED                              rows of the table of decoders, all by default: see spec-dec-compare --decoders
 #   licence                               of the data, for the model card
 run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
@@ -761,7 +756,9 @@ measure_test() {
         if [ "${#options[@]}" -gt 0 ]; then test_decoder "$name" "${options[@]}" --drafter-path "$models/drafter.pt"; fi
     done
     for name in "${decoders[@]}"; do test_decoder "$name" --decoder "$name"; done
-    logged "$logs/compare.log" spec-dec-compare "$bin" "${decoding[@]}" --drafter-path "$models/drafter.pt" --reference "$raw/test.$tgt" \
+    local rows=()
+    if [ -n "${COMPARED:-}" ]; then rows=(--decoders "$COMPARED"); fi
+    logged "$logs/compare.log" spec-dec-compare "$bin" "${decoding[@]}" --drafter-path "$models/drafter.pt" --reference "$raw/test.$tgt" "${rows[@]}" \
         --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$results"
 }
 
