@@ -84,6 +84,8 @@ def _liven(model: nn.Module) -> Any:
             parameter.data *= 4.0
         elif "transition.after" in name:
             torch.nn.init.normal_(parameter)
+        elif "reader." in name:
+            parameter.data += 0.02 * torch.randn_like(parameter)
     return model.eval()
 
 

@@ -11,7 +11,7 @@ class Blocks:
     """What a drafter reads and what it must predict, for B sentences of at most M tokens and N blocks of K inputs.
 
     The inputs of a block are K masks, and the targets their own tokens. An anchored block is the last token of its
-    prefix and K - 1 masks, and every target the token after its input, as in the verifier.
+    prefix and K - 1 masks, and every target the token after its input; no place sees a later one, as in the verifier.
 
     Attributes:
         tokens: [B, M + N*K] decoder input: the sentence shifted right, then the masked blocks.
@@ -100,7 +100,11 @@ def sample_blocks(
     block_of = torch.arange(blocks_per_sentence, device=device).repeat_interleave(block_size)
     prefix_of = prefix.repeat_interleave(block_size, dim=1)[:, :, None]  # [B, N*K, 1]
     known = column < prefix_of if anchored else column <= prefix_of
-    masks_see = torch.cat([known, (block_of[:, None] == block_of).expand(batch, -1, -1)], dim=2)
+    together = block_of[:, None] == block_of
+    if anchored:
+        # As in the verifier no place sees a later one: the first does what the verifier does.
+        together = together.tril()
+    masks_see = torch.cat([known, together.expand(batch, -1, -1)], dim=2)
     if attention == "features":
         prefix_sees = masks_see[:, :0]
     elif attention == "prefix-causal":

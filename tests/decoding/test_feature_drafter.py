@@ -16,6 +16,7 @@ from fairseq_plugins.decoding.methods import Options, check_fit
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.models.verifier_features import FeatureReader
 from tests.strategies import FEATURE_DRAFTERS, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
     assert_same_output,
@@ -107,6 +108,28 @@ def test_blocks_do_not_see_each_other_nor_the_future() -> None:
     changed = model.decoder.block_hidden(blocks, encoder_out, features.masked_fill(later[:, :, None], 100.0))
     torch.testing.assert_close(changed[:, :3], hidden[:, :3])
     assert not torch.allclose(changed[:, 3:], hidden[:, 3:])
+
+
+@torch.no_grad()
+def test_a_copy_of_all_layers_begins_with_the_verifiers_next_token() -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, activation_fn="relu", **FEATURES)
+    decoder, layers = model.decoder, len(verifier.decoder.layers)
+    decoder.reader = FeatureReader(decoder.reader.feature_layers, layers, decoder.embed_dim)
+    assert len(decoder.layers) == layers
+    copied = {name: value for name, value in verifier.decoder.state_dict().items() if not name.startswith("embed")}
+    decoder.load_state_dict({**decoder.state_dict(), **copied})
+    sample = make_sample(task, [5, 2, 7])
+    target, previous = make_targets([6, 3, 8])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    encoder_out = model.encoder(**sample["net_input"])
+    features, _ = model._verifier_states(previous, encoder_out)
+    first = decoder.output_layer(decoder.block_hidden(blocks, encoder_out, features))[:, blocks.places == 1]
+    own = verifier.decoder(previous, encoder_out=encoder_out)[0]
+    anchors = blocks.positions[:, blocks.prefix_width :][:, blocks.places == 1]
+    expected = own.gather(1, anchors[:, :, None].expand(-1, -1, VOCABULARY))
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_is_its_last_token_and_masks() -> None:

@@ -52,16 +52,7 @@ class FeatureDrafter:
         width = min(wanted, state.max_len - span.shortest)
         if width <= 0:
             return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
-        # The block sees all that stands before it and all of itself.
-        visible = (state.lengths[:1] if span.uniform else state.lengths)[:, None] + (width - 1)
-        hidden = self.cached.step(
-            state.last_tokens(),
-            state.lengths,
-            span,
-            visible.expand(-1, width),
-            masks=width - 1,
-            added=self.newest,
-        )
+        hidden = self.cached.step(state.last_tokens(), state.lengths, span, masks=width - 1, added=self.newest)
         logits = self.cached.project(hidden)
         first = state.last_tokens()[:, 0]
         tokens = self.choose(logits, first)
