@@ -4,7 +4,6 @@ fairseq's incremental decoding takes one token a call and appends to its cache, 
 Here every call says from which length each sentence goes on: stale entries are hidden by the mask and overwritten.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -136,11 +135,6 @@ class CachedDecoder:
         self.cross_mask: Tensor | None = None
         self.encoder_out: dict[str, list[Tensor]] = {}
         self.mask_table: Tensor | None = None
-
-    @functools.cached_property
-    def to_key_value(self) -> list[Callable[[Tensor], Tensor]]:
-        """The projections to keys and values of every layer: only drafters that `remember` states need them."""
-        return [native.fastest(_without_query(layer.self_qkv)) for layer in self.layers]
 
     def start(self, encoder_out: dict[str, list[Tensor]]) -> None:
         """Begin a batch: forget the old cache, compute cross-attention keys and values of all layers.
@@ -279,25 +273,22 @@ class CachedDecoder:
             x = self.decoder.project_out_dim(x)
         return x
 
-    def remember(self, states: Tensor, lengths: Tensor, span: Span) -> None:
-        """Write keys and values of given states, as if tokens had been run and had them.
+    def remember(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
+        """Write keys and values that something else than `step` has made.
 
         Args:
-            states: [L, B, T, D], what each of the L layers reads.
-            lengths: [B], where the first of them stands.
+            key_value: [L, B, T, 2, H, D / H], of all L layers.
+            lengths: [B], where the first of the T places stands.
             span: shortest and longest of `lengths`.
         """
         assert self.cache is not None, "call start() first"
-        batch, width = states.shape[1:3]
+        batch, width = key_value.shape[1:3]
         self._grow(span.longest + width)
-        places: tuple = (slice(None), slice(span.longest, span.longest + width))
-        if not span.uniform:
+        if span.uniform:
+            self.cache[:, :, span.longest : span.longest + width] = key_value
+        else:
             rows = torch.arange(batch, device=lengths.device)[:, None]
-            places = (rows, lengths[:, None] + torch.arange(width, device=lengths.device))
-        for layer, to_key_value, cache, x in zip(self.layers, self.to_key_value, self.cache, states, strict=True):
-            if layer.normalize_before:
-                x = layer.self_norm(x)
-            cache[places] = to_key_value(x).unflatten(-1, (2, layer.heads, -1))
+            self.cache[:, rows, lengths[:, None] + torch.arange(width, device=lengths.device)] = key_value
 
     def project(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
@@ -359,13 +350,6 @@ def _plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
     if type(decoder).output_layer is not TransformerDecoderBase.output_layer:
         return None
     return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
-
-
-def _without_query(query_key_value: Linear) -> Linear:
-    """The projections to keys and values alone, [2 * D, D]."""
-    weight, bias = query_key_value
-    width = weight.size(1)
-    return weight[width:], None if bias is None else bias[width:]
 
 
 def _read_layer(layer: TransformerDecoderLayerBase) -> Layer:

@@ -54,6 +54,13 @@ def linear(module: nn.Linear) -> Linear:
     return module.weight, module.bias
 
 
+def without_query(query_key_value: Linear) -> Linear:
+    """The projections to keys and values alone, [2 * D, D]."""
+    weight, bias = query_key_value
+    width = weight.size(1)
+    return weight[width:], None if bias is None else bias[width:]
+
+
 def fused(*modules: nn.Linear) -> Linear:
     """Several linear layers of the same input as one."""
     weight = torch.cat([module.weight for module in modules]).detach()

@@ -1,14 +1,16 @@
 """A trained drafter that reads the verifier's states of the accepted tokens instead of the tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
-from fairseq_plugins.decoding.weights import linear
+from fairseq_plugins.decoding.weights import linear, without_query
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -35,7 +37,7 @@ class FeatureDrafter:
         self.keep_logits = keep_logits
         self.cached = CachedDecoder(model.decoder)
         self.choose = model.decoder.path_chooser()
-        self.fuse = native.fastest(linear(model.decoder.reader.linear))
+        self.read = _reader(model, self.cached)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
@@ -63,9 +65,9 @@ class FeatureDrafter:
         if self.chooser is not None:
             self.chooser.observe(verdict.draft.tokens.size(1), verdict.gained)
         newest = verdict.newest
-        states, added = self.model.decoder.reader.split(self.fuse(verdict.features[:, :newest]))
+        key_value, added = self.read(verdict.features[:, :newest])
         # Of sentences that gained less, the last ones are overwritten by the next block.
-        self.cached.remember(states, verdict.lengths, verdict.span)
+        self.cached.remember(key_value, verdict.lengths, verdict.span)
         if min(verdict.gained) == newest:
             self.newest = added[:, -1:]
         else:
@@ -76,3 +78,40 @@ class FeatureDrafter:
         self.cached.keep(rows)
         if self.newest is not None:
             self.newest = self.newest.index_select(0, rows)
+
+
+def _reader(model: BlockNat, cached: CachedDecoder) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D].
+
+    Where nothing stands between fusion and projection (post-norm), both are one matrix.
+    """
+    reader, layers = model.decoder.reader, cached.layers
+    shape = (2, layers[0].heads, -1)
+    if any(layer.normalize_before for layer in layers):
+        fuse = native.fastest(linear(reader.linear))
+        projections = [native.fastest(without_query(layer.self_qkv)) for layer in layers]
+
+        def read_normalised(features: Tensor) -> tuple[Tensor, Tensor]:
+            states, added = reader.split(fuse(features))
+            parts = zip(layers, projections, states, strict=True)
+            return torch.stack([project(layer.self_norm(x)).unflatten(-1, shape) for layer, project, x in parts]), added
+
+        return read_normalised
+
+    width = model.decoder.embed_dim
+    fusions = reader.linear.weight.detach().float().unflatten(0, (-1, width))
+    offsets = reader.linear.bias.detach().float().unflatten(0, (-1, width))
+    weights, biases = [], []
+    for layer, fusion, offset in zip(layers, fusions, offsets, strict=False):  # the last part is what is added
+        weight, bias = without_query(layer.self_qkv)
+        weights.append(weight.detach().float() @ fusion)
+        biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
+    dtype = reader.linear.weight.dtype
+    both = native.fastest((torch.cat([*weights, fusions[-1]]).to(dtype), torch.cat([*biases, offsets[-1]]).to(dtype)))
+
+    def read(features: Tensor) -> tuple[Tensor, Tensor]:
+        result = both(features)
+        key_value = result[..., :-width].unflatten(-1, (len(layers), *shape))
+        return key_value.permute(2, 0, 1, 3, 4, 5), result[..., -width:]
+
+    return read
