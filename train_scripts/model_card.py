@@ -47,12 +47,12 @@ def score_rows(results: Path) -> list[list[str]]:
 
 
 def commit() -> str:
-    """The commit of the repository; with a note when files differ from it."""
+    """The commit of the repository; with a note when files other than models and cards differ from it."""
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
 
     return (git("rev-parse", "HEAD") or "not in a git repository") + (
-        " with local changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        " with local changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!checkpoints") else ""
     )
 
 
