@@ -51,9 +51,8 @@ def commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
 
-    return (git("rev-parse", "HEAD") or "not in a git repository") + (
-        " with local changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!checkpoints") else ""
-    )
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!checkpoints")
+    return (git("rev-parse", "HEAD") or "not in a git repository") + (" with local changes" if changed else "")
 
 
 def card(args: argparse.Namespace) -> str:
