@@ -636,6 +636,7 @@ run_recipe() {
         --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}"
     step sweep "$results/sweep/sweep.json" "choose k, β and τ on the validation set" sweep
     step test "$results/table.json" "measure on the test set" measure_test
+    if wanted card; then drop_older "$models/README.md" "$results/table.json"; fi
     step card "$models/README.md" "write the model card" write_card
     say "Finished in $(duration $SECONDS) min."
 }
@@ -691,8 +692,12 @@ train_model() {
         "${launch[@]}" "$data" --user-dir fairseq_plugins "${languages[@]}" "${task_options[@]}" \
         "${precision[@]}" "${tensorboard[@]}" --save-interval-updates "$SAVE_INTERVAL_UPDATES" \
         --skip-invalid-size-inputs-valid-test "$@"
+    if wanted "$name"; then drop_older "$models/$model.pt" "$runs/$model/checkpoint_last.pt"; fi
     step "$name" "$models/$model.pt" "average the last checkpoints of the $model" average "$model"
 }
+
+# drop_older FILE NEWER: the repository comes with models and cards: they are not those of a recipe that was run since.
+drop_older() { if [ -z "$dry_run" ] && [ "$2" -nt "$1" ]; then rm -f "$1"; fi; }
 
 # AVERAGE=0 takes the best checkpoint on the validation set instead.
 average() {
@@ -792,9 +797,9 @@ find_trained() {
     shift
     raw=data-bin/$name distilled=data-bin/$name/distilled
     blockwise=checkpoints/$name/blockwise/checkpoint_best.pt
-    verifier=checkpoints/$name/verifier/checkpoint_best.pt drafter=checkpoints/$name/drafter/checkpoint_best.pt
-    if [ -e "checkpoints/$name/verifier.pt" ]; then # of a recipe
-        verifier=checkpoints/$name/verifier.pt drafter=checkpoints/$name/drafter.pt
+    verifier=checkpoints/$name/verifier.pt drafter=checkpoints/$name/drafter.pt
+    if [ -e "checkpoints/$name/verifier/checkpoint_best.pt" ] || [ ! -e "$verifier" ]; then # of demo.sh
+        verifier=checkpoints/$name/verifier/checkpoint_best.pt drafter=checkpoints/$name/drafter/checkpoint_best.pt
     fi
     for kind in raw "$@"; do
         [ -e "${!kind}" ] || die "NAME=$name: ${!kind} is missing; train the models first: make demo (with the same NAME and DATA), or a recipe"
