@@ -105,15 +105,9 @@ train_one() {
         --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "${options[@]}"
 }
 
-# accept CELL MODEL K: decode the subset
+# accept CELL MODEL K DECODER OPTIONS...: decode the subset
 accept() {
-    measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --decoder gad --drafter-path "$2" --block-size "$3" --batch-size "$DECODING_BATCH"
-}
-
-# accept_relaxed CELL MODEL K: the same with the papers' high-quality relaxation
-accept_relaxed() {
-    measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --decoder gad++ --preset high-quality --drafter-path "$2" --block-size "$3" \
-        --batch-size "$DECODING_BATCH"
+    measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --drafter-path "$2" --block-size "$3" --batch-size "$DECODING_BATCH" --decoder "${@:4}"
 }
 
 # time_one FOLDER MODEL: speed beside fairseq's, and where the time goes
@@ -190,10 +184,10 @@ for drafter in $DRAFTERS; do
         run=$drafter-$seed
         stage "$models/$run" "train $run: $what" train_one "$models/$run" "$seed"
         for k in $KS; do
-            stage "$cells/$run-$k" "decode with $run, k = $k" accept "$cells/$run-$k" "$models/$run/checkpoint_best.pt" "$k"
+            stage "$cells/$run-$k" "decode with $run, k = $k" accept "$cells/$run-$k" "$models/$run/checkpoint_best.pt" "$k" gad
         done
         stage "$cells/$run-relaxed" "decode with $run, k = $TIMED_K, gad++ high-quality" \
-            accept_relaxed "$cells/$run-relaxed" "$models/$run/checkpoint_best.pt" "$TIMED_K"
+            accept "$cells/$run-relaxed" "$models/$run/checkpoint_best.pt" "$TIMED_K" gad++ --preset high-quality
         stage "$cells/$run-timing" "time $run" time_one "$cells/$run-timing" "$models/$run/checkpoint_best.pt"
     done
 done

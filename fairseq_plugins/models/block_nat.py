@@ -6,7 +6,6 @@ The prefix is read as tokens, or as the verifier's states of them (`--drafter-co
 import logging
 import zlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,21 +131,10 @@ class BlockNatDecoder(TransformerDecoder):
         )
         return self.mask_vector + copied
 
-    def block_logits(self, hidden: Tensor, blocks: Blocks, chosen: Tensor) -> Tensor:
-        """Scores [n, V] of the `chosen` [B, N*K] places of training blocks, from their hidden states [B, N*K, D]."""
-        logits = self.output_layer(hidden[chosen])
-        return logits if self.transition is None else self.transition(logits, blocks.previous[chosen])
-
-    def path_chooser(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """What chooses tokens [B, K] from scores [B, K, V] and the token [B] before, with the weights of now."""
-        return (lambda logits, first: logits.argmax(-1)) if self.transition is None else self.transition.chooser()
-
-    def path_logits(self, logits: Tensor, first: Tensor, path: Tensor) -> Tensor:
-        """Scores [B, K, V] given the tokens [B, K] of the path, from those that know no path."""
-        if self.transition is None:
-            return logits
-        previous = torch.cat([first[:, None], path[:, :-1]], dim=1)
-        return self.transition(logits.flatten(0, 1), previous.flatten()).view_as(logits)
+    def block_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Scores [..., V] from hidden states [..., D] and the tokens [...] before."""
+        logits = self.output_layer(hidden)
+        return logits if self.transition is None else self.transition(logits, previous)
 
     def block_hidden(
         self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None
@@ -397,15 +385,14 @@ class BlockNat(TransformerModel):
         if glancing_ratio > 0:
             with torch.no_grad():
                 hidden = self.decoder.block_hidden(blocks, encoder_out, features)
-                everywhere = torch.ones_like(blocks.targets, dtype=torch.bool)
-                predicted = self.decoder.block_logits(hidden, blocks, everywhere).argmax(-1).view_as(blocks.targets)
+                predicted = self.decoder.block_logits(hidden, blocks.previous).argmax(-1)
                 correct = ((predicted == blocks.targets) & (blocks.targets != pad)).sum()
                 total = (blocks.targets != pad).sum()
                 blocks = glance(blocks, predicted, glancing_ratio, pad)
         is_target = blocks.targets != pad
-        hidden = self.decoder.block_hidden(blocks, encoder_out, features)
+        hidden = self.decoder.block_hidden(blocks, encoder_out, features)[is_target]
         output = {
-            "logits": self.decoder.block_logits(hidden, blocks, is_target),
+            "logits": self.decoder.block_logits(hidden, blocks.previous[is_target]),
             "targets": blocks.targets[is_target],
             "places": blocks.places.expand_as(is_target)[is_target],
             "glanced_correct": correct,

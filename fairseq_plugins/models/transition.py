@@ -32,8 +32,9 @@ class TransitionScores(nn.Module):
         nn.init.zeros_(self.after.weight)
 
     def forward(self, logits: Tensor, previous: Tensor) -> Tensor:
-        """Add to scores [n, V] those of coming after the tokens `previous` [n]."""
-        return torch.addmm(logits, self.before(previous), self.after.weight.t())
+        """Add to scores [..., V] those of coming after the tokens `previous` [...]."""
+        before = self.before(previous.flatten())
+        return torch.addmm(logits.flatten(0, -2), before, self.after.weight.t()).view_as(logits)
 
     def choose(self, logits: Tensor, first: Tensor) -> Tensor:
         """The tokens [B, K] that are best at every place, one after the other.

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.drafters import DecodingState
+from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
 from tests.strategies import STEADY
@@ -74,12 +76,16 @@ def test_training_computes_what_decoding_computes() -> None:
     target, previous = torch.tensor([[5, 6, 7, 8, 2]]), torch.tensor([[2, 5, 6, 7, 8]])
     blocks = sample_blocks(target, previous, 3, 1, "features", 1, decoder.mask_id, torch.Generator().manual_seed(4))
     hidden = torch.randn(1, 3, 16)
-    trained = decoder.block_logits(hidden, blocks, torch.ones_like(blocks.targets, dtype=torch.bool))
-    drafted = decoder.path_logits(decoder.output_layer(hidden), blocks.masks[:, 0], blocks.targets)
-    is_target = blocks.targets[0] != 1
+    trained = decoder.block_logits(hidden, blocks.previous)
+    plain = decoder.output_layer(hidden)
+    true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that nothing else is drafted
+    state = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], 9)
+    draft = draft_maker(decoder, keep_logits=True)(plain + true_path, state)
+    assert torch.equal(draft.tokens, blocks.targets)
+    is_target = blocks.targets != 1
     assert is_target.any()
-    torch.testing.assert_close(drafted[0, is_target], trained[is_target])
-    assert not torch.allclose(trained, decoder.output_layer(hidden)[0])
+    torch.testing.assert_close((draft.logits - true_path)[is_target], trained[is_target], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(trained, plain)
 
 
 def test_a_rank_below_zero_is_refused() -> None:

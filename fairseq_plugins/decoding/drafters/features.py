@@ -10,6 +10,7 @@ from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.weights import linear, without_query
 from fairseq_plugins.models.block_nat import BlockNat
 
@@ -34,9 +35,8 @@ class FeatureDrafter:
         self.model = model
         self.block_size = block_size
         self.chooser = BlockSizeChooser(block_size) if adapt else None
-        self.keep_logits = keep_logits
+        self.make_draft = draft_maker(model.decoder, keep_logits)
         self.cached = CachedDecoder(model.decoder)
-        self.choose = model.decoder.path_chooser()
         self.read = _reader(model, self.cached)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
@@ -55,10 +55,7 @@ class FeatureDrafter:
         if width <= 0:
             return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
         hidden = self.cached.step(state.last_tokens(), state.lengths, span, masks=width - 1, added=self.newest)
-        logits = self.cached.project(hidden)
-        first = state.last_tokens()[:, 0]
-        tokens = self.choose(logits, first)
-        return Draft(tokens, logits=self.model.decoder.path_logits(logits, first, tokens) if self.keep_logits else None)
+        return self.make_draft(self.cached.project(hidden), state)
 
     def observe(self, verdict: Verdict) -> None:
         assert verdict.features is not None
@@ -99,15 +96,15 @@ def _reader(model: BlockNat, cached: CachedDecoder) -> Callable[[Tensor], tuple[
         return read_normalised
 
     width = model.decoder.embed_dim
-    fusions = reader.linear.weight.detach().float().unflatten(0, (-1, width))
-    offsets = reader.linear.bias.detach().float().unflatten(0, (-1, width))
+    *fusions, added_weight = reader.linear.weight.detach().float().unflatten(0, (-1, width))
+    *offsets, added_bias = reader.linear.bias.detach().float().unflatten(0, (-1, width))
     weights, biases = [], []
-    for layer, fusion, offset in zip(layers, fusions, offsets, strict=False):  # the last part is what is added
+    for layer, fusion, offset in zip(layers, fusions, offsets, strict=True):
         weight, bias = without_query(layer.self_qkv)
         weights.append(weight.detach().float() @ fusion)
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype
-    both = native.fastest((torch.cat([*weights, fusions[-1]]).to(dtype), torch.cat([*biases, offsets[-1]]).to(dtype)))
+    both = native.fastest((torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype)))
 
     def read(features: Tensor) -> tuple[Tensor, Tensor]:
         result = both(features)

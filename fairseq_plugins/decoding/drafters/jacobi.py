@@ -58,7 +58,8 @@ class JacobiDrafter:
             self.pool = source.new_full((source.size(0), self.pool_size + 1), -1)
 
     def draft(self, state: DecodingState) -> Draft:
-        self.last = state.last_tokens()
+        if self.pool_size:
+            self.last = state.last_tokens()
         # The verifier predicts one place more than it is given guesses for: the last place of a block needs none.
         widths = self.block - 1 - state.lengths % self.block
         if self.length is not None:

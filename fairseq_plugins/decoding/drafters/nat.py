@@ -8,6 +8,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.encoder import FusedEncoder
 from fairseq_plugins.models.block_nat import BlockNat
 
@@ -37,13 +38,12 @@ class NatDrafter:
         self.model = model
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.block_size = block_size
-        self.keep_logits = keep_logits or alone
+        self.make_draft = draft_maker(model.decoder, keep_logits or alone)
         self.alone = alone
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.encoder = FusedEncoder(model.encoder)
         self.cached = CachedDecoder(model.decoder)
-        self.choose = model.decoder.path_chooser()
         # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
@@ -85,10 +85,7 @@ class NatDrafter:
             self.lengths = state.lengths + 1
             self.span = Span(span.shortest + 1, span.longest + 1)
             self.behind = 0
-        logits = self.cached.project(hidden)
-        first = state.last_tokens()[:, 0]
-        tokens = self.choose(logits, first)
-        return Draft(tokens, logits=self.model.decoder.path_logits(logits, first, tokens) if self.keep_logits else None)
+        return self.make_draft(self.cached.project(hidden), state)
 
     def observe(self, verdict: Verdict) -> None:
         self.behind += verdict.newest
