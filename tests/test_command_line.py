@@ -40,6 +40,7 @@ DECODERS = [
     "specdec --drafter-path {own_encoder} --block-size 3",
     "gad++ --top-beta 1 --tau 0.0000001 --drafter-path {drafter}",
     "jacobi",
+    "gad --drafter-path {drafter} --active-sentences 3",
     "hgj --block-size 4 --jacobi-pool",
 ]
 

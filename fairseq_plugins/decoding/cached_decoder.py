@@ -154,6 +154,28 @@ class CachedDecoder:
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0), 0, *self.cross.shape[3:])
 
+    def join(self, encoder_out: dict[str, list[Tensor]]) -> None:
+        """More sentences of the same batch, of the same padded length, come in behind those present.
+
+        Args:
+            encoder_out: as for `start`, of the new sentences.
+        """
+        cache, cross, mask, encoded = self.cache, self.cross, self.cross_mask, self.encoder_out
+        assert cache is not None and cross is not None, "call start() first"
+        self.start(encoder_out)
+        assert self.cache is not None and self.cross is not None
+        if mask is not None or self.cross_mask is not None:
+            both = (mask, cross), (self.cross_mask, self.cross)
+            self.cross_mask = torch.cat([_cross_mask(mask, cross) for mask, cross in both])
+        self._grow(cache.size(2))
+        self.cache = torch.cat([cache, self.cache], dim=1)
+        self.cross = torch.cat([cross, self.cross], dim=1)
+        if self.mask_vectors is not None:
+            self.encoder_out = {
+                name: [torch.cat([old, new]) for old, new in zip(encoded[name], encoder_out[name], strict=True)]
+                for name in ("encoder_embedding", "encoder_padding_mask")
+            }
+
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only.
 
@@ -334,6 +356,11 @@ class CachedDecoder:
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
             x = torch.where(is_mask, self._masks(place, total, span), x)
         return x if decoder.project_in_dim is None else decoder.project_in_dim(x)
+
+
+def _cross_mask(mask: Tensor | None, cross: Tensor) -> Tensor:
+    """Which positions [B, 1, 1, S] of the source to read, all of them where there is no mask."""
+    return cross.new_ones(cross.size(1), 1, 1, cross.size(2), dtype=torch.bool) if mask is None else mask
 
 
 def _self_mask(place: Tensor, span: Span, total: int, visible: Tensor | None) -> Tensor | None:

@@ -16,6 +16,9 @@ from fairseq_plugins.decoding.trace import TraceWriter
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.errors import ConfigurationError
 
+# Of `active_sentences`, one in so many places is free before others come in.
+_ROOM_SHARE = 4
+
 
 @dataclass
 class Method:
@@ -28,12 +31,15 @@ class Method:
 
 @dataclass
 class _Batch:
-    """One batch on its way: the decoder's state, and for every row the sentence it belongs to."""
+    """One batch on its way: the decoder's state, for every row the sentence it belongs to, and those that wait."""
 
+    sample: dict[str, Any]
+    waiting: list[int]
+    first_token: int
     state: DecodingState
     scores: Tensor
-    sentences: list[int]
     prefix: Tensor | None
+    sentences: list[int] = field(default_factory=list)
     gained: list[list[int]] = field(default_factory=list)
     hypotheses: list[list[dict[str, Tensor]]] = field(default_factory=list)
 
@@ -42,7 +48,8 @@ class DraftVerifyGenerator(SequenceGenerator):
     """Greedy decoding by drafting and verifying, with the interface and output of fairseq's `SequenceGenerator`.
 
     With an exact rule the output equals fairseq's own at `--beam 1`, token by token. Batches are ragged: every
-    sentence advances by its own accepted count, and finished sentences leave the batch.
+    sentence advances by its own accepted count, and finished sentences leave the batch. With `active_sentences` others
+    of the batch then come in, so that it does not drain.
 
     Args:
         models: fairseq models, as for `SequenceGenerator`.
@@ -51,6 +58,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             device and the precision of that time are used.
         stats: where counts and times are recorded.
         trace: takes down every iteration; None for no trace.
+        active_sentences: so many sentences of a batch are decoded at a time, 0 for all.
         kwargs: as for `SequenceGenerator`; `beam_size` must be 1.
 
     Raises:
@@ -64,6 +72,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         build_method: Callable[[], Method],
         stats: DecodingStats,
         trace: TraceWriter | None = None,
+        active_sentences: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
@@ -78,6 +87,7 @@ class DraftVerifyGenerator(SequenceGenerator):
                 raise ConfigurationError(f"{option} is not supported when drafting; use --decoder beam")
         self.stats = stats
         self.trace = trace
+        self.active_sentences = active_sentences
         self.build_method = build_method
         self.method: Method | None = None
 
@@ -95,15 +105,19 @@ class DraftVerifyGenerator(SequenceGenerator):
     ) -> list[list[dict[str, Tensor]]]:
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported when drafting; use --decoder beam")
+        if prefix_tokens is not None and self.active_sentences:
+            raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
         started = time.perf_counter()
         if self.method is None:
             self.method = self.build_method()
         batch = self._begin(sample, prefix_tokens, self.eos if bos_token is None else bos_token)
-        self.method.drafter.start(sample, self.method.verifier.start(sample))
+        self._admit(batch)
         if prefix_tokens is not None:
             self._iterate(batch, self._forced_draft(batch))
         while batch.sentences:
             self._iterate(batch, self.method.drafter.draft(batch.state))
+            if batch.waiting:
+                self._admit(batch)
         self._record(sample, batch, time.perf_counter() - started)
         return batch.hypotheses
 
@@ -116,17 +130,44 @@ class DraftVerifyGenerator(SequenceGenerator):
                 f"--min-len {self.min_len}: longer than the longest output allowed ({max_len}); "
                 "lower it or raise --max-len-b"
             )
+        waiting = list(range(size))
+        if 0 < self.active_sentences < size:
+            # The longest sources first, so that in the end no long sentence is left alone.
+            waiting = (source == self.pad).sum(1).argsort(stable=True).tolist()
         # Room for max_len tokens, the symbols at both ends, and a last column where rows write what goes beyond.
-        tokens = source.new_full((size, max_len + 3), self.pad)
-        tokens[:, 0] = first_token
         return _Batch(
-            state=DecodingState(tokens, source.new_zeros(size), [0] * size, max_len),
-            scores=torch.zeros(tokens.shape, device=source.device),
-            sentences=list(range(size)),
+            sample=sample,
+            waiting=waiting,
+            first_token=first_token,
+            state=DecodingState(source.new_empty(0, max_len + 3), source.new_empty(0), [], max_len),
+            scores=torch.empty(0, max_len + 3, device=source.device),
             prefix=prefix,
             gained=[[] for _ in range(size)],
             hypotheses=[[] for _ in range(size)],
         )
+
+    def _admit(self, batch: _Batch) -> None:
+        """Let waiting sentences in where there is room; a few at a time would cost as much to encode as many."""
+        assert self.method is not None
+        most = self.active_sentences or len(batch.waiting)
+        room = most - len(batch.sentences)
+        if room < max(1, most // _ROOM_SHARE):
+            return
+        coming, batch.waiting = batch.waiting[:room], batch.waiting[room:]
+        sample = batch.sample if len(coming) == len(batch.hypotheses) else _select(batch.sample, coming)
+        verifier, drafter, state = self.method.verifier, self.method.drafter, batch.state
+        if batch.sentences:
+            drafter.join(sample, verifier.join(sample))
+        else:
+            drafter.start(sample, verifier.start(sample))
+        new = (len(coming), state.tokens.size(1))
+        tokens = state.tokens.new_full(new, self.pad)
+        tokens[:, 0] = batch.first_token
+        state.tokens = torch.cat([state.tokens, tokens])
+        state.lengths = torch.cat([state.lengths, state.lengths.new_zeros(new[0])])
+        state.host_lengths = state.host_lengths + [0] * new[0]
+        batch.scores = torch.cat([batch.scores, batch.scores.new_zeros(new)])
+        batch.sentences = batch.sentences + coming
 
     def _forced_draft(self, batch: _Batch) -> Draft:
         """`--prefix-size`: the given tokens are the first draft, and what the verifier must choose."""
@@ -211,12 +252,12 @@ class DraftVerifyGenerator(SequenceGenerator):
                 ]
         stay = [row for row, is_finished in enumerate(finished) if not is_finished]
         batch.sentences = [batch.sentences[row] for row in stay]
-        if not stay:
-            return
-        rows = torch.tensor(stay, device=state.tokens.device)
+        rows = torch.tensor(stay, dtype=torch.long, device=state.tokens.device)
         state.tokens, state.lengths = state.tokens[rows], state.lengths[rows]
         state.host_lengths = [state.host_lengths[row] for row in stay]
         batch.scores = batch.scores[rows]
+        if not stay:
+            return
         self.method.verifier.keep(rows)
         self.method.drafter.keep(rows)
 
@@ -240,15 +281,23 @@ class DraftVerifyGenerator(SequenceGenerator):
         size = source.size(0)
         ids = sample["id"].tolist() if "id" in sample else list(range(size))
         source_tokens = (source != self.pad).sum(1).tolist()
+        together = min(size, self.active_sentences or size)
         self.stats.record(
             [
-                SentenceStats(ids[i], source_tokens[i], sum(gained), len(gained), gained, size, seconds / size)
+                SentenceStats(ids[i], source_tokens[i], sum(gained), len(gained), gained, together, seconds / size)
                 for i, gained in enumerate(batch.gained)
             ],
             seconds,
         )
         if self.trace is not None:
             self.trace.write(sample, batch.hypotheses, has_prefix=batch.prefix is not None)
+
+
+def _select(sample: dict[str, Any], sentences: list[int]) -> dict[str, Any]:
+    """Some sentences of a batch, padded as they are there."""
+    rows = torch.tensor(sentences, device=sample["net_input"]["src_tokens"].device)
+    inputs = {name: sample["net_input"][name][rows] for name in ("src_tokens", "src_lengths")}
+    return {"net_input": inputs, **({"id": sample["id"][rows]} if "id" in sample else {})}
 
 
 def _write(state: DecodingState, buffer: Tensor, block: Tensor) -> None:

@@ -97,6 +97,13 @@ def check_options(cfg: Any) -> None:
     decoder = Options.from_config(cfg).decoder
     if cfg.block_size is not None and cfg.block_size < 1:
         raise ConfigurationError(f"--block-size {cfg.block_size}: give at least 1 token per draft")
+    if cfg.active_sentences < 0:
+        raise ConfigurationError(f"--active-sentences {cfg.active_sentences}: give a number of sentences, or 0 for all")
+    if cfg.active_sentences and decoder == "beam":
+        raise ConfigurationError(
+            f"--active-sentences {cfg.active_sentences}: fairseq's own search decodes whole batches; choose another "
+            "--decoder"
+        )
     if cfg.top_beta < 1:
         raise ConfigurationError(f"--top-beta {cfg.top_beta}: give at least 1, which accepts the verifier's best only")
     if not cfg.tau >= 0:

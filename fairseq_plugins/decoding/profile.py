@@ -44,7 +44,9 @@ class Profile:
     def _watch(self, method: Method) -> Method:
         for owner, name, part in (
             (method.verifier, "start", "verifier's encoder"),
+            (method.verifier, "join", "verifier's encoder"),
             (method.drafter, "start", "drafter's encoder"),
+            (method.drafter, "join", "drafter's encoder"),
             (method.drafter, "draft", "drafter"),
             (method.drafter, "observe", "drafter"),
             (method.verifier, "verify", "verifier"),

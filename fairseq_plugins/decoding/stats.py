@@ -18,8 +18,8 @@ class SentenceStats:
         tokens: length of its output, EOS included.
         iterations: how many times it was drafted and verified.
         accepted: tokens gained in each iteration, the verifier's own included.
-        batch_size: sentences that were decoded together with it.
-        seconds: wall-clock time of that batch, divided by `batch_size`.
+        batch_size: how many sentences were decoded at a time.
+        seconds: wall-clock time of its batch, divided by the sentences in that batch.
     """
 
     id: int

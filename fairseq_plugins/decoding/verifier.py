@@ -60,6 +60,13 @@ class Verifier:
             decoder.start(output)
         return outputs[0]
 
+    def join(self, sample: dict[str, Any]) -> dict[str, list[Tensor]]:
+        """Encode more sentences of the batch, which come in behind those present; returns their encoder output."""
+        outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
+        for decoder, output in zip(self.decoders, outputs, strict=True):
+            decoder.join(output)
+        return outputs[0]
+
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
@@ -90,6 +97,8 @@ class DrafterIsVerifier:
 
     def start(self, sample: dict[str, Any]) -> None:
         return None
+
+    join = start
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Scores [B, K, V] of the drafted tokens themselves (T = K: there is no token of the verifier's own)."""

@@ -66,9 +66,17 @@ class ReplayedDrafter:
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         self.inner.start(sample, encoder_out)
-        device = sample["net_input"]["src_tokens"].device
-        self.rows = torch.tensor([self.row_of[number] for number in sample["id"].tolist()], device=device)
+        self.rows = self._rows(sample)
+        device = self.rows.device
         self.outputs, self.accepted = self.outputs.to(device), self.accepted.to(device)
+
+    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        self.inner.join(sample, encoder_out)
+        self.rows = torch.cat([self.rows, self._rows(sample)])
+
+    def _rows(self, sample: dict[str, Any]) -> Tensor:
+        device = sample["net_input"]["src_tokens"].device
+        return torch.tensor([self.row_of[number] for number in sample["id"].tolist()], device=device)
 
     def draft(self, state: DecodingState) -> Draft:
         draft = self.inner.draft(state)

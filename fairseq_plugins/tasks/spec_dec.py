@@ -123,6 +123,14 @@ class SpecDecConfig(TranslationConfig):
             "lookahead decoding does; most of use with --decoder jacobi, whose window is wide"
         },
     )
+    active_sentences: int = field(
+        default=0,
+        metadata={
+            "help": "decode so many sentences of a batch at a time: where some are finished, others of the batch come "
+            "in, so that it does not drain; give a --batch-size several times as large (default: 0, the whole batch). "
+            "All decoders but beam; the same output"
+        },
+    )
     no_compiled_steps: bool = field(
         default=False,
         metadata={"help": "CPU: run on PyTorch's operations instead of the compiled kernels, which are faster"},
@@ -370,6 +378,7 @@ class SpecDecTask(TranslationTask):
                 "build_method": lambda: methods.build(models, drafter, options, self.tgt_dict),
                 "stats": stats,
                 "trace": trace,
+                "active_sentences": self.cfg.active_sentences,
             },
         )
         if is_one_run:

@@ -93,6 +93,14 @@ class Drafter(Protocol):
             encoder_out: output of the (first) verifier's encoder, None when no verifier runs.
         """
 
+    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        """More sentences of the batch come in behind those present, with no token yet: see `--active-sentences`.
+
+        Args:
+            sample: these sentences, padded to the same length as those before.
+            encoder_out: as for `start`, of these sentences.
+        """
+
     def draft(self, state: DecodingState) -> Draft:
         """Guess up to `state.max_len - state.span.shortest` tokens for every sentence."""
 
@@ -108,6 +116,8 @@ class NoDrafter:
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         pass
+
+    join = start
 
     def draft(self, state: DecodingState) -> Draft:
         return Draft(torch.empty(state.tokens.size(0), 0, dtype=torch.long, device=state.tokens.device))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding import native
@@ -47,6 +48,13 @@ class FeatureDrafter:
         self.newest = None
         if self.chooser is not None:
             self.chooser.start()
+
+    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        assert encoder_out is not None
+        self.cached.join(encoder_out)
+        if self.newest is not None:
+            new = sample["net_input"]["src_tokens"].size(0)
+            self.newest = F.pad(self.newest, (0, 0, 0, 0, 0, new))
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span

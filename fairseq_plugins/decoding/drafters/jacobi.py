@@ -48,14 +48,18 @@ class JacobiDrafter:
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         source = sample["net_input"]["src_tokens"]
         self.block = self.block_size or math.ceil(_WINDOW_RATIO * source.size(1)) + 1
-        if self.initial is None:
-            order = torch.argsort((source == self.pad).long(), dim=1, stable=True)
-            self.first_guess = F.pad(source.gather(1, order), (0, 1), value=self.pad)
-        else:
-            self.first_guess = source.new_full((source.size(0), 1), self.initial)
+        self.first_guess = self._first_guess(source)
         self.tail = source.new_empty(source.size(0), 0)
         if self.pool_size:
             self.pool = source.new_full((source.size(0), self.pool_size + 1), -1)
+
+    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        source = sample["net_input"]["src_tokens"]
+        self.first_guess = torch.cat([self.first_guess, self._first_guess(source)])
+        nothing_known = (0, 0, 0, source.size(0))
+        self.tail = F.pad(self.tail, nothing_known, value=-1)
+        if self.pool_size:
+            self.pool = F.pad(self.pool, nothing_known, value=-1)
 
     def draft(self, state: DecodingState) -> Draft:
         if self.pool_size:
@@ -84,6 +88,12 @@ class JacobiDrafter:
             self._remember(verdict, columns <= widths[:, None])
         following = verdict.accepted[:, None] + 1 + columns[:-1]
         self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
+
+    def _first_guess(self, source: Tensor) -> Tensor:
+        if self.initial is not None:
+            return source.new_full((source.size(0), 1), self.initial)
+        order = torch.argsort((source == self.pad).long(), dim=1, stable=True)
+        return F.pad(source.gather(1, order), (0, 1), value=self.pad)
 
     def _chain(self, guesses: Tensor) -> Tensor:
         """Follow the pool from the last token on; where it knows nothing, the guess [B, K] of the place stands."""

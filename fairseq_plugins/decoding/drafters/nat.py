@@ -50,15 +50,20 @@ class NatDrafter:
         self.behind = 1
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
-        if not self.model.shares_encoder or encoder_out is None:
-            encoder_out = self.encoder(sample["net_input"])
-        self.cached.start(encoder_out)
+        self.cached.start(self._encode(sample, encoder_out))
         source = sample["net_input"]["src_tokens"]
         if self.chooser is not None:
             self.chooser.start()
         self.lengths = torch.zeros(source.size(0), dtype=torch.long, device=source.device)
         self.span = Span(0, 0)
         self.behind = 1
+
+    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        self.cached.join(self._encode(sample, encoder_out))
+        new = sample["net_input"]["src_tokens"].size(0)
+        self.lengths = torch.cat([self.lengths, self.lengths.new_zeros(new)])
+        self.span = Span(0, self.span.longest)
+        self.behind = max(self.behind, 1)
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
@@ -95,6 +100,13 @@ class NatDrafter:
     def keep(self, rows: Tensor) -> None:
         self.lengths = self.lengths.index_select(0, rows)
         self.cached.keep(rows)
+
+    def _encode(
+        self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None
+    ) -> dict[str, list[Tensor]]:
+        """The verifier's encoder output where it is shared and there is one, else that of the drafter's own."""
+        shared = self.model.shares_encoder and encoder_out is not None
+        return encoder_out if shared else self.encoder(sample["net_input"])
 
     def _aligned_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
         begin, end = self.span.longest, state.host_lengths[0] + 1

@@ -31,14 +31,14 @@ class SourceCopyDrafter:
         self.source = torch.empty(0, 0, dtype=torch.long)
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
-        source = sample["net_input"]["src_tokens"]
-        # Padding to the right, the beginning in front: column 0 matches the beginning of the output only.
-        real = source != self.pad
-        order = torch.argsort(~real, dim=1, stable=True)
-        source = source.masked_fill(~real, -1).gather(1, order)
-        self.source = torch.cat([source.new_full((source.size(0), 1), _BEGIN), source], dim=1)
+        self.source = self._text(sample["net_input"]["src_tokens"])
         if self.fallback is not None:
             self.fallback.start(sample, encoder_out)
+
+    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        self.source = torch.cat([self.source, self._text(sample["net_input"]["src_tokens"])])
+        if self.fallback is not None:
+            self.fallback.join(sample, encoder_out)
 
     def draft(self, state: DecodingState) -> Draft:
         width = state.max_len - state.span.shortest
@@ -67,6 +67,13 @@ class SourceCopyDrafter:
         self.source = self.source.index_select(0, rows)
         if self.fallback is not None:
             self.fallback.keep(rows)
+
+    def _text(self, source: Tensor) -> Tensor:
+        """Padding to the right, the beginning in front: column 0 matches the beginning of the output only."""
+        real = source != self.pad
+        order = torch.argsort(~real, dim=1, stable=True)
+        source = source.masked_fill(~real, -1).gather(1, order)
+        return torch.cat([source.new_full((source.size(0), 1), _BEGIN), source], dim=1)
 
     def _filled_up(self, tokens: Tensor, widths: Tensor, other: Draft) -> Draft:
         """The fallback's draft where nothing was copied."""

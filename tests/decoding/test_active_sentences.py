@@ -1,0 +1,144 @@
+"""`--active-sentences`: sentences that come in later get the same output, in as many iterations, as all at once."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, NoDrafter
+from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+from tests.decoding.test_drafters import METHODS, make_blockwise
+from tests.strategies import BLOCK_SIZES, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+# Enough of them that some come in.
+SOURCES = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), min_size=4, max_size=9)
+ACTIVE = st.integers(1, 5)
+
+
+def check(
+    models: list, task: Any, sample: dict, method: Options, active: int, model: Any = None, **search: Any
+) -> None:
+    """As fairseq's output, and every sentence in the iterations it has when all are decoded at once."""
+    expected = fairseq_greedy(models, task, sample, **search)
+    _, at_once = decode(models, task, sample, method, model, **search)
+    drafted, stats = decode(models, task, sample, method, model, active_sentences=active, **search)
+    assert_same_output(drafted, expected)
+    assert [sentence.accepted for sentence in stats] == [sentence.accepted for sentence in at_once]
+    assert {sentence.batch_size for sentence in stats} == {min(active, len(stats))}
+
+
+@settings(STEADY_MODELS, max_examples=40)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    sources=SOURCES,
+    block_size=BLOCK_SIZES,
+    search=SEARCHES,
+    active=ACTIVE,
+    seed=st.integers(0, 1000),
+)
+def test_trained_drafters(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    active: int,
+    seed: int,
+) -> None:
+    task = make_task(12)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    check([verifier], task, make_sample(task, sources, seed), Options("gad", block_size), active, drafter, **search)
+
+
+@settings(STEADY_MODELS, max_examples=40)
+@given(
+    method=st.sampled_from([Options("greedy"), *METHODS]),
+    options=TRANSFORMERS,
+    sources=SOURCES,
+    search=SEARCHES,
+    active=ACTIVE,
+    seed=st.integers(0, 1000),
+)
+def test_untrained_methods(
+    method: Options, options: dict[str, Any], sources: list[int], search: dict[str, Any], active: int, seed: int
+) -> None:
+    task = make_task(9)
+    check([make_transformer(task, seed, **options)], task, make_sample(task, sources, seed), method, active, **search)
+
+
+@settings(STEADY_MODELS, max_examples=15)
+@given(sources=SOURCES, search=SEARCHES, active=ACTIVE, seed=st.integers(0, 1000))
+def test_blockwise(sources: list[int], search: dict[str, Any], active: int, seed: int) -> None:
+    task, model = make_blockwise(seed, 9, identity_first_head=True)
+    check([model], task, make_sample(task, sources, seed), Options("blockwise"), active, **search)
+
+
+@pytest.mark.parametrize("options", [{"decoder_layers": 1}, {"share_encoder": True}])
+def test_iad_with_a_fallback(options: dict[str, Any]) -> None:
+    task = make_task(9)
+    verifier = make_transformer(task, 3)
+    drafter = make_drafter(task, 4, block_size=6, verifier=verifier, **options)
+    method = Options("iad", iad_fallback="gad")
+    check([verifier], task, make_sample(task, [4, 0, 12, 7, 5, 20, 3], 3), method, 2, drafter, max_len_b=20)
+
+
+def test_ensembles_and_the_drafter_alone() -> None:
+    task = make_task(12)
+    models = [make_transformer(task, 1), make_transformer(task, 2, decoder_layers=1)]
+    sample = make_sample(task, [4, 0, 12, 7, 5, 20, 3])
+    check(models, task, sample, Options("greedy"), 3, max_len_b=20)
+    drafter = make_drafter(task, 4, block_size=5, decoder_layers=1)
+    at_once, in_turn = (
+        decode(models, task, sample, Options("nat"), drafter, max_len_b=20, active_sentences=active)[0]
+        for active in (0, 3)
+    )
+    assert ids(in_turn) == ids(at_once)
+
+
+def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more sentences than asked for, and fewer passes than decoding by groups takes."""
+    rows = []
+    verify = Verifier.verify
+
+    def spy(self: Verifier, state: DecodingState, draft: Draft) -> Any:
+        rows.append(state.tokens.size(0))
+        return verify(self, state, draft)
+
+    monkeypatch.setattr(Verifier, "verify", spy)
+    task = make_task(12)
+    verifier = make_transformer(task, 3)
+    lengths = [5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1] * 4
+    sample = make_sample(task, lengths)
+    _, stats = decode([verifier], task, sample, NoDrafter(), active_sentences=8, max_len_b=30)
+    assert max(rows) == 8 and sum(rows) == sum(sentence.iterations for sentence in stats)
+    # In groups of 8 every group takes as many passes as its longest sentence.
+    steps = [sentence.tokens for sentence in stats]
+    groups = sum(max(steps[begin : begin + 8]) for begin in range(0, len(steps), 8))
+    assert len(rows) < groups
+    # All places are taken until nobody waits: at most a quarter is free.
+    waiting = len(rows) - max(steps)
+    assert waiting > 0 and min(rows[:waiting]) > 8 - 8 // 4
+
+
+def test_forced_beginnings_are_refused() -> None:
+    task = make_task(12)
+    sample = make_sample(task, [3, 4, 5])
+    with pytest.raises(ConfigurationError, match="--active-sentences.*--prefix-size"):
+        prefix = torch.full((3, 1), 7)
+        decode([make_transformer(task)], task, sample, NoDrafter(), active_sentences=2, prefix_tokens=prefix)
