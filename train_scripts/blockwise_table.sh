@@ -15,7 +15,8 @@ source train_scripts/functions.sh
 
 : "${NAME:=cldr.en-de}" "${SUBSET:=valid}" "${KS:=2 4 6 8 10}"
 : "${EPOCHS:=5}" "${MINUTES:=0}"  # 0: no limit
-: "${LR:=0.001}" "${WARMUP_UPDATES:=100}" "${MAX_TOKENS:=4000}" "${DROPOUT:=0.1}" "${HEAD_LOSS:=sampled}"
+: "${LR:=0.002}" "${FINE_TUNE_LR:=0.0003}"
+: "${WARMUP_UPDATES:=100}" "${MAX_TOKENS:=4000}" "${DROPOUT:=0.1}" "${HEAD_LOSS:=sampled}"
 : "${DECODING_BATCH:=32}" "${LOG_INTERVAL:=20}" "${SEED:=1}"
 # As in the paper head 1 is learned too, so that with a frozen base BLEU varies a little (footnote 1); yes: it is the base's own.
 : "${IDENTITY_FIRST_HEAD:=no}"
@@ -33,15 +34,22 @@ mkdir -p "$models/logs" "$cells"
 lock "$models/.lock"
 trap on_exit EXIT
 
-# train_heads K BASE DATA: BASE is frozen or fine-tuned, DATA raw or distilled
+# train_heads K BASE DATA: BASE is frozen or fine-tuned, DATA raw or distilled. Fine-tuning goes on from the heads trained on the frozen
+# base: with heads that know nothing it would spoil the base first, which short training does not make good.
 train_heads() {
-    local k=$1 base=$2 data=$3 options=()
-    if [ "$base" = frozen ]; then options+=(--freeze-base); fi
+    local k=$1 base=$2 data=$3 lr=$FINE_TUNE_LR minutes=$MINUTES options=()
+    if [ "$base" = frozen ]; then
+        lr=$LR options+=(--freeze-base)
+    else
+        # fairseq goes on counting from the time that the other training took.
+        minutes=$(awk -v m="$MINUTES" 'BEGIN { print 2 * m }')
+        options+=(--finetune-from-model "$models/frozen-$data-$k/checkpoint_best.pt")
+    fi
     if [ "$IDENTITY_FIRST_HEAD" = yes ]; then options+=(--identity-first-head); fi
-    train "$models/$base-$data-$k" "$models/logs/$base-$data-$k.log" "$MINUTES" \
+    train "$models/$base-$data-$k" "$models/logs/$base-$data-$k.log" "$minutes" \
         fairseq-train "${!data}" --user-dir fairseq_plugins --task spec_dec --arch blockwise_transformer --base-path "$verifier" \
         --blockwise-heads "$k" --criterion blockwise_loss --head-loss "$HEAD_LOSS" --label-smoothing 0.1 --dropout "$DROPOUT" \
-        --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr "$LR" --lr-scheduler inverse_sqrt \
+        --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr "$lr" --lr-scheduler inverse_sqrt \
         --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS" --max-epoch "$EPOCHS" --num-workers 1 --seed "$SEED" \
         --skip-invalid-size-inputs-valid-test "${options[@]}"
 }
@@ -65,8 +73,10 @@ write_table() {
             printf '| %s | %s | %s | %s | %s |\n' "$k" "$(cell "$cells/$SUBSET-frozen-raw-$k")" "$(cell "$cells/$SUBSET-frozen-distilled-$k")" \
                 "$(cell "$cells/$SUBSET-fine-tuned-raw-$k")" "$(cell "$cells/$SUBSET-fine-tuned-distilled-$k")"
         done
-        printf '\nBLEU (sacrebleu) / mean accepted block size of %s, subset %s; k = 1 is the model itself, decoded greedily.\n' "$NAME" "$SUBSET"
-        printf 'Every model: at most %s epochs, lr %s, identity first head: %s.\n' "$EPOCHS" "$LR" "$IDENTITY_FIRST_HEAD"
+        printf '\nBLEU (sacrebleu) / mean accepted block size of %s, subset %s; k = 1 is the model itself, decoded greedily. Fine-tuning goes on from the frozen base.\n' "$NAME" "$SUBSET"
+        printf 'Every model: at most %s epochs' "$EPOCHS"
+        if [ "$MINUTES" != 0 ]; then printf ' and %s minutes of training on %s thread(s)' "$MINUTES" "${OMP_NUM_THREADS:-$(nproc)}"; fi
+        printf '; lr %s (frozen), %s (fine-tuned), head loss: %s, identity first head: %s.\n' "$LR" "$FINE_TUNE_LR" "$HEAD_LOSS" "$IDENTITY_FIRST_HEAD"
     } >"$table.partial"
     mv "$table.partial" "$table"
 }
