@@ -155,25 +155,24 @@ class CachedDecoder:
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0), 0, *self.cross.shape[3:])
 
     def join(self, encoder_out: dict[str, list[Tensor]]) -> None:
-        """More sentences of the same batch, of the same padded length, come in behind those present.
+        """More sentences come in behind those present.
 
         Args:
-            encoder_out: as for `start`, of the new sentences.
+            encoder_out: as for `start`, of the new sentences; their padded length may be another one.
         """
         cache, cross, mask, encoded = self.cache, self.cross, self.cross_mask, self.encoder_out
         assert cache is not None and cross is not None, "call start() first"
         self.start(encoder_out)
         assert self.cache is not None and self.cross is not None
-        if mask is not None or self.cross_mask is not None:
-            both = (mask, cross), (self.cross_mask, self.cross)
-            self.cross_mask = torch.cat([_cross_mask(mask, cross) for mask, cross in both])
+        masks = [_cross_mask(mask, cross), _cross_mask(self.cross_mask, self.cross)]
+        self.cross_mask = cat_padded(*masks, dim=3, value=False)
+        self.cross = cat_padded(cross, self.cross, dim=2, batch_dim=1)
         self._grow(cache.size(2))
         self.cache = torch.cat([cache, self.cache], dim=1)
-        self.cross = torch.cat([cross, self.cross], dim=1)
         if self.mask_vectors is not None:
             self.encoder_out = {
-                name: [torch.cat([old, new]) for old, new in zip(encoded[name], encoder_out[name], strict=True)]
-                for name in ("encoder_embedding", "encoder_padding_mask")
+                name: [cat_padded(encoded[name][0], encoder_out[name][0], dim=1, value=value)]
+                for name, value in (("encoder_embedding", 0), ("encoder_padding_mask", True))
             }
 
     def keep(self, rows: Tensor) -> None:
@@ -356,6 +355,13 @@ class CachedDecoder:
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
             x = torch.where(is_mask, self._masks(place, total, span), x)
         return x if decoder.project_in_dim is None else decoder.project_in_dim(x)
+
+
+def cat_padded(old: Tensor, new: Tensor, dim: int, batch_dim: int = 0, value: float = 0) -> Tensor:
+    """Rows of `new` behind those of `old`, the shorter of the two filled up with `value` at the end of `dim`."""
+    size = max(old.size(dim), new.size(dim))
+    behind = [0, 0] * (old.dim() - 1 - dim)
+    return torch.cat([F.pad(x, [*behind, 0, size - x.size(dim)], value=value) for x in (old, new)], dim=batch_dim)
 
 
 def _cross_mask(mask: Tensor | None, cross: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         if room < max(1, most // _ROOM_SHARE):
             return
         coming, batch.waiting = batch.waiting[:room], batch.waiting[room:]
-        sample = batch.sample if len(coming) == len(batch.hypotheses) else _select(batch.sample, coming)
+        sample = batch.sample if len(coming) == len(batch.hypotheses) else _select(batch.sample, coming, self.pad)
         verifier, drafter, state = self.method.verifier, self.method.drafter, batch.state
         if batch.sentences:
             drafter.join(sample, verifier.join(sample))
@@ -293,10 +293,14 @@ class DraftVerifyGenerator(SequenceGenerator):
             self.trace.write(sample, batch.hypotheses, has_prefix=batch.prefix is not None)
 
 
-def _select(sample: dict[str, Any], sentences: list[int]) -> dict[str, Any]:
-    """Some sentences of a batch, padded as they are there."""
+def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str, Any]:
+    """Some sentences of a batch, without columns that are padding in all of them."""
     rows = torch.tensor(sentences, device=sample["net_input"]["src_tokens"].device)
-    inputs = {name: sample["net_input"][name][rows] for name in ("src_tokens", "src_lengths")}
+    source = sample["net_input"]["src_tokens"][rows]
+    inputs = {
+        "src_tokens": source[:, (source != pad).any(0)],
+        "src_lengths": sample["net_input"]["src_lengths"][rows],
+    }
     return {"net_input": inputs, **({"id": sample["id"][rows]} if "id" in sample else {})}
 
 

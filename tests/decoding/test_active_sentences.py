@@ -37,7 +37,8 @@ def check(
     _, at_once = decode(models, task, sample, method, model, **search)
     drafted, stats = decode(models, task, sample, method, model, active_sentences=active, **search)
     assert_same_output(drafted, expected)
-    assert [sentence.accepted for sentence in stats] == [sentence.accepted for sentence in at_once]
+    if method.decoder != "jacobi":  # its window is one and a half times the longest source beside it
+        assert [sentence.accepted for sentence in stats] == [sentence.accepted for sentence in at_once]
     assert {sentence.batch_size for sentence in stats} == {min(active, len(stats))}
 
 

@@ -97,7 +97,7 @@ class Drafter(Protocol):
         """More sentences of the batch come in behind those present, with no token yet: see `--active-sentences`.
 
         Args:
-            sample: these sentences, padded to the same length as those before.
+            sample: these sentences; their padded length may be another one than that of those before.
             encoder_out: as for `start`, of these sentences.
         """
 

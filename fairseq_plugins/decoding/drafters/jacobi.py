@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.cached_decoder import cat_padded
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 
 # The first window of Algorithm 1, in lengths of the source: the length of the target is not known.
@@ -55,7 +56,7 @@ class JacobiDrafter:
 
     def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         source = sample["net_input"]["src_tokens"]
-        self.first_guess = torch.cat([self.first_guess, self._first_guess(source)])
+        self.first_guess = cat_padded(self.first_guess, self._first_guess(source), dim=1, value=self.pad)
         nothing_known = (0, 0, 0, source.size(0))
         self.tail = F.pad(self.tail, nothing_known, value=-1)
         if self.pool_size:

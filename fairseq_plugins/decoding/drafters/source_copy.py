@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.cached_decoder import cat_padded
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
 from fairseq_plugins.decoding.drafters.lookup import continuation, latest_place, suffix_match, unique_place
 
@@ -36,7 +37,7 @@ class SourceCopyDrafter:
             self.fallback.start(sample, encoder_out)
 
     def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
-        self.source = torch.cat([self.source, self._text(sample["net_input"]["src_tokens"])])
+        self.source = cat_padded(self.source, self._text(sample["net_input"]["src_tokens"]), dim=1, value=-1)
         if self.fallback is not None:
             self.fallback.join(sample, encoder_out)
 
