@@ -16,7 +16,7 @@ source train_scripts/functions.sh
 : "${NAME:=cldr.en-de}" "${SUBSET:=valid}" "${KS:=2 4 6 8 10}"
 : "${EPOCHS:=5}" "${MINUTES:=0}"  # 0: no limit
 : "${LR:=0.002}" "${FINE_TUNE_LR:=0.0003}"
-: "${WARMUP_UPDATES:=100}" "${MAX_TOKENS:=4000}" "${DROPOUT:=0.1}" "${HEAD_LOSS:=sampled}"
+: "${WARMUP_UPDATES:=100}" "${MAX_TOKENS:=4000}" "${DROPOUT:=0.1}" "${HEAD_LOSS:=mean}"
 : "${DECODING_BATCH:=32}" "${LOG_INTERVAL:=20}" "${SEED:=1}"
 # As in the paper head 1 is learned too, so that with a frozen base BLEU varies a little (footnote 1); yes: it is the base's own.
 : "${IDENTITY_FIRST_HEAD:=no}"
@@ -64,14 +64,23 @@ decode() {
 # cell FILE: BLEU / mean accepted block size, as in the paper
 cell() { awk '{ printf "%.2f / %.2f", $1, $4 }' "$1"; }
 
+# updates K: the fewest and the most of the four models
+updates() {
+    local column
+    for column in frozen-raw frozen-distilled fine-tuned-raw fine-tuned-distilled; do
+        grep -o 'num_updates=\?[ ]\?[0-9]*' "$models/logs/$column-$1.log" | tail -n 1
+    done | grep -o '[0-9]*' | sort -n | sed -n '1p;$p' | paste -s -d - | sed 's/-/ to /'
+}
+
 write_table() {
     local k
     {
-        printf '| k | frozen, raw | frozen, distilled | fine-tuned, raw | fine-tuned, distilled |\n| --: | --: | --: | --: | --: |\n'
-        printf '| 1 | %s | | | |\n' "$(cell "$cells/$SUBSET-greedy")"
+        printf '| k | frozen, raw | frozen, distilled | fine-tuned, raw | fine-tuned, distilled | updates |\n| --: | --: | --: | --: | --: | --: |\n'
+        printf '| 1 | %s | | | | |\n' "$(cell "$cells/$SUBSET-greedy")"
         for k in $KS; do
-            printf '| %s | %s | %s | %s | %s |\n' "$k" "$(cell "$cells/$SUBSET-frozen-raw-$k")" "$(cell "$cells/$SUBSET-frozen-distilled-$k")" \
-                "$(cell "$cells/$SUBSET-fine-tuned-raw-$k")" "$(cell "$cells/$SUBSET-fine-tuned-distilled-$k")"
+            printf '| %s | %s | %s | %s | %s | %s |\n' "$k" "$(cell "$cells/$SUBSET-frozen-raw-$k")" "$(cell "$cells/$SUBSET-frozen-distilled-$k")" \
+                "$(cell "$cells/$SUBSET-fine-tuned-raw-$k")" "$(cell "$cells/$SUBSET-fine-tuned-distilled-$k")" \
+                "$(updates "$k")"
         done
         printf '\nBLEU (sacrebleu) / mean accepted block size of %s, subset %s; k = 1 is the model itself, decoded greedily. Fine-tuning goes on from the frozen base.\n' "$NAME" "$SUBSET"
         printf 'Every model: at most %s epochs' "$EPOCHS"

@@ -46,7 +46,8 @@ class BlockwiseLoss(FairseqCriterion):
         blockwise = unwrap(model)
         first = 2 if blockwise.base_is_frozen and blockwise.decoder.identity_first_head else 1
         heads = list(range(first, blockwise.decoder.heads + 1))
-        if self.head_loss == "sampled" and model.training:
+        # Not model.training: a frozen base stays in eval mode while its heads are trained.
+        if self.head_loss == "sampled" and torch.is_grad_enabled():
             heads = [heads[int(torch.randint(len(heads), ()))]]
         logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
         total, nll_total, size = 0.0, 0.0, 0

@@ -126,11 +126,17 @@ def test_sampled_heads_are_all_drawn_and_frozen_ones_are_not() -> None:
     criterion = BlockwiseLoss(task, 0.1, "sampled")
     sample = training_sample(task, [5, 2], None)
     torch.manual_seed(0)
-    free, frozen = make_blockwise(task).train(), make_blockwise(task, freeze_base=True, identity_first_head=True)
-    frozen.training = True
-    for model, heads in ((free, {1, 2, 3}), (frozen, {2, 3})):
-        drawn = {name for _ in range(20) for name in criterion(model, sample)[2] if name.startswith("total_")}
-        assert drawn == {f"total_{head}" for head in heads}
+    free, frozen = make_blockwise(task), make_blockwise(task, freeze_base=True, identity_first_head=True)
+
+    def trained(model: BlockwiseTransformer) -> set[str]:
+        return {name for name in criterion(model, sample)[2] if name.startswith("total_")}
+
+    for model, heads in ((free.train(), {1, 2, 3}), (frozen.train(), {2, 3})):
+        drawn = [trained(model) for _ in range(20)]
+        assert all(len(names) == 1 for names in drawn)
+        assert set.union(*drawn) == {f"total_{head}" for head in heads}
+        with torch.no_grad():
+            assert trained(model) == {f"total_{head}" for head in heads}
 
 
 def test_frozen_base_gets_no_gradient() -> None:
