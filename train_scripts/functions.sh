@@ -417,7 +417,7 @@ mend_last_checkpoint() {
 # text -> binarise -> [teacher -> decode -> merge ->] verifier -> [decode -> merge ->] drafter -> sweep -> test -> card
 #
 # With a teacher of its own, verifier and drafter both learn from its translations (Seq-KD by a shared teacher: GAD section 5.1);
-# without, the drafter learns from the verifier's.
+# without, or with DRAFTER_DATA=verifier, the drafter learns from the verifier's.
 #
 # A recipe sets what is listed in `run_recipe`, and a function `get_text` that writes {train,valid,test}.{$src,$tgt}
 # under $1. All in capitals can be set from the environment.
@@ -562,6 +562,7 @@ copy_text() {
 #   SUBWORDS                              unigram or bpe (sentencepiece, raw text), moses (Moses tokens, BPE) or gpt2 (BART's)
 #   VOCABULARY, MAX_LENGTH, MAX_RATIO     number of subwords; which training pairs are left out (clean_pairs)
 #   TEACHERS, teacher_options             number of teachers to train, 0 for none, and their options
+#   DRAFTER_DATA                          whose translations the drafter learns from: teacher, or verifier (greedy ones)
 #   verifier_options, drafter_training    options of fairseq-train
 #   BLOCK_SIZE, BLOCKS_PER_SENTENCE       drafting: k, and training blocks per sentence
 #   LANGUAGE_OF_TARGET                    for Moses tokens and sacreBLEU
@@ -576,7 +577,8 @@ run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
     : "${DISTIL_DECODER:=beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
-    : "${DRAFTER:=tokens}" "${DRAFTER_LAYERS:=2}"
+    : "${DRAFTER:=tokens}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}"
+    [[ $DRAFTER_DATA =~ ^(teacher|verifier)$ ]] || die "DRAFTER_DATA=$DRAFTER_DATA: choose from teacher, verifier"
     : "${TOP_BETAS:=1,3,5}" "${TAUS:=1,2,3,4,5}" "${SWEEP_SENTENCES:=}" "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
     bin=data-bin/$NAME models=checkpoints/$NAME results=results/$NAME
     logs=$models/logs runs=$models/training raw=$bin/raw
@@ -625,12 +627,16 @@ run_recipe() {
         TEACHER=$(for ((i = 1; i <= TEACHERS; i++)); do printf ':%s' "$models/teacher$i.pt"; done)
         TEACHER=${TEACHER#:}
     fi
-    if [ -n "${TEACHER:-}" ]; then
-        distil "$TEACHER"
-        train_model verifier verifier "$bin/distilled" --seed "$SEED" "${verifier_options[@]}"
-    else
+    if [ -z "${TEACHER:-}" ]; then
         train_model verifier verifier "$bin" --seed "$SEED" "${verifier_options[@]}"
-        distil "$models/verifier.pt"
+        distil "$models/verifier.pt" "$DISTIL_DECODER" distilled
+    elif [ "$DRAFTER_DATA" = verifier ]; then
+        distil "$TEACHER" "$DISTIL_DECODER" taught
+        train_model verifier verifier "$bin/taught" --seed "$SEED" "${verifier_options[@]}"
+        distil "$models/verifier.pt" greedy distilled
+    else
+        distil "$TEACHER" "$DISTIL_DECODER" distilled
+        train_model verifier verifier "$bin/distilled" --seed "$SEED" "${verifier_options[@]}"
     fi
     train_model drafter drafter "$bin/distilled" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$models/verifier.pt" \
         --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}"
@@ -707,20 +713,20 @@ average() {
     if [ -z "$dry_run" ]; then rm -f "$runs/$1"/checkpoint_[0-9]*.pt; fi
 }
 
-# distil TEACHERS: $bin/distilled, translations of the training and the validation set.
+# distil TEACHERS DECODER NAME: $bin/NAME, translations of the training and the validation set.
 distil() {
-    local merge=(--source-lang "$src" --target-lang "$tgt")
+    local distilled=$bin/$3 shards=$bin/$3-shards merge=(--source-lang "$src" --target-lang "$tgt")
     if [ -n "$DISTIL_RATIO" ]; then merge+=(--max-length-ratio "$DISTIL_RATIO"); fi
     if [ -n "$KEEP_RAW" ]; then merge+=(--keep-raw); fi
-    if wanted decode && [ ! -e "$bin/distilled" ]; then
+    if wanted decode && [ ! -e "$distilled" ]; then
         say "[....] translate the training set with $1"
-        perform spec-dec-distill decode "$bin" "${languages[@]}" --gen-subset train,valid --path "$1" --output "$bin/shards" \
-            --decoder "$DISTIL_DECODER" --beam "$DISTIL_BEAM" --max-tokens "$DISTIL_MAX_TOKENS" \
+        perform spec-dec-distill decode "$bin" "${languages[@]}" --gen-subset train,valid --path "$1" --output "$shards" \
+            --decoder "$2" --beam "$DISTIL_BEAM" --max-tokens "$DISTIL_MAX_TOKENS" \
             "${task_options[@]}" "${distil_options[@]}" "${precision[@]}"
     fi
-    step merge "$bin/distilled" "check, merge and binarise the translations" \
-        perform spec-dec-distill merge "$bin" "${merge[@]}" --gen-subset train,valid --shards "$bin/shards" \
-        --destdir "$bin/distilled" --workers "$WORKERS"
+    step merge "$distilled" "check, merge and binarise the translations" \
+        perform spec-dec-distill merge "$bin" "${merge[@]}" --gen-subset train,valid --shards "$shards" \
+        --destdir "$distilled" --workers "$WORKERS"
 }
 
 # Options that every decoding on the test and validation sets has.
