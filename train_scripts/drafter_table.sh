@@ -28,6 +28,9 @@ plain=(--position-decay 3 --glancing-start 0 --glancing-end 0)
 started=(--init-decoder-from "$verifier" --activation-fn relu)
 features=("${plain[@]}" "${started[@]}" --drafter-context features --blocks-per-sentence 4)
 glancing=(--glancing-start 0.5 --glancing-end 0.3 --glancing-updates 10000)
+# Drafters that read tokens, on the verifier's encoder and begun as a copy of its decoder: of training from nothing, short trainings
+# would show nothing.
+begun=("${glancing[@]}" "${started[@]}" --share-encoder)
 
 # set_drafter NAME: sets options, data and what (a few words)
 set_drafter() {
@@ -38,16 +41,18 @@ set_drafter() {
             options=("${glancing[@]}" --drafter-attention full --blocks-per-sentence 1) ;;
         causal) what="own encoder, prefix-causal, glancing"
             options=("${glancing[@]}" --blocks-per-sentence 4) ;;
-        causal-1-block) what="the same, 1 block per sentence instead of 4"
-            options=("${glancing[@]}" --blocks-per-sentence 1) ;;
-        causal-no-glancing) what="the same with 4, without glancing"
-            options=("${plain[@]}" --position-decay 0 --blocks-per-sentence 4) ;;
-        causal-raw) what="the same with glancing, trained on the references (no Seq-KD)"
-            data=$raw options=("${glancing[@]}" --blocks-per-sentence 4) ;;
         shared) what="shared encoder, prefix-causal, glancing"
             options=("${glancing[@]}" --blocks-per-sentence 4 --share-encoder) ;;
-        shared-started) what="the same, begun as a copy of the verifier's decoder"
-            options=("${glancing[@]}" "${started[@]}" --blocks-per-sentence 4 --share-encoder) ;;
+        started) what="the same, begun as a copy of the verifier's decoder"
+            options=("${begun[@]}" --blocks-per-sentence 4) ;;
+        started-1-block) what="as that, 1 block per sentence instead of 4"
+            options=("${begun[@]}" --blocks-per-sentence 1) ;;
+        started-full) what="as that, full attention instead of prefix-causal"
+            options=("${begun[@]}" --blocks-per-sentence 1 --drafter-attention full) ;;
+        started-no-glancing) what="begun so, 4 blocks, without glancing"
+            options=("${begun[@]}" --blocks-per-sentence 4 --glancing-start 0 --glancing-end 0) ;;
+        started-raw) what="begun so, 4 blocks, glancing, trained on the references (no Seq-KD)"
+            data=$raw options=("${begun[@]}" --blocks-per-sentence 4) ;;
         features-1 | features-2 | features-4) what="verifier's states, ${1#features-} layers"
             options=("${features[@]}" --drafter-layers "${1#features-}") ;;
         features-no-decay) what="1 layer, all places weigh the same"
@@ -65,8 +70,8 @@ set_drafter() {
         *) die "DRAFTERS=$DRAFTERS: $1 is unknown; give some of: $all" ;;
     esac
 }
-all="full causal causal-1-block causal-no-glancing causal-raw shared shared-started features-1 features-2 features-4 features-no-decay"
-all+=" features-glancing features-soft features-transition features-beam features-raw"
+all="full causal shared started started-1-block started-full started-no-glancing started-raw features-1 features-2 features-4"
+all+=" features-no-decay features-glancing features-soft features-transition features-beam features-raw"
 : "${DRAFTERS:=$all}"
 
 # The papers' drafter has the verifier's shape.
