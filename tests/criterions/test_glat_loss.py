@@ -98,7 +98,7 @@ def test_logging_outputs_of_workers_add_up() -> None:
 
 def make_blockwise(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
     torch.manual_seed(0)
-    args = make_args(blockwise_heads=3, **options)
+    args = make_args(**{"blockwise_heads": 3, **options})
     blockwise_transformer(args)
     return BlockwiseTransformer.build_model(args, task)
 
@@ -119,6 +119,14 @@ def test_head_i_learns_the_token_i_places_further() -> None:
                     count += 1
     assert size == count and float(loss) == pytest.approx(expected, rel=1e-5)
     assert logged["total_1"] == 11 and logged["total_2"] == 8 and logged["total_3"] == 5
+
+
+def test_batches_shorter_than_the_block_train_the_heads_that_reach_into_them() -> None:
+    task = make_task(30)
+    sample = training_sample(task, [1, 0], None)
+    assert sample["target"].size(1) == 2
+    _, size, logged = BlockwiseLoss(task, 0.1, "mean")(make_blockwise(task, blockwise_heads=5), sample)
+    assert [int(logged[f"total_{head}"]) for head in range(1, 6)] == [3, 1, 0, 0, 0] and size == 4
 
 
 def test_sampled_heads_are_all_drawn_and_frozen_ones_are_not() -> None:
