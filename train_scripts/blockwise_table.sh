@@ -64,23 +64,25 @@ decode() {
 # cell FILE: BLEU / mean accepted block size, as in the paper
 cell() { awk '{ printf "%.2f / %.2f", $1, $4 }' "$1"; }
 
+columns=(frozen-raw frozen-distilled fine-tuned-raw fine-tuned-distilled)
+
 # updates K: the fewest and the most of the four models
 updates() {
     local column
-    for column in frozen-raw frozen-distilled fine-tuned-raw fine-tuned-distilled; do
-        grep -o 'num_updates=\?[ ]\?[0-9]*' "$models/logs/$column-$1.log" | tail -n 1
+    for column in "${columns[@]}"; do
+        grep -o 'num_updates[ =][0-9]*' "$models/logs/$column-$1.log" | tail -n 1
     done | grep -o '[0-9]*' | sort -n | sed -n '1p;$p' | paste -s -d - | sed 's/-/ to /'
 }
 
 write_table() {
-    local k
+    local k column
     {
         printf '| k | frozen, raw | frozen, distilled | fine-tuned, raw | fine-tuned, distilled | updates |\n| --: | --: | --: | --: | --: | --: |\n'
         printf '| 1 | %s | | | | |\n' "$(cell "$cells/$SUBSET-greedy")"
         for k in $KS; do
-            printf '| %s | %s | %s | %s | %s | %s |\n' "$k" "$(cell "$cells/$SUBSET-frozen-raw-$k")" "$(cell "$cells/$SUBSET-frozen-distilled-$k")" \
-                "$(cell "$cells/$SUBSET-fine-tuned-raw-$k")" "$(cell "$cells/$SUBSET-fine-tuned-distilled-$k")" \
-                "$(updates "$k")"
+            printf '| %s |' "$k"
+            for column in "${columns[@]}"; do printf ' %s |' "$(cell "$cells/$SUBSET-$column-$k")"; done
+            printf ' %s |\n' "$(updates "$k")"
         done
         printf '\nBLEU (sacrebleu) / mean accepted block size of %s, subset %s; k = 1 is the model itself, decoded greedily. Fine-tuning goes on from the frozen base.\n' "$NAME" "$SUBSET"
         printf 'Every model: at most %s epochs' "$EPOCHS"
@@ -90,14 +92,13 @@ write_table() {
     mv "$table.partial" "$table"
 }
 
-columns=("frozen raw" "frozen distilled" "fine-tuned raw" "fine-tuned distilled")
 total=$(($(wc -w <<<"$KS") * ${#columns[@]}))
 say "Blockwise decoding of $NAME, k in $KS: $total models, in $models."
 stage "$cells/$SUBSET-greedy" "0 of $total. the model itself" decode "$cells/$SUBSET-greedy" "$verifier" --decoder greedy
 number=0
 for k in $KS; do
     for column in "${columns[@]}"; do
-        read -r base data <<<"$column"
+        base=${column%-*} data=${column##*-}
         number=$((number + 1))
         stage "$models/$base-$data-$k" "$number of $total. train $k heads, base $base, $data data" train_heads "$k" "$base" "$data"
         stage "$cells/$SUBSET-$base-$data-$k" "$number of $total. decode with them" \

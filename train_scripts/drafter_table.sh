@@ -43,15 +43,15 @@ set_drafter() {
             options=("${glancing[@]}" --blocks-per-sentence 4) ;;
         shared) what="shared encoder, prefix-causal, glancing"
             options=("${glancing[@]}" --blocks-per-sentence 4 --share-encoder) ;;
-        started) what="the same, begun as a copy of the verifier's decoder"
+        started) what="begun as the verifier's decoder, shared encoder, prefix-causal, 4 blocks, glancing"
             options=("${begun[@]}" --blocks-per-sentence 4) ;;
-        started-1-block) what="as that, 1 block per sentence instead of 4"
+        started-1-block) what="begun as the verifier's decoder, 1 block per sentence"
             options=("${begun[@]}" --blocks-per-sentence 1) ;;
-        started-full) what="as that, full attention instead of prefix-causal"
+        started-full) what="begun as the verifier's decoder, 1 block, full attention"
             options=("${begun[@]}" --blocks-per-sentence 1 --drafter-attention full) ;;
-        started-no-glancing) what="begun so, 4 blocks, without glancing"
+        started-no-glancing) what="begun as the verifier's decoder, without glancing"
             options=("${begun[@]}" --blocks-per-sentence 4 --glancing-start 0 --glancing-end 0) ;;
-        started-raw) what="begun so, 4 blocks, glancing, trained on the references (no Seq-KD)"
+        started-raw) what="begun as the verifier's decoder, trained on the references (no Seq-KD)"
             data=$raw options=("${begun[@]}" --blocks-per-sentence 4) ;;
         features-1 | features-2 | features-4) what="verifier's states, ${1#features-} layers"
             options=("${features[@]}" --drafter-layers "${1#features-}") ;;

@@ -1,7 +1,7 @@
 """The verifier: one autoregressive model or an ensemble, run over several tokens at once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,16 +55,18 @@ class Verifier:
 
     def start(self, sample: dict[str, Any]) -> dict[str, list[Tensor]]:
         """Encode a fairseq batch; returns the first model's encoder output, for drafters that share it."""
-        outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
-        for decoder, output in zip(self.decoders, outputs, strict=True):
-            decoder.start(output)
-        return outputs[0]
+        return self._encode(sample, CachedDecoder.start)
 
     def join(self, sample: dict[str, Any]) -> dict[str, list[Tensor]]:
         """Encode more sentences of the batch, which come in behind those present; returns their encoder output."""
+        return self._encode(sample, CachedDecoder.join)
+
+    def _encode(
+        self, sample: dict[str, Any], hand_over: Callable[[CachedDecoder, dict[str, list[Tensor]]], None]
+    ) -> dict[str, list[Tensor]]:
         outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
         for decoder, output in zip(self.decoders, outputs, strict=True):
-            decoder.join(output)
+            hand_over(decoder, output)
         return outputs[0]
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
