@@ -4,6 +4,7 @@ fairseq's incremental decoding takes one token a call and appends to its cache, 
 Here every call says from which length each sentence goes on: stale entries are hidden by the mask and overwritten.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,8 +16,10 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.weights import Layer, Linear, fused, linear, norm
+from fairseq_plugins.decoding.weights import Layer, Linear, fused, linear, norm, quantized, quantized_layer
 from fairseq_plugins.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 # Decoder methods that define what a decoder computes: a subclass that changes one of them is not what we run.
 _DECODER_METHODS = ("forward", "extract_features", "extract_features_scriptable", "output_layer")
@@ -109,17 +112,25 @@ class CachedDecoder:
 
     Args:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
+        int8: round the weights of its linear layers and of a plain vocabulary projection to int8.
 
     Raises:
         ConfigurationError: naming what the decoder uses that cannot be run here.
     """
 
-    def __init__(self, decoder: TransformerDecoderBase) -> None:
+    def __init__(self, decoder: TransformerDecoderBase, int8: bool = False) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
         self.layers = [_read_layer(layer) for layer in decoder.layers]
+        plain_output = _plain_projection(decoder)
+        if int8:
+            self.layers = [quantized_layer(layer) for layer in self.layers]
+            if plain_output is None:
+                logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)
+            else:
+                plain_output = quantized(plain_output)
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
@@ -127,7 +138,7 @@ class CachedDecoder:
         self.mask_vectors: Callable[..., Tensor] | None = getattr(decoder, "mask_vectors", None)
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
         self.native_layers = None if self.positions_every_layer else native.native_layers(self.layers)
-        plain_output = _plain_projection(decoder)
+        self.cross_projections = [native.fastest(layer.cross_key_value) for layer in self.layers]
         self.output_layer = decoder.output_layer if plain_output is None else native.fastest(plain_output)
         # Keys and values [layers, B, positions, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
@@ -148,7 +159,7 @@ class CachedDecoder:
         padding = encoder_out["encoder_padding_mask"]
         heads = self.layers[0].heads
         self.cross = torch.stack(
-            [F.linear(memory, *layer.cross_key_value).unflatten(-1, (2, heads, -1)) for layer in self.layers]
+            [project(memory).unflatten(-1, (2, heads, -1)) for project in self.cross_projections]
         )
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None

@@ -1,5 +1,6 @@
 """Encode a batch with fewer, larger operations than fairseq's encoder: at batch 1 most of its time is overhead."""
 
+import logging
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.weights import Layer, fused, linear, norm
+from fairseq_plugins.decoding.weights import Layer, fused, linear, norm, quantized_layer
+
+logger = logging.getLogger(__name__)
 
 EncoderOut = dict[str, list[Tensor]]
 
@@ -22,11 +25,16 @@ class FusedEncoder:
 
     Args:
         encoder: encoder of a fairseq model, in eval mode.
+        int8: round the weights of its linear layers to int8, which changes the output.
     """
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, int8: bool = False) -> None:
         self.encoder = encoder
         self.layers = [_read_layer(layer) for layer in encoder.layers] if _is_known(encoder) else None
+        if int8 and self.layers is None:
+            logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
+        elif int8:
+            self.layers = [quantized_layer(layer) for layer in self.layers or []]
         self.native_layers = native.native_layers(self.layers or [])
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))

@@ -60,6 +60,12 @@ class Options:
     jacobi_init: str = "pad"
     jacobi_length: int = JACOBI_LENGTH
     jacobi_pool: bool = False
+    int8: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name of the decoder for people, which says so where the output is not that of the model in fp32."""
+        return f"{self.decoder} int8 (lossy: weights rounded)" if self.int8 else self.decoder
 
     @property
     def needs_drafter(self) -> bool:
@@ -85,6 +91,7 @@ class Options:
             jacobi_init=str(cfg.jacobi_init),
             jacobi_length=cfg.jacobi_length,
             jacobi_pool=cfg.jacobi_pool,
+            int8=cfg.int8,
         )
 
 
@@ -104,6 +111,8 @@ def check_options(cfg: Any) -> None:
             f"--active-sentences {cfg.active_sentences}: fairseq's own search decodes whole batches; choose another "
             "--decoder"
         )
+    if cfg.int8 and decoder == "beam":
+        raise ConfigurationError("--int8: fairseq's own search runs in fp32; choose another --decoder")
     if cfg.top_beta < 1:
         raise ConfigurationError(f"--top-beta {cfg.top_beta}: give at least 1, which accepts the verifier's best only")
     if not cfg.tau >= 0:
@@ -199,6 +208,8 @@ def check_fit(
                     f"--path: this {type(model).__name__} cannot be decoded with --decoder {options.decoder}: "
                     f"{reason}; use --decoder beam"
                 )
+    if options.int8:
+        _check_int8(models)
     copies_source = options.decoder == "iad" or (options.decoder in JACOBI and options.jacobi_init == "source")
     if copies_source and source_dictionary != target_dictionary:
         raise ConfigurationError(
@@ -225,6 +236,17 @@ def check_fit(
             f"--block-size {options.block_size}: the drafter was trained for blocks of {trained}; give at most "
             f"{trained} or train a drafter with --block-size {options.block_size}"
         )
+
+
+def _check_int8(models: Sequence[nn.Module]) -> None:
+    for parameter in (next(model.parameters()) for model in models):
+        if parameter.device.type != "cpu":
+            raise ConfigurationError(
+                f"--int8: is for the CPU, and this model is on {parameter.device.type}; add --cpu, or use --fp16 there"
+            )
+        if parameter.dtype != torch.float32:
+            name = str(parameter.dtype).removeprefix("torch.")
+            raise ConfigurationError(f"--int8: rounds fp32 weights, and this model is in {name}; leave out --fp16")
 
 
 def _check_heads(models: Sequence[nn.Module], options: Options, dictionary: Dictionary) -> None:
@@ -279,15 +301,17 @@ def build(models: Sequence[nn.Module], drafter: BlockNat | None, options: Option
     """
     if options.decoder == "nat":
         assert drafter is not None and not drafter.reads_features
-        return Method(DrafterIsVerifier(), NatDrafter(drafter, _width(drafter, options), alone=True), everything)
+        alone = NatDrafter(drafter, _width(drafter, options), alone=True, int8=options.int8)
+        return Method(DrafterIsVerifier(), alone, everything)
     rule = exact
     if options.decoder == "blockwise":
         heads = BlockwiseDrafter(models[0], options.block_size or models[0].decoder.heads)
-        return Method(Verifier(models, options.temperature), heads, _blockwise_rule(options, dictionary))
+        verifier = Verifier(models, options.temperature, int8=options.int8)
+        return Method(verifier, heads, _blockwise_rule(options, dictionary))
     if options.decoder == "gad++":
         rule = top_beta(options.top_beta, options.tau, options.accept_score)
     feature_layers = drafter.decoder.reader.feature_layers if drafter is not None and drafter.reads_features else ()
-    verifier = Verifier(models, options.temperature, feature_layers)
+    verifier = Verifier(models, options.temperature, feature_layers, options.int8)
     return Method(verifier, _drafter(drafter, options, dictionary), rule)
 
 
@@ -305,7 +329,7 @@ def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -
         assert model is not None
         keep_logits = options.decoder == "gad++" and options.accept_score == "drafter"
         kind = FeatureDrafter if model.reads_features else NatDrafter
-        trained = kind(model, _width(model, options), keep_logits, options.auto_block_size)
+        trained = kind(model, _width(model, options), keep_logits, options.auto_block_size, int8=options.int8)
     if options.decoder == "iad":
         return SourceCopyDrafter(dictionary.pad(), options.iad_lookup == "recent", trained)
     assert trained is not None

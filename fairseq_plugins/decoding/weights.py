@@ -1,13 +1,36 @@
 """Read the weights of fairseq's Transformer layers in the form that fast steps want: fused, without modules."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Linear = tuple[Tensor, Tensor | None]
+
+@dataclass(frozen=True)
+class QuantizedLinear:
+    """A linear layer with int8 weights and fp32 activations, for `--int8`.
+
+    It unpacks to weight and bias as the fp32 pair does, which makes an fp32 weight for the time of one product: for
+    large products that the kernels leave to PyTorch.
+
+    Attributes:
+        weight: int8 [outputs, inputs].
+        scale: [outputs], what an output's weights are multiplied by.
+        bias: [outputs], or None.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __iter__(self) -> Iterator[Tensor | None]:
+        yield self.weight.to(self.scale.dtype) * self.scale[:, None]
+        yield self.bias
+
+
+Linear = tuple[Tensor, Tensor | None] | QuantizedLinear
 
 
 @dataclass(frozen=True)
@@ -54,16 +77,62 @@ def linear(module: nn.Linear) -> Linear:
     return module.weight, module.bias
 
 
+def quantized(layer: Linear) -> QuantizedLinear:
+    """A layer's weights rounded to int8: of each output 255 steps between its largest weight and minus that."""
+    weight, bias = layer
+    weight = weight.detach()
+    largest = weight.abs().amax(1)
+    scale = torch.where(largest > 0, largest, 1) / 127
+    steps = (weight / scale[:, None]).round().to(torch.int8)
+    return QuantizedLinear(steps, scale, None if bias is None else bias.detach())
+
+
+def quantized_layer(layer: Layer) -> Layer:
+    """A Transformer layer with all its linear layers quantised."""
+    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    return replace(layer, **{name: quantized(value) for name, value in values.items() if isinstance(value, tuple)})
+
+
 def without_query(query_key_value: Linear) -> Linear:
     """The projections to keys and values alone, [2 * D, D]."""
+    if isinstance(query_key_value, QuantizedLinear):
+        weight, scale, bias = query_key_value.weight, query_key_value.scale, query_key_value.bias
+        width = weight.size(1)
+        return QuantizedLinear(weight[width:], scale[width:], None if bias is None else bias[width:])
     weight, bias = query_key_value
     width = weight.size(1)
     return weight[width:], None if bias is None else bias[width:]
 
 
 def fused(*modules: nn.Linear) -> Linear:
-    """Several linear layers of the same input as one."""
-    weight = torch.cat([module.weight for module in modules]).detach()
-    if modules[0].bias is None:
-        return weight, None
-    return weight, torch.cat([module.bias for module in modules]).detach()
+    """Several linear layers of the same input as one; the modules' own weights become views of it."""
+    weight = _joined([module.weight for module in modules])
+    return weight, None if modules[0].bias is None else _joined([module.bias for module in modules])
+
+
+def _joined(parameters: Sequence[Tensor]) -> Tensor:
+    """The rows of several parameters as one tensor, which they become views of: nothing is held twice."""
+    first = parameters[0].detach()
+    if _follow_each_other(parameters):
+        return first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())
+    # Also where decoding runs in inference mode: training goes on with these parameters after a validation.
+    with torch.inference_mode(False), torch.no_grad():
+        whole = torch.cat([parameter.detach() for parameter in parameters])
+        # Memory that others also look into (flattened parameters of sharded training) is left alone.
+        if all(_owns_its_memory(parameter) for parameter in parameters):
+            parts = whole.split([len(parameter) for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.data = part
+    return whole
+
+
+def _follow_each_other(parameters: Sequence[Tensor]) -> bool:
+    ends = [parameter.data_ptr() + parameter.numel() * parameter.element_size() for parameter in parameters]
+    begins = [parameter.data_ptr() for parameter in parameters]
+    together = len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
+    return together and ends[:-1] == begins[1:] and all(parameter.is_contiguous() for parameter in parameters)
+
+
+def _owns_its_memory(parameter: Tensor) -> bool:
+    own = parameter.numel() * parameter.element_size() == parameter.untyped_storage().nbytes()
+    return own and not parameter.is_inference()

@@ -222,8 +222,8 @@ def decoding_stats(cfg: Any, options: Any, is_one_run: bool) -> DecodingStats:
     """
     folder = logdir(cfg)
     if folder is None or not is_one_run:
-        return DecodingStats(options.decoder, cfg.stats_file)
-    return LoggedStats(options.decoder, cfg.stats_file, folder, run_name(options))
+        return DecodingStats(options.label, cfg.stats_file)
+    return LoggedStats(options.label, cfg.stats_file, folder, run_name(options))
 
 
 def run_name(options: Any) -> str:
@@ -231,6 +231,7 @@ def run_name(options: Any) -> str:
     parts = [options.decoder]
     parts += [f"k{options.block_size}"] if options.block_size is not None else []
     parts += [f"beta{options.top_beta}", f"tau{options.tau:g}"] if options.decoder == "gad++" else []
+    parts += ["int8"] if options.int8 else []
     return "-".join(parts)
 
 

@@ -135,6 +135,14 @@ class SpecDecConfig(TranslationConfig):
         default=False,
         metadata={"help": "CPU: run on PyTorch's operations instead of the compiled kernels, which are faster"},
     )
+    int8: bool = field(
+        default=False,
+        metadata={
+            "help": "CPU: decode with the weights of linear layers rounded to int8, in verifier and drafter alike. "
+            "Lossy: the output may differ from that in fp32; with and without drafts it is the same one. The fp32 "
+            "weights stay in memory. All decoders but beam"
+        },
+    )
     stats_file: Optional[str] = field(
         default=None,
         metadata={"help": "write iterations, accepted tokens and time of every sentence there, as JSON lines"},

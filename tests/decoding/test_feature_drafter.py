@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.criterions.glat_loss import GlatLoss
 from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
+from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.methods import Options, check_fit
@@ -49,10 +51,15 @@ def make_blocks(model: BlockNat, target: torch.Tensor, previous: torch.Tensor, s
 
 
 @settings(STEADY_MODELS, max_examples=25)
-@given(options=TRANSFORMERS, drafter_options=FEATURE_DRAFTERS, seed=st.integers(0, 1000))
+@given(
+    options=TRANSFORMERS,
+    drafter_options=FEATURE_DRAFTERS,
+    small_bytes=st.sampled_from([2**22, 0]),
+    seed=st.integers(0, 1000),
+)
 @torch.no_grad()
 def test_training_computes_what_decoding_computes(
-    options: dict[str, Any], drafter_options: dict[str, Any], seed: int
+    options: dict[str, Any], drafter_options: dict[str, Any], small_bytes: int, seed: int
 ) -> None:
     """Logits of a training block equal those of a draft behind a prefix that the verifier has verified."""
     drafter_options = {**drafter_options, "transition_rank": 0}  # see test_transition.py
@@ -73,7 +80,8 @@ def test_training_computes_what_decoding_computes(
     begin = DecodingState(tokens, torch.zeros(4, dtype=torch.long), [0] * 4, 25)
     for block in range(3):
         prefix, expected = prefixes[:, block], logits.view(4, 3, 4, -1)[:, block]
-        drafter = FeatureDrafter(model, 4, keep_logits=True)
+        with mock.patch.object(native, "_SMALL_BYTES", small_bytes):
+            drafter = FeatureDrafter(model, 4, keep_logits=True)
         drafter.start(sample, engine.start(sample))
         drafted, empty = drafter.draft(begin), prefix == 0
         torch.testing.assert_close(drafted.logits[empty], expected[empty], rtol=1e-3, atol=2e-4)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -36,21 +37,49 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     native.library.cache_clear()
 
 
-@settings(STEADY, max_examples=80)
+@settings(STEADY, max_examples=160)
 @given(
     rows=st.integers(1, 40),
     inputs=st.integers(1, 70),
     outputs=st.integers(1, 150),
     has_bias=st.booleans(),
+    packed=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_linear_layers_of_any_size(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> None:
+def test_linear_layers_of_any_size(
+    rows: int, inputs: int, outputs: int, has_bias: bool, packed: bool, seed: int
+) -> None:
+    most = native._MOST_PACKED_INPUTS if packed else 0
     generator = torch.Generator().manual_seed(seed)
     x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
     layer = (weight, bias if has_bias else None)
-    torch.testing.assert_close(native.NativeLinear(layer)(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
+    with mock.patch.object(native, "_MOST_PACKED_INPUTS", most):
+        compiled = native.NativeLinear(layer)
+    assert (compiled.tensors[0].data_ptr() == weight.data_ptr()) != packed
+    torch.testing.assert_close(compiled(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("inputs", "outputs", "packed"), [(511, 64, True), (512, 64, False), (256, 4097, False)])
+def test_weights_of_large_layers_are_read_where_they_are(inputs: int, outputs: int, packed: bool) -> None:
+    weight = torch.randn(outputs, inputs)
+    x = torch.randn(7, inputs)
+    compiled = native.NativeLinear((weight, None))
+    assert (compiled.tensors[0].data_ptr() == weight.data_ptr()) != packed
+    torch.testing.assert_close(compiled(x), F.linear(x, weight), rtol=1e-4, atol=1e-3)
+
+
+def test_weights_outlive_the_parameter_that_they_were_read_from() -> None:
+    model = make_transformer(make_task(30), 1)
+    sample = make_sample(make_task(30), [5, 3])
+    encoder = FusedEncoder(model.encoder)
+    before = encoder(sample["net_input"])["encoder_out"][0].clone()
+    for layer in model.encoder.layers:
+        for parameter in layer.parameters():
+            parameter.data = torch.full_like(parameter, torch.nan)
+    assert torch.equal(encoder(sample["net_input"])["encoder_out"][0], before)
+
+
+@pytest.mark.parametrize("packed_inputs", [511, 0], ids=["packed", "in place"])
 @settings(STEADY_MODELS, max_examples=25)
 @given(
     options=TRANSFORMERS,
@@ -61,7 +90,12 @@ def test_linear_layers_of_any_size(rows: int, inputs: int, outputs: int, has_bia
 )
 @torch.no_grad()
 def test_output_and_scores_are_the_same(
-    options: dict[str, Any], drafter_options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
+    packed_inputs: int,
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    search: dict[str, Any],
+    seed: int,
 ) -> None:
     task = make_task(50)
     verifier = make_transformer(task, seed, **options)
@@ -70,8 +104,9 @@ def test_output_and_scores_are_the_same(
     results = []
     for wanted in (True, False):
         native.enable(wanted)
-        encoded = FusedEncoder(verifier.encoder)(sample["net_input"])["encoder_out"][0]
-        results.append((decode([verifier], task, sample, Options("gad", 4), drafter, **search), encoded))
+        with mock.patch.object(native, "_MOST_PACKED_INPUTS", packed_inputs):
+            encoded = FusedEncoder(verifier.encoder)(sample["net_input"])["encoder_out"][0]
+            results.append((decode([verifier], task, sample, Options("gad", 4), drafter, **search), encoded))
     (ours, theirs) = results
     real = sample["net_input"]["src_tokens"].ne(1).t()
     torch.testing.assert_close(ours[1][real], theirs[1][real], rtol=1e-4, atol=2e-5)

@@ -37,6 +37,7 @@ from tests.support import make_drafter, make_task, make_transformer
         ({"decoding_method": "blockwise", "accept_distance": 1.0, "top_beta": 2}, "--accept-distance"),
         ({"decoding_method": "gad", "active_sentences": -1}, "--active-sentences -1"),
         ({"active_sentences": 8}, "--active-sentences 8"),
+        ({"int8": True}, "--int8: fairseq's own search runs in fp32"),
         ({"glancing_start": 1.5}, "--glancing-start 1.5"),
         ({"blocks_per_sentence": 0}, "--blocks-per-sentence 0"),
     ],

@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.drafters.path import draft_maker
-from fairseq_plugins.decoding.weights import linear, without_query
+from fairseq_plugins.decoding.weights import linear, quantized, without_query
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -28,17 +28,18 @@ class FeatureDrafter:
         block_size: tokens per draft, k.
         keep_logits: hand the scores on in `Draft.logits`.
         adapt: draft as many of `block_size` tokens as pay.
+        int8: draft with weights rounded to int8.
     """
 
     def __init__(
-        self, model: BlockNat, block_size: int, keep_logits: bool = False, adapt: bool = False
+        self, model: BlockNat, block_size: int, keep_logits: bool = False, adapt: bool = False, int8: bool = False
     ) -> None:
         self.model = model
         self.block_size = block_size
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.make_draft = draft_maker(model.decoder, keep_logits)
-        self.cached = CachedDecoder(model.decoder)
-        self.read = _reader(model, self.cached)
+        self.cached = CachedDecoder(model.decoder, int8)
+        self.read = _reader(model, self.cached, int8)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
@@ -85,23 +86,29 @@ class FeatureDrafter:
             self.newest = self.newest.index_select(0, rows)
 
 
-def _reader(model: BlockNat, cached: CachedDecoder) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _reader(model: BlockNat, cached: CachedDecoder, int8: bool) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D].
 
-    Where nothing stands between fusion and projection (post-norm), both are one matrix.
+    Where nothing stands between fusion and projection (post-norm), both are one matrix, unless that is a large one
+    which a CPU would hold for the sake of fewer operations.
     """
     reader, layers = model.decoder.reader, cached.layers
     shape = (2, layers[0].heads, -1)
-    if any(layer.normalize_before for layer in layers):
-        fuse = native.fastest(linear(reader.linear))
+    weight = reader.linear.weight
+    is_one = weight.device.type != "cpu" or native.is_small(weight)
+    if not is_one or any(layer.normalize_before for layer in layers):
+        fuse = native.fastest(quantized(linear(reader.linear)) if int8 else linear(reader.linear))
         projections = [native.fastest(without_query(layer.self_qkv)) for layer in layers]
 
-        def read_normalised(features: Tensor) -> tuple[Tensor, Tensor]:
+        def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
             states, added = reader.split(fuse(features))
-            parts = zip(layers, projections, states, strict=True)
-            return torch.stack([project(layer.self_norm(x)).unflatten(-1, shape) for layer, project, x in parts]), added
+            parts = [
+                project(layer.self_norm(x) if layer.normalize_before else x).unflatten(-1, shape)
+                for layer, project, x in zip(layers, projections, states, strict=True)
+            ]
+            return torch.stack(parts), added
 
-        return read_normalised
+        return read_in_steps
 
     width = model.decoder.embed_dim
     *fusions, added_weight = reader.linear.weight.detach().float().unflatten(0, (-1, width))
@@ -112,7 +119,8 @@ def _reader(model: BlockNat, cached: CachedDecoder) -> Callable[[Tensor], tuple[
         weights.append(weight.detach().float() @ fusion)
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype
-    both = native.fastest((torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype)))
+    whole = (torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype))
+    both = native.fastest(quantized(whole) if int8 else whole)
 
     def read(features: Tensor) -> tuple[Tensor, Tensor]:
         result = both(features)

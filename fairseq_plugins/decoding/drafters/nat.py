@@ -1,5 +1,6 @@
 """The trained drafter of GAD and SpecDec: a non-autoregressive model that fills a block of masks in one pass."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class NatDrafter:
         keep_logits: hand the scores on in `Draft.logits`.
         adapt: draft as many of `block_size` tokens as pay.
         alone: no verifier adds a token of its own behind the draft.
+        int8: draft with weights rounded to int8.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class NatDrafter:
         keep_logits: bool = False,
         adapt: bool = False,
         alone: bool = False,
+        int8: bool = False,
     ) -> None:
         self.model = model
         self.chooser = BlockSizeChooser(block_size) if adapt else None
@@ -42,12 +45,17 @@ class NatDrafter:
         self.alone = alone
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
-        self.encoder = FusedEncoder(model.encoder)
-        self.cached = CachedDecoder(model.decoder)
+        self.int8 = int8
+        self.cached = CachedDecoder(model.decoder, int8)
         # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
         self.behind = 1
+
+    @cached_property
+    def encoder(self) -> FusedEncoder:
+        """The model's encoder, read when it is needed: a shared one has been read for the verifier."""
+        return FusedEncoder(self.model.encoder, self.int8)
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         self.cached.start(self._encode(sample, encoder_out))

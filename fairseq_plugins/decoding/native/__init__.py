@@ -21,12 +21,17 @@ import torch.nn.functional as F
 from fairseq.modules import gelu
 from torch import Tensor
 
-from fairseq_plugins.decoding.weights import Layer, Linear
+from fairseq_plugins.decoding.weights import Layer, Linear, QuantizedLinear
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 PANEL = 16  # as in kernels.cpp
+_IN_PANELS, _IN_ROWS, _INT8_IN_ROWS = range(3)
+# A copy of a weight in panels is read faster than the weight itself where there are few inputs, and made of weights of
+# few bytes; large models are read as they are, so that nothing of them is held twice.
+_MOST_PACKED_INPUTS = 511
+_SMALL_BYTES = 4 * 2**20
 # Beyond so many rows the matrix products are large enough for PyTorch's own, which use all threads.
 MOST_ROWS = 256
 _COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
@@ -39,8 +44,10 @@ class _Linear(ctypes.Structure):
     _fields_ = [
         ("weight", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
         ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
+        ("form", ctypes.c_int32),
     ]
 
 
@@ -68,6 +75,11 @@ class _Memory(ctypes.Structure):
 def pays(rows: int) -> bool:
     """Whether so many rows (sentences times tokens) are few enough to be run here."""
     return rows <= MOST_ROWS // torch.get_num_threads()
+
+
+def is_small(weight: Tensor) -> bool:
+    """Whether another form of a weight may be held beside it, because that is next to nothing."""
+    return weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
 def enable(wanted: bool) -> None:
@@ -135,22 +147,33 @@ def _pack(weight: Tensor) -> Tensor:
     return F.pad(weight.detach(), (0, 0, 0, missing)).view(-1, PANEL, weight.size(1)).transpose(1, 2).contiguous()
 
 
-def _usable(*tensors: Tensor | None) -> bool:
+def _in_kernels_form(layer: Linear) -> tuple[int, Tensor, Tensor | None, Tensor | None]:
+    """Form, weight, bias and scale as the kernels read them."""
+    if isinstance(layer, QuantizedLinear):
+        return _INT8_IN_ROWS, layer.weight, layer.bias, layer.scale
+    weight, bias = layer
+    if weight.size(1) <= _MOST_PACKED_INPUTS and is_small(weight):
+        return _IN_PANELS, _pack(weight), bias, None
+    return _IN_ROWS, weight, bias, None
+
+
+def _usable(layer: Linear) -> bool:
+    tensors = (layer.scale, layer.bias) if isinstance(layer, QuantizedLinear) else layer
     given = [tensor for tensor in tensors if tensor is not None]
     suitable = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
     return _enabled and suitable and library() is not None
 
 
 class NativeLinear:
-    """A linear layer [outputs, inputs] in packed form."""
+    """A linear layer [outputs, inputs]; its weight is read where it is, a small one packed."""
 
     def __init__(self, layer: Linear) -> None:
-        weight, bias = layer
-        # What the structure points to must stay.
-        self.tensors = [_pack(weight), None if bias is None else bias.detach().contiguous()]
+        form, *tensors = _in_kernels_form(layer)
+        # What the structure points to must stay, even if a module's parameter is given other memory.
+        self.tensors = [None if tensor is None else tensor.detach().contiguous() for tensor in tensors]
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in self.tensors]
-        self.outputs = weight.size(0)
-        self.structure = _Linear(*pointers, weight.size(1), weight.size(0))
+        self.outputs, inputs = layer.weight.shape if isinstance(layer, QuantizedLinear) else layer[0].shape
+        self.structure = _Linear(*pointers, inputs, self.outputs, form)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
@@ -183,8 +206,9 @@ class NativeLayers:
         for name, kind in _Layer._fields_:
             value = getattr(layer, name, None)
             if value is not None and kind is _Norm:
-                setattr(structure, name, _Norm(value.weight.data_ptr(), value.bias.data_ptr(), value.eps))
-                self.tensors.append(value)
+                weight, bias = value.weight.detach(), value.bias.detach()
+                setattr(structure, name, _Norm(weight.data_ptr(), bias.data_ptr(), value.eps))
+                self.tensors += [weight, bias]
             elif value is not None and kind is _Linear:
                 linear = NativeLinear(value)
                 setattr(structure, name, linear.structure)
@@ -263,17 +287,17 @@ def _kernels() -> ctypes.CDLL:
 
 def fastest(layer: Linear) -> Callable[[Tensor], Tensor]:
     """A linear layer as a function of x [..., inputs]: on the kernels where they can run it and pay, else PyTorch's."""
-    if not _usable(*layer):
+    if not _usable(layer):
         return lambda x: F.linear(x, *layer)
-    packed = NativeLinear(layer)
-    return lambda x: packed(x) if pays(x.numel() // x.size(-1)) else F.linear(x, *layer)
+    compiled = NativeLinear(layer)
+    return lambda x: compiled(x) if pays(x.numel() // x.size(-1)) else F.linear(x, *layer)
 
 
 def native_layers(layers: Sequence[Layer]) -> NativeLayers | None:
     """Layers for the kernels, None where these cannot run them (other devices, types and activations, no compiler)."""
     if not layers or any(layer.activation not in _ACTIVATIONS for layer in layers):
         return None
-    return NativeLayers(layers) if _usable(layers[0].self_qkv[0]) else None
+    return NativeLayers(layers) if _usable(layers[0].self_qkv) else None
 
 
 def path_chooser(before: Tensor, after: Tensor, candidates: int) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -284,7 +308,7 @@ def path_chooser(before: Tensor, after: Tensor, candidates: int) -> Callable[[Te
         after: [V, R], of the token.
         candidates: how many tokens of every place to choose among.
     """
-    if not _usable(before, after):
+    if not _usable((before, after)):
         return None
     before, after = before.detach().contiguous(), after.detach().contiguous()
 

@@ -1,8 +1,12 @@
 // Transformer layers on one CPU core, for the few rows that a decoding step has: at that size most of the time of
 // PyTorch's own operations is spent between them. Compiled at first use and called through ctypes: see __init__.py.
 //
-// Every tensor is float32 and contiguous. Shapes: R = B * T rows of width D, H heads of width W = D / H.
-// A weight is packed in panels of 16 outputs, [outputs / 16][inputs][16], the last one filled up with zeros.
+// Every tensor is contiguous, and float32 but for int8 weights. Shapes: R = B * T rows of width D, H heads of width
+// W = D / H. A weight has one of three forms:
+// IN_PANELS: [outputs / 16][inputs][16], panels of 16 outputs, the last one filled up with zeros. The fastest
+//   where there are few inputs, but a copy.
+// IN_ROWS: [outputs][inputs], as PyTorch has it. The sums over lanes at the end cost little where there are many inputs.
+// INT8_IN_ROWS: the same in int8, to be multiplied by a scale of each output.
 
 #include <array>
 #include <cmath>
@@ -10,6 +14,10 @@
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -26,16 +34,62 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
 inline Vector splat(float value) { return value - Vector{}; }
 
+typedef int32_t Indices __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+inline Vector load(const int8_t* from) {
+    // Not by __builtin_convertvector, for which GCC 12 goes through the lanes one by one.
+#if defined(__AVX512F__)
+    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+    return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    Vector result;
+    for (int lane = 0; lane < LANES; ++lane) result[lane] = from[lane];
+    return result;
+#endif
+}
+
+// Where there are registers enough for it, keeps a value in one: GCC would load it anew for every use.
+inline void keep_in_register(Vector& value) {
+#ifdef __AVX512F__
+    asm("" : "+v"(value));
+#endif
+}
+
+// Sums of neighbours, those of `a` in the lower half and those of `b` in the upper one.
+template <int... LANE>
+inline Vector pair_sums(Vector a, Vector b, std::integer_sequence<int, LANE...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, (2 * LANE)...) + __builtin_shufflevector(a, b, (2 * LANE + 1)...);
+#else
+    return __builtin_shuffle(a, b, Indices{(2 * LANE)...}) + __builtin_shuffle(a, b, Indices{(2 * LANE + 1)...});
+#endif
+}
+
+// The sums over the lanes of COUNT vectors, in sums[0]. The order of the additions does not depend on COUNT.
+template <int COUNT, int STEP = LANES>
+__attribute__((always_inline)) inline void sum_lanes(Vector* sums) {
+    if constexpr (STEP > 1) {
+        for (int pair = 0; pair < (COUNT + 1) / 2; ++pair) {
+            const Vector second = sums[2 * pair + 1 < COUNT ? 2 * pair + 1 : 2 * pair];
+            sums[pair] = pair_sums(sums[2 * pair], second, std::make_integer_sequence<int, LANES>());
+        }
+        sum_lanes<(COUNT + 1) / 2, STEP / 2>(sums);
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2 };
+enum Form { IN_PANELS = 0, IN_ROWS = 1, INT8_IN_ROWS = 2 };
 
 struct Linear {
-    const float* weight;
-    const float* bias;  // null for none
-    int32_t inputs, outputs;
+    const void* weight;
+    const float* bias;   // null for none
+    const float* scale;  // [outputs], of int8 weights
+    int32_t inputs, outputs, form;
 };
 
 struct Norm {
@@ -88,45 +142,131 @@ void multiply_panels(const float* x, int inputs, const float* panels, float resu
     }
 }
 
-// y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`.
+// What becomes of `columns` products of one row: scaled, with bias, activated, and added to what is there where `add`.
+inline void finish(const Linear& layer, const float* from, int begin, int columns, float* to, int activation, bool add) {
+    for (int c = 0; c < columns; ++c) {
+        float value = layer.scale ? from[c] * layer.scale[begin + c] : from[c];
+        value = activate(value + (layer.bias ? layer.bias[begin + c] : 0), activation);
+        to[c] = add ? to[c] + value : value;
+    }
+}
+
+// y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`; the weight in panels.
 template <int ROWS>
-void linear_rows(const Linear& layer, const float* x, float* y, int activation, bool add) {
+void panels_by_rows(const Linear& layer, const float* x, float* y, int activation, bool add) {
+    const auto* weight = static_cast<const float*>(layer.weight);
     constexpr int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES));
     constexpr int PANELS = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
     float result[ROWS][PANELS * PANEL], single[ROWS][PANEL];
-    const auto finish = [&](const float* from, int begin, int columns, float* to) {
-        for (int c = 0; c < columns; ++c) {
-            const float value = activate(from[c] + (layer.bias ? layer.bias[begin + c] : 0), activation);
-            to[c] = add ? to[c] + value : value;
-        }
-    };
     int begin = 0;
     for (; begin + PANELS * PANEL <= layer.outputs; begin += PANELS * PANEL) {
-        multiply_panels<ROWS, PANELS>(x, layer.inputs, layer.weight + static_cast<int64_t>(begin) * layer.inputs, result);
-        for (int r = 0; r < ROWS; ++r) finish(result[r], begin, PANELS * PANEL, y + r * layer.outputs + begin);
+        multiply_panels<ROWS, PANELS>(x, layer.inputs, weight + static_cast<int64_t>(begin) * layer.inputs, result);
+        for (int r = 0; r < ROWS; ++r) {
+            finish(layer, result[r], begin, PANELS * PANEL, y + r * layer.outputs + begin, activation, add);
+        }
     }
     for (; begin < layer.outputs; begin += PANEL) {
         const int columns = layer.outputs - begin < PANEL ? layer.outputs - begin : PANEL;
-        multiply_panels<ROWS, 1>(x, layer.inputs, layer.weight + static_cast<int64_t>(begin) * layer.inputs, single);
-        for (int r = 0; r < ROWS; ++r) finish(single[r], begin, columns, y + r * layer.outputs + begin);
+        multiply_panels<ROWS, 1>(x, layer.inputs, weight + static_cast<int64_t>(begin) * layer.inputs, single);
+        for (int r = 0; r < ROWS; ++r) {
+            finish(layer, single[r], begin, columns, y + r * layer.outputs + begin, activation, add);
+        }
     }
 }
 
-using LinearRows = void (*)(const Linear&, const float*, float*, int, bool);
+// The same for some outputs of a weight [outputs][inputs], whose first row `weight` points to.
+template <typename Weight, int ROWS, int OUTPUTS>
+void multiply_rows(const Linear& layer, const Weight* weight, const float* x, int begin, float* y, int activation, bool add) {
+    const int inputs = layer.inputs;
+    const int64_t stride = inputs;
+    Vector sums[ROWS][OUTPUTS] = {};
+    int i = 0;
+    for (; i + LANES <= inputs; i += LANES) {
+        Vector values[ROWS];
+        for (int row = 0; row < ROWS; ++row) {
+            values[row] = load(x + row * stride + i);
+            keep_in_register(values[row]);
+        }
+        for (int output = 0; output < OUTPUTS; ++output) {
+            // What comes two tiles later, in the order of memory: the processor does not see that far ahead by itself.
+            __builtin_prefetch(weight + OUTPUTS * (2 * stride + i) + output * LANES, 0, 2);
+            const Vector weights = load(weight + output * stride + i);
+            for (int row = 0; row < ROWS; ++row) sums[row][output] += values[row] * weights;
+        }
+    }
+    for (int row = 0; row < ROWS; ++row) {
+        float result[LANES];
+        sum_lanes<OUTPUTS>(sums[row]);
+        store(result, sums[row][0]);
+        for (int rest = i; rest < inputs; ++rest) {
+            for (int output = 0; output < OUTPUTS; ++output) {
+                result[output] += x[row * stride + rest] * weight[output * stride + rest];
+            }
+        }
+        finish(layer, result, begin, OUTPUTS, y + row * layer.outputs + begin, activation, add);
+    }
+}
+
+// So many rows of x, and outputs of the weight, have their sums in registers.
+constexpr int FEW_ROWS = 3, MORE_ROWS = 6, MOST_OUTPUTS = ACCUMULATORS / FEW_ROWS;
+
+// The same for the outputs `begin` .. `end`.
+template <typename Weight, int ROWS>
+void some_outputs(const Linear& layer, const float* x, int begin, int end, float* y, int activation, bool add) {
+    constexpr int OUTPUTS = ROWS <= FEW_ROWS ? MOST_OUTPUTS : ACCUMULATORS / MORE_ROWS;
+    const auto* weight = static_cast<const Weight*>(layer.weight) + static_cast<int64_t>(begin) * layer.inputs;
+    for (; begin + OUTPUTS <= end; begin += OUTPUTS, weight += static_cast<int64_t>(OUTPUTS) * layer.inputs) {
+        multiply_rows<Weight, ROWS, OUTPUTS>(layer, weight, x, begin, y, activation, add);
+    }
+    for (; begin < end; ++begin, weight += layer.inputs) {
+        multiply_rows<Weight, ROWS, 1>(layer, weight, x, begin, y, activation, add);
+    }
+}
+
+using PanelsByRows = void (*)(const Linear&, const float*, float*, int, bool);
+using SomeOutputs = void (*)(const Linear&, const float*, int, int, float*, int, bool);
 
 template <int... COUNTS>
-constexpr std::array<LinearRows, sizeof...(COUNTS)> rows_table(std::integer_sequence<int, COUNTS...>) {
-    return {linear_rows<COUNTS + 1>...};
+constexpr std::array<PanelsByRows, sizeof...(COUNTS)> panels_table(std::integer_sequence<int, COUNTS...>) {
+    return {panels_by_rows<COUNTS + 1>...};
 }
-constexpr auto LINEAR_ROWS = rows_table(std::make_integer_sequence<int, MOST_ROWS>());
+template <typename Weight, int... COUNTS>
+constexpr std::array<SomeOutputs, sizeof...(COUNTS)> outputs_table(std::integer_sequence<int, COUNTS...>) {
+    return {some_outputs<Weight, COUNTS + 1>...};
+}
+constexpr auto PANELS_BY_ROWS = panels_table(std::make_integer_sequence<int, MOST_ROWS>());
+template <typename Weight>
+constexpr auto SOME_OUTPUTS = outputs_table<Weight>(std::make_integer_sequence<int, MORE_ROWS>());
+
+// Calls `run` for parts of about the same size, at most `most` rows each: a part of one row would read all weights for
+// little.
+template <typename Run>
+void in_parts(int64_t rows, int64_t most, const Run& run) {
+    const int64_t parts = (rows + most - 1) / most;
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t row = part * rows / parts;
+        run(row, (part + 1) * rows / parts - row);
+    }
+}
+
+// Every weight is read from memory once; for further rows it is in the cache.
+template <typename Weight>
+void linear_in_rows(const Linear& layer, const float* x, int64_t rows, float* y, int activation, bool add) {
+    for (int begin = 0; begin < layer.outputs; begin += MOST_OUTPUTS) {
+        const int end = begin + MOST_OUTPUTS < layer.outputs ? begin + MOST_OUTPUTS : layer.outputs;
+        in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t count) {
+            SOME_OUTPUTS<Weight>[count - 1](layer, x + row * layer.inputs, begin, end, y + row * layer.outputs, activation,
+                                            add);
+        });
+    }
+}
 
 void linear(const Linear& layer, const float* x, int64_t rows, float* y, int activation = NONE, bool add = false) {
-    // Parts of about the same size: a part of one row would read all weights for little.
-    const int64_t parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    for (int64_t part = 0; part < parts; ++part) {
-        const int64_t row = part * rows / parts, count = (part + 1) * rows / parts - row;
-        LINEAR_ROWS[count - 1](layer, x + row * layer.inputs, y + row * layer.outputs, activation, add);
-    }
+    if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, y, activation, add);
+    if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, y, activation, add);
+    in_parts(rows, MOST_ROWS, [&](int64_t row, int64_t count) {
+        PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, y + row * layer.outputs, activation, add);
+    });
 }
 
 void normalize(const Norm& norm, const float* x, int64_t rows, int width, float* y) {

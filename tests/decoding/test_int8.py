@@ -1,0 +1,147 @@
+"""`--int8`: the output of the model with rounded weights, the same whatever drafts, and called lossy."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq.models.transformer import TransformerModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.methods import Options, check_fit
+from fairseq_plugins.decoding.weights import quantized
+from fairseq_plugins.errors import ConfigurationError
+from tests.decoding.test_drafters import METHODS
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+
+@pytest.fixture(params=["compiled", "operations"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test here runs on the compiled kernels and on PyTorch's operations."""
+    native.enable(request.param == "compiled")
+    yield
+    native.enable(True)
+
+
+def rounded(model: TransformerModel) -> TransformerModel:
+    """A stock fairseq model whose linear layers hold in fp32 what int8 weights stand for."""
+    model = copy.deepcopy(model)
+    output = model.decoder.output_projection
+    # Apart from the embeddings, which stay in fp32.
+    output.weight = nn.Parameter(output.weight.detach().clone())
+    linears = [
+        module
+        for part in (model.encoder, model.decoder)
+        for layer in part.layers
+        for module in layer.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    for module in (*linears, output):
+        module.weight.data = next(iter(quantized((module.weight, None))))
+    return model
+
+
+@settings(STEADY, max_examples=60)
+@given(
+    rows=st.integers(1, 20),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 40),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_linear_layers_of_any_size(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
+    weight[0] = 0
+    layer = quantized((weight, bias if has_bias else None))
+    restored, _ = layer
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert ((restored - weight).abs() <= step / 2 + 1e-6).all()
+    assert layer.weight.dtype == torch.int8
+    y = native.fastest(layer)(x)
+    torch.testing.assert_close(y, F.linear(x, restored, layer.bias), rtol=1e-4, atol=1e-4)
+
+
+@settings(STEADY_MODELS, max_examples=20)
+@given(options=TRANSFORMERS, sources=SOURCES, search=SEARCHES, seed=st.integers(0, 1000))
+def test_greedy_is_fairseqs_with_rounded_weights(
+    options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
+) -> None:
+    task = make_task(12)
+    model = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    ours, _ = decode([model], task, sample, Options("greedy", int8=True), **search)
+    assert_same_output(ours, fairseq_greedy([rounded(model)], task, sample, **search))
+
+
+@settings(STEADY_MODELS, max_examples=20)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    sources=SOURCES,
+    block_size=st.sampled_from([1, 3, 10]),
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_gad_says_what_greedy_says(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    seed: int,
+) -> None:
+    task = make_task(12)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    greedy, _ = decode([verifier], task, sample, Options("greedy", int8=True), **search)
+    drafted, _ = decode([verifier], task, sample, Options("gad", block_size, int8=True), drafter, **search)
+    assert_same_output(drafted, greedy)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.decoder)
+def test_other_drafters_too(method: Options) -> None:
+    task = make_task(9)
+    models = [make_transformer(task, 3), make_transformer(task, 4, decoder_layers=1)]
+    sample = make_sample(task, [4, 0, 12, 7], 3)
+    greedy, _ = decode(models, task, sample, Options("greedy", int8=True), max_len_b=20)
+    drafted, _ = decode(models, task, sample, Options(**{**vars(method), "int8": True}), max_len_b=20)
+    assert_same_output(drafted, greedy)
+
+
+def test_it_is_another_model_than_in_fp32() -> None:
+    task = make_task(200)
+    model = make_transformer(task, 1)
+    sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
+    fp32, int8 = (decode([model], task, sample, Options("greedy", int8=int8), max_len_b=30)[0] for int8 in (0, 1))
+    assert ids(fp32) != ids(int8)
+    assert Options("greedy").label == "greedy"
+    assert Options("gad", int8=True).label == "gad int8 (lossy: weights rounded)"
+
+
+def test_where_it_cannot_run() -> None:
+    task = make_task(9)
+    dictionary = task.target_dictionary
+    half, elsewhere = make_transformer(task, 1).half(), make_transformer(task, 1).to("meta")
+    for model, message in (
+        (half, "--int8: rounds fp32 weights, and this model is in float16"),
+        (elsewhere, "--int8: is for the CPU, and this model is on meta"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            check_fit([model], None, Options("greedy", int8=True), dictionary, dictionary)
