@@ -49,6 +49,7 @@ class Bench:
         self.dataset = self._load_data()
         self.tokenizer = self.task.build_tokenizer(cfg.tokenizer)
         self.bpe = self.task.build_bpe(cfg.bpe)
+        self._greedy_outputs: dict[bool, dict[int, Tokens]] = {}
 
     @cached_property
     def models(self) -> list[torch.nn.Module]:
@@ -115,7 +116,7 @@ class Bench:
             self.task.cfg.update(before)
         if contender.replay is not None:
             first = self.task.target_dictionary.nspecial
-            replay_drafts(generator, self.greedy_outputs, contender.replay, (first, first + 1))
+            replay_drafts(generator, self.greedy_outputs(contender), contender.replay, (first, first + 1))
         return generator
 
     def _ctranslate2(self, contender: Contender, generation: Any) -> ctranslate.CTranslate2Generator:
@@ -130,14 +131,17 @@ class Bench:
         assert self.conversions is not None
         return ctranslate.convert(self.cfg.common_eval.path, self.task.cfg, self.conversions)
 
-    @cached_property
-    def greedy_outputs(self) -> dict[int, Tokens]:
-        """The verifier's own output of every sentence, which replayed drafters are told."""
-        greedy = self.generator(Contender("greedy", "greedy"))
-        return self.decode(greedy, self.order, _REPLAY_BATCH_SIZE)[0]
+    def greedy_outputs(self, contender: Contender) -> dict[int, Tokens]:
+        """The verifier's own output of every sentence, which replayed drafters are told; in int8 it is another one."""
+        if contender.int8 not in self._greedy_outputs:
+            greedy = self.generator(Contender("greedy", "greedy", task_options={"int8": contender.int8}))
+            self._greedy_outputs[contender.int8] = self.decode(greedy, self.order, _REPLAY_BATCH_SIZE)[0]
+        return self._greedy_outputs[contender.int8]
 
     def cannot_run(self, contender: Contender) -> str | None:
         """Return why a row has to be left out, None for one that can run."""
+        if contender.int8 and contender.decoder != CTRANSLATE2 and (self.cuda or self.cfg.common.fp16):
+            return "--int8 is for the CPU, in fp32"
         if contender.needs == DRAFTER and self.cfg.task.drafter_path is None:
             return f"without {DRAFTER}"
         if contender.needs == BLOCKWISE and self.blockwise_path is None:

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.reports import benchmark_tables as tables
-from fairseq_plugins.reports import ctranslate, peak_memory, replay
+from fairseq_plugins.reports import by_length, ctranslate, long_run, peak_memory, replay
 from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.benchmark_figure import speed_figure
 from fairseq_plugins.reports.cli import run_command
@@ -35,9 +35,11 @@ from fairseq_plugins.reports.contenders import (
     CONTENDERS,
     CTRANSLATE2_ON_CPU,
     CTRANSLATE2_ON_GPU,
+    INT8,
     REPLAYED,
     Contender,
     choose,
+    lossy_note,
 )
 from fairseq_plugins.reports.files import write_atomically
 from fairseq_plugins.reports.machine import machine
@@ -56,6 +58,7 @@ BATCH_SIZES = [1, 4, 8, 16, 32]
 # Rows that are there for study, not for speed; --decoders names them.
 _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 _REPLAY_VOCABULARY = 32768
+_BY_LENGTH = ("greedy", "gad (replayed)")
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,11 @@ def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
     """The rows that there are on this device, those that others made first."""
     others = CTRANSLATE2_ON_GPU if cuda else CTRANSLATE2_ON_CPU
     searches = [contender for contender in CONTENDERS if contender.decoder == "beam"]
-    greedy = [contender for contender in CONTENDERS if contender.decoder == "greedy"]
+    ours = [contender for contender in CONTENDERS if contender not in searches] + ([] if cuda else list(INT8))
     if replayed:
-        return [*searches, *others, *greedy, *REPLAYED]
-    return [*searches, *others, *(contender for contender in CONTENDERS if contender not in searches)]
+        greedy = [contender for contender in ours if contender.decoder == "greedy"]
+        return [*searches, *others, *greedy, *(contender for contender in REPLAYED if not (cuda and contender.int8))]
+    return [*searches, *others, *ours]
 
 
 def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser:
@@ -89,6 +93,9 @@ def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser
     group = parser.add_argument_group("benchmark")
     group.add_argument("--threads", type=positive, help="threads on the CPU (default: what OMP_NUM_THREADS says)")
     group.add_argument("--no-memory", action="store_true", help="do not measure memory, for which models load again")
+    add = group.add_argument
+    add("--long-run", type=positive, metavar="N", help="decode N sentences, those of the subset again and again, at "
+        "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else")
     _add_replay_options(group)
     return parser
 
@@ -105,6 +112,13 @@ def _add_replay_options(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help="shortest and longest sentence"
     )
+    group.add_argument(
+        "--by-length",
+        type=positive_list,
+        metavar="N,N,...",
+        help="with --replay: milliseconds per sentence for --timing-sentences sentences of each of these lengths, of "
+        "greedy and gad (or --decoders); nothing else",
+    )
 
 
 def configure(argv: Sequence[str]) -> Setting:
@@ -116,17 +130,16 @@ def configure(argv: Sequence[str]) -> Setting:
     first, _ = replaying.parse_known_args(argv)
     made_here = Path(first.results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}")
     arguments = list(argv)
+    _check_lengths(first)
     if first.replay is not None:
-        if len(first.replay_lengths) != 2 or not 2 <= first.replay_lengths[0] <= first.replay_lengths[1]:
-            text = ",".join(map(str, first.replay_lengths))
-            raise ConfigurationError(f"--replay-lengths {text}: give the shortest, at least 2, and the longest")
         made = replay.prepare(
             made_here / "replay",
             first.replay,
             first.replay_drafter,
             first.timing_sentences,
-            first.replay_lengths,
+            first.by_length or first.replay_lengths,
             _REPLAY_VOCABULARY,
+            of_each=first.by_length is not None,
         )
         arguments = [*made, *arguments]
     cuda = torch.cuda.is_available() and "--cpu" not in argv
@@ -136,7 +149,25 @@ def configure(argv: Sequence[str]) -> Setting:
         torch.set_num_threads(args.threads)
     bench = Bench(cfg, args.blockwise_path, made_here / "ctranslate2")
     usual = [row.name for row in rows if row.name not in _NOT_BY_DEFAULT]
-    return Setting(args, bench, choose(args.decoders or ",".join(usual), rows))
+    if args.by_length is not None:
+        usual = list(_BY_LENGTH)
+    wanted = choose(args.decoders or ",".join(usual), rows)
+    if args.long_run is not None or args.by_length is not None:
+        # No comparison with fairseq's search, which would take most of the time.
+        named = args.decoders or ",".join(usual)
+        wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
+    return Setting(args, bench, wanted)
+
+
+def _check_lengths(args: argparse.Namespace) -> None:
+    lengths = args.by_length or args.replay_lengths
+    option, text = ("--by-length" if args.by_length else "--replay-lengths"), ",".join(map(str, lengths))
+    if args.by_length and args.replay is None:
+        raise ConfigurationError(f"--by-length {text}: is for random weights; add --replay SHAPE")
+    if args.by_length and min(lengths) < 2:
+        raise ConfigurationError(f"--by-length {text}: a sentence has at least 2 tokens, a word and its end")
+    if args.replay is not None and not args.by_length and (len(lengths) != 2 or not 2 <= lengths[0] <= lengths[1]):
+        raise ConfigurationError(f"{option} {text}: give the shortest, at least 2, and the longest")
 
 
 def notes(
@@ -145,26 +176,37 @@ def notes(
     """Lines that say what the numbers mean and how they were measured; `load` is the machine's before the run."""
     cfg = setting.bench.cfg
     lines = [
-        f"Machine: {machine()}{_ctranslate2_version()}; load average before the run {load:.2f}; "
-        f"{_precision(cfg)}",
-        f"Command: {shlex.join(['spec-dec-bench', *argv])}",
+        *_origin(setting, argv, load),
         f"Subset {setting.bench.subset}: {len(setting.bench.order)} sentences decoded at batch size "
         f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with {BEAM_1}, iterations per sentence and "
         f"accepted tokens per iteration; the first {timed} timed, {plan.repeats} alternating repetitions after one for "
         "warm-up, time in the decoder only, batches of similar length.",
         "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "
         "process of its own; on a CPU resident memory beyond what the process had before it loaded models, on a GPU "
-        "what PyTorch had allocated.",
+        "what PyTorch had allocated. On paper: weights of the models that take part, and keys and values of all layers "
+        "for the batch that has most of them.",
     ]
+    lines += lossy_note(setting.wanted)
     if has_bleu:
         lines.append(f"sacrebleu {SCORER.get_signature()}")
-    if setting.args.replay is not None:
-        drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.wanted if row.replay is not None)
-        args = setting.args
-        lines.append(
-            replay.describe(args.replay, args.replay_drafter, args.replay_lengths, _REPLAY_VOCABULARY, drawn)
-        )
-    return lines
+    return lines + _replay_note(setting)
+
+
+def _origin(setting: Setting, argv: Sequence[str], load: float) -> list[str]:
+    return [
+        f"Machine: {machine()}{_ctranslate2_version()}; load average before the run {load:.2f}; "
+        f"{_precision(setting.bench.cfg)}",
+        f"Command: {shlex.join(['spec-dec-bench', *argv])}",
+    ]
+
+
+def _replay_note(setting: Setting) -> list[str]:
+    args = setting.args
+    if args.replay is None:
+        return []
+    drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.wanted if row.replay is not None)
+    lengths, of_each = args.by_length or args.replay_lengths, args.by_length is not None
+    return [replay.describe(args.replay, args.replay_drafter, lengths, _REPLAY_VOCABULARY, drawn, of_each)]
 
 
 def _ctranslate2_version() -> str:
@@ -203,6 +245,45 @@ def as_json(rows: Sequence[Row], lines: Sequence[str], batch_sizes: Sequence[int
     return json.dumps({"rows": records, "notes": list(lines)}, indent=2, ensure_ascii=False) + "\n"
 
 
+def run_long(setting: Setting, argv: Sequence[str], load: float) -> None:
+    """`--long-run`: measure, print, write."""
+    args, bench = setting.args, setting.bench
+    runs = long_run.measure(bench, bench.runnable(setting.wanted), args.long_run)
+    lines = [
+        *_origin(setting, argv, load),
+        f"Subset {bench.subset}: its {len(bench.order)} sentences again and again, each time in another order, at "
+        f"batch size {bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE}; time in the decoder only, memory at the end "
+        "of each part, of the whole process (on a GPU what PyTorch had allocated); one decoder after the other.",
+        *lossy_note(setting.wanted),
+        *_replay_note(setting),
+    ]
+    _publish(setting, "long_run", "A long run", long_run.table(runs), lines, long_run.as_json(runs, lines))
+
+
+def run_by_length(setting: Setting, argv: Sequence[str], load: float) -> None:
+    """`--by-length`: measure, print, write."""
+    args, bench = setting.args, setting.bench
+    times = by_length.measure(bench, bench.runnable(setting.wanted), args.by_length, args.repeats)
+    lines = [
+        *_origin(setting, argv, load),
+        f"{args.timing_sentences} sentences of each length, one at a time; the median of {args.repeats} alternating "
+        "repetitions after one sentence for warm-up, time in the decoder only.",
+        *lossy_note(setting.wanted),
+        *_replay_note(setting),
+    ]
+    record = by_length.as_json(times, lines)
+    _publish(setting, "by_length", "Cost against length", by_length.table(times), lines, record)
+
+
+def _publish(setting: Setting, name: str, title: str, table: str, lines: Sequence[str], record: str) -> None:
+    text = markdown([(title, table)], lines)
+    print(text)
+    if setting.args.results:
+        folder = Path(setting.args.results)
+        write_atomically(folder / f"{name}.json", record, "--results")
+        write_atomically(folder / f"{name}.md", text, "--results")
+
+
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
     load = os.getloadavg()[0]
@@ -210,6 +291,10 @@ def run(argv: Sequence[str]) -> None:
     args, bench = setting.args, setting.bench
     if not bench.order:
         raise ConfigurationError(f"--gen-subset {bench.subset}: has no sentences; choose another")
+    if args.long_run is not None:
+        return run_long(setting, argv, load)
+    if args.by_length is not None:
+        return run_by_length(setting, argv, load)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_sentences)
     references = bench.references(args.reference)
     contenders = bench.runnable(setting.wanted)

@@ -24,7 +24,7 @@ def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     body = [
         [
             row.name,
-            "yes" if row.lossless else "",
+            "yes" if row.lossless else "no, int8" if row.lossy else "",
             shown(row.bleu, ".2f"),
             f"{row.identical} of {row.sentences}",
             *(f"{row.identical_timed[size]} of {row.timed_sentences}" for size in batch_sizes),
@@ -73,12 +73,19 @@ def latency_table(rows: Sequence[Row]) -> str:
 
 
 def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Megabytes, as SpecDec Tables 14 and 15: weights, and the peak while decoding."""
-    body = [
-        [row.name, _megabytes(row.weights), *(_megabytes(row.peak_memory.get(size)) for size in batch_sizes)]
-        for row in rows
-    ]
-    return _table(["MB", "model weights", *(f"peak, {text}" for text in _batches(batch_sizes))], body)
+    """Megabytes, as SpecDec Tables 14 and 15: weights, and the peak beside weights and caches on paper."""
+    header = ["MB", "model weights"]
+    for text in _batches(batch_sizes):
+        header += [f"peak, {text}", "on paper", "ratio"]
+    body = []
+    for row in rows:
+        cells = [row.name, _megabytes(row.weights)]
+        for size in batch_sizes:
+            peak, paper = row.peak_memory.get(size), row.on_paper.get(size)
+            ratio = peak / paper if peak is not None and paper else None
+            cells += [_megabytes(peak), "-" if paper is None else _megabytes(paper), shown(ratio, ".2f")]
+        body.append(cells)
+    return _table(header, body)
 
 
 def _megabytes(size: int | None) -> str:

@@ -22,7 +22,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.cli import run_command
 from fairseq_plugins.reports.comparison_options import get_parser, parse
-from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CONTENDERS, Contender, choose
+from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CONTENDERS, INT8, Contender, choose, lossy_note
 from fairseq_plugins.reports.files import write_atomically
 from fairseq_plugins.reports.machine import machine
 from fairseq_plugins.reports.measuring import (
@@ -78,6 +78,7 @@ def notes(
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs, "
         f"time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
         f"Lossless by construction: {lossless}.",
+        *lossy_note(contenders),
         f"Machine: {machine()}",
         f"Command: {command}",
     ]
@@ -114,8 +115,9 @@ def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender]) -> None:
 
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
-    args, cfg = parse(get_parser("spec-dec-compare", CONTENDERS, repeats=3, batch_sizes=[1, 16]), argv)
-    wanted = choose(args.decoders, CONTENDERS)
+    there = (*CONTENDERS, *INT8)
+    args, cfg = parse(get_parser("spec-dec-compare", there, repeats=3, batch_sizes=[1, 16]), argv)
+    wanted = choose(args.decoders, there, CONTENDERS)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats)
     bench = Bench(cfg, args.blockwise_path)
     contenders = bench.runnable(wanted)

@@ -72,6 +72,8 @@ def leave_the_decoder_to_us(cfg: DictConfig) -> None:
         raise ConfigurationError(
             f"--stats-file {cfg.task.stats_file}: is for one decoder; use it with fairseq-generate"
         )
+    if cfg.task.int8:
+        raise ConfigurationError("--int8: is for one decoder; choose its rows with --decoders 'greedy int8,gad int8'")
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
     cfg.task.update(decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 

@@ -24,6 +24,11 @@ class Contender:
     compute_type: str | None = None  # CTranslate2's
     replay: float | None = None  # mean tokens per iteration of a replayed drafter: see `replay`
 
+    @property
+    def int8(self) -> bool:
+        """Whether weights are rounded to int8, so that the output is that of another model than in fp32."""
+        return bool(self.task_options.get("int8")) or self.compute_type == "int8"
+
 
 BEAM_5 = "fairseq beam 5"
 BEAM_1 = "fairseq beam 1"
@@ -51,6 +56,14 @@ CONTENDERS: tuple[Contender, ...] = (
 )
 
 
+# Rows of a CPU that are not there unless they are asked for, or by spec-dec-bench.
+INT8 = tuple(
+    replace(contender, name=f"{contender.name} int8", task_options={"int8": True}, lossless=False)
+    for contender in CONTENDERS
+    if contender.name in ("greedy", "gad")
+)
+
+
 def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:
     return tuple(
         Contender(f"CTranslate2 {search} {name}", CTRANSLATE2, beam, compute_type=compute_type)
@@ -62,26 +75,36 @@ CTRANSLATE2_ON_CPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("int8", "i
 CTRANSLATE2_ON_GPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("fp16", "float16"))
 
 # Tokens per iteration at k = 25: GAD Table 2, and Table 3 at (top-3, tau 1) and (top-5, tau 3).
+_TOKENS = {"gad": 6.13, "gad++ high-quality": 7.56, "gad++ high-efficiency": 9.72, "gad int8": 6.13}
 REPLAYED = tuple(
-    replace(contender, name=f"{contender.name} (replayed)", replay=tokens)
-    for contender in CONTENDERS
-    for name, tokens in (("gad", 6.13), ("gad++ high-quality", 7.56), ("gad++ high-efficiency", 9.72))
-    if contender.name == name
+    replace(contender, name=f"{contender.name} (replayed)", replay=_TOKENS[contender.name])
+    for contender in (*CONTENDERS, *INT8)
+    if contender.name in _TOKENS
 )
 
 
-def choose(names: str | None, among: Sequence[Contender]) -> list[Contender]:
-    """Return the wanted contenders in the order of the table (default: all); fairseq's beam=1 is always in.
+def lossy_note(contenders: Sequence[Contender]) -> list[str]:
+    """The line, if any, that says of which rows the weights are rounded."""
+    names = ", ".join(contender.name for contender in contenders if contender.int8)
+    return [f"Lossy, weights rounded to int8, the output may differ from that in fp32: {names}."] if names else []
+
+
+def choose(
+    names: str | None, among: Sequence[Contender], usual: Sequence[Contender] | None = None
+) -> list[Contender]:
+    """Return the wanted contenders in the order of the table; fairseq's beam=1 is always in.
 
     Args:
         names: comma-separated, value of --decoders.
         among: those that there are.
+        usual: those that are in without --decoders (default: all).
 
     Raises:
         ConfigurationError: for an unknown name.
     """
     known = [contender.name for contender in among]
-    wanted = known if names is None else [name.strip() for name in names.split(",")]
+    usual = among if usual is None else usual
+    wanted = [contender.name for contender in usual] if names is None else [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in known:
             raise ConfigurationError(f"--decoders {name}: no such row; choose from: {', '.join(known)}")

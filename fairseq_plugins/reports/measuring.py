@@ -33,8 +33,10 @@ class Row:
     accepted_tokens: float | None = None  # tokens per decoder run
     seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
     lossless: bool = False  # by construction
+    lossy: bool = False  # weights are rounded
     weights: int | None = None  # bytes of the models that take part
     peak_memory: dict[int, int] = field(default_factory=dict)  # batch size -> bytes: see `peak_memory`
+    on_paper: dict[int, int] = field(default_factory=dict)  # batch size -> bytes of weights and caches, computed
     latencies: list[float] = field(default_factory=list)  # seconds of every timed sentence on its own, medians
 
     def rate(self, batch_size: int) -> float | None:
@@ -72,7 +74,8 @@ def measure(
     warm_up = timed[-plan.warm_up_sentences :]
     per_contender = len(bench.order) + len(plan.batch_sizes) * (len(warm_up) + plan.repeats * len(timed))
     rows = [
-        Row(c.name, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless) for c in contenders
+        Row(c.name, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless, lossy=c.int8)
+        for c in contenders
     ]
     total = per_contender * len(contenders)
     often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line

@@ -3,7 +3,8 @@
     python -m fairseq_plugins.reports.peak_memory ROW BATCH_SIZES SENTENCES ARGUMENTS_OF_SPEC_DEC_BENCH...
 
 On a GPU: the most that PyTorch had allocated while decoding, as in the paper. On a CPU under Linux: the most resident
-memory while decoding, less what the process had before any model was loaded.
+memory while decoding, less libraries and what the process had before any model was loaded. Beside it stands what there
+must be on paper: the weights of the models that take part, and the keys and values of the largest batch.
 """
 
 import ctypes
@@ -11,15 +12,16 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from fairseq.models.transformer import TransformerDecoderBase
 from torch import nn
 
-from fairseq_plugins.reports.bench import Bench
+from fairseq_plugins.reports.bench import Bench, Tokens
 from fairseq_plugins.reports.cli import run_command
-from fairseq_plugins.reports.contenders import BLOCKWISE, CTRANSLATE2, Contender
+from fairseq_plugins.reports.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
 from fairseq_plugins.reports.measuring import Row
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -45,35 +47,66 @@ def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequenc
         answer = json.loads(result.stdout.splitlines()[-1])
         row.weights = answer["weights"]
         row.peak_memory = {int(size): bytes_ for size, bytes_ in answer["peak"].items()}
+        row.on_paper = {int(size): bytes_ for size, bytes_ in answer["on_paper"].items()}
 
 
 def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numbers: Sequence[int]) -> dict:
-    """Return bytes of weights, and peak bytes by batch size; of what cannot be known None, or no entry."""
+    """Return bytes of weights (None if unknown), and by batch size the peak and the bytes on paper, if known."""
     if contender.decoder == CTRANSLATE2:
         import ctranslate2  # noqa: F401  (libraries are no part of what is measured)
     _forget_peak(bench.cuda)
-    before = 0 if bench.cuda else _resident("VmRSS")
+    before = 0 if bench.cuda else resident("VmRSS") - resident("RssFile")
     if contender.replay is not None:
-        bench.greedy_outputs  # noqa: B018  (decoded once, before anything is measured)
+        bench.greedy_outputs(contender)  # decoded once, before anything is measured
     generator = bench.generator(contender)
-    peaks = {}
+    # Models and their fused weights are made at the first sentence, and what that leaves behind is no part of decoding.
+    bench.decode(generator, numbers[:1], 1)
+    peaks, caches = {}, {}
     for size in batch_sizes:
         _forget_peak(bench.cuda)
-        bench.decode(generator, numbers, size)
+        outputs, _ = bench.decode(generator, numbers, size)
         peak = _peak(bench.cuda)
+        caches[size] = _caches(bench, contender, outputs, size, numbers)
         if peak is not None and not (bench.cuda and contender.decoder == CTRANSLATE2):
-            peaks[size] = peak - before
-    return {"weights": _weights(bench, contender), "peak": peaks}
+            # Pages of files are libraries, of which decoding touches more than loading does.
+            peaks[size] = peak - before - (0 if bench.cuda else resident("RssFile"))
+    weights = _weights(bench, contender)
+    on_paper = {size: weights + cache for size, cache in caches.items() if weights is not None and cache is not None}
+    return {"weights": weights, "peak": peaks, "on_paper": on_paper}
+
+
+def _models(bench: Bench, contender: Contender) -> list[nn.Module]:
+    models: list[nn.Module] = [bench.blockwise] if contender.needs == BLOCKWISE else list(bench.models)
+    return models + list(getattr(bench.task, "_drafters", {}).values() if contender.needs == DRAFTER else [])
 
 
 def _weights(bench: Bench, contender: Contender) -> int | None:
     """Bytes of the parameters of all models that take part, shared ones once."""
     if contender.decoder == CTRANSLATE2:
         return (bench.converted() / "model.bin").stat().st_size if contender.compute_type == "float32" else None
-    models: list[nn.Module] = [bench.blockwise] if contender.needs == BLOCKWISE else list(bench.models)
-    models += getattr(bench.task, "_drafters", {}).values()
-    parameters = {parameter.data_ptr(): parameter for model in models for parameter in model.parameters()}
+    parameters = {
+        parameter.data_ptr(): parameter for model in _models(bench, contender) for parameter in model.parameters()
+    }
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
+
+
+def _caches(
+    bench: Bench, contender: Contender, outputs: Mapping[int, Tokens], batch_size: int, numbers: Sequence[int]
+) -> int | None:
+    """Bytes of all keys and values, of self- and cross-attention, of the batch that has most of them."""
+    decoders = [model.decoder for model in _models(bench, contender)]
+    if not all(isinstance(decoder, TransformerDecoderBase) for decoder in decoders):
+        return None
+    position = sum(
+        2 * len(decoder.layers) * decoder.layers[0].embed_dim * next(decoder.parameters()).element_size()
+        for decoder in decoders
+    )
+    most = 0
+    for begin in range(0, len(numbers), batch_size):
+        batch = numbers[begin : begin + batch_size]
+        places = max(int(bench.dataset.src_sizes[number]) for number in batch) + max(len(outputs[n]) for n in batch)
+        most = max(most, len(batch) * contender.beam * places)
+    return most * position
 
 
 def _forget_peak(cuda: bool) -> None:
@@ -89,11 +122,11 @@ def _forget_peak(cuda: bool) -> None:
 def _peak(cuda: bool) -> int | None:
     if cuda:
         return torch.cuda.max_memory_allocated()
-    return _resident("VmHWM") if _RESET.exists() else None
+    return resident("VmHWM") if _RESET.exists() else None
 
 
-def _resident(field: str) -> int:
-    """Bytes in a field of the process's status, 0 where there is none."""
+def resident(field: str) -> int:
+    """Return bytes in a field of the process's status, 0 where there is none."""
     if not _STATUS.exists():
         return 0
     for line in _STATUS.read_text(encoding="ascii").splitlines():

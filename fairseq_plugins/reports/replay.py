@@ -148,7 +148,13 @@ def replay_drafts(
 
 
 def prepare(
-    folder: Path, shape: str, drafter: str, sentences: int, lengths: Sequence[int], vocabulary: int
+    folder: Path,
+    shape: str,
+    drafter: str,
+    sentences: int,
+    lengths: Sequence[int],
+    vocabulary: int,
+    of_each: bool = False,
 ) -> list[str]:
     """Write random models and a random test set, unless they are there, and return the arguments that name them.
 
@@ -159,14 +165,15 @@ def prepare(
         sentences: of the test set.
         lengths: shortest and longest source, in tokens; lengths are drawn uniformly. Outputs get as long as sources.
         vocabulary: symbols of the one dictionary.
+        of_each: `sentences` sentences of each of `lengths`, however many these are.
     """
-    low, high = lengths
-    target = folder / f"{shape}-{drafter}-{sentences}x{low}-{high}-v{vocabulary}"
+    text = "-".join(map(str, lengths))
+    target = folder / f"{shape}-{drafter}-{sentences}{'of' if of_each else 'x'}{text}-v{vocabulary}"
     if not target.exists():
         partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_data(partial, sentences, low, high, vocabulary)
+        _write_data(partial, sentences, lengths, vocabulary, of_each)
         _write_models(partial, shape, drafter)
         os.replace(partial, target)
     arguments = [str(target / "data"), "--path", str(target / "verifier.pt")]
@@ -175,24 +182,32 @@ def prepare(
     return [*arguments, "--max-len-a", "1", "--max-len-b", "0"]
 
 
-def describe(shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, drawn: str) -> str:
+def describe(
+    shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, drawn: str, of_each: bool = False
+) -> str:
     """Return the note that goes with every table of replayed drafts; `drawn` names rows and their means."""
+    said = f"{lengths[0]} to {lengths[-1]} tokens, drawn uniformly"
+    if of_each:
+        said = f"{', '.join(map(str, lengths))} tokens"
     kind = "of this shape" if drafter == "tokens" else "of 2 layers that reads the verifier's states"
     return (
-        f"REPLAYED, random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {lengths[0]} to "
-        f"{lengths[1]} tokens, drawn uniformly, outputs as long. A random drafter {kind}, with the verifier's "
+        f"REPLAYED, random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {said}, "
+        f"outputs as long. A random drafter {kind}, with the verifier's "
         f"encoder and k = {BLOCK_SIZE}, runs at every draft, but its tokens are replaced by the verifier's own up to a "
         "drawn place. Accepted lengths are geometric, truncated at k; mean tokens per iteration, fewer at the ends of "
         f"sentences: {drawn} (GAD Tables 2 and 3)."
     )
 
 
-def _write_data(folder: Path, sentences: int, low: int, high: int, vocabulary: int) -> None:
+def _write_data(folder: Path, sentences: int, lengths: Sequence[int], vocabulary: int, of_each: bool) -> None:
     words = [f"w{number}" for number in range(vocabulary - 4)]
     (folder / "dict").write_text("".join(f"{word} 1\n" for word in words), encoding="utf-8")
     draw = random.Random(_SEED)
+    drawn = (length for length in lengths for _ in range(sentences))
+    if not of_each:
+        drawn = (draw.randint(*lengths) for _ in range(sentences))
     # A binarised sentence has one token more, its end.
-    lines = [" ".join(draw.choices(words, k=draw.randint(low, high) - 1)) for _ in range(sentences)]
+    lines = [" ".join(draw.choices(words, k=length - 1)) for length in drawn]
     (folder / "test.src").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     arguments = ["--source-lang", "src", "--target-lang", "tgt", "--only-source", "--workers", "1"]
     arguments += ["--srcdict", str(folder / "dict"), "--tgtdict", str(folder / "dict")]

@@ -115,6 +115,16 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([*_quick(trained), "--decoders", "greedy int8"]) == 0
+    printed, log = capsys.readouterr()
+    assert "| greedy int8 " in printed and "Lossless by construction: none." in printed
+    assert "Lossy, weights rounded to int8, the output may differ from that in fp32: greedy int8." in printed
+    assert "differs from" not in log
+    assert compare.main([*_quick(trained), "--int8"]) == 2
+    assert "error: --int8: is for one decoder" in capsys.readouterr().err
+
+
 def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([*_quick(trained), "--timing-batch-sizes", "2"]) == 0
     printed, log = capsys.readouterr()

@@ -1,0 +1,62 @@
+"""Cost against length: milliseconds per sentence for sentences of a few stated lengths, drafting beside greedy.
+
+    spec-dec-bench --replay base --by-length 10,50,100,200,500 --results FOLDER
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from fairseq_plugins.reports.bench import Bench
+from fairseq_plugins.reports.contenders import Contender
+
+# length -> row -> seconds per sentence of every repetition
+Times = Mapping[int, Mapping[str, Sequence[float]]]
+
+
+def measure(bench: Bench, contenders: Sequence[Contender], lengths: Sequence[int], repeats: int) -> Times:
+    """Decode the sentences of each length one by one, the contenders taking turns, after a sentence for warm-up.
+
+    Args:
+        bench: its data has sentences of these lengths: see `replay.prepare`.
+        contenders: rows.
+        lengths: of sources in tokens, the end of the sentence included.
+        repeats: how often every sentence is decoded.
+    """
+    numbers = {length: [n for n in bench.order if bench.dataset.src_sizes[n] == length] for length in lengths}
+    total = repeats * len(contenders) * sum(map(len, numbers.values()))
+    often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line
+    times: dict[int, dict[str, list[float]]] = {}
+    with tqdm(total=total, unit="sentences", leave=False, mininterval=often) as bar:
+        generators = {contender.name: bench.generator(contender) for contender in contenders}
+        for length, chosen in numbers.items():
+            bar.set_description(f"{length} tokens", refresh=False)
+            times[length] = {name: [] for name in generators}
+            for generator in generators.values():
+                bench.decode(generator, chosen[:1], 1)
+            for _ in range(repeats):
+                for name, generator in generators.items():
+                    times[length][name].append(bench.decode(generator, chosen, 1, bar)[1] / len(chosen))
+    return times
+
+
+def table(times: Times) -> str:
+    """Milliseconds per sentence by length, and of every row but the first its share of the first one's time."""
+    first, *others = next(iter(times.values()))
+    header = ["tokens", *(f"{name}, ms" for name in (first, *others)), *(f"{name} / {first}" for name in others)]
+    body = []
+    for length, rows in times.items():
+        medians = {name: statistics.median(seconds) for name, seconds in rows.items()}
+        milliseconds = [f"{1000 * value:.2f}" for value in medians.values()]
+        body.append([str(length), *milliseconds, *(f"{medians[name] / medians[first]:.3f}" for name in others)])
+    return tabulate(body, header, tablefmt="github", colalign=["right"] * len(header), disable_numparse=True)
+
+
+def as_json(times: Times, lines: Sequence[str]) -> str:
+    """Seconds per sentence of every repetition."""
+    rows = [{"tokens": length, "seconds": dict(rows)} for length, rows in times.items()]
+    return json.dumps({"rows": rows, "notes": list(lines)}, indent=2, ensure_ascii=False) + "\n"
