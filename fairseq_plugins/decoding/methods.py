@@ -32,6 +32,8 @@ ALIASES = {
 }
 DRAFTED_BY_NAT = ("nat", "gad", "gad++")
 JACOBI = ("jacobi", "gs-jacobi", "hybrid-jacobi")
+# What they say depends on the drafter and on what is accepted, not on the verifier alone.
+NOT_LOSSLESS = ("nat", "gad++", "blockwise")
 DECODERS = ["beam", "greedy", *DRAFTED_BY_NAT, "blockwise", "iad", *JACOBI, *ALIASES]
 
 # b of GS-Jacobi where --block-size does not say it, and h of hybrid GS-Jacobi.
