@@ -109,12 +109,13 @@ class CachedDecoder:
 
     Args:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
+        vocabulary: ids [N] of the tokens that `project` scores, None for all; others get the lowest number there is.
 
     Raises:
         ConfigurationError: naming what the decoder uses that cannot be run here.
     """
 
-    def __init__(self, decoder: TransformerDecoderBase) -> None:
+    def __init__(self, decoder: TransformerDecoderBase, vocabulary: Tensor | None = None) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
@@ -128,6 +129,11 @@ class CachedDecoder:
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
         self.native_layers = None if self.positions_every_layer else native.native_layers(self.layers)
         plain_output = _plain_projection(decoder)
+        # Where the projection is not plain, to score all tokens is the only way.
+        self.vocabulary = None if plain_output is None else vocabulary
+        if plain_output is not None and vocabulary is not None:
+            weight, bias = plain_output
+            plain_output = weight[vocabulary], None if bias is None else bias[vocabulary]
         self.output_layer = decoder.output_layer if plain_output is None else native.fastest(plain_output)
         # Keys and values [layers, B, positions, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
@@ -313,7 +319,12 @@ class CachedDecoder:
 
     def project(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
-        return self.output_layer(hidden)
+        scores = self.output_layer(hidden)
+        if self.vocabulary is None:
+            return scores
+        size = self.decoder.embed_tokens.num_embeddings
+        lowest = scores.new_full((*scores.shape[:-1], size), torch.finfo(scores.dtype).min)
+        return lowest.index_copy_(-1, self.vocabulary, scores)
 
     @property
     def capacity(self) -> int:

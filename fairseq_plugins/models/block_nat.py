@@ -113,6 +113,8 @@ class BlockNatDecoder(TransformerDecoder):
         self.register_buffer("trained_block_size", torch.tensor([args.block_size or 0]))
         self.register_buffer("dictionary_fingerprint", dictionary_fingerprint(dictionary))
         self.register_buffer("verifier_fingerprint", torch.tensor([0]))
+        # How often each token was a target: see decoding/drafters/vocabulary.py.
+        self.register_buffer("target_counts", torch.zeros(len(dictionary), dtype=torch.long))
 
     def mask_vectors(self, positions: Tensor, encoder_out: dict[str, list[Tensor]]) -> Tensor:
         """What masks at `positions` [B, T] are fed, [B, T, D] or broadcastable to it.
@@ -383,6 +385,9 @@ class BlockNat(TransformerModel):
         elif soft_targets:
             raise ConfigurationError("--soft-targets: needs the verifier's states; add --drafter-context features")
         pad = self.decoder.padding_idx
+        if self.training:
+            seen = blocks.targets[blocks.targets != pad]
+            self.decoder.target_counts.index_add_(0, seen, torch.ones_like(seen))
         zero = blocks.targets.new_zeros(())
         correct, total = zero, zero
         if glancing_ratio > 0:
@@ -429,6 +434,9 @@ class BlockNat(TransformerModel):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
+        # Drafters of earlier versions did not count.
+        counts = {"decoder.target_counts": self.decoder.target_counts}
+        state_dict = {**counts, **state_dict}
         if self.borrowed:
             trained = int(state_dict["decoder.verifier_fingerprint"])
             if trained != int(self.decoder.verifier_fingerprint):
@@ -483,7 +491,7 @@ def _initialise(model: BlockNat, path: str, task: Any, option: str) -> None:
         name: value
         for name, value in given.items()
         if name in own
-        and not name.endswith(("fingerprint", "trained_block_size"))
+        and not name.endswith(("fingerprint", "trained_block_size", "target_counts"))
         and not f"{part}.{name}".startswith(model.borrowed)
     }
     for name, value in shared.items():

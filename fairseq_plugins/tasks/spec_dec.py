@@ -16,6 +16,7 @@ from torch import nn
 
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods, native
+from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
@@ -63,6 +64,13 @@ class SpecDecConfig(TranslationConfig):
         metadata={
             "help": "gad, gad++: draft as many of --block-size tokens as pay, by the running times and the running "
             "rate of acceptance; gad gives the same output at every block size"
+        },
+    )
+    draft_vocabulary: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "gad, gad++: draft only the most frequent tokens that make up this share of what the drafter was "
+            f"trained on, 1 for all (default: {DEFAULT_SHARE}); fewer make a draft cheaper; gad's output is the same"
         },
     )
     top_beta: int = field(

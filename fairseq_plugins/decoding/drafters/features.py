@@ -28,16 +28,22 @@ class FeatureDrafter:
         block_size: tokens per draft, k.
         keep_logits: hand the scores on in `Draft.logits`.
         adapt: draft as many of `block_size` tokens as pay.
+        vocabulary: ids [N] of the tokens to choose among, None for all.
     """
 
     def __init__(
-        self, model: BlockNat, block_size: int, keep_logits: bool = False, adapt: bool = False
+        self,
+        model: BlockNat,
+        block_size: int,
+        keep_logits: bool = False,
+        adapt: bool = False,
+        vocabulary: Tensor | None = None,
     ) -> None:
         self.model = model
         self.block_size = block_size
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.make_draft = draft_maker(model.decoder, keep_logits)
-        self.cached = CachedDecoder(model.decoder)
+        self.cached = CachedDecoder(model.decoder, vocabulary)
         self.read = _reader(model, self.cached)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None

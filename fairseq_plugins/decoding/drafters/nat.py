@@ -24,6 +24,7 @@ class NatDrafter:
         block_size: tokens per draft, k.
         keep_logits: hand the scores on in `Draft.logits`.
         adapt: draft as many of `block_size` tokens as pay.
+        vocabulary: ids [N] of the tokens to choose among, None for all.
         alone: no verifier adds a token of its own behind the draft.
     """
 
@@ -33,6 +34,7 @@ class NatDrafter:
         block_size: int,
         keep_logits: bool = False,
         adapt: bool = False,
+        vocabulary: Tensor | None = None,
         alone: bool = False,
     ) -> None:
         self.model = model
@@ -43,7 +45,7 @@ class NatDrafter:
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.encoder = FusedEncoder(model.encoder)
-        self.cached = CachedDecoder(model.decoder)
+        self.cached = CachedDecoder(model.decoder, vocabulary)
         # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
