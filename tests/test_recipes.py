@@ -164,7 +164,7 @@ def _goes_on(name: str, checkout: Path, programs: Path, variables: dict[str, str
     for file in ("dict.de.txt", "subwords.model", "raw/train.de"):
         assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes()
     shard = next((folders[1] / "taught-shards").glob("train*")).read_text(encoding="utf-8").splitlines()[0]
-    assert '"decoder": "gad++"' in shard and '"tau": 2.0' in shard
+    assert '"decoder": "gad++"' in shard and '"tau": 3.0' in shard
     models = [checkout / "checkpoints" / part / "verifier.pt" for part in (name, "second.en-de")]
     assert models[0].read_bytes() != models[1].read_bytes()
 
