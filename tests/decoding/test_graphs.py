@@ -4,7 +4,9 @@ Most of these tests run without a GPU. In place of a CUDA graph stands a recordi
 operations and addresses, and runs the same ones on the same tensors every time.
 """
 
+import contextlib
 import gc
+import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -270,6 +272,17 @@ def test_blockwise(
     check(monkeypatch, [model], task, batches, Options("blockwise"), None, seed, active, limits, **search)
 
 
+def test_states_of_one_model_outlive_the_step_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter reads the states of the first model of an ensemble after all models have run."""
+    task = make_task(60)
+    models = [make_transformer(task, 1), make_transformer(task, 2, decoder_layers=1)]
+    drafter = make_drafter(task, 3, verifier=models[0], drafter_context="features")
+    # What is accepted so freely makes the output depend on the draft.
+    method, limits = Options("gad++", 5, top_beta=10, tau=50.0), {"EAGER_USES": 0}
+    recorder = check(monkeypatch, models, task, [[5, 30, 2, 9]], method, drafter, limits=limits, max_len_b=40)
+    assert recorder.replays > 30
+
+
 @pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
 def test_most_steps_of_a_run_come_from_few_graphs(
     monkeypatch: pytest.MonkeyPatch, drafter_options: dict[str, Any]
@@ -381,6 +394,79 @@ def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPat
     generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40)
     generator.generate([], make_sample(task, [5, 7]))
     assert graphs._gave_up
+
+
+class FakeGraph:
+    """A `torch.cuda.CUDAGraph` that counts its launches."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.own_pool = object()
+
+    def pool(self) -> object:
+        return self.own_pool
+
+    def replay(self) -> None:
+        self.launches += 1
+
+
+def test_capturing_follows_pytorchs_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: a run beforehand on the stream of the capture, each waiting for the other; one pool for all."""
+    events: list[str] = []
+    captured: list[tuple[FakeGraph, Any]] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        before, current[0] = current[0], stream
+        yield
+        current[0] = before
+
+    @contextlib.contextmanager
+    def capture(*args: Any, **kwargs: Any) -> Iterator[None]:
+        given = inspect.signature(real).bind(*args, **kwargs).arguments
+        captured.append((given["cuda_graph"], given["pool"]))
+        with on(given["stream"]):
+            events.append("capture begins")
+            yield
+            events.append("capture ends")
+
+    real = torch.cuda.graph
+    main, side = Stream("main"), Stream("side")
+    current = [main]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(graphs, "_side_stream", lambda device: side)
+    monkeypatch.setattr(graphs, "_captured_graphs", weakref.WeakSet())
+
+    outputs = (torch.zeros(1), None)
+
+    def run() -> Outputs:
+        events.append(f"runs on {current[0].name}")
+        return outputs
+
+    replay = graphs.capture_on_cuda(run)
+    expected = ["side waits for main", "runs on side", "main waits for side"]
+    assert events == [*expected, "capture begins", "runs on side", "capture ends"]
+    assert replay() is outputs and replay() is outputs and captured[0][0].launches == 2
+    assert len(events) == 6 and current == [main]
+    another = graphs.capture_on_cuda(run)
+    assert [pool for _, pool in captured] == [None, captured[0][0].own_pool]
+    # When all graphs are gone, so is their pool.
+    del replay, another
+    captured.clear()
+    gc.collect()
+    graphs.capture_on_cuda(run)
+    assert captured[0][1] is None
 
 
 def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
