@@ -15,7 +15,7 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_plugins.data.block_masking import sample_blocks
-from fairseq_plugins.decoding import methods, native
+from fairseq_plugins.decoding import graphs, methods, native
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
@@ -142,6 +142,13 @@ class SpecDecConfig(TranslationConfig):
     no_compiled_steps: bool = field(
         default=False,
         metadata={"help": "CPU: run on PyTorch's operations instead of the compiled kernels, which are faster"},
+    )
+    no_cuda_graphs: bool = field(
+        default=False,
+        metadata={
+            "help": "GPU: launch every operation of a step by itself instead of one CUDA graph of all, to compare or "
+            "where capturing fails; without effect on a CPU"
+        },
     )
     stats_file: Optional[str] = field(
         default=None,
@@ -370,6 +377,8 @@ class SpecDecTask(TranslationTask):
             )
         methods.refuse_search_options(args, prefix_allowed_tokens_fn)
         native.enable(not self.cfg.no_compiled_steps)
+        # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
+        graphs.enable(not self.cfg.no_cuda_graphs and not self.cfg.eval_bleu)
         options.temperature = getattr(args, "temperature", 1.0)
         drafter = self._decoding_drafter(models, options)
         methods.check_fit(models, drafter, options, self.src_dict, self.tgt_dict)

@@ -12,6 +12,7 @@ from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.drafters.path import draft_maker
+from fairseq_plugins.decoding.graphs import cached_decoder
 from fairseq_plugins.decoding.weights import linear, without_query
 from fairseq_plugins.models.block_nat import BlockNat
 
@@ -43,7 +44,7 @@ class FeatureDrafter:
         self.block_size = block_size
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.make_draft = draft_maker(model.decoder, keep_logits)
-        self.cached = CachedDecoder(model.decoder, vocabulary)
+        self.cached = cached_decoder(model.decoder, vocabulary)
         self.read = _reader(model, self.cached)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None

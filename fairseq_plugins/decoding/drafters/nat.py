@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span
+from fairseq_plugins.decoding.cached_decoder import Span
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.encoder import FusedEncoder
+from fairseq_plugins.decoding.graphs import cached_decoder
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -45,7 +46,7 @@ class NatDrafter:
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.encoder = FusedEncoder(model.encoder)
-        self.cached = CachedDecoder(model.decoder, vocabulary)
+        self.cached = cached_decoder(model.decoder, vocabulary)
         # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
