@@ -152,6 +152,21 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
         second = run(checkout, recipe, programs=programs, **variables)
         assert second.returncode == 0 and "[....]" not in second.stdout
         _translates_what_is_typed(card, checkout, programs)
+        _goes_on(name, checkout, programs, variables)
+
+
+def _goes_on(name: str, checkout: Path, programs: Path, variables: dict[str, str]) -> None:
+    """A second round: the same text and subwords, other models, and what gad++ said with those before."""
+    second = {**variables, "NAME": "second.en-de", "FROM": name, "DATA": ""}
+    result = run(checkout, "multi30k", "--skip", "sweep,test,card", programs=programs, **second)
+    assert result.returncode == 0, result.stdout + result.stderr
+    folders = [checkout / "data-bin" / part for part in (name, "second.en-de")]
+    for file in ("dict.de.txt", "subwords.model", "raw/train.de"):
+        assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes()
+    shard = next((folders[1] / "taught-shards").glob("train*")).read_text(encoding="utf-8").splitlines()[0]
+    assert '"decoder": "gad++"' in shard and '"tau": 3.0' in shard
+    models = [checkout / "checkpoints" / part / "verifier.pt" for part in (name, "second.en-de")]
+    assert models[0].read_bytes() != models[1].read_bytes()
 
 
 def _translates_what_is_typed(card: str, checkout: Path, programs: Path) -> None:
@@ -200,6 +215,7 @@ def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
         ("multi30k", ["--only", "train"], {}, "--only train: no such stage; choose from text,"),
         ("multi30k", ["--fast"], {}, "--fast: no such option"),
         ("multi30k", [], {"DATA": "none"}, "DATA=none: no such folder"),
+        ("multi30k", [], {"FROM": "first.en-de"}, "FROM=first.en-de: checkpoints/first.en-de/verifier.pt is missing;"),
         ("multi30k", [], {"SUBWORDS": "none"}, "SUBWORDS=none: choose from"),
         ("wmt14", [], {"NAME": "x.en-fr"}, "NAME=x.en-fr: does not end in en-de or de-en"),
         ("wmt14", [], {"SIZE": "huge"}, "SIZE=huge: choose from base, big, 12-2"),

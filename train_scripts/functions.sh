@@ -419,6 +419,9 @@ mend_last_checkpoint() {
 # With a teacher of its own, verifier and drafter both learn from its translations (Seq-KD by a shared teacher: GAD section 5.1);
 # without, or with DRAFTER_DATA=verifier, the drafter learns from the verifier's.
 #
+# With FROM=name of a finished run, a second round: verifier and drafter of that run go on, the verifier with what gad++ says with
+# both, so that it comes to say what its drafter can guess, and the drafter with what the new verifier says.
+#
 # A recipe sets what is listed in `run_recipe`, and a function `get_text` that writes {train,valid,test}.{$src,$tgt}
 # under $1. All in capitals can be set from the environment.
 
@@ -500,8 +503,10 @@ batch() {
 # shares the verifier's encoder; DRAFTER=features reads the verifier's states, with a few layers and without glancing.
 # DRAFTER_OPTIONS adds more.
 set_drafter_options() {
+    local drafter_begins=$models/verifier.pt
+    if [ -n "$FROM" ]; then drafter_begins=checkpoints/$FROM/drafter.pt; fi
     drafter_options=(
-        --init-decoder-from "$models/verifier.pt" --activation-fn "$ACTIVATION" --src-embedding-copy
+        --init-decoder-from "$drafter_begins" --activation-fn "$ACTIVATION" --src-embedding-copy
         --blocks-per-sentence "$BLOCKS_PER_SENTENCE"
         --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric
     )
@@ -571,18 +576,20 @@ copy_text() {
 #   distil_options, search_options        of decoding: by the teacher, and on the validation and test sets
 #   metric_options, test_references       of spec-dec-metrics; several references
 #   decoders                              to test besides the usual
+#   FROM                                  name of the run to go on from
 #   COMPARED                              rows of the table of decoders, all by default: see spec-dec-compare --decoders
 #   licence                               of the data, for the model card
 run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
     : "${DISTIL_DECODER:=beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
-    : "${DRAFTER:=tokens}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}"
+    : "${DRAFTER:=tokens}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${AGREED:=--top-beta 5 --tau 3}"
     [[ $DRAFTER_DATA =~ ^(teacher|verifier)$ ]] || die "DRAFTER_DATA=$DRAFTER_DATA: choose from teacher, verifier"
     : "${TOP_BETAS:=1,3,5}" "${TAUS:=1,2,3,4,5}" "${SWEEP_SENTENCES:=}" "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
     bin=data-bin/$NAME models=checkpoints/$NAME results=results/$NAME
     logs=$models/logs runs=$models/training raw=$bin/raw
     set_drafter_options
+    if [ -n "$FROM" ]; then go_on_from "checkpoints/$FROM"; fi
     local extra
     # More options for all models, and for all decoding: of several the last one counts.
     read -ra extra <<<"${DECODING_OPTIONS:-}"
@@ -647,24 +654,42 @@ run_recipe() {
     say "Finished in $(duration $SECONDS) min."
 }
 
+# go_on_from MODELS: settings of a second round.
+go_on_from() {
+    local file
+    for file in "$1/verifier.pt" "$1/drafter.pt" "data-bin/$FROM/raw"; do
+        [ -e "$file" ] || [ -n "$dry_run" ] || die "FROM=$FROM: $file is missing; run the recipe with NAME=$FROM first"
+    done
+    TEACHERS=0 TEACHER=$1/verifier.pt DRAFTER_DATA=verifier
+    DISTIL_DECODER="gad++ --drafter-path $1/drafter.pt $AGREED"
+    verifier_options+=(--finetune-from-model "$1/verifier.pt")
+}
+
 make_text() {
     perform rm -rf "$raw.partial"
     perform mkdir -p "$raw.partial"
-    get_text "$raw.partial"
+    if [ -n "$FROM" ]; then perform cp "data-bin/$FROM/raw"/* "$raw.partial"; else get_text "$raw.partial"; fi
     perform mv "$raw.partial" "$raw"
 }
 
 # The dictionary is moved last: it says that all is there.
 make_binarised() {
-    local part=$bin/binarised.partial text=$raw set language dictionary=(--joined-dictionary) files=()
+    local part=$bin/binarised.partial text=$raw set language file dictionary=(--joined-dictionary) files=()
     perform rm -rf "$part"
     perform mkdir -p "$part/tokens" "$part/text"
+    if [ -n "$FROM" ]; then
+        # Models that go on need the same subwords and dictionary.
+        for file in "data-bin/$FROM/subwords.model" "data-bin/$FROM/bpe.codes"; do
+            if [ -e "$file" ]; then perform cp "$file" "$bin"; fi
+        done
+        dictionary+=(--srcdict "data-bin/$FROM/dict.$src.txt")
+    fi
     if [ "$SUBWORDS" = moses ]; then
         text=$part/tokens
         for set in train valid test; do
             for language in "$src" "$tgt"; do perform moses_tokens "$language" "$raw/$set.$language" "$text/$set.$language"; done
         done
-        perform learn_moses_bpe "$bin/bpe.codes" "$VOCABULARY" "$text/train.$src" "$text/train.$tgt"
+        if [ ! -e "$bin/bpe.codes" ]; then perform learn_moses_bpe "$bin/bpe.codes" "$VOCABULARY" "$text/train.$src" "$text/train.$tgt"; fi
     elif [ "$SUBWORDS" = gpt2 ]; then
         dictionary=(--srcdict "$BART/dict.txt" --tgtdict "$BART/dict.txt")
     elif [ ! -e "$bin/subwords.model" ]; then
@@ -713,15 +738,16 @@ average() {
     if [ -z "$dry_run" ]; then rm -f "$runs/$1"/checkpoint_[0-9]*.pt; fi
 }
 
-# distil TEACHERS DECODER NAME: $bin/NAME, translations of the training and the validation set.
+# distil TEACHERS DECODER NAME: $bin/NAME, translations of the training and the validation set. DECODER may have options.
 distil() {
-    local distilled=$bin/$3 shards=$bin/$3-shards merge=(--source-lang "$src" --target-lang "$tgt")
+    local distilled=$bin/$3 shards=$bin/$3-shards decoder merge=(--source-lang "$src" --target-lang "$tgt")
     if [ -n "$DISTIL_RATIO" ]; then merge+=(--max-length-ratio "$DISTIL_RATIO"); fi
     if [ -n "$KEEP_RAW" ]; then merge+=(--keep-raw); fi
+    read -ra decoder <<<"$2"
     if wanted decode && [ ! -e "$distilled" ]; then
         say "[....] translate the training set with $1"
         perform spec-dec-distill decode "$bin" "${languages[@]}" --gen-subset train,valid --path "$1" --output "$shards" \
-            --decoder "$2" --beam "$DISTIL_BEAM" --max-tokens "$DISTIL_MAX_TOKENS" \
+            --decoder "${decoder[@]}" --beam "$DISTIL_BEAM" --max-tokens "$DISTIL_MAX_TOKENS" \
             "${task_options[@]}" "${distil_options[@]}" "${precision[@]}"
     fi
     step merge "$distilled" "check, merge and binarise the translations" \

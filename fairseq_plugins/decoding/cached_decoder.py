@@ -112,19 +112,27 @@ class CachedDecoder:
 
     Args:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
+        vocabulary: ids [N] of the tokens that `project` scores, None for all; others get the lowest number there is.
         int8: round the weights of its linear layers and of a plain vocabulary projection to int8.
 
     Raises:
         ConfigurationError: naming what the decoder uses that cannot be run here.
     """
 
-    def __init__(self, decoder: TransformerDecoderBase, int8: bool = False) -> None:
+    def __init__(
+        self, decoder: TransformerDecoderBase, vocabulary: Tensor | None = None, int8: bool = False
+    ) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
         self.layers = [_read_layer(layer) for layer in decoder.layers]
         plain_output = _plain_projection(decoder)
+        # Where the projection is not plain, to score all tokens is the only way.
+        self.vocabulary = None if plain_output is None else vocabulary
+        if plain_output is not None and vocabulary is not None:
+            weight, bias = plain_output
+            plain_output = weight[vocabulary], None if bias is None else bias[vocabulary]
         if int8:
             self.layers = [quantized_layer(layer) for layer in self.layers]
             if plain_output is None:
@@ -175,7 +183,7 @@ class CachedDecoder:
         assert cache is not None and cross is not None, "call start() first"
         self.start(encoder_out)
         assert self.cache is not None and self.cross is not None
-        masks = [_cross_mask(mask, cross), _cross_mask(self.cross_mask, self.cross)]
+        masks = [cross_mask_of(mask, cross), cross_mask_of(self.cross_mask, self.cross)]
         self.cross_mask = cat_padded(*masks, dim=3, value=False)
         self.cross = cat_padded(cross, self.cross, dim=2, batch_dim=1)
         self._grow(cache.size(2))
@@ -324,7 +332,12 @@ class CachedDecoder:
 
     def project(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
-        return self.output_layer(hidden)
+        scores = self.output_layer(hidden)
+        if self.vocabulary is None:
+            return scores
+        size = self.decoder.embed_tokens.num_embeddings
+        lowest = scores.new_full((*scores.shape[:-1], size), torch.finfo(scores.dtype).min)
+        return lowest.index_copy_(-1, self.vocabulary, scores)
 
     @property
     def capacity(self) -> int:
@@ -338,18 +351,23 @@ class CachedDecoder:
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
             self.cache = F.pad(self.cache, (0, 0, 0, 0, 0, 0, 0, missing))
 
-    def _masks(self, place: Tensor, total: int, span: Span) -> Tensor:
-        """What masks at `place` [B, T], the last ones below `total`, are fed: [B, T, D] or broadcastable to it."""
+    def _mask_table(self, batch: int, total: int) -> Tensor:
+        """What masks at the places below `total`, and maybe behind, are fed: [B, places, D], or [D] at all places."""
         assert self.mask_vectors is not None
         if self.mask_table is None or (self.mask_table.dim() == 3 and self.mask_table.size(1) < total):
             # For many places at once: the source does not change.
-            places = torch.arange(total + 32, device=place.device).expand(place.size(0), -1)
+            places = torch.arange(total + 32, device=self.decoder.embed_tokens.weight.device).expand(batch, -1)
             self.mask_table = self.mask_vectors(places, self.encoder_out)
-        if self.mask_table.dim() == 1:
-            return self.mask_table
+        return self.mask_table
+
+    def _masks(self, place: Tensor, total: int, span: Span) -> Tensor:
+        """What masks at `place` [B, T], the last ones below `total`, are fed: [B, T, D] or broadcastable to it."""
+        table = self._mask_table(place.size(0), total)
+        if table.dim() == 1:
+            return table
         if span.uniform:
-            return self.mask_table[:, total - place.size(1) : total]
-        return self.mask_table.gather(1, place[:, :, None].expand(-1, -1, self.mask_table.size(2)))
+            return table[:, total - place.size(1) : total]
+        return table.gather(1, place[:, :, None].expand(-1, -1, table.size(2)))
 
     def _embed(self, tokens: Tensor, place: Tensor, total: int, span: Span, masks: int) -> Tensor:
         decoder = self.decoder
@@ -375,7 +393,7 @@ def cat_padded(old: Tensor, new: Tensor, dim: int, batch_dim: int = 0, value: fl
     return torch.cat([F.pad(x, [*behind, 0, size - x.size(dim)], value=value) for x in (old, new)], dim=batch_dim)
 
 
-def _cross_mask(mask: Tensor | None, cross: Tensor) -> Tensor:
+def cross_mask_of(mask: Tensor | None, cross: Tensor) -> Tensor:
     """Which positions [B, 1, 1, S] of the source to read, all of them where there is no mask."""
     return cross.new_ones(cross.size(1), 1, 1, cross.size(2), dtype=torch.bool) if mask is None else mask
 

@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.drafters.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.source_copy import SourceCopyDrafter
+from fairseq_plugins.decoding.drafters.vocabulary import draft_vocabulary
 from fairseq_plugins.decoding.generator import Method
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.errors import ConfigurationError
@@ -32,6 +33,8 @@ ALIASES = {
 }
 DRAFTED_BY_NAT = ("nat", "gad", "gad++")
 JACOBI = ("jacobi", "gs-jacobi", "hybrid-jacobi")
+# What they say depends on the drafter and on what is accepted, not on the verifier alone.
+NOT_LOSSLESS = ("nat", "gad++", "blockwise")
 DECODERS = ["beam", "greedy", *DRAFTED_BY_NAT, "blockwise", "iad", *JACOBI, *ALIASES]
 
 # b of GS-Jacobi where --block-size does not say it, and h of hybrid GS-Jacobi.
@@ -49,6 +52,7 @@ class Options:
     decoder: str
     block_size: int | None = None
     auto_block_size: bool = False
+    draft_vocabulary: float | None = None
     top_beta: int = 1
     tau: float = 0.0
     accept_score: str = "verifier"
@@ -81,6 +85,7 @@ class Options:
             decoder=ALIASES.get(decoder, decoder),
             block_size=cfg.block_size,
             auto_block_size=cfg.auto_block_size,
+            draft_vocabulary=cfg.draft_vocabulary,
             top_beta=beta,
             tau=tau,
             accept_score=str(cfg.accept_score),
@@ -121,6 +126,16 @@ def check_options(cfg: Any) -> None:
         raise ConfigurationError(f"--auto-block-size: is for trained drafters (gad, gad++), not --decoder {decoder}")
     if cfg.auto_block_size and decoder == "nat":
         raise ConfigurationError("--auto-block-size: --decoder nat has no verifier to say how many tokens pay")
+    if cfg.draft_vocabulary is not None:
+        if not 0 < cfg.draft_vocabulary <= 1:
+            raise ConfigurationError(
+                f"--draft-vocabulary {cfg.draft_vocabulary}: a share of the training targets; give above 0, to 1"
+            )
+        if not Options.from_config(cfg).needs_drafter or decoder == "nat":
+            raise ConfigurationError(
+                f"--draft-vocabulary {cfg.draft_vocabulary}: is for trained drafters and a verifier (gad, gad++), not "
+                f"--decoder {decoder}"
+            )
     relaxed = cfg.top_beta != 1 or cfg.tau != 0
     if str(cfg.preset) != "none" and relaxed:
         raise ConfigurationError(f"--preset {cfg.preset}: sets --top-beta and --tau; give either the preset or these")
@@ -230,6 +245,11 @@ def check_fit(
             "--drafter-path: the drafter was trained with another target dictionary than this data folder's; "
             "binarise both with the same dictionaries (fairseq-preprocess --srcdict/--tgtdict)"
         )
+    if (options.draft_vocabulary or 1) < 1 and not drafter.decoder.target_counts.any():
+        raise ConfigurationError(
+            f"--draft-vocabulary {options.draft_vocabulary}: this drafter was trained before its targets were counted; "
+            "train it on for an epoch, or leave the option out"
+        )
     trained = int(drafter.decoder.trained_block_size)
     if options.block_size is not None and options.block_size > trained:
         raise ConfigurationError(
@@ -329,7 +349,9 @@ def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -
         assert model is not None
         keep_logits = options.decoder == "gad++" and options.accept_score == "drafter"
         kind = FeatureDrafter if model.reads_features else NatDrafter
-        trained = kind(model, _width(model, options), keep_logits, options.auto_block_size, int8=options.int8)
+        vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
+        settings = (keep_logits, options.auto_block_size, vocabulary)
+        trained = kind(model, _width(model, options), *settings, int8=options.int8)
     if options.decoder == "iad":
         return SourceCopyDrafter(dictionary.pad(), options.iad_lookup == "recent", trained)
     assert trained is not None

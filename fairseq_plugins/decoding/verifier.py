@@ -12,6 +12,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft
 from fairseq_plugins.decoding.encoder import FusedEncoder
+from fairseq_plugins.decoding.graphs import cached_decoder
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Verifier:
         int8: bool = False,
     ) -> None:
         self.encoders = [FusedEncoder(model.encoder, int8) for model in models]
-        self.decoders = [CachedDecoder(model.decoder, int8) for model in models]
+        self.decoders = [cached_decoder(model.decoder, int8=int8) for model in models]
         self.temperature = temperature
         self.feature_layers = feature_layers
 
@@ -74,12 +75,13 @@ class Verifier:
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
-        layers: list[list[Tensor]] = [[] for _ in self.decoders]
+        # Only the first model's states are read, and only by some drafters.
+        states: list[Tensor] | None = [] if self.feature_layers else None
         hidden = [
-            decoder.step(tokens, state.lengths, state.span, layers=states)
-            for decoder, states in zip(self.decoders, layers, strict=True)
+            decoder.step(tokens, state.lengths, state.span, layers=None if number else states)
+            for number, decoder in enumerate(self.decoders)
         ]
-        features = torch.cat([layers[0][n] for n in self.feature_layers], -1) if self.feature_layers else None
+        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
         scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
         if self.temperature != 1.0:
             scores = [score / self.temperature for score in scores]

@@ -4,6 +4,7 @@ import ast
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fairseq.data import Dictionary, data_utils
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
 from fairseq_plugins.errors import ConfigurationError
@@ -168,6 +170,10 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         "model_overrides": cfg.common_eval.model_overrides,
         **{name: value for name, value in generation.items() if name not in _IRRELEVANT},
     }
+    drafting = methods.Options.from_config(task)
+    if drafting.decoder in methods.NOT_LOSSLESS:
+        found["drafting"] = asdict(drafting)
+        found["drafter"] = sha256([Path(task.drafter_path)]) if task.drafter_path else None
     return json.loads(json.dumps(found, default=str))  # as it will be read back
 
 

@@ -6,11 +6,13 @@ The prefix is read as tokens, or as the verifier's states of them (`--drafter-co
 import logging
 import zlib
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder, TransformerModel, base_architecture
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.decoding.cached_decoder import position_table
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import load_model
+from fairseq_plugins.loading import load_model, read_checkpoint
 from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, fit_to_verifier, layer_numbers
 
@@ -111,6 +113,8 @@ class BlockNatDecoder(TransformerDecoder):
         self.register_buffer("trained_block_size", torch.tensor([args.block_size or 0]))
         self.register_buffer("dictionary_fingerprint", dictionary_fingerprint(dictionary))
         self.register_buffer("verifier_fingerprint", torch.tensor([0]))
+        # How often each token was a target: see decoding/drafters/vocabulary.py.
+        self.register_buffer("target_counts", torch.zeros(len(dictionary), dtype=torch.long))
 
     def mask_vectors(self, positions: Tensor, encoder_out: dict[str, list[Tensor]]) -> Tensor:
         """What masks at `positions` [B, T] are fed, [B, T, D] or broadcastable to it.
@@ -239,8 +243,9 @@ class BlockNat(TransformerModel):
         )
         parser.add_argument(
             "--init-decoder-from",
-            metavar="VERIFIER.pt",
-            help="start the decoder from this checkpoint's: embeddings and as many layers as there are",
+            metavar="MODEL.pt",
+            help="start the decoder from this checkpoint's: embeddings and as many layers as there are; the "
+            "verifier's, or a drafter's, whichever verifier that was trained with",
         )
         parser.add_argument(
             "--src-embedding-copy",
@@ -380,6 +385,9 @@ class BlockNat(TransformerModel):
         elif soft_targets:
             raise ConfigurationError("--soft-targets: needs the verifier's states; add --drafter-context features")
         pad = self.decoder.padding_idx
+        if self.training:
+            seen = blocks.targets[blocks.targets != pad]
+            self.decoder.target_counts.index_add_(0, seen, torch.ones_like(seen))
         zero = blocks.targets.new_zeros(())
         correct, total = zero, zero
         if glancing_ratio > 0:
@@ -426,6 +434,9 @@ class BlockNat(TransformerModel):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
+        # Drafters of earlier versions did not count.
+        counts = {"decoder.target_counts": self.decoder.target_counts}
+        state_dict = {**counts, **state_dict}
         if self.borrowed:
             trained = int(state_dict["decoder.verifier_fingerprint"])
             if trained != int(self.decoder.verifier_fingerprint):
@@ -451,23 +462,37 @@ def _before_anchors(states: Tensor, blocks: Blocks) -> Tensor:
     return chosen.masked_fill((anchor == 0)[:, :, None], 0)
 
 
+def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]:
+    """Weights and activation function of the encoder or the decoder of a checkpoint."""
+    state, cfg = read_checkpoint(path, flag)
+    if "decoder.verifier_fingerprint" in state["model"]:
+        # A drafter that reads another verifier cannot be built here, and need not be.
+        beginning = f"{part}."
+        weights = {n.removeprefix(beginning): v for n, v in state["model"].items() if n.startswith(beginning)}
+        return weights, utils.get_activation_fn(cfg.activation_fn)
+    source = getattr(load_model(path, task, flag), part)
+    return source.state_dict(), source.layers[0].activation_fn
+
+
 def _initialise(model: BlockNat, path: str, task: Any, option: str) -> None:
     """Copy the encoder or the decoder of a checkpoint into the drafter, as far as it has layers."""
     flag = "--" + option.replace("_", "-")
-    source = load_model(path, task, flag)
     part = "encoder" if "encoder" in option else "decoder"
-    theirs, ours = (getattr(m, part).layers[0].activation_fn for m in (source, model))
+    given, theirs = _weights_of(path, task, flag, part)
+    ours = getattr(model, part).layers[0].activation_fn
     if theirs is not ours:
         raise ConfigurationError(
             f"{flag} {path}: its layers use {theirs.__name__}, the drafter's {ours.__name__}; train the drafter with "
             f"--activation-fn {theirs.__name__}"
         )
-    wanted, given = getattr(model, part), getattr(source, part).state_dict()
+    wanted = getattr(model, part)
     own = wanted.state_dict()
     shared = {
         name: value
         for name, value in given.items()
-        if name in own and not name.endswith("fingerprint") and not f"{part}.{name}".startswith(model.borrowed)
+        if name in own
+        and not name.endswith(("fingerprint", "trained_block_size", "target_counts"))
+        and not f"{part}.{name}".startswith(model.borrowed)
     }
     for name, value in shared.items():
         if own[name].shape != value.shape:

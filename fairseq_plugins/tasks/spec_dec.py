@@ -15,7 +15,8 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_plugins.data.block_masking import sample_blocks
-from fairseq_plugins.decoding import methods, native
+from fairseq_plugins.decoding import graphs, methods, native
+from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
@@ -63,6 +64,13 @@ class SpecDecConfig(TranslationConfig):
         metadata={
             "help": "gad, gad++: draft as many of --block-size tokens as pay, by the running times and the running "
             "rate of acceptance; gad gives the same output at every block size"
+        },
+    )
+    draft_vocabulary: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "gad, gad++: draft only the most frequent tokens that make up this share of what the drafter was "
+            f"trained on, 1 for all (default: {DEFAULT_SHARE}); fewer make a draft cheaper; gad's output is the same"
         },
     )
     top_beta: int = field(
@@ -141,6 +149,13 @@ class SpecDecConfig(TranslationConfig):
             "help": "CPU: decode with the weights of linear layers rounded to int8, in verifier and drafter alike. "
             "Lossy: the output may differ from that in fp32; with and without drafts it is the same one. The fp32 "
             "weights stay in memory. All decoders but beam"
+        },
+    )
+    no_cuda_graphs: bool = field(
+        default=False,
+        metadata={
+            "help": "GPU: launch every operation of a step by itself instead of one CUDA graph of all, to compare or "
+            "where capturing fails; without effect on a CPU"
         },
     )
     stats_file: Optional[str] = field(
@@ -370,6 +385,8 @@ class SpecDecTask(TranslationTask):
             )
         methods.refuse_search_options(args, prefix_allowed_tokens_fn)
         native.enable(not self.cfg.no_compiled_steps)
+        # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
+        graphs.enable(not self.cfg.no_cuda_graphs and not self.cfg.eval_bleu)
         options.temperature = getattr(args, "temperature", 1.0)
         drafter = self._decoding_drafter(models, options)
         methods.check_fit(models, drafter, options, self.src_dict, self.tgt_dict)

@@ -255,6 +255,22 @@ def test_shards_of_something_else(
     refused("was begun with other decoder", capsys, *decode_again, *path, "--gen-subset", "valid", *shard)
 
 
+def test_shards_of_another_drafter_or_rule(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What gad++ says depends on them; what gad says does not."""
+    common = ["--gen-subset", "valid", "--batch-size", "30"]
+    decode(corpus, tmp_path / "gad", *common, "--decoder", "gad", "--drafter-path", str(corpus.own_encoder))
+    decode(corpus, tmp_path / "gad", *common, "--decoder", "gad", "--drafter-path", str(corpus.drafter))
+    relaxed = [*common, "--decoder", "gad++", "--top-beta", "3", "--tau"]
+    decode(corpus, tmp_path / "relaxed", *relaxed, "1", "--drafter-path", str(corpus.own_encoder))
+    again = ["decode", corpus.data, "--path", corpus.verifier, "--cpu", "--output", tmp_path / "relaxed", *relaxed]
+    refused("was made from other drafting; ", capsys, *again, "2", "--drafter-path", corpus.own_encoder)
+    refused("was made from other drafter; ", capsys, *again, "1", "--drafter-path", corpus.drafter)
+    missing = tmp_path / "none.pt"
+    refused(f"--drafter-path {missing}: no such file", capsys, *again, "1", "--drafter-path", missing)
+
+
 class FullDisk(io.FileIO):
     """A file on a disk with room for 3000 more bytes."""
 

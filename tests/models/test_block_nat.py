@@ -1,5 +1,6 @@
 """The drafter: training and decoding agree, blocks do not disturb each other, checkpoints fit or are refused."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +182,8 @@ def test_other_precisions_train(dtype: torch.dtype) -> None:
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def save_stock_checkpoint(task: SpecDecTask, path: Path) -> TransformerModel:
-    """Write a random Transformer as fairseq-train would; returns it."""
-    args = make_args(arch="transformer", _name="transformer")
-    base_architecture(args)
-    model = make_transformer(task, 4, ending=False)
+def save_checkpoint(path: Path, args: Namespace, model: torch.nn.Module) -> None:
+    """Write a model as fairseq-train would."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     state = {
         "cfg": {"model": args, "task": {"_name": "translation"}},
@@ -194,6 +192,14 @@ def save_stock_checkpoint(task: SpecDecTask, path: Path) -> TransformerModel:
         "extra_state": {"train_iterator": {"epoch": 1}},
     }
     torch.save(state, path)
+
+
+def save_stock_checkpoint(task: SpecDecTask, path: Path) -> TransformerModel:
+    """Write a random Transformer; returns it."""
+    args = make_args(arch="transformer", _name="transformer")
+    base_architecture(args)
+    model = make_transformer(task, 4, ending=False)
+    save_checkpoint(path, args, model)
     return model
 
 
@@ -214,6 +220,21 @@ def test_initial_encoder_and_decoder(tmp_path: Path) -> None:
     assert torch.equal(model.decoder.layers[0].self_attn.q_proj.weight, base.decoder.layers[0].self_attn.q_proj.weight)
     assert torch.equal(model.decoder.embed_tokens.weight, base.decoder.embed_tokens.weight)
     assert int(model.decoder.trained_block_size) == 4
+
+
+def test_initial_decoder_of_a_drafter_of_another_verifier(tmp_path: Path) -> None:
+    task, path = make_task(30), tmp_path / "drafter.pt"
+    options = {"drafter_context": "features", "transition_rank": 2, "activation_fn": "relu"}
+    before = make_drafter(task, 1, block_size=9, verifier=make_transformer(task, 0), **options)
+    save_checkpoint(path, make_args(arch="block_nat", _name="block_nat", **options), before)
+    verifier = make_transformer(task, 7)
+    args = make_args(block_size=4, init_decoder_from=str(path), **options)
+    model = BlockNat.build_model(args, task, verifier=verifier)
+    own = model.state_dict()
+    kept = {name for name, value in before.state_dict().items() if torch.equal(own[name], value)}
+    assert set(own) - kept == {"decoder.verifier_fingerprint", "decoder.trained_block_size"}
+    assert int(model.decoder.trained_block_size) == 4
+    assert torch.equal(model.decoder.embed_tokens.weight, verifier.decoder.embed_tokens.weight)
 
 
 @pytest.mark.parametrize(

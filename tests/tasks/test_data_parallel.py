@@ -65,6 +65,9 @@ def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, tmp_
     assert list(expected) == list(range(1, UPDATES + 1))
     assert found == pytest.approx(expected, abs=2e-3)  # logged with three decimals
     weights = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two")]
+    # Each process counts the targets of its own batches.
+    counts = [model.pop("decoder.target_counts").sum() for model in weights]
+    assert 0 < counts[1] < counts[0]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=0, atol=1e-4)
 

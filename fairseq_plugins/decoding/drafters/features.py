@@ -12,6 +12,7 @@ from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.drafters.path import draft_maker
+from fairseq_plugins.decoding.graphs import cached_decoder
 from fairseq_plugins.decoding.weights import linear, quantized, without_query
 from fairseq_plugins.models.block_nat import BlockNat
 
@@ -28,17 +29,24 @@ class FeatureDrafter:
         block_size: tokens per draft, k.
         keep_logits: hand the scores on in `Draft.logits`.
         adapt: draft as many of `block_size` tokens as pay.
+        vocabulary: ids [N] of the tokens to choose among, None for all.
         int8: draft with weights rounded to int8.
     """
 
     def __init__(
-        self, model: BlockNat, block_size: int, keep_logits: bool = False, adapt: bool = False, int8: bool = False
+        self,
+        model: BlockNat,
+        block_size: int,
+        keep_logits: bool = False,
+        adapt: bool = False,
+        vocabulary: Tensor | None = None,
+        int8: bool = False,
     ) -> None:
         self.model = model
         self.block_size = block_size
         self.chooser = BlockSizeChooser(block_size) if adapt else None
         self.make_draft = draft_maker(model.decoder, keep_logits)
-        self.cached = CachedDecoder(model.decoder, int8)
+        self.cached = cached_decoder(model.decoder, vocabulary, int8)
         self.read = _reader(model, self.cached, int8)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None

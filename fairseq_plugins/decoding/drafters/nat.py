@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span
+from fairseq_plugins.decoding.cached_decoder import Span
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
 from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.encoder import FusedEncoder
+from fairseq_plugins.decoding.graphs import cached_decoder
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -25,6 +26,7 @@ class NatDrafter:
         block_size: tokens per draft, k.
         keep_logits: hand the scores on in `Draft.logits`.
         adapt: draft as many of `block_size` tokens as pay.
+        vocabulary: ids [N] of the tokens to choose among, None for all.
         alone: no verifier adds a token of its own behind the draft.
         int8: draft with weights rounded to int8.
     """
@@ -35,6 +37,7 @@ class NatDrafter:
         block_size: int,
         keep_logits: bool = False,
         adapt: bool = False,
+        vocabulary: Tensor | None = None,
         alone: bool = False,
         int8: bool = False,
     ) -> None:
@@ -46,7 +49,7 @@ class NatDrafter:
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.int8 = int8
-        self.cached = CachedDecoder(model.decoder, int8)
+        self.cached = cached_decoder(model.decoder, vocabulary, int8)
         # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)

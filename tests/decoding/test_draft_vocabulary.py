@@ -1,0 +1,124 @@
+"""`--draft-vocabulary`: fewer tokens to draft, and the same output."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.drafters import DecodingState
+from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, frequent_tokens
+from fairseq_plugins.decoding.methods import Options, build, check_fit, check_options
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, fitting
+from tests.support import (
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+VOCABULARY = 40
+
+
+def counted(model: BlockNat, tokens: list[int]) -> BlockNat:
+    """The drafter as if these had been its training targets, the first one most often."""
+    for number, token in enumerate(tokens):
+        model.decoder.target_counts[token] = 2 ** (len(tokens) - number)
+    return model
+
+
+@settings(STEADY)
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), share=st.floats(0.01, 1))
+def test_as_few_tokens_as_make_up_the_share(counts: list[int], share: float) -> None:
+    if not any(counts):
+        counts[0] = 1
+    chosen = frequent_tokens(torch.tensor(counts), share).tolist()
+    assert chosen == sorted(set(chosen))
+    kept = [counts[token] for token in chosen]
+    others = [count for token, count in enumerate(counts) if token not in chosen]
+    assert min(kept) > 0 and min(kept) >= max(others, default=0)
+    assert sum(kept) >= (share - 1e-9) * sum(counts) > sum(kept) - min(kept) - 1e-6
+
+
+def test_when_all_tokens_are_scored() -> None:
+    counts = torch.tensor([0, 5, 1])
+    assert draft_vocabulary(counts, 1) is None
+    assert draft_vocabulary(torch.zeros(3), None) is None and DEFAULT_SHARE < 1
+    found = draft_vocabulary(counts, None)
+    assert found is not None and found.tolist() == [1, 2]
+
+
+@settings(STEADY_MODELS, max_examples=25)
+@given(
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    sources=SOURCES,
+    tokens=st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=9, unique=True),
+    share=st.sampled_from([None, 0.3, 0.9, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_the_output_stays_the_same(
+    drafter_options: dict[str, Any], sources: list[int], tokens: list[int], share: float | None, seed: int
+) -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, seed)
+    drafter = counted(make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, {})), tokens)
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=20)
+    output, _ = decode([verifier], task, sample, Options("gad", 4, draft_vocabulary=share), drafter, max_len_b=20)
+    assert_same_output(output, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}, {"transition_rank": 3}])
+def test_only_chosen_tokens_are_drafted_with_the_scores_they_have(options: dict[str, Any]) -> None:
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 3)
+    drafter = counted(make_drafter(task, 4, verifier=verifier, **options), [9, 2, 30])
+    sample = make_sample(task, [4, 7])
+    chosen, drafts = [2, 9, 30], []
+    for share in (1.0, 0.999):
+        method = build([verifier], drafter, Options("gad", 5, draft_vocabulary=share), task.target_dictionary)
+        method.drafter.start(sample, method.verifier.start(sample))
+        tokens = torch.full((2, 20), 1)
+        tokens[:, 0] = 2
+        drafts.append(method.drafter.draft(DecodingState(tokens, torch.zeros(2, dtype=torch.long), [0, 0], 15)).tokens)
+    assert not set(drafts[0].flatten().tolist()) <= set(chosen)
+    assert set(drafts[1].flatten().tolist()) <= set(chosen)
+    hidden = torch.randn(2, 3, 16)
+    everything = CachedDecoder(drafter.decoder).project(hidden)
+    some = CachedDecoder(drafter.decoder, torch.tensor(chosen)).project(hidden)
+    torch.testing.assert_close(some[..., chosen], everything[..., chosen])
+    others = [token for token in range(VOCABULARY) if token not in chosen]
+    assert (some[..., others] == torch.finfo(torch.float32).min).all()
+
+
+def test_checkpoints_that_did_not_count() -> None:
+    task = make_task(VOCABULARY)
+    drafter = make_drafter(task, 4)
+    old = {name: value for name, value in drafter.state_dict().items() if "target_counts" not in name}
+    drafter.load_state_dict(old)
+    dictionary = task.target_dictionary
+    check_fit([], drafter, Options("gad"), dictionary, dictionary)
+    with pytest.raises(ConfigurationError, match="--draft-vocabulary 0.5: this drafter was trained before"):
+        check_fit([], drafter, Options("gad", draft_vocabulary=0.5), dictionary, dictionary)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"decoding_method": "gad", "draft_vocabulary": 0.0}, "--draft-vocabulary 0.0: a share"),
+        ({"decoding_method": "gad", "draft_vocabulary": 1.5}, "--draft-vocabulary 1.5: a share"),
+        ({"decoding_method": "greedy", "draft_vocabulary": 0.9}, "not --decoder greedy"),
+        ({"decoding_method": "nat", "draft_vocabulary": 0.9}, "not --decoder nat"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        check_options(SpecDecConfig(**options))

@@ -1,0 +1,504 @@
+"""Steps from graphs give what steps without give: shapes, padding, memory that stays, eviction and giving up.
+
+Most of these tests run without a GPU. In place of a CUDA graph stands a recording: like a graph it knows nothing but
+operations and addresses, and runs the same ones on the same tensors every time.
+"""
+
+import contextlib
+import gc
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from fairseq import utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_plugins.decoding import graphs, methods, native
+from fairseq_plugins.decoding.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.graphs import GraphedDecoder, Outputs, Run
+from fairseq_plugins.decoding.methods import Options
+from tests.decoding.test_drafters import make_blockwise
+from tests.strategies import (
+    BLOCK_SIZES,
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+)
+from tests.support import (
+    RecordedStats,
+    assert_same_output,
+    fairseq_greedy,
+    ids,
+    make_args,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+
+def storages(values: Any) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
+
+
+class Recording(TorchDispatchMode):
+    """Takes down every operation with the tensors that it read and wrote, and refuses what waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Callable, tuple, dict, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "lift_fresh", "_to_copy"):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+    def forget(self) -> None:
+        """Overwrite what the operations allocated, as another graph in the same memory may."""
+        for _, args, kwargs, result in self.operations:
+            if not storages(result) & storages((args, kwargs)):
+                for value in tree_leaves(result):
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        value.fill_(torch.nan)
+
+    def replay(self) -> None:
+        for func, args, kwargs, result in self.operations:
+            new = func(*args, **kwargs)
+            # What shares memory with the input is a view or was changed in place.
+            if not storages(result) & storages((args, kwargs)):
+                for old, value in zip(tree_leaves(result), tree_leaves(new), strict=True):
+                    if isinstance(old, torch.Tensor):
+                        old.copy_(value)
+
+
+class Recorder:
+    """Stands in for `capture_on_cuda`, and counts."""
+
+    def __init__(self, fails_from: int | None = None) -> None:
+        self.fails_from = fails_from
+        self.captures = self.replays = 0
+        self.alive: weakref.WeakSet[Recording] = weakref.WeakSet()
+        self.last: Recording | None = None
+
+    def __call__(self, run: Run) -> Run:
+        self.captures += 1
+        run()
+        if self.fails_from is not None and self.captures >= self.fails_from:
+            raise RuntimeError("operation would make\nthe recording fail")
+        recording = Recording()
+        with recording:
+            outputs = run()
+        self.alive.add(recording)
+
+        def replay() -> Outputs:
+            self.replays += 1
+            if self.last is not None and self.last is not recording:
+                self.last.forget()
+            self.last = recording
+            recording.replay()
+            return outputs
+
+        return replay
+
+
+@pytest.fixture(autouse=True)
+def operations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The compiled kernels of the CPU cannot be recorded, and are not what runs on a GPU."""
+    native.enable(False)
+    monkeypatch.setattr(graphs, "_gave_up", False)
+    yield
+    native.enable(True)
+    graphs.enable(False)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, **settings: int) -> None:
+    """Capture with this recorder, and with other constants of `graphs`."""
+    monkeypatch.setattr(graphs, "capturer", lambda device: recorder)
+    for name, value in settings.items():
+        monkeypatch.setattr(graphs, name, value)
+
+
+def make_generator(
+    models: list, task: Any, method: Options, model: Any = None, **search: Any
+) -> tuple[DraftVerifyGenerator, RecordedStats]:
+    """A generator that can decode several batches."""
+    method.temperature = search.get("temperature", 1.0)
+    stats = RecordedStats()
+    build = lambda: methods.build(models, model, method, task.target_dictionary)  # noqa: E731
+    return DraftVerifyGenerator(models, task.target_dictionary, build, stats, **search), stats
+
+
+def decoders(generator: DraftVerifyGenerator) -> list[CachedDecoder]:
+    """The verifiers' and the drafter's."""
+    assert generator.method is not None
+    verifier, drafter = generator.method.verifier, generator.method.drafter
+    return [*getattr(verifier, "decoders", []), *([drafter.cached] if hasattr(drafter, "cached") else [])]
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch,
+    models: list,
+    task: Any,
+    batches: list[list[int]],
+    method: Options,
+    model: Any = None,
+    seed: int = 0,
+    active: int = 0,
+    limits: dict[str, int] | None = None,
+    **search: Any,
+) -> Recorder:
+    """Decode batch after batch with and without graphs; lossless methods also as fairseq does."""
+    search = dict(search)
+    per_batch = {"bos_token": search.pop("bos_token")} if "bos_token" in search else {}
+    plain, plain_stats = make_generator(models, task, method, model, active_sentences=active, **search)
+    samples = [make_sample(task, sources, seed + number) for number, sources in enumerate(batches)]
+    expected = [plain.generate(models, sample, **per_batch) for sample in samples]
+    recorder = Recorder()
+    with monkeypatch.context() as patch:
+        use(patch, recorder, **(limits or {}))
+        graphed, graphed_stats = make_generator(models, task, method, model, active_sentences=active, **search)
+        for sample, wanted in zip(samples, expected, strict=True):
+            ours = graphed.generate(models, sample, **per_batch)
+            assert_same_output(ours, wanted)
+            if method.decoder not in ("gad++", "nat"):
+                assert_same_output(ours, fairseq_greedy(models, task, sample, **search, **per_batch))
+        assert [sentence.accepted for sentence in graphed_stats.recorded] == [
+            sentence.accepted for sentence in plain_stats.recorded
+        ]
+        assert all(isinstance(decoder, GraphedDecoder) for decoder in decoders(graphed))
+        assert not graphs._gave_up
+        assert all(len(decoder.graphs) <= graphs.MOST_GRAPHS for decoder in decoders(graphed))
+    return recorder
+
+
+BATCHES = st.lists(SOURCES, min_size=1, max_size=3)
+ACTIVE = st.sampled_from([0, 0, 1, 3])
+LIMITS = st.fixed_dictionaries(
+    {
+        "EAGER_USES": st.sampled_from([0, 1, 3]),
+        "MOST_GRAPHS": st.sampled_from([1, 3, 64]),
+        "MOST_ROWS": st.sampled_from([8, 2048]),
+        "_LEAST_PLACES": st.sampled_from([1, 64]),
+        "_LEAST_SOURCE": st.sampled_from([1, 32]),
+    }
+)
+
+
+@settings(STEADY_MODELS, max_examples=40)
+@given(
+    method=st.sampled_from(["gad", "gad", "gad++", "nat"]),
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    batches=BATCHES,
+    block_size=BLOCK_SIZES,
+    search=SEARCHES,
+    active=ACTIVE,
+    limits=LIMITS,
+    seed=st.integers(0, 1000),
+)
+def test_trained_drafters(
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    batches: list[list[int]],
+    block_size: int,
+    search: dict[str, Any],
+    active: int,
+    limits: dict[str, int],
+    seed: int,
+) -> None:
+    task = make_task(12)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    if drafter.reads_features and method == "nat":
+        method = "gad++"
+    chosen = Options(method, block_size, **({"top_beta": 3, "tau": 1.0} if method == "gad++" else {}))
+    models = [drafter] if method == "nat" else [verifier]
+    check(monkeypatch, models, task, batches, chosen, drafter, seed, active, limits, **search)
+
+
+@settings(STEADY_MODELS, max_examples=20)
+@given(
+    options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
+    method=st.sampled_from([Options("greedy"), Options("greedy"), Options("iad"), Options("gs-jacobi")]),
+    batches=BATCHES,
+    search=SEARCHES,
+    active=ACTIVE,
+    limits=LIMITS,
+    seed=st.integers(0, 1000),
+)
+def test_no_trained_drafter_and_ensembles(
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[dict[str, Any]],
+    method: Options,
+    batches: list[list[int]],
+    search: dict[str, Any],
+    active: int,
+    limits: dict[str, int],
+    seed: int,
+) -> None:
+    task = make_task(9)
+    models = [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
+    check(monkeypatch, models, task, batches, method, None, seed, active, limits, **search)
+
+
+@settings(STEADY_MODELS, max_examples=8)
+@given(batches=BATCHES, search=SEARCHES, active=ACTIVE, limits=LIMITS, seed=st.integers(0, 1000))
+def test_blockwise(
+    monkeypatch: pytest.MonkeyPatch,
+    batches: list[list[int]],
+    search: dict[str, Any],
+    active: int,
+    limits: dict[str, int],
+    seed: int,
+) -> None:
+    task, model = make_blockwise(seed, 9, identity_first_head=True)
+    check(monkeypatch, [model], task, batches, Options("blockwise"), None, seed, active, limits, **search)
+
+
+def test_states_of_one_model_outlive_the_step_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter reads the states of the first model of an ensemble after all models have run."""
+    task = make_task(60)
+    models = [make_transformer(task, 1), make_transformer(task, 2, decoder_layers=1)]
+    drafter = make_drafter(task, 3, verifier=models[0], drafter_context="features")
+    # What is accepted so freely makes the output depend on the draft.
+    method, limits = Options("gad++", 5, top_beta=10, tau=50.0), {"EAGER_USES": 0}
+    recorder = check(monkeypatch, models, task, [[5, 30, 2, 9]], method, drafter, limits=limits, max_len_b=40)
+    assert recorder.replays > 30
+
+
+@pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
+def test_most_steps_of_a_run_come_from_few_graphs(
+    monkeypatch: pytest.MonkeyPatch, drafter_options: dict[str, Any]
+) -> None:
+    steps = []
+    step = CachedDecoder.step
+    monkeypatch.setattr(CachedDecoder, "step", lambda self, *args, **kw: steps.append(self) or step(self, *args, **kw))
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    recorder = Recorder()
+    use(monkeypatch, recorder)
+    generator, stats = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    for seed in range(6):
+        generator.generate([], make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed))
+    eager = len(steps) - 2 * recorder.captures
+    assert recorder.captures < 30
+    assert recorder.replays > 4 * eager
+
+
+def test_what_other_batches_leave_in_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, src_embedding_copy=True)
+    samples = [make_sample(task, sources, 5) for sources in ([30, 2, 9, 14, 0], [4, 1, 3], [21])]
+    expected = [fairseq_greedy([verifier], task, sample, max_len_b=40) for sample in samples]
+    recorder = Recorder()
+    use(monkeypatch, recorder, EAGER_USES=0)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    for sample, wanted in zip(samples, expected, strict=True):
+        assert_same_output(generator.generate([], sample), wanted)
+        with torch.inference_mode():
+            for decoder in decoders(generator):
+                for name in ("cache", "cross", "mask_table", "hidden"):
+                    if name in decoder.rooms:
+                        decoder.rooms[name].fill_(torch.nan)
+    assert recorder.replays > 0 and all("cache" in decoder.rooms for decoder in decoders(generator))
+
+
+def test_memory_is_that_of_the_largest_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches there are, keys, values and results of all shapes lie in the same place."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8, ending=False)
+    use(monkeypatch, Recorder())
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40)
+    sizes = []
+    for sources in ([40] * 6, [3] * 5, [7], [22] * 3, [40] * 6):
+        generator.generate([], make_sample(task, sources))
+        (decoder,) = decoders(generator)
+        sizes.append({name: (room.data_ptr(), room.numel()) for name, room in decoder.rooms.items()})
+    assert sizes[0] == sizes[-1] and all(size == sizes[0] for size in sizes)
+    layers, batch, places, width = 2, 8, 64, 16
+    assert sizes[0]["cache"][1] == layers * batch * places * 2 * width
+    assert sizes[0]["hidden"][1] == batch * width
+
+
+def test_the_graph_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8, ending=False)
+    recorder = Recorder()
+    use(monkeypatch, recorder, EAGER_USES=1, MOST_GRAPHS=2)
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=10)
+    shapes = []
+    for size in (4, 1, 4, 2, 2, 1):
+        generator.generate([], make_sample(task, [5] * size))
+        (decoder,) = decoders(generator)
+        shapes.append([shape.batch for shape in decoder.graphs])
+    assert shapes == [[4], [4, 1], [1, 4], [4, 2], [4, 2], [2, 1]]
+    assert recorder.captures == 4
+    recorder.last = None
+    gc.collect()
+    assert len(recorder.alive) == 2
+    assert {shape.batch for shape in decoder.uses} == {1, 2}
+
+
+@pytest.mark.parametrize("fails_from", [1, 2, 4])
+def test_giving_up_takes_one_line(
+    fails_from: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A capture that fails, the first or a later one, changes nothing but speed, and is not tried again."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features")
+    samples = [make_sample(task, [5, 30, 2, 9, 14, 0], seed) for seed in range(3)]
+    recorder = Recorder(fails_from)
+    use(monkeypatch, recorder)
+    with caplog.at_level(logging.INFO):
+        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+        for sample in samples:
+            expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
+            assert_same_output(generator.generate([], sample), expected)
+    (line,) = [message for message in caplog.messages if "CUDA graphs" in message]
+    assert "operation would make the recording fail" in line and "--no-cuda-graphs" in line and "\n" not in line
+    assert recorder.captures == fails_from
+
+
+def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests rely on: a step that asks for a number of the device would be noticed."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    finished = CachedDecoder._finished
+
+    def waits(self: CachedDecoder, x: torch.Tensor) -> torch.Tensor:
+        assert x.sum().item() is not None
+        return finished(self, x)
+
+    monkeypatch.setattr(CachedDecoder, "_finished", waits)
+    use(monkeypatch, Recorder())
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40)
+    generator.generate([], make_sample(task, [5, 7]))
+    assert graphs._gave_up
+
+
+class FakeGraph:
+    """A `torch.cuda.CUDAGraph` that counts its launches."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.own_pool = object()
+
+    def pool(self) -> object:
+        return self.own_pool
+
+    def replay(self) -> None:
+        self.launches += 1
+
+
+def test_capturing_follows_pytorchs_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: a run beforehand on the stream of the capture, each waiting for the other; one pool for all."""
+    events: list[str] = []
+    captured: list[tuple[FakeGraph, Any]] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        before, current[0] = current[0], stream
+        yield
+        current[0] = before
+
+    @contextlib.contextmanager
+    def capture(*args: Any, **kwargs: Any) -> Iterator[None]:
+        given = inspect.signature(real).bind(*args, **kwargs).arguments
+        captured.append((given["cuda_graph"], given["pool"]))
+        with on(given["stream"]):
+            events.append("capture begins")
+            yield
+            events.append("capture ends")
+
+    real = torch.cuda.graph
+    main, side = Stream("main"), Stream("side")
+    current = [main]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(graphs, "_side_stream", lambda device: side)
+    monkeypatch.setattr(graphs, "_captured_graphs", weakref.WeakSet())
+
+    outputs = (torch.zeros(1), None)
+
+    def run() -> Outputs:
+        events.append(f"runs on {current[0].name}")
+        return outputs
+
+    replay = graphs.capture_on_cuda(run)
+    expected = ["side waits for main", "runs on side", "main waits for side"]
+    assert events == [*expected, "capture begins", "runs on side", "capture ends"]
+    assert replay() is outputs and replay() is outputs and captured[0][0].launches == 2
+    assert len(events) == 6 and current == [main]
+    another = graphs.capture_on_cuda(run)
+    assert [pool for _, pool in captured] == [None, captured[0][0].own_pool]
+    # When all graphs are gone, so is their pool.
+    del replay, another
+    captured.clear()
+    gc.collect()
+    graphs.capture_on_cuda(run)
+    assert captured[0][1] is None
+
+
+def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    for off, eval_bleu, wanted in ((False, False, True), (True, False, False), (False, True, False)):
+        task.cfg.decoding_method, task.cfg.no_cuda_graphs, task.cfg.eval_bleu = "greedy", off, eval_bleu
+        task.build_generator([verifier], make_args(beam=1))
+        assert (graphs.capturer(gpu) is graphs.capture_on_cuda) == wanted
+        assert graphs.capturer(cpu) is None
+        assert type(graphs.cached_decoder(verifier.decoder)) is CachedDecoder
+    graphs.enable(True)
+    monkeypatch.setattr(graphs, "_gave_up", True)
+    assert graphs.capturer(gpu) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
+def test_cuda_graphs(drafter_options: dict[str, Any]) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    verifier.cuda(), drafter.cuda()
+    samples = [utils.move_to_cuda(make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed)) for seed in range(4)]
+    expected = [ids(fairseq_greedy([verifier], task, sample, max_len_b=40)) for sample in samples]
+    outputs = []
+    for wanted in (True, False):
+        graphs.enable(wanted)
+        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+        outputs.append([ids(generator.generate([], sample)) for sample in samples])
+        assert any(getattr(decoder, "graphs", None) for decoder in decoders(generator)) == wanted
+    assert not graphs._gave_up
+    assert outputs == [expected, expected]
