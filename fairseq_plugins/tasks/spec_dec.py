@@ -151,6 +151,13 @@ class SpecDecConfig(TranslationConfig):
             "weights stay in memory. All decoders but beam"
         },
     )
+    packed_weights: bool = field(
+        default=False,
+        metadata={
+            "help": "CPU: hold the weights of large layers a second time, in the order in which the compiled kernels "
+            "read them fastest; those of small layers always are"
+        },
+    )
     no_cuda_graphs: bool = field(
         default=False,
         metadata={
@@ -384,7 +391,7 @@ class SpecDecTask(TranslationTask):
                 models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn
             )
         methods.refuse_search_options(args, prefix_allowed_tokens_fn)
-        native.enable(not self.cfg.no_compiled_steps)
+        native.enable(not self.cfg.no_compiled_steps, self.cfg.packed_weights)
         # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
         graphs.enable(not self.cfg.no_cuda_graphs and not self.cfg.eval_bleu)
         options.temperature = getattr(args, "temperature", 1.0)

@@ -79,6 +79,18 @@ def test_weights_outlive_the_parameter_that_they_were_read_from() -> None:
     assert torch.equal(encoder(sample["net_input"])["encoder_out"][0], before)
 
 
+def test_large_weights_are_packed_where_that_was_asked_for() -> None:
+    weight, x = torch.randn(64, 512), torch.randn(3, 512)
+    try:
+        native.enable(True, copies=True)
+        packed = native.NativeLinear((weight, None))
+    finally:
+        native.enable(True)
+    assert packed.tensors[0].data_ptr() != weight.data_ptr()
+    torch.testing.assert_close(packed(x), x @ weight.t(), rtol=1e-4, atol=1e-4)
+    assert native.NativeLinear((weight, None)).tensors[0].data_ptr() == weight.data_ptr()
+
+
 @pytest.mark.parametrize("packed_inputs", [511, 0], ids=["packed", "in place"])
 @settings(STEADY_MODELS, max_examples=25)
 @given(

@@ -103,7 +103,7 @@ def _reader(model: BlockNat, cached: CachedDecoder, int8: bool) -> Callable[[Ten
     reader, layers = model.decoder.reader, cached.layers
     shape = (2, layers[0].heads, -1)
     weight = reader.linear.weight
-    is_one = weight.device.type != "cpu" or native.is_small(weight)
+    is_one = weight.device.type != "cpu" or native.may_be_copied(weight)
     if not is_one or any(layer.normalize_before for layer in layers):
         fuse = native.fastest(quantized(linear(reader.linear)) if int8 else linear(reader.linear))
         projections = [native.fastest(without_query(layer.self_qkv)) for layer in layers]

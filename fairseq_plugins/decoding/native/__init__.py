@@ -38,6 +38,7 @@ _COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
 
 _enabled = True
+_copies = False
 
 
 class _Linear(ctypes.Structure):
@@ -77,15 +78,20 @@ def pays(rows: int) -> bool:
     return rows <= MOST_ROWS // torch.get_num_threads()
 
 
-def is_small(weight: Tensor) -> bool:
-    """Whether another form of a weight may be held beside it, because that is next to nothing."""
-    return weight.numel() * weight.element_size() <= _SMALL_BYTES
+def may_be_copied(weight: Tensor) -> bool:
+    """Whether a faster form of a weight may be held beside it: of all that was asked for, or it is next to nothing."""
+    return _copies or weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
-def enable(wanted: bool) -> None:
-    """Switch compiled steps on (as they are at first) or off, for what is built from now on."""
-    global _enabled
-    _enabled = wanted
+def enable(wanted: bool, copies: bool = False) -> None:
+    """Switch compiled steps on (as they are at first) or off, for what is built from now on.
+
+    Args:
+        wanted: whether to use the kernels.
+        copies: whether to hold large weights a second time, in the order in which they are read fastest.
+    """
+    global _enabled, _copies
+    _enabled, _copies = wanted, copies
 
 
 @functools.cache
@@ -152,7 +158,7 @@ def _in_kernels_form(layer: Linear) -> tuple[int, Tensor, Tensor | None, Tensor 
     if isinstance(layer, QuantizedLinear):
         return _INT8_IN_ROWS, layer.weight, layer.bias, layer.scale
     weight, bias = layer
-    if weight.size(1) <= _MOST_PACKED_INPUTS and is_small(weight):
+    if _copies or (weight.size(1) <= _MOST_PACKED_INPUTS and may_be_copied(weight)):
         return _IN_PANELS, _pack(weight), bias, None
     return _IN_ROWS, weight, bias, None
 
