@@ -816,7 +816,7 @@ write_card() {
     for file in "$bin/dict.$src.txt" "$bin/dict.$tgt.txt" "$bin/subwords.model" "$bin/bpe.codes"; do
         if [ -n "$dry_run" ] || [ -e "$file" ]; then perform cp "$file" "$models"; fi
     done
-    perform python train_scripts/model_card.py "$NAME" "$src" "$tgt" --subwords "$SUBWORDS" --licence "$licence" --recipe "train_scripts/$(basename "$recipe")"
+    perform python train_scripts/model_card.py "$NAME" "$src" "$tgt" --subwords "$SUBWORDS" --licence "$licence" --recipe "${FROM:+FROM=$FROM }train_scripts/$(basename "$recipe")"
 }
 
 # ------------------------------------------------------------------------------------------------ measuring
