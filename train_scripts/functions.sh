@@ -499,8 +499,8 @@ batch() {
     say "--max-tokens $most --update-freq $((($1 + most * processes / 2) / (most * processes)))"
 }
 
-# The drafter's own options, in one place. DRAFTER=tokens is the papers' (a decoder that reads the output so far), except that it
-# shares the verifier's encoder; DRAFTER=features reads the verifier's states, with a few layers and without glancing.
+# The drafter's own options, in one place. DRAFTER=features reads the verifier's states, with a few layers and without glancing;
+# DRAFTER=tokens is the papers' (a decoder that reads the output so far), except that it shares the verifier's encoder.
 # DRAFTER_OPTIONS adds more.
 set_drafter_options() {
     local drafter_begins=$models/verifier.pt
@@ -583,7 +583,7 @@ run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
     : "${DISTIL_DECODER:=beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
-    : "${DRAFTER:=tokens}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${AGREED:=--top-beta 5 --tau 3}"
+    : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${AGREED:=--top-beta 5 --tau 3}"
     [[ $DRAFTER_DATA =~ ^(teacher|verifier)$ ]] || die "DRAFTER_DATA=$DRAFTER_DATA: choose from teacher, verifier"
     : "${TOP_BETAS:=1,3,5}" "${TAUS:=1,2,3,4,5}" "${SWEEP_SENTENCES:=}" "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
     bin=data-bin/$NAME models=checkpoints/$NAME results=results/$NAME

@@ -25,7 +25,7 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 : "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=1024}" "${MAX_TOKENS:=2048}" # ours
 : "${TEACHER_LR:=0.004}" "${VERIFIER_LR:=0.001}" "${DRAFTER_LR:=0.001}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=500}" # ours
 : "${TEACHER_DROPOUT:=0.2}" "${VERIFIER_DROPOUT:=0.1}" "${DRAFTER_DROPOUT:=0.1}" # ours
-: "${DRAFTER:=features}" "${DRAFTER_LAYERS:=4}" "${DRAFTER_OPTIONS:=--transition-rank 32}" # ours
+: "${DRAFTER_LAYERS:=4}" "${DRAFTER_OPTIONS:=--transition-rank 32}" # ours
 : "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
 # The verifier goes on from its teacher, with what the teacher says with 5 beams: then its greedy search says as much, and wavers less,
 # so that more of a draft is accepted. The drafter is to say what the verifier says when it decodes greedily.

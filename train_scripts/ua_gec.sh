@@ -26,7 +26,6 @@ licence="UA-GEC 2.0 (github.com/grammarly/ua-gec), CC BY 4.0"
 : "${VERIFIER_UPDATES:=6000}" "${DRAFTER_UPDATES:=2000}" "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=1024}" "${MAX_TOKENS:=2048}"
 : "${VERIFIER_LR:=0.003}" "${DRAFTER_LR:=0.002}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}"
 : "${VERIFIER_DROPOUT:=0.2}" "${DRAFTER_DROPOUT:=0.1}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}" "${LAYERS:=4}"
-: "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" # ours
 : "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}" "${DISTIL_RATIO:=2}"
 decoders=(iad)
