@@ -199,7 +199,7 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@settings(STEADY_MODELS, max_examples=40)
+@settings(STEADY_MODELS, max_examples=20)
 @given(
     method=st.sampled_from(["gad", "gad", "gad++", "nat"]),
     options=TRANSFORMERS,
@@ -233,7 +233,7 @@ def test_trained_drafters(
     check(monkeypatch, models, task, batches, chosen, drafter, seed, active, limits, **search)
 
 
-@settings(STEADY_MODELS, max_examples=20)
+@settings(STEADY_MODELS, max_examples=12)
 @given(
     options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
     method=st.sampled_from([Options("greedy"), Options("greedy"), Options("iad"), Options("gs-jacobi")]),

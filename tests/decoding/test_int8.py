@@ -77,7 +77,7 @@ def test_linear_layers_of_any_size(rows: int, inputs: int, outputs: int, has_bia
     torch.testing.assert_close(y, F.linear(x, restored, layer.bias), rtol=1e-4, atol=1e-4)
 
 
-@settings(STEADY_MODELS, max_examples=20)
+@settings(STEADY_MODELS, max_examples=12)
 @given(options=TRANSFORMERS, sources=SOURCES, search=SEARCHES, seed=st.integers(0, 1000))
 def test_greedy_is_fairseqs_with_rounded_weights(
     options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
@@ -89,7 +89,7 @@ def test_greedy_is_fairseqs_with_rounded_weights(
     assert_same_output(ours, fairseq_greedy([rounded(model)], task, sample, **search))
 
 
-@settings(STEADY_MODELS, max_examples=20)
+@settings(STEADY_MODELS, max_examples=12)
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
