@@ -171,6 +171,8 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         **{name: value for name, value in generation.items() if name not in _IRRELEVANT},
     }
     drafting = methods.Options.from_config(task)
+    if drafting.int8:
+        found["int8"] = True
     if drafting.decoder in methods.NOT_LOSSLESS:
         found["drafting"] = asdict(drafting)
         found["drafter"] = sha256([Path(task.drafter_path)]) if task.drafter_path else None
