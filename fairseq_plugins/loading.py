@@ -64,7 +64,19 @@ def load_model(path: str, task: Any, option: str, required: type[nn.Module] | No
     Raises:
         ConfigurationError: for a missing, truncated or unfitting file.
     """
-    state, model_cfg = read_checkpoint(path, option)
+    return build_model(*read_checkpoint(path, option), path, task, option, required, **build)
+
+
+def build_model(
+    state: dict[str, Any],
+    model_cfg: Any,
+    path: str,
+    task: Any,
+    option: str,
+    required: type[nn.Module] | None = None,
+    **build: Any,
+) -> nn.Module:
+    """`load_model` from what `read_checkpoint` returned, `state` and `model_cfg`."""
     kind = model_name(model_cfg)
     model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
     if model_class is None:

@@ -503,10 +503,8 @@ batch() {
 # DRAFTER=tokens is the papers' (a decoder that reads the output so far), except that it shares the verifier's encoder.
 # DRAFTER_OPTIONS adds more.
 set_drafter_options() {
-    local drafter_begins=$models/verifier.pt
-    if [ -n "$FROM" ]; then drafter_begins=checkpoints/$FROM/drafter.pt; fi
     drafter_options=(
-        --init-decoder-from "$drafter_begins" --activation-fn "$ACTIVATION" --src-embedding-copy
+        --init-decoder-from "$models/verifier.pt" --activation-fn "$ACTIVATION" --src-embedding-copy
         --blocks-per-sentence "$BLOCKS_PER_SENTENCE"
         --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric
     )
@@ -663,6 +661,7 @@ go_on_from() {
     TEACHERS=0 TEACHER=$1/verifier.pt DRAFTER_DATA=verifier
     DISTIL_DECODER="gad++ --drafter-path $1/drafter.pt $AGREED"
     verifier_options+=(--finetune-from-model "$1/verifier.pt")
+    drafter_options+=(--init-decoder-from "$1/drafter.pt") # of several the last one counts
 }
 
 make_text() {

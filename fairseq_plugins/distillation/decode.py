@@ -2,7 +2,6 @@
 
 import ast
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +12,13 @@ import torch
 from fairseq import checkpoint_utils, tasks, utils
 from fairseq.data import Dictionary, data_utils
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
+from fairseq_plugins.progress import progress_bar
 from fairseq_plugins.reports.files import sha256
 
 DEFAULT_MAX_TOKENS = 12000
@@ -239,10 +238,9 @@ def decode_shards(cfg: DictConfig, subset: str, chosen: Sequence[int], count: in
 def _decode_shard(teacher: Teacher, dataset: Any, numbers: list[int], writer: ShardWriter, name: str) -> None:
     if not numbers:
         return
-    often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line
     total = len(numbers) + len(writer.done)
     done = len(writer.done)
-    with tqdm(total=total, initial=done, desc=name, unit="sentences", mininterval=often, leave=False) as bar:
+    with progress_bar(total, initial=done, desc=name) as bar:
         for batch in batches(dataset, numbers, teacher.cfg):
             try:
                 sentences = teacher.decode(dataset, batch)

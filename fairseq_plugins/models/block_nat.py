@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.decoding.cached_decoder import position_table
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import load_model, read_checkpoint
+from fairseq_plugins.loading import build_model, read_checkpoint
 from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, fit_to_verifier, layer_numbers
 
@@ -470,7 +470,7 @@ def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, T
         beginning = f"{part}."
         weights = {n.removeprefix(beginning): v for n, v in state["model"].items() if n.startswith(beginning)}
         return weights, utils.get_activation_fn(cfg.activation_fn)
-    source = getattr(load_model(path, task, flag), part)
+    source = getattr(build_model(state, cfg, path, task, flag), part)
     return source.state_dict(), source.layers[0].activation_fn
 
 

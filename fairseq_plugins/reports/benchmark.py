@@ -151,23 +151,24 @@ def configure(argv: Sequence[str]) -> Setting:
     usual = [row.name for row in rows if row.name not in _NOT_BY_DEFAULT]
     if args.by_length is not None:
         usual = list(_BY_LENGTH)
-    wanted = choose(args.decoders or ",".join(usual), rows)
+    named = args.decoders or ",".join(usual)
+    wanted = choose(named, rows)
     if args.long_run is not None or args.by_length is not None:
         # No comparison with fairseq's search, which would take most of the time.
-        named = args.decoders or ",".join(usual)
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
     return Setting(args, bench, wanted)
 
 
 def _check_lengths(args: argparse.Namespace) -> None:
     lengths = args.by_length or args.replay_lengths
-    option, text = ("--by-length" if args.by_length else "--replay-lengths"), ",".join(map(str, lengths))
-    if args.by_length and args.replay is None:
-        raise ConfigurationError(f"--by-length {text}: is for random weights; add --replay SHAPE")
-    if args.by_length and min(lengths) < 2:
-        raise ConfigurationError(f"--by-length {text}: a sentence has at least 2 tokens, a word and its end")
-    if args.replay is not None and not args.by_length and (len(lengths) != 2 or not 2 <= lengths[0] <= lengths[1]):
-        raise ConfigurationError(f"{option} {text}: give the shortest, at least 2, and the longest")
+    text = ",".join(map(str, lengths))
+    if args.by_length:
+        if args.replay is None:
+            raise ConfigurationError(f"--by-length {text}: is for random weights; add --replay SHAPE")
+        if min(lengths) < 2:
+            raise ConfigurationError(f"--by-length {text}: a sentence has at least 2 tokens, a word and its end")
+    elif args.replay is not None and (len(lengths) != 2 or not 2 <= lengths[0] <= lengths[1]):
+        raise ConfigurationError(f"--replay-lengths {text}: give the shortest, at least 2, and the longest")
 
 
 def notes(

@@ -79,16 +79,17 @@ def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
         header += [f"peak, {text}", "on paper", "ratio"]
     body = []
     for row in rows:
-        cells = [row.name, _megabytes(row.weights)]
+        cells = [row.name, megabytes(row.weights)]
         for size in batch_sizes:
             peak, paper = row.peak_memory.get(size), row.on_paper.get(size)
             ratio = peak / paper if peak is not None and paper else None
-            cells += [_megabytes(peak), "-" if paper is None else _megabytes(paper), shown(ratio, ".2f")]
+            cells += [megabytes(peak), "-" if paper is None else megabytes(paper), shown(ratio, ".2f")]
         body.append(cells)
     return _table(header, body)
 
 
-def _megabytes(size: int | None) -> str:
+def megabytes(size: int | None) -> str:
+    """Bytes as megabytes."""
     return "not measured" if size is None else f"{size / _MEGABYTE:.1f}"
 
 

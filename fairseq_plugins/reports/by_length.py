@@ -5,12 +5,11 @@
 
 import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
-from tqdm import tqdm
 
+from fairseq_plugins.progress import progress_bar
 from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.contenders import Contender
 
@@ -29,9 +28,8 @@ def measure(bench: Bench, contenders: Sequence[Contender], lengths: Sequence[int
     """
     numbers = {length: [n for n in bench.order if bench.dataset.src_sizes[n] == length] for length in lengths}
     total = repeats * len(contenders) * sum(map(len, numbers.values()))
-    often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line
     times: dict[int, dict[str, list[float]]] = {}
-    with tqdm(total=total, unit="sentences", leave=False, mininterval=often) as bar:
+    with progress_bar(total) as bar:
         generators = {contender.name: bench.generator(contender) for contender in contenders}
         for length, chosen in numbers.items():
             bar.set_description(f"{length} tokens", refresh=False)

@@ -5,23 +5,22 @@
 
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from tabulate import tabulate
-from tqdm import tqdm
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.progress import progress_bar
 from fairseq_plugins.reports.bench import Bench
+from fairseq_plugins.reports.benchmark_tables import megabytes
 from fairseq_plugins.reports.contenders import Contender
 from fairseq_plugins.reports.measuring import DEFAULT_BATCH_SIZE
 from fairseq_plugins.reports.peak_memory import resident
 
 PARTS = 10
 _SEED = 1
-_MEGABYTE = 1e6
 
 
 @dataclass
@@ -65,9 +64,8 @@ def measure(bench: Bench, contenders: Sequence[Contender], sentences: int) -> di
     batch_size = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
     numbers = repeated(bench.order, sentences)
     warm_up = numbers[:batch_size]
-    often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line
     result = {}
-    with tqdm(total=sentences * len(contenders), unit="sentences", leave=False, mininterval=often) as bar:
+    with progress_bar(sentences * len(contenders)) as bar:
         for contender in contenders:
             bar.set_description(contender.name, refresh=False)
             generator = bench.generator(contender)
@@ -102,7 +100,7 @@ def table(runs: dict[str, list[Part]]) -> str:
         begin, end = end + 1, end + parts[0].sentences
         cells = [f"{begin} to {end}"]
         for part in parts:
-            cells += [f"{part.rate:.1f}", "not measured" if part.memory is None else f"{part.memory / _MEGABYTE:.1f}"]
+            cells += [f"{part.rate:.1f}", megabytes(part.memory)]
         body.append(cells)
     ratios = ["last / first"]
     for parts in runs.values():

@@ -1,7 +1,6 @@
 """Decode with one contender after the other and take down quality, identity and speed."""
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.progress import progress_bar
 from fairseq_plugins.reports.bench import Bench, Tokens
 from fairseq_plugins.reports.contenders import BEAM_1, Contender
 
@@ -78,8 +78,7 @@ def measure(
         for c in contenders
     ]
     total = per_contender * len(contenders)
-    often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line
-    with tqdm(total=total, unit="sentences", leave=False, mininterval=often, dynamic_ncols=True) as bar:
+    with progress_bar(total) as bar:
         measure_quality(bench, contenders, rows, references, bar)
         measure_speed(bench, contenders, rows, plan, timed, warm_up, bar)
     return rows

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.progress import progress_bar
 from fairseq_plugins.reports import comparison_options, figures, machine, measuring
 from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.cli import run_command
@@ -505,9 +506,8 @@ def run(argv: Sequence[str]) -> None:
         todo = {cell.effective for cell in cells} - journal.results.keys()
         if journal.results or journal.foreign:
             say_what_is_there(journal, len(todo))
-        often = 0.2 if sys.stderr.isatty() else 20.0  # seconds; in a log file every refresh is a line
         total = len(todo) * len(numbers) * args.repeats
-        with tqdm(total=total, unit="sentences", leave=False, mininterval=often, dynamic_ncols=True) as bar:
+        with progress_bar(total) as bar:
             measure = Measurement(bench, numbers, references, args.repeats, bar)
             results = sweep(cells, journal, measure, lambda cell: bar.set_description(str(cell), refresh=False))
         notes = [
