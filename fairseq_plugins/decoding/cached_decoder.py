@@ -16,7 +16,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.weights import Layer, Linear, fused, linear, norm, quantized, quantized_layer
+from fairseq_plugins.decoding.weights import Layer, Linear, Precision, fused, linear, norm, quantized, quantized_layer
 from fairseq_plugins.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -112,15 +112,18 @@ class CachedDecoder:
 
     Args:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
-        vocabulary: ids [N] of the tokens that `project` scores, None for all; others get the lowest number there is.
-        int8: round the weights of its linear layers and of a plain vocabulary projection to int8.
+        vocabulary: ids [N] of the tokens that `project` scores, None for all.
+        precision: of its linear layers and of a plain vocabulary projection.
 
     Raises:
         ConfigurationError: naming what the decoder uses that cannot be run here.
     """
 
     def __init__(
-        self, decoder: TransformerDecoderBase, vocabulary: Tensor | None = None, int8: bool = False
+        self,
+        decoder: TransformerDecoderBase,
+        vocabulary: Tensor | None = None,
+        precision: Precision = Precision.FP32,
     ) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
@@ -133,7 +136,7 @@ class CachedDecoder:
         if plain_output is not None and vocabulary is not None:
             weight, bias = plain_output
             plain_output = weight[vocabulary], None if bias is None else bias[vocabulary]
-        if int8:
+        if precision is Precision.INT8_WEIGHTS:
             self.layers = [quantized_layer(layer) for layer in self.layers]
             if plain_output is None:
                 logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)
@@ -145,9 +148,9 @@ class CachedDecoder:
         # Only drafters have these two: see models/block_nat.py.
         self.mask_vectors: Callable[..., Tensor] | None = getattr(decoder, "mask_vectors", None)
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
-        self.native_layers = None if self.positions_every_layer else native.native_layers(self.layers)
-        self.cross_projections = [native.fastest(layer.cross_key_value) for layer in self.layers]
-        self.output_layer = decoder.output_layer if plain_output is None else native.fastest(plain_output)
+        self.native_layers = None if self.positions_every_layer else native.native_layers(self.layers, precision)
+        self.cross_projections = [native.fastest(layer.cross_key_value, precision) for layer in self.layers]
+        self.output_layer = decoder.output_layer if plain_output is None else native.fastest(plain_output, precision)
         # Keys and values [layers, B, positions, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
@@ -331,13 +334,8 @@ class CachedDecoder:
             self.cache[:, rows, lengths[:, None] + torch.arange(width, device=lengths.device)] = key_value
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Vocabulary scores [..., V] of hidden states [..., D], before softmax."""
-        scores = self.output_layer(hidden)
-        if self.vocabulary is None:
-            return scores
-        size = self.decoder.embed_tokens.num_embeddings
-        lowest = scores.new_full((*scores.shape[:-1], size), torch.finfo(scores.dtype).min)
-        return lowest.index_copy_(-1, self.vocabulary, scores)
+        """Scores [..., V] of hidden states [..., D], before softmax; [..., N] of the tokens of `vocabulary`."""
+        return self.output_layer(hidden)
 
     @property
     def capacity(self) -> int:

@@ -11,7 +11,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.weights import Layer, fused, linear, norm, quantized_layer
+from fairseq_plugins.decoding.weights import Layer, Precision, fused, linear, norm, quantized_layer
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +25,17 @@ class FusedEncoder:
 
     Args:
         encoder: encoder of a fairseq model, in eval mode.
-        int8: round the weights of its linear layers to int8, which changes the output.
+        precision: of its linear layers.
     """
 
-    def __init__(self, encoder: nn.Module, int8: bool = False) -> None:
+    def __init__(self, encoder: nn.Module, precision: Precision = Precision.FP32) -> None:
         self.encoder = encoder
         self.layers = [_read_layer(layer) for layer in encoder.layers] if _is_known(encoder) else None
-        if int8 and self.layers is None:
+        if precision is Precision.INT8_WEIGHTS and self.layers is None:
             logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
-        elif int8:
+        elif precision is Precision.INT8_WEIGHTS:
             self.layers = [quantized_layer(layer) for layer in self.layers or []]
-        self.native_layers = native.native_layers(self.layers or [])
+        self.native_layers = native.native_layers(self.layers or [], precision)
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
 

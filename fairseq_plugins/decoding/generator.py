@@ -9,6 +9,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
+from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.acceptance import Rule, accepted_prefix, exact
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -183,7 +184,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         state = batch.state
         verification = self.method.verifier.verify(state, draft)
         self._constrain(verification.scores, batch)
-        choice = verification.scores.argmax(-1)
+        choice = native.argmax(verification.scores)
         width = choice.size(1)
         # Without a verifier there is no token of its own to add: the last drafted one takes that place.
         compared = Draft(draft.tokens[:, : width - 1], draft.widths, draft.logits)

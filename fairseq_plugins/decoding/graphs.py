@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span, cross_mask_of
+from fairseq_plugins.decoding.weights import Precision
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,14 @@ def capturer(device: torch.device) -> Capture | None:
     return capture_on_cuda if _wanted and not _gave_up and device.type == "cuda" else None
 
 
-def cached_decoder(decoder: nn.Module, vocabulary: Tensor | None = None, int8: bool = False) -> CachedDecoder:
+def cached_decoder(
+    decoder: nn.Module, vocabulary: Tensor | None = None, precision: Precision = Precision.FP32
+) -> CachedDecoder:
     """Make a `CachedDecoder`, one that runs from graphs where these are switched on and the device has them."""
     capture = capturer(next(decoder.parameters()).device)
     if capture is None:
-        return CachedDecoder(decoder, vocabulary, int8)
-    assert not int8, "refused on this device"
+        return CachedDecoder(decoder, vocabulary, precision)
+    assert precision is Precision.FP32, "others are refused on this device"
     return GraphedDecoder(decoder, capture, vocabulary)
 
 

@@ -9,9 +9,10 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.acceptance import Rule, at_least, everything, exact, top_beta, within_distance
 from fairseq_plugins.decoding.cached_decoder import unsupported_reason
-from fairseq_plugins.decoding.drafters import Drafter, NoDrafter
+from fairseq_plugins.decoding.drafters import Drafter, DraftOptions, NoDrafter
 from fairseq_plugins.decoding.drafters.blockwise import BlockwiseDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.drafters.jacobi import JacobiDrafter
@@ -20,6 +21,7 @@ from fairseq_plugins.decoding.drafters.source_copy import SourceCopyDrafter
 from fairseq_plugins.decoding.drafters.vocabulary import draft_vocabulary
 from fairseq_plugins.decoding.generator import Method
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
+from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
@@ -65,6 +67,7 @@ class Options:
     jacobi_length: int = JACOBI_LENGTH
     jacobi_pool: bool = False
     int8: bool = False
+    fp32_drafts: bool = False
 
     @property
     def label(self) -> str:
@@ -97,6 +100,7 @@ class Options:
             jacobi_length=cfg.jacobi_length,
             jacobi_pool=cfg.jacobi_pool,
             int8=cfg.int8,
+            fp32_drafts=cfg.fp32_drafts,
         )
 
 
@@ -319,23 +323,26 @@ def build(models: Sequence[nn.Module], drafter: BlockNat | None, options: Option
         options: the method and its settings.
         dictionary: target dictionary.
     """
+    precision = Precision.INT8_WEIGHTS if options.int8 else Precision.FP32
     if options.decoder == "nat":
         assert drafter is not None and not drafter.reads_features
-        alone = NatDrafter(drafter, _width(drafter, options), alone=True, int8=options.int8)
+        alone = NatDrafter(drafter, _width(drafter, options), DraftOptions(precision=precision), alone=True)
         return Method(DrafterIsVerifier(), alone, everything)
     rule = exact
     if options.decoder == "blockwise":
         heads = BlockwiseDrafter(models[0], options.block_size or models[0].decoder.heads)
-        verifier = Verifier(models, options.temperature, int8=options.int8)
+        verifier = Verifier(models, options.temperature, precision=precision)
         return Method(verifier, heads, _blockwise_rule(options, dictionary))
     if options.decoder == "gad++":
         rule = top_beta(options.top_beta, options.tau, options.accept_score)
     feature_layers = drafter.decoder.reader.feature_layers if drafter is not None and drafter.reads_features else ()
-    verifier = Verifier(models, options.temperature, feature_layers, options.int8)
-    return Method(verifier, _drafter(drafter, options, dictionary), rule)
+    verifier = Verifier(models, options.temperature, feature_layers, precision)
+    if rule is exact and not options.fp32_drafts and native.has_int8_products():
+        precision = Precision.INT8_PRODUCTS
+    return Method(verifier, _drafter(drafter, options, dictionary, precision), rule)
 
 
-def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -> Drafter:
+def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary, precision: Precision) -> Drafter:
     if options.decoder == "greedy":
         return NoDrafter()
     if options.decoder in JACOBI:
@@ -350,8 +357,8 @@ def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -
         keep_logits = options.decoder == "gad++" and options.accept_score == "drafter"
         kind = FeatureDrafter if model.reads_features else NatDrafter
         vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
-        settings = (keep_logits, options.auto_block_size, vocabulary)
-        trained = kind(model, _width(model, options), *settings, int8=options.int8)
+        how = DraftOptions(keep_logits, options.auto_block_size, vocabulary, precision)
+        trained = kind(model, _width(model, options), how)
     if options.decoder == "iad":
         return SourceCopyDrafter(dictionary.pad(), options.iad_lookup == "recent", trained)
     assert trained is not None

@@ -9,10 +9,12 @@ import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
+from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState, Draft
 from fairseq_plugins.decoding.encoder import FusedEncoder
 from fairseq_plugins.decoding.graphs import cached_decoder
+from fairseq_plugins.decoding.weights import Precision
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Verifier:
         models: fairseq encoder-decoder Transformers in eval mode.
         temperature: fairseq's `--temperature`.
         feature_layers: decoder layers whose states a drafter wants to read, 0 for the embedding.
-        int8: decode with weights rounded to int8.
+        precision: of their linear layers.
     """
 
     def __init__(
@@ -49,10 +51,10 @@ class Verifier:
         models: Sequence[FairseqEncoderDecoderModel],
         temperature: float = 1.0,
         feature_layers: Sequence[int] = (),
-        int8: bool = False,
+        precision: Precision = Precision.FP32,
     ) -> None:
-        self.encoders = [FusedEncoder(model.encoder, int8) for model in models]
-        self.decoders = [cached_decoder(model.decoder, int8=int8) for model in models]
+        self.encoders = [FusedEncoder(model.encoder, precision) for model in models]
+        self.decoders = [cached_decoder(model.decoder, precision=precision) for model in models]
         self.temperature = temperature
         self.feature_layers = feature_layers
 
@@ -85,7 +87,7 @@ class Verifier:
         scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
         if self.temperature != 1.0:
             scores = [score / self.temperature for score in scores]
-        log_probs = [_log_softmax(score) for score in scores]
+        log_probs = [native.log_softmax(score) for score in scores]
         if len(log_probs) == 1:
             return Verification(log_probs[0], hidden[0], features)
         # fairseq's ensembles average probabilities, not scores.
@@ -96,16 +98,6 @@ class Verifier:
         """Go on with these sentences only; rows [B'] are indices into the current batch."""
         for decoder in self.decoders:
             decoder.keep(rows)
-
-
-def _log_softmax(scores: Tensor) -> Tensor:
-    """Log-probabilities of scores [B, T, V]; on a CPU in their place, since but for the weights nothing is as large."""
-    scores = scores.float()
-    if scores.device.type != "cpu":
-        return scores.log_softmax(-1)
-    for sentence in scores:
-        sentence.copy_(sentence.log_softmax(-1))
-    return scores
 
 
 class DrafterIsVerifier:

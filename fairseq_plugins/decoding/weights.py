@@ -2,10 +2,24 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class Precision(Enum):
+    """What a model's linear layers compute with.
+
+    FP32 stands for whatever type the model has. INT8_WEIGHTS is another model, the same one on every machine.
+    INT8_PRODUCTS rounds inputs as well, where the CPU kernels run a layer, and leaves it as it is elsewhere: for drafts
+    that are verified, which no output depends on.
+    """
+
+    FP32 = "fp32"
+    INT8_WEIGHTS = "int8 weights"
+    INT8_PRODUCTS = "int8 products"
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,11 @@ def quantized(layer: Linear) -> QuantizedLinear:
     scale = torch.where(largest > 0, largest, 1) / 127
     steps = (weight / scale[:, None]).round().to(torch.int8)
     return QuantizedLinear(steps, scale, None if bias is None else bias.detach())
+
+
+def in_precision(layer: Linear, precision: Precision) -> Linear:
+    """A linear layer as `precision` asks for it; INT8_PRODUCTS are a form of the kernels."""
+    return quantized(layer) if precision is Precision.INT8_WEIGHTS else layer
 
 
 def quantized_layer(layer: Layer) -> Layer:

@@ -1,6 +1,7 @@
 """Scores of a drafted token given the one before it, against repeated and dropped words of independent prediction."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,22 +37,27 @@ class TransitionScores(nn.Module):
         before = self.before(previous.flatten())
         return torch.addmm(logits.flatten(0, -2), before, self.after.weight.t()).view_as(logits)
 
-    def choose(self, logits: Tensor, first: Tensor) -> Tensor:
+    def choose(self, scores: Tensor, first: Tensor, vocabulary: Tensor | None = None) -> Tensor:
         """The tokens [B, K] that are best at every place, one after the other.
 
         Args:
-            logits: [B, K, V].
+            scores: [B, K, N].
             first: [B], the token before the first place.
+            vocabulary: ids [N] of the tokens that have scores, None for all.
         """
-        values, candidates = logits.topk(min(CANDIDATES, logits.size(2)), dim=2)
+        values, candidates = scores.topk(min(CANDIDATES, scores.size(2)), dim=2)
+        if vocabulary is not None:
+            candidates = vocabulary[candidates]
         after = self.after.weight[candidates]  # [B, K, C, R]
         chosen, last = [], first
-        for place in range(logits.size(1)):
-            scores = values[:, place] + (after[:, place] @ self.before(last)[:, :, None]).squeeze(2)
-            last = candidates[:, place].gather(1, scores.argmax(1, keepdim=True)).squeeze(1)
+        for place in range(scores.size(1)):
+            together = values[:, place] + (after[:, place] @ self.before(last)[:, :, None]).squeeze(2)
+            last = candidates[:, place].gather(1, together.argmax(1, keepdim=True)).squeeze(1)
             chosen.append(last)
         return torch.stack(chosen, dim=1)
 
-    def chooser(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """`choose` with the weights of now, on the CPU kernels where they can run it."""
-        return native.path_chooser(self.before.weight, self.after.weight, CANDIDATES) or self.choose
+    def chooser(self, vocabulary: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+        """`choose` among these tokens, with the weights of now, on the CPU kernels where they can run it."""
+        after = self.after.weight if vocabulary is None else self.after.weight[vocabulary]
+        compiled = native.path_chooser(self.before.weight, after, vocabulary, CANDIDATES)
+        return compiled or partial(self.choose, vocabulary=vocabulary)

@@ -151,6 +151,13 @@ class SpecDecConfig(TranslationConfig):
             "weights stay in memory. All decoders but beam"
         },
     )
+    fp32_drafts: bool = field(
+        default=False,
+        metadata={
+            "help": "CPU: draft in fp32. Where the processor multiplies int8 numbers fast (AVX-512 VNNI, AVX-VNNI), "
+            "lossless methods draft with those otherwise; the output is the same, since the verifier stays in fp32"
+        },
+    )
     packed_weights: bool = field(
         default=False,
         metadata={

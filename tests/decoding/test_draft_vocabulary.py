@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.drafters import DecodingState
-from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, frequent_tokens
+from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, frequent_tokens, spread
 from fairseq_plugins.decoding.methods import Options, build, check_fit, check_options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
@@ -94,9 +94,11 @@ def test_only_chosen_tokens_are_drafted_with_the_scores_they_have(options: dict[
     hidden = torch.randn(2, 3, 16)
     everything = CachedDecoder(drafter.decoder).project(hidden)
     some = CachedDecoder(drafter.decoder, torch.tensor(chosen)).project(hidden)
-    torch.testing.assert_close(some[..., chosen], everything[..., chosen])
+    torch.testing.assert_close(some, everything[..., chosen])
+    spread_out = spread(some, torch.tensor(chosen), VOCABULARY)
+    assert torch.equal(spread_out[..., chosen], some)
     others = [token for token in range(VOCABULARY) if token not in chosen]
-    assert (some[..., others] == torch.finfo(torch.float32).min).all()
+    assert (spread_out[..., others] == torch.finfo(torch.float32).min).all()
 
 
 def test_checkpoints_that_did_not_count() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.criterions.glat_loss import GlatLoss
 from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions, Verdict
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.methods import Options, check_fit
 from fairseq_plugins.decoding.verifier import Verifier
@@ -81,7 +81,7 @@ def test_training_computes_what_decoding_computes(
     for block in range(3):
         prefix, expected = prefixes[:, block], logits.view(4, 3, 4, -1)[:, block]
         with mock.patch.object(native, "_SMALL_BYTES", small_bytes):
-            drafter = FeatureDrafter(model, 4, keep_logits=True)
+            drafter = FeatureDrafter(model, 4, DraftOptions(keep_logits=True))
         drafter.start(sample, engine.start(sample))
         drafted, empty = drafter.draft(begin), prefix == 0
         torch.testing.assert_close(drafted.logits[empty], expected[empty], rtol=1e-3, atol=2e-4)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters import DecodingState, Draft
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.models.block_nat import BlockNat
@@ -36,7 +36,7 @@ def fresh_logits(
     source = sample["net_input"]["src_tokens"][row]
     source = source[source != 1][None]
     net_input = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
-    alone = NatDrafter(model, width, keep_logits=True)
+    alone = NatDrafter(model, width, DraftOptions(keep_logits=True))
     alone.start({"net_input": net_input}, encoder(**net_input))
     length = known.numel() - 1
     logits = alone.draft(DecodingState(known[None], torch.tensor([length]), [length], length + width)).logits
@@ -51,7 +51,7 @@ class CheckedDrafter(NatDrafter):
     """
 
     def __init__(self, model: BlockNat, block_size: int, outputs: list[list[int]], encoder: Any, seed: int) -> None:
-        super().__init__(model, block_size, keep_logits=True)
+        super().__init__(model, block_size, DraftOptions(keep_logits=True))
         self.outputs = outputs
         self.verifier_encoder = encoder
         self.generator = random.Random(seed)

@@ -16,10 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.encoder import FusedEncoder
-from fairseq_plugins.decoding.methods import Options
-from tests.strategies import FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
-from tests.support import assert_same_output, decode, make_drafter, make_sample, make_task, make_transformer
+from fairseq_plugins.decoding.methods import Options, build
+from fairseq_plugins.decoding.weights import Precision, quantized
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +69,98 @@ def test_linear_layers_of_any_size(
     torch.testing.assert_close(compiled(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(not native.has_int8_products(), reason="no fast int8 products on this processor")
+@settings(STEADY, max_examples=160)
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 150),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_int8_products_of_any_size(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> None:
+    """What rounding weights and inputs, row by row, says in exact arithmetic."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
+    x[0] = 0
+    layer = (weight, bias if has_bias else None)
+    compiled = native.NativeLinear(layer, Precision.INT8_PRODUCTS)
+    assert compiled.tensors[0].dtype == torch.int8
+    rounded, _ = quantized(layer)
+    # Halves may go either way.
+    step = x.abs().amax(1, keepdim=True).double().clamp(min=1e-30) / 127
+    result = torch.addmm(torch.zeros(()) if layer[1] is None else bias, x, rounded.t())
+    near = (step / 2) @ rounded.double().abs().sum(1)[None] + 1e-4
+    assert ((compiled(x) - result).abs() <= near).all()
+    whole = (x.double() / step).round().clamp(-127, 127) * step
+    exact = whole @ rounded.double().t() + (0 if layer[1] is None else bias)
+    share = (compiled(x) - exact).abs().lt(1e-3 + 1e-4 * exact.abs()).double().mean()
+    assert share > 0.99 or x.numel() * outputs < 2000
+
+
+def test_wide_layers_are_rounded_where_copies_are_asked_for() -> None:
+    layer, x = (torch.randn(512, 512), None), torch.randn(3, 512)
+    try:
+        native.enable(True, copies=True)
+        rounded = native.NativeLinear(layer, Precision.INT8_PRODUCTS)
+    finally:
+        native.enable(True)
+    assert (rounded.tensors[0].dtype == torch.int8) == native.has_int8_products()
+    assert (rounded(x) - x @ layer[0].t()).norm() < 0.02 * (x @ layer[0].t()).norm()
+    assert native.NativeLinear(layer, Precision.INT8_PRODUCTS).tensors[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
+def test_only_drafts_that_are_verified_exactly_are_rounded(options: dict[str, Any]) -> None:
+    task = make_task(30)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, **options)
+
+    def precision(**wanted: Any) -> tuple[set[torch.dtype], set[torch.dtype]]:
+        method = build([verifier], drafter, Options(block_size=4, **wanted), task.target_dictionary)
+        decoders = (method.verifier.decoders[0], method.drafter.cached)
+        return tuple({linear.tensors[0].dtype for linear in linears_of(decoder)} for decoder in decoders)
+
+    fp32 = {torch.float32}
+    assert precision(decoder="gad") == (fp32, {torch.int8} if native.has_int8_products() else fp32)
+    assert precision(decoder="gad", fp32_drafts=True) == (fp32, fp32)
+    assert precision(decoder="gad++", top_beta=3, tau=1.0) == (fp32, fp32)
+    native.enable(False)
+    assert not native.has_int8_products()
+
+
+def linears_of(decoder: CachedDecoder) -> list[native.NativeLinear]:
+    """The compiled linear layers of a decoder's layers."""
+    return [tensor for tensor in decoder.native_layers.tensors if isinstance(tensor, native.NativeLinear)]
+
+
+@settings(STEADY_MODELS, max_examples=25)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    sources=SOURCES,
+    block_size=st.sampled_from([1, 3, 10]),
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_rounded_drafts_change_no_output(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    seed: int,
+) -> None:
+    task = make_task(50)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    stock = fairseq_greedy([verifier], task, sample, **search)
+    for fp32_drafts in (True, False):
+        how = Options("gad", block_size, fp32_drafts=fp32_drafts)
+        assert_same_output(decode([verifier], task, sample, how, drafter, **search)[0], stock)
+
+
 @pytest.mark.parametrize(("inputs", "outputs", "packed"), [(511, 64, True), (512, 64, False), (256, 4097, False)])
 def test_weights_of_large_layers_are_read_where_they_are(inputs: int, outputs: int, packed: bool) -> None:
     weight = torch.randn(outputs, inputs)
@@ -91,6 +193,30 @@ def test_large_weights_are_packed_where_that_was_asked_for() -> None:
     assert native.NativeLinear((weight, None)).tensors[0].data_ptr() == weight.data_ptr()
 
 
+@settings(STEADY, max_examples=160)
+@given(
+    rows=st.integers(1, 9),
+    size=st.integers(1, 300),
+    forbidden=st.booleans(),
+    equal=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+)
+def test_probabilities_and_choices(
+    rows: int, size: int, forbidden: bool, equal: bool, dtype: torch.dtype, seed: int
+) -> None:
+    scores = 5 * torch.randn(1, rows, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    scores = scores.round() if equal else scores
+    result = native.log_softmax(scores.clone())
+    torch.testing.assert_close(result, scores.float().log_softmax(-1), rtol=1e-5, atol=1e-5)
+    if forbidden:
+        result[..., seed % size] = -torch.inf
+        result[:, rows // 2] = -torch.inf
+    assert torch.equal(native.argmax(result), result.argmax(-1))
+    assert torch.equal(native.argmax(result.to(dtype)), result.argmax(-1))
+    assert torch.equal(native.argmax(result[..., ::2]), result[..., ::2].argmax(-1))
+
+
 @pytest.mark.parametrize("packed_inputs", [511, 0], ids=["packed", "in place"])
 @settings(STEADY_MODELS, max_examples=25)
 @given(
@@ -118,7 +244,8 @@ def test_output_and_scores_are_the_same(
         native.enable(wanted)
         with mock.patch.object(native, "_MOST_PACKED_INPUTS", packed_inputs):
             encoded = FusedEncoder(verifier.encoder)(sample["net_input"])["encoder_out"][0]
-            results.append((decode([verifier], task, sample, Options("gad", 4), drafter, **search), encoded))
+            in_fp32 = Options("gad", 4, fp32_drafts=True)
+            results.append((decode([verifier], task, sample, in_fp32, drafter, **search), encoded))
     (ours, theirs) = results
     real = sample["net_input"]["src_tokens"].ne(1).t()
     torch.testing.assert_close(ours[1][real], theirs[1][real], rtol=1e-4, atol=2e-5)

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 from fairseq_plugins.decoding.cached_decoder import position_table
-from fairseq_plugins.decoding.drafters import DecodingState
+from fairseq_plugins.decoding.drafters import DecodingState, DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
@@ -63,7 +63,7 @@ def test_training_computes_what_decoding_computes(options: dict[str, Any], atten
         prefix = int(blocks.positions[row, blocks.prefix_width]) - 1
         source = sample["net_input"]["src_tokens"][row : row + 1]
         alone = {"net_input": {"src_tokens": source, "src_lengths": sample["net_input"]["src_lengths"][row : row + 1]}}
-        drafter = NatDrafter(model, 4, keep_logits=True)
+        drafter = NatDrafter(model, 4, DraftOptions(keep_logits=True))
         drafter.start(alone, verifier.encoder(**alone["net_input"]))
         tokens = torch.cat([previous[row : row + 1, : prefix + 1], torch.full((1, 20), 1)], dim=1)
         draft = drafter.draft(DecodingState(tokens, torch.tensor([prefix]), [prefix], 15))

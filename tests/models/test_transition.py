@@ -9,6 +9,7 @@ from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.drafters import DecodingState
 from fairseq_plugins.decoding.drafters.path import draft_maker
+from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
 from tests.strategies import STEADY
@@ -28,17 +29,29 @@ def make_scores(vocabulary: int, rank: int, seed: int) -> TransitionScores:
     width=st.integers(1, 6),
     vocabulary=st.integers(1, 200),
     rank=st.integers(1, 20),
+    some=st.booleans(),
     seed=st.integers(0, 99),
 )
 @torch.no_grad()
-def test_kernels_choose_what_pytorch_chooses(batch: int, width: int, vocabulary: int, rank: int, seed: int) -> None:
+def test_kernels_choose_what_pytorch_chooses(
+    batch: int, width: int, vocabulary: int, rank: int, some: bool, seed: int
+) -> None:
     if native.library() is None:
         pytest.skip("no C++ compiler")
     transition = make_scores(vocabulary, rank, seed)
-    logits, first = 3 * torch.randn(batch, width, vocabulary), torch.randint(vocabulary, (batch,))
-    compiled = native.path_chooser(transition.before.weight, transition.after.weight, CANDIDATES)
-    assert compiled is not None
-    assert torch.equal(compiled(logits, first), transition.choose(logits, first))
+    ids = torch.randperm(vocabulary)[: vocabulary // 2 + 1].sort().values if some else None
+    scores = 3 * torch.randn(batch, width, vocabulary if ids is None else len(ids))
+    first = torch.randint(vocabulary, (batch,))
+    in_kernels, in_pytorch = transition.chooser(ids)(scores, first), transition.choose(scores, first, ids)
+    assert torch.equal(in_kernels, in_pytorch)
+    native.enable(False)
+    try:
+        assert torch.equal(transition.chooser(ids)(scores, first), in_pytorch)
+    finally:
+        native.enable(True)
+    # Tokens without scores are those with the lowest ones.
+    everywhere = transition.choose(spread(scores, ids, vocabulary), first)
+    assert torch.equal(in_pytorch, everywhere)
 
 
 @torch.no_grad()
@@ -80,7 +93,7 @@ def test_training_computes_what_decoding_computes() -> None:
     plain = decoder.output_layer(hidden)
     true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that nothing else is drafted
     state = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], 9)
-    draft = draft_maker(decoder, keep_logits=True)(plain + true_path, state)
+    draft = draft_maker(decoder, None, keep_logits=True)(plain + true_path, state)
     assert torch.equal(draft.tokens, blocks.targets)
     is_target = blocks.targets != 1
     assert is_target.any()

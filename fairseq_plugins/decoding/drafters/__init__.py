@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.cached_decoder import Span
+from fairseq_plugins.decoding.weights import Precision
 
 
 @dataclass
@@ -80,6 +81,23 @@ class Verdict:
     def newest(self) -> int:
         """The most tokens that any sentence gained."""
         return max(self.gained)
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What both kinds of trained drafters heed.
+
+    Attributes:
+        keep_logits: hand the scores on in `Draft.logits`.
+        adapt: draft as many of `block_size` tokens as pay.
+        vocabulary: ids [N] of the tokens to choose among, None for all.
+        precision: of the drafter's linear layers.
+    """
+
+    keep_logits: bool = False
+    adapt: bool = False
+    vocabulary: Tensor | None = None
+    precision: Precision = Precision.FP32
 
 
 class Drafter(Protocol):

@@ -10,10 +10,10 @@ from torch import Tensor
 from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions, Verdict
 from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.graphs import cached_decoder
-from fairseq_plugins.decoding.weights import linear, quantized, without_query
+from fairseq_plugins.decoding.weights import Precision, in_precision, linear, without_query
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -27,27 +27,17 @@ class FeatureDrafter:
     Args:
         model: the drafter.
         block_size: tokens per draft, k.
-        keep_logits: hand the scores on in `Draft.logits`.
-        adapt: draft as many of `block_size` tokens as pay.
-        vocabulary: ids [N] of the tokens to choose among, None for all.
-        int8: draft with weights rounded to int8.
+        options: how to draft.
     """
 
-    def __init__(
-        self,
-        model: BlockNat,
-        block_size: int,
-        keep_logits: bool = False,
-        adapt: bool = False,
-        vocabulary: Tensor | None = None,
-        int8: bool = False,
-    ) -> None:
+    def __init__(self, model: BlockNat, block_size: int, options: DraftOptions | None = None) -> None:
+        options = options or DraftOptions()
         self.model = model
         self.block_size = block_size
-        self.chooser = BlockSizeChooser(block_size) if adapt else None
-        self.make_draft = draft_maker(model.decoder, keep_logits)
-        self.cached = cached_decoder(model.decoder, vocabulary, int8)
-        self.read = _reader(model, self.cached, int8)
+        self.chooser = BlockSizeChooser(block_size) if options.adapt else None
+        self.cached = cached_decoder(model.decoder, options.vocabulary, options.precision)
+        self.make_draft = draft_maker(model.decoder, self.cached.vocabulary, options.keep_logits)
+        self.read = _reader(model, self.cached, options.precision)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
@@ -94,7 +84,7 @@ class FeatureDrafter:
             self.newest = self.newest.index_select(0, rows)
 
 
-def _reader(model: BlockNat, cached: CachedDecoder, int8: bool) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _reader(model: BlockNat, cached: CachedDecoder, precision: Precision) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D].
 
     Where nothing stands between fusion and projection (post-norm), both are one matrix, unless that is a large one
@@ -105,8 +95,8 @@ def _reader(model: BlockNat, cached: CachedDecoder, int8: bool) -> Callable[[Ten
     weight = reader.linear.weight
     is_one = weight.device.type != "cpu" or native.may_be_copied(weight)
     if not is_one or any(layer.normalize_before for layer in layers):
-        fuse = native.fastest(quantized(linear(reader.linear)) if int8 else linear(reader.linear))
-        projections = [native.fastest(without_query(layer.self_qkv)) for layer in layers]
+        fuse = native.fastest(in_precision(linear(reader.linear), precision), precision)
+        projections = [native.fastest(without_query(layer.self_qkv), precision) for layer in layers]
 
         def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
             states, added = reader.split(fuse(features))
@@ -128,7 +118,7 @@ def _reader(model: BlockNat, cached: CachedDecoder, int8: bool) -> Callable[[Ten
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype
     whole = (torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype))
-    both = native.fastest(quantized(whole) if int8 else whole)
+    both = native.fastest(in_precision(whole, precision), precision)
 
     def read(features: Tensor) -> tuple[Tensor, Tensor]:
         result = both(features)

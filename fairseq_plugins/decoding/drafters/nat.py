@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.cached_decoder import Span
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, Verdict
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions, Verdict
 from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.encoder import FusedEncoder
 from fairseq_plugins.decoding.graphs import cached_decoder
@@ -24,32 +24,27 @@ class NatDrafter:
     Args:
         model: the drafter.
         block_size: tokens per draft, k.
-        keep_logits: hand the scores on in `Draft.logits`.
-        adapt: draft as many of `block_size` tokens as pay.
-        vocabulary: ids [N] of the tokens to choose among, None for all.
+        options: how to draft.
         alone: no verifier adds a token of its own behind the draft.
-        int8: draft with weights rounded to int8.
     """
 
     def __init__(
         self,
         model: BlockNat,
         block_size: int,
-        keep_logits: bool = False,
-        adapt: bool = False,
-        vocabulary: Tensor | None = None,
+        options: DraftOptions | None = None,
         alone: bool = False,
-        int8: bool = False,
     ) -> None:
+        options = options or DraftOptions()
         self.model = model
-        self.chooser = BlockSizeChooser(block_size) if adapt else None
+        self.chooser = BlockSizeChooser(block_size) if options.adapt else None
         self.block_size = block_size
-        self.make_draft = draft_maker(model.decoder, keep_logits or alone)
         self.alone = alone
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
-        self.int8 = int8
-        self.cached = cached_decoder(model.decoder, vocabulary, int8)
+        self.precision = options.precision
+        self.cached = cached_decoder(model.decoder, options.vocabulary, options.precision)
+        self.make_draft = draft_maker(model.decoder, self.cached.vocabulary, options.keep_logits or alone)
         # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
@@ -58,7 +53,7 @@ class NatDrafter:
     @cached_property
     def encoder(self) -> FusedEncoder:
         """The model's encoder, read when it is needed: a shared one has been read for the verifier."""
-        return FusedEncoder(self.model.encoder, self.int8)
+        return FusedEncoder(self.model.encoder, self.precision)
 
     def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
         self.cached.start(self._encode(sample, encoder_out))

@@ -5,27 +5,41 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.drafters import DecodingState, Draft
+from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
 
-def draft_maker(decoder: BlockNatDecoder, keep_logits: bool) -> Callable[[Tensor, DecodingState], Draft]:
-    """What makes a draft of scores [B, K, V] and the state, with the decoder's weights of now.
+def draft_maker(
+    decoder: BlockNatDecoder, vocabulary: Tensor | None, keep_logits: bool
+) -> Callable[[Tensor, DecodingState], Draft]:
+    """What makes a draft of scores [B, K, N] and the state, with the decoder's weights of now.
 
     Args:
         decoder: the drafter's; with transition scores the tokens are chosen one after the other, else each by itself.
+        vocabulary: ids [N] of the tokens that are scored, None for all.
         keep_logits: hand the scores on in `Draft.logits`, with those of the transitions along the path.
     """
     transition = decoder.transition
+    size = decoder.embed_tokens.num_embeddings
     if transition is None:
-        return lambda logits, state: Draft(logits.argmax(-1), logits=logits if keep_logits else None)
-    choose = transition.chooser()
 
-    def follow(logits: Tensor, state: DecodingState) -> Draft:
+        def choose_each(scores: Tensor, state: DecodingState) -> Draft:
+            tokens = native.argmax(scores)
+            if vocabulary is not None:
+                tokens = vocabulary[tokens]
+            return Draft(tokens, logits=spread(scores, vocabulary, size) if keep_logits else None)
+
+        return choose_each
+    choose = transition.chooser(vocabulary)
+
+    def follow(scores: Tensor, state: DecodingState) -> Draft:
         last = state.last_tokens()
-        tokens = choose(logits, last[:, 0])
+        tokens = choose(scores, last[:, 0])
         if not keep_logits:
             return Draft(tokens)
+        logits = spread(scores, vocabulary, size)
         return Draft(tokens, logits=transition(logits, torch.cat([last, tokens[:, :-1]], dim=1)))
 
     return follow

@@ -1,5 +1,6 @@
 """Which tokens a drafter scores: those it was often trained to say (FR-Spec, Zhao et al. 2025, arXiv 2502.14856)."""
 
+import torch
 from torch import Tensor
 
 # To never draft one token in a thousand costs next to nothing, and half of a joint dictionary is the other language.
@@ -21,6 +22,14 @@ def frequent_tokens(counts: Tensor, share: float) -> Tensor:
     # Rounding must not add tokens that never occurred.
     enough = int((reached < share - 1e-12).sum()) + 1
     return ids[:enough].sort().values
+
+
+def spread(scores: Tensor, vocabulary: Tensor | None, size: int) -> Tensor:
+    """Scores [..., V] of all tokens from those [..., N] of `vocabulary`; the others get the lowest number there is."""
+    if vocabulary is None:
+        return scores
+    lowest = scores.new_full((*scores.shape[:-1], size), torch.finfo(scores.dtype).min)
+    return lowest.index_copy_(-1, vocabulary, scores)
 
 
 def draft_vocabulary(counts: Tensor, share: float | None) -> Tensor | None:

@@ -21,17 +21,19 @@ import torch.nn.functional as F
 from fairseq.modules import gelu
 from torch import Tensor
 
-from fairseq_plugins.decoding.weights import Layer, Linear, QuantizedLinear
+from fairseq_plugins.decoding.weights import Layer, Linear, Precision, QuantizedLinear, quantized
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-PANEL = 16  # as in kernels.cpp
-_IN_PANELS, _IN_ROWS, _INT8_IN_ROWS = range(3)
+PANEL, _INT8_INPUTS = 16, 4  # as in kernels.cpp
+_IN_PANELS, _IN_ROWS, _INT8_IN_ROWS, _INT8_IN_PANELS = range(4)
 # A copy of a weight in panels is read faster than the weight itself where there are few inputs, and made of weights of
 # few bytes; large models are read as they are, so that nothing of them is held twice.
 _MOST_PACKED_INPUTS = 511
 _SMALL_BYTES = 4 * 2**20
+# int8 copies are smaller, and worth it for any number of inputs, but of wide models they would be many.
+_NARROW = 511
 # Beyond so many rows the matrix products are large enough for PyTorch's own, which use all threads.
 MOST_ROWS = 256
 _COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
@@ -46,6 +48,7 @@ class _Linear(ctypes.Structure):
         ("weight", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
         ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
         ("form", ctypes.c_int32),
@@ -83,6 +86,12 @@ def may_be_copied(weight: Tensor) -> bool:
     return _copies or weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
+def has_int8_products() -> bool:
+    """Whether the kernels are in use, and the processor multiplies int8 numbers fast: `Precision.INT8_PRODUCTS`."""
+    kernels = library() if _enabled else None
+    return kernels is not None and bool(kernels.has_int8_products())
+
+
 def enable(wanted: bool, copies: bool = False) -> None:
     """Switch compiled steps on (as they are at first) or off, for what is built from now on.
 
@@ -114,10 +123,13 @@ def library() -> ctypes.CDLL | None:
         logger.warning("kernels.cpp could not be built (%s): decoding runs on PyTorch's operations", " ".join(said))
         return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p
+    kernels.has_int8_products.argtypes = []
     kernels.run_linear.argtypes = [pointer, pointer, number, pointer]
+    kernels.log_softmax.argtypes = [pointer, number, number]
+    kernels.choose_best.argtypes = [pointer, number, number, pointer]
     kernels.choose_paths.argtypes = [
         *(pointer, number, number, number, pointer),
-        *(pointer, number, pointer, number, pointer),
+        *(pointer, number, pointer, pointer, number, pointer),
     ]
     kernels.run_layers.argtypes = [
         *(pointer, ctypes.c_int32, pointer, number, number, ctypes.c_int32),
@@ -147,20 +159,31 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _pack(weight: Tensor) -> Tensor:
-    """A weight [outputs, inputs] in panels of 16 outputs, [outputs / 16, inputs, 16]."""
-    missing = -weight.size(0) % PANEL
-    return F.pad(weight.detach(), (0, 0, 0, missing)).view(-1, PANEL, weight.size(1)).transpose(1, 2).contiguous()
+def _pack(weight: Tensor, inputs: int = 1) -> Tensor:
+    """A weight [outputs, I] in panels of 16 outputs, [outputs / 16, I / inputs, 16, inputs], filled up with zeros."""
+    missing = (0, -weight.size(1) % inputs, 0, -weight.size(0) % PANEL)
+    panels = F.pad(weight.detach(), missing).unflatten(1, (-1, inputs)).unflatten(0, (-1, PANEL))
+    return panels.transpose(1, 2).contiguous()
 
 
-def _in_kernels_form(layer: Linear) -> tuple[int, Tensor, Tensor | None, Tensor | None]:
-    """Form, weight, bias and scale as the kernels read them."""
+def _in_kernels_form(
+    layer: Linear, precision: Precision
+) -> tuple[int, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Form, weight, bias, scale and sums of weights as the kernels read them."""
     if isinstance(layer, QuantizedLinear):
-        return _INT8_IN_ROWS, layer.weight, layer.bias, layer.scale
+        return _INT8_IN_ROWS, layer.weight, layer.bias, layer.scale, None
     weight, bias = layer
+    if precision is Precision.INT8_PRODUCTS and _may_be_rounded(weight):
+        rounded = quantized(layer)
+        panels = _pack(rounded.weight, _INT8_INPUTS)
+        return _INT8_IN_PANELS, panels, bias, rounded.scale, panels.sum((1, 3), dtype=torch.int32)
     if _copies or (weight.size(1) <= _MOST_PACKED_INPUTS and may_be_copied(weight)):
-        return _IN_PANELS, _pack(weight), bias, None
-    return _IN_ROWS, weight, bias, None
+        return _IN_PANELS, _pack(weight), bias, None, None
+    return _IN_ROWS, weight, bias, None, None
+
+
+def _may_be_rounded(weight: Tensor) -> bool:
+    return _copies or (weight.numel() <= _SMALL_BYTES and min(weight.shape) <= _NARROW)
 
 
 def _usable(layer: Linear) -> bool:
@@ -171,10 +194,15 @@ def _usable(layer: Linear) -> bool:
 
 
 class NativeLinear:
-    """A linear layer [outputs, inputs]; its weight is read where it is, a small one packed."""
+    """A linear layer [outputs, inputs]; its weight is read where it is, a small one packed.
 
-    def __init__(self, layer: Linear) -> None:
-        form, *tensors = _in_kernels_form(layer)
+    Args:
+        layer: weight and bias.
+        precision: INT8_PRODUCTS is heeded for layers that may be copied; of other kinds the layer is already.
+    """
+
+    def __init__(self, layer: Linear, precision: Precision = Precision.FP32) -> None:
+        form, *tensors = _in_kernels_form(layer, precision)
         # What the structure points to must stay, even if a module's parameter is given other memory.
         self.tensors = [None if tensor is None else tensor.detach().contiguous() for tensor in tensors]
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in self.tensors]
@@ -195,14 +223,15 @@ class NativeLayers:
 
     Args:
         layers: their weights.
+        precision: as for `NativeLinear`.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], precision: Precision = Precision.FP32) -> None:
         self.count = len(layers)
         self.tensors: list[object] = []
-        self.array = (_Layer * self.count)(*[self._structure(layer) for layer in layers])
+        self.array = (_Layer * self.count)(*[self._structure(layer, precision) for layer in layers])
 
-    def _structure(self, layer: Layer) -> _Layer:
+    def _structure(self, layer: Layer, precision: Precision) -> _Layer:
         structure = _Layer(
             heads=layer.heads,
             normalize_before=layer.normalize_before,
@@ -216,7 +245,7 @@ class NativeLayers:
                 setattr(structure, name, _Norm(weight.data_ptr(), bias.data_ptr(), value.eps))
                 self.tensors += [weight, bias]
             elif value is not None and kind is _Linear:
-                linear = NativeLinear(value)
+                linear = NativeLinear(value, precision)
                 setattr(structure, name, linear.structure)
                 self.tensors.append(linear)
         return structure
@@ -291,40 +320,81 @@ def _kernels() -> ctypes.CDLL:
     return kernels
 
 
-def fastest(layer: Linear) -> Callable[[Tensor], Tensor]:
-    """A linear layer as a function of x [..., inputs]: on the kernels where they can run it and pay, else PyTorch's."""
+def fastest(layer: Linear, precision: Precision = Precision.FP32) -> Callable[[Tensor], Tensor]:
+    """A linear layer as a function of x [..., inputs]: on the kernels where they can run it and pay, else PyTorch's.
+
+    Args:
+        layer: weight and bias.
+        precision: as for `NativeLinear`.
+    """
     if not _usable(layer):
         return lambda x: F.linear(x, *layer)
-    compiled = NativeLinear(layer)
+    compiled = NativeLinear(layer, precision)
     return lambda x: compiled(x) if pays(x.numel() // x.size(-1)) else F.linear(x, *layer)
 
 
-def native_layers(layers: Sequence[Layer]) -> NativeLayers | None:
-    """Layers for the kernels, None where these cannot run them (other devices, types and activations, no compiler)."""
+def native_layers(layers: Sequence[Layer], precision: Precision = Precision.FP32) -> NativeLayers | None:
+    """Layers for the kernels, None where these cannot run them (other devices, types and activations, no compiler).
+
+    Args:
+        layers: their weights.
+        precision: as for `NativeLinear`.
+    """
     if not layers or any(layer.activation not in _ACTIVATIONS for layer in layers):
         return None
-    return NativeLayers(layers) if _usable(layers[0].self_qkv) else None
+    return NativeLayers(layers, precision) if _usable(layers[0].self_qkv) else None
 
 
-def path_chooser(before: Tensor, after: Tensor, candidates: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+def log_softmax(scores: Tensor) -> Tensor:
+    """Log-probabilities of scores [..., V]; on a CPU in their place, since but for the weights nothing is as large."""
+    if scores.device.type != "cpu":
+        return scores.float().log_softmax(-1)
+    scores = scores.float().contiguous()
+    if _in_kernels(scores):
+        _kernels().log_softmax(scores.data_ptr(), scores.numel() // scores.size(-1), scores.size(-1))
+        return scores
+    for part in scores:
+        part.copy_(part.log_softmax(-1))
+    return scores
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """Indices [...] of the highest of scores [..., V], the first ones."""
+    if not (_in_kernels(scores) and scores.is_contiguous()):
+        return scores.argmax(-1)
+    best = torch.empty(scores.shape[:-1], dtype=torch.long)
+    _kernels().choose_best(scores.data_ptr(), best.numel(), scores.size(-1), best.data_ptr())
+    return best
+
+
+def _in_kernels(scores: Tensor) -> bool:
+    rows = scores.numel() // scores.size(-1)
+    return _usable((scores, None)) and pays(rows)
+
+
+def path_chooser(
+    before: Tensor, after: Tensor, vocabulary: Tensor | None, candidates: int
+) -> Callable[[Tensor, Tensor], Tensor] | None:
     """`models.transition.TransitionScores.choose` on the kernels, None where these cannot run it.
 
     Args:
         before: [V, R], of the token before.
-        after: [V, R], of the token.
+        after: [N, R], of the token.
+        vocabulary: ids [N] of the tokens that have scores, None for all.
         candidates: how many tokens of every place to choose among.
     """
     if not _usable((before, after)):
         return None
     before, after = before.detach().contiguous(), after.detach().contiguous()
+    ids = None if vocabulary is None else vocabulary.contiguous()
 
-    def choose(logits: Tensor, first: Tensor) -> Tensor:
-        logits, first = logits.contiguous(), first.contiguous()
-        batch, width, vocabulary = logits.shape
+    def choose(scores: Tensor, first: Tensor) -> Tensor:
+        scores, first = scores.contiguous(), first.contiguous()
+        batch, width, size = scores.shape
         chosen = first.new_empty(batch, width)
         _kernels().choose_paths(
-            *(logits.data_ptr(), batch, width, vocabulary, before.data_ptr()),
-            *(after.data_ptr(), before.size(1), first.data_ptr(), min(candidates, vocabulary), chosen.data_ptr()),
+            *(scores.data_ptr(), batch, width, size, before.data_ptr(), after.data_ptr(), before.size(1)),
+            *(None if ids is None else ids.data_ptr(), first.data_ptr(), min(candidates, size), chosen.data_ptr()),
         )
         return chosen
 
