@@ -16,11 +16,14 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.memory import new_zeros
 from fairseq_plugins.decoding.weights import Layer, Linear, Precision, fused, linear, norm, quantized, quantized_layer
 from fairseq_plugins.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+# Places that a cache grows by: with every step it would be copied, and leave holes in memory that fit nothing else.
+ROOM = 32
 # Decoder methods that define what a decoder computes: a subclass that changes one of them is not what we run.
 _DECODER_METHODS = ("forward", "extract_features", "extract_features_scriptable", "output_layer")
 
@@ -100,8 +103,10 @@ def position_table(decoder: TransformerDecoderBase, count: int) -> Tensor | None
         return embed.weight[first : first + count]
     if isinstance(embed, SinusoidalPositionalEmbedding):
         like = decoder.embed_tokens.weight
-        table = embed.get_embedding(first + count, embed.embedding_dim, embed.padding_idx)
-        return table[first:].to(device=like.device, dtype=like.dtype)
+        table = embed.weights
+        if table is None or table.size(0) < first + count:
+            table = embed.get_embedding(first + count, embed.embedding_dim, embed.padding_idx)
+        return table[first : first + count].to(device=like.device, dtype=like.dtype)
     raise ConfigurationError(f"position embedding {type(embed).__name__} is not supported; use --decoder beam")
 
 
@@ -148,7 +153,11 @@ class CachedDecoder:
         # Only drafters have these two: see models/block_nat.py.
         self.mask_vectors: Callable[..., Tensor] | None = getattr(decoder, "mask_vectors", None)
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
-        self.native_layers = None if self.positions_every_layer else native.native_layers(self.layers, precision)
+        # The kernels know no projection of the input, and positions at its beginning only.
+        plain_input = decoder.project_in_dim is None and not self.positions_every_layer
+        weight = decoder.embed_tokens.weight
+        ends = native.Ends(weight, decoder.embed_scale, self.positions, self.embedding_norm, self.final_norm)
+        self.native_layers = native.native_layers(self.layers, precision, ends) if plain_input else None
         self.cross_projections = [native.fastest(layer.cross_key_value, precision) for layer in self.layers]
         self.output_layer = decoder.output_layer if plain_output is None else native.fastest(plain_output, precision)
         # Keys and values [layers, B, positions, 2, H, D / H], of self- and of cross-attention.
@@ -169,9 +178,10 @@ class CachedDecoder:
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
         heads = self.layers[0].heads
-        self.cross = torch.stack(
-            [project(memory).unflatten(-1, (2, heads, -1)) for project in self.cross_projections]
-        )
+        shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
+        self.cross = new_zeros(memory, shape)
+        for cross, project in zip(self.cross, self.cross_projections, strict=True):
+            cross.copy_(project(memory).view_as(cross))
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0), 0, *self.cross.shape[3:])
@@ -245,6 +255,14 @@ class CachedDecoder:
         width = tokens.size(1) + masks
         total = span.longest + width
         self._grow(total)
+        if self.native_layers is not None and native.pays(tokens.size(0) * width):
+            mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
+            fed = None if self.mask_vectors is None else self._mask_table(tokens.size(0), total)
+            seen = (self.cache, total, visible, self.cross, mask, layers is not None)
+            x, states = self.native_layers.step(tokens, lengths, *seen, masks, fed, added)
+            if layers is not None:
+                layers.extend(states)
+            return x if self.decoder.project_out_dim is None else self.decoder.project_out_dim(x)
         place = lengths.unsqueeze(1) + torch.arange(width, device=tokens.device)
         position = None
         if self.positions is not None:
@@ -260,14 +278,6 @@ class CachedDecoder:
             x = x + added
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        if self.native_layers is not None and native.pays(tokens.size(0) * width):
-            mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
-            x, states = self.native_layers.run(
-                x, lengths, self.cache, total, None, visible, self.cross, mask, layers is not None
-            )
-            if layers is not None:
-                layers.extend(states)
-            return self._finished(x)
         if layers is not None:
             layers.append(x)
         mask = _self_mask(place, span, total, visible)
@@ -306,15 +316,9 @@ class CachedDecoder:
                 x = layer.final_norm(x)
             if layers is not None:
                 layers.append(x)
-        return self._finished(x)
-
-    def _finished(self, x: Tensor) -> Tensor:
-        """What stands between the last layer and the vocabulary projection."""
         if self.final_norm is not None:
             x = self.final_norm(x)
-        if self.decoder.project_out_dim is not None:
-            x = self.decoder.project_out_dim(x)
-        return x
+        return x if self.decoder.project_out_dim is None else self.decoder.project_out_dim(x)
 
     def remember(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
         """Write keys and values that something else than `step` has made.
@@ -339,15 +343,16 @@ class CachedDecoder:
 
     @property
     def capacity(self) -> int:
-        """Positions that the cache holds for every sentence: the longest sentence so far and one draft."""
+        """Positions that the cache holds for every sentence: the longest so far and one draft, rounded up to `ROOM`."""
         return 0 if self.cache is None else self.cache.size(2)
 
     def _grow(self, positions: int) -> None:
         assert self.cache is not None
-        missing = positions - self.capacity
-        if missing > 0:
+        old = self.cache
+        if positions > self.capacity:
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
-            self.cache = F.pad(self.cache, (0, 0, 0, 0, 0, 0, 0, missing))
+            self.cache = new_zeros(old, (*old.shape[:2], positions + -positions % ROOM, *old.shape[3:]))
+            self.cache[:, :, : old.size(2)] = old
 
     def _mask_table(self, batch: int, total: int) -> Tensor:
         """What masks at the places below `total`, and maybe behind, are fed: [B, places, D], or [D] at all places."""

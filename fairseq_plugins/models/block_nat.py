@@ -125,7 +125,8 @@ class BlockNatDecoder(TransformerDecoder):
         if self.copy_attention is None:
             return self.mask_vector
         source = encoder_out["encoder_embedding"][0]
-        table = position_table(self, max(int(positions.max()) + 1, source.size(1)))
+        # No look at the positions themselves, for which a device would be waited for.
+        table = position_table(self, max(self.max_positions(), positions.size(1), source.size(1)))
         query = self.copy_attention(table[positions.clamp(max=table.size(0) - 1)])
         padding = encoder_out["encoder_padding_mask"][0]
         # Left-padded sources: the first real token has position 0.

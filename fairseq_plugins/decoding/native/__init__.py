@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +22,8 @@ import torch.nn.functional as F
 from fairseq.modules import gelu
 from torch import Tensor
 
-from fairseq_plugins.decoding.weights import Layer, Linear, Precision, QuantizedLinear, quantized
+from fairseq_plugins.decoding.memory import new_zeros
+from fairseq_plugins.decoding.weights import Layer, Linear, Norm, Precision, QuantizedLinear, quantized
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +34,6 @@ _IN_PANELS, _IN_ROWS, _INT8_IN_ROWS, _INT8_IN_PANELS = range(4)
 # few bytes; large models are read as they are, so that nothing of them is held twice.
 _MOST_PACKED_INPUTS = 511
 _SMALL_BYTES = 4 * 2**20
-# int8 copies are smaller, and worth it for any number of inputs, but of wide models they would be many.
-_NARROW = 511
 # Beyond so many rows the matrix products are large enough for PyTorch's own, which use all threads.
 MOST_ROWS = 256
 _COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
@@ -70,9 +70,34 @@ class _Layer(ctypes.Structure):
 class _Memory(ctypes.Structure):
     _fields_ = [
         ("key_value", ctypes.c_void_p),
+        ("layer", ctypes.c_int64),
         ("capacity", ctypes.c_int64),
         ("used", ctypes.c_int64),
         ("allowed", ctypes.c_void_p),
+    ]
+
+
+class _Ends(ctypes.Structure):
+    _fields_ = [
+        ("embedding", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("mask_id", ctypes.c_int64),
+        ("positions", ctypes.c_void_p),
+        ("places", ctypes.c_int64),
+        ("embedding_norm", _Norm),
+        ("final_norm", _Norm),
+    ]
+
+
+class _Input(ctypes.Structure):
+    _fields_ = [
+        ("tokens", ctypes.c_void_p),
+        ("masks", ctypes.c_int64),
+        ("fed", ctypes.c_void_p),
+        ("sentence", ctypes.c_int64),
+        ("place", ctypes.c_int64),
+        ("added", ctypes.c_void_p),
+        ("added_width", ctypes.c_int64),
     ]
 
 
@@ -86,9 +111,13 @@ def may_be_copied(weight: Tensor) -> bool:
     return _copies or weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
-def has_int8_products() -> bool:
-    """Whether the kernels are in use, and the processor multiplies int8 numbers fast: `Precision.INT8_PRODUCTS`."""
-    kernels = library() if _enabled else None
+def has_int8_products(width: int) -> bool:
+    """Whether a model of this width can run with `Precision.INT8_PRODUCTS`.
+
+    The kernels must be in use, and the processor multiply int8 numbers fast. Of a wide model the copies in int8 would
+    take much memory, so they have to be asked for.
+    """
+    kernels = library() if _enabled and (_copies or width <= _MOST_PACKED_INPUTS) else None
     return kernels is not None and bool(kernels.has_int8_products())
 
 
@@ -131,10 +160,9 @@ def library() -> ctypes.CDLL | None:
         *(pointer, number, number, number, pointer),
         *(pointer, number, pointer, pointer, number, pointer),
     ]
-    kernels.run_layers.argtypes = [
-        *(pointer, ctypes.c_int32, pointer, number, number, ctypes.c_int32),
-        *(pointer, pointer, pointer, pointer, pointer),
-    ]
+    rows = [pointer, number, number, ctypes.c_int32, pointer, pointer, pointer, pointer, pointer]
+    kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
+    kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows]
     return kernels
 
 
@@ -173,17 +201,13 @@ def _in_kernels_form(
     if isinstance(layer, QuantizedLinear):
         return _INT8_IN_ROWS, layer.weight, layer.bias, layer.scale, None
     weight, bias = layer
-    if precision is Precision.INT8_PRODUCTS and _may_be_rounded(weight):
+    if precision is Precision.INT8_PRODUCTS:
         rounded = quantized(layer)
         panels = _pack(rounded.weight, _INT8_INPUTS)
         return _INT8_IN_PANELS, panels, bias, rounded.scale, panels.sum((1, 3), dtype=torch.int32)
     if _copies or (weight.size(1) <= _MOST_PACKED_INPUTS and may_be_copied(weight)):
         return _IN_PANELS, _pack(weight), bias, None, None
     return _IN_ROWS, weight, bias, None, None
-
-
-def _may_be_rounded(weight: Tensor) -> bool:
-    return _copies or (weight.numel() <= _SMALL_BYTES and min(weight.shape) <= _NARROW)
 
 
 def _usable(layer: Linear) -> bool:
@@ -198,7 +222,7 @@ class NativeLinear:
 
     Args:
         layer: weight and bias.
-        precision: INT8_PRODUCTS is heeded for layers that may be copied; of other kinds the layer is already.
+        precision: INT8_PRODUCTS only where `has_int8_products`; what else there is, the layer is already.
     """
 
     def __init__(self, layer: Linear, precision: Precision = Precision.FP32) -> None:
@@ -212,10 +236,29 @@ class NativeLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
         x = x.contiguous()
-        y = x.new_empty(*x.shape[:-1], self.outputs)
+        y = new_zeros(x, (*x.shape[:-1], self.outputs))
         rows = x.numel() // x.size(-1)
         _kernels().run_linear(ctypes.byref(self.structure), x.data_ptr(), rows, y.data_ptr())
         return y
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What stands before the first layer of a decoder, and behind the last one.
+
+    Attributes:
+        embedding: [V, D]; the mask of a drafter is token V.
+        scale: what it is multiplied by.
+        positions: [places, D]; later places get the last one. None for none.
+        embedding_norm: of the input, None for none.
+        final_norm: of the output, None for none.
+    """
+
+    embedding: Tensor
+    scale: float
+    positions: Tensor | None
+    embedding_norm: Norm | None
+    final_norm: Norm | None
 
 
 class NativeLayers:
@@ -224,11 +267,15 @@ class NativeLayers:
     Args:
         layers: their weights.
         precision: as for `NativeLinear`.
+        ends: of a decoder, for `step`.
     """
 
-    def __init__(self, layers: Sequence[Layer], precision: Precision = Precision.FP32) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], precision: Precision = Precision.FP32, ends: Ends | None = None
+    ) -> None:
         self.count = len(layers)
         self.tensors: list[object] = []
+        self.ends = None if ends is None else self._ends(ends)
         self.array = (_Layer * self.count)(*[self._structure(layer, precision) for layer in layers])
 
     def _structure(self, layer: Layer, precision: Precision) -> _Layer:
@@ -241,14 +288,33 @@ class NativeLayers:
         for name, kind in _Layer._fields_:
             value = getattr(layer, name, None)
             if value is not None and kind is _Norm:
-                weight, bias = value.weight.detach(), value.bias.detach()
-                setattr(structure, name, _Norm(weight.data_ptr(), bias.data_ptr(), value.eps))
-                self.tensors += [weight, bias]
+                setattr(structure, name, self._norm(value))
             elif value is not None and kind is _Linear:
                 linear = NativeLinear(value, precision)
                 setattr(structure, name, linear.structure)
                 self.tensors.append(linear)
         return structure
+
+    def _norm(self, norm: Norm | None) -> _Norm:
+        if norm is None:
+            return _Norm()
+        weight, bias = norm.weight.detach(), norm.bias.detach()
+        self.tensors += [weight, bias]
+        return _Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
+
+    def _ends(self, ends: Ends) -> _Ends:
+        embedding = ends.embedding.detach().contiguous()
+        positions = None if ends.positions is None else ends.positions.detach().contiguous()
+        self.tensors += [embedding, positions]
+        return _Ends(
+            embedding=embedding.data_ptr(),
+            scale=ends.scale,
+            mask_id=len(embedding),
+            positions=None if positions is None else positions.data_ptr(),
+            places=0 if positions is None else len(positions),
+            embedding_norm=self._norm(ends.embedding_norm),
+            final_norm=self._norm(ends.final_norm),
+        )
 
     def run(
         self,
@@ -279,39 +345,93 @@ class NativeLayers:
             the output [B, T, D] of the last layer, and the states [layers + 1, B, T, D] before the first and behind
             every layer (None unless they are kept).
         """
-        batch, width, dim = x.shape
         x = x.clone(memory_format=torch.contiguous_format)
+        states = self._call(
+            _kernels().run_layers, (), x, lengths, visible, (cache, used, allowed), cross, cross_allowed, keep_states
+        )
+        return x, states
+
+    def step(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Tensor,
+        used: int,
+        visible: Tensor | None,
+        cross: Tensor,
+        cross_allowed: Tensor | None,
+        keep_states: bool = False,
+        masks: int = 0,
+        fed: Tensor | None = None,
+        added: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embed T tokens of each of B sentences and run them; what `run` has too is the same.
+
+        Args:
+            tokens: [B, T - masks].
+            masks: so many masks stand behind them.
+            fed: [B, places, D] what masks are fed at each place, or [D] everywhere; None where there are none.
+            added: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
+
+        Returns:
+            the normalised output [B, T, D], and the states as `run` does.
+        """
+        assert self.ends is not None
+        batch, width = tokens.size(0), tokens.size(1) + masks
+        x = cache.new_empty(batch, width, cache.size(4) * cache.size(5))
+        tokens = tokens.contiguous()
+        added = None if added is None else added.contiguous()
+        strides = (0, 0) if fed is None or fed.dim() == 1 else fed.stride()
+        given = _Input(
+            tokens=tokens.data_ptr(),
+            masks=masks,
+            fed=None if fed is None else fed.data_ptr(),
+            sentence=strides[0],
+            place=strides[1],
+            added=None if added is None else added.data_ptr(),
+            added_width=0 if added is None else added.size(1),
+        )
+        ends = (ctypes.byref(self.ends), ctypes.byref(given))
+        own = (cache, used, None)
+        return x, self._call(
+            _kernels().run_step, ends, x, lengths, visible, own, cross, cross_allowed, keep_states
+        )
+
+    def _call(
+        self,
+        kernel: Callable[..., None],
+        before: tuple,
+        x: Tensor,
+        lengths: Tensor,
+        visible: Tensor | None,
+        own: tuple[Tensor, int, Tensor | None],
+        cross: Tensor | None,
+        cross_allowed: Tensor | None,
+        keep_states: bool,
+    ) -> Tensor | None:
+        """Run a kernel in place in x; returns the states, if they are kept."""
+        batch, width, dim = x.shape
         states = x.new_empty(self.count + 1, batch, width, dim) if keep_states else None
         if visible is not None and visible.shape != (batch, width):
             visible = visible.expand(batch, width)
         # Held until the call is over: it is given their addresses only.
+        cache, used, allowed = own
         lengths, visible, allowed, cross_allowed = (
             None if tensor is None else tensor.contiguous() for tensor in (lengths, visible, allowed, cross_allowed)
         )
-        own = self._memories(cache, used, allowed)
-        other = None if cross is None else self._memories(cross, cross.size(2), cross_allowed)
-        _kernels().run_layers(
-            self.array,
-            self.count,
-            x.data_ptr(),
-            batch,
-            width,
-            dim,
-            lengths.data_ptr(),
-            None if visible is None else visible.data_ptr(),
-            own,
-            other,
+        memory = _memory(cache, used, allowed)
+        other = None if cross is None else ctypes.byref(_memory(cross, cross.size(2), cross_allowed))
+        kernel(
+            *(self.array, self.count, *before, x.data_ptr(), batch, width, dim, lengths.data_ptr()),
+            *(None if visible is None else visible.data_ptr(), ctypes.byref(memory), other),
             None if states is None else states.data_ptr(),
         )
-        return x, states
+        return states
 
-    def _memories(self, key_value: Tensor, used: int, allowed: Tensor | None) -> ctypes.Array:
-        step = key_value.stride(0) * key_value.element_size()
-        begin = key_value.data_ptr()
-        mask = None if allowed is None else allowed.data_ptr()
-        return (_Memory * self.count)(
-            *[_Memory(begin + index * step, key_value.size(2), used, mask) for index in range(self.count)]
-        )
+
+def _memory(key_value: Tensor, used: int, allowed: Tensor | None) -> _Memory:
+    mask = None if allowed is None else allowed.data_ptr()
+    return _Memory(key_value.data_ptr(), key_value.stride(0), key_value.size(2), used, mask)
 
 
 def _kernels() -> ctypes.CDLL:
@@ -333,16 +453,19 @@ def fastest(layer: Linear, precision: Precision = Precision.FP32) -> Callable[[T
     return lambda x: compiled(x) if pays(x.numel() // x.size(-1)) else F.linear(x, *layer)
 
 
-def native_layers(layers: Sequence[Layer], precision: Precision = Precision.FP32) -> NativeLayers | None:
+def native_layers(
+    layers: Sequence[Layer], precision: Precision = Precision.FP32, ends: Ends | None = None
+) -> NativeLayers | None:
     """Layers for the kernels, None where these cannot run them (other devices, types and activations, no compiler).
 
     Args:
         layers: their weights.
         precision: as for `NativeLinear`.
+        ends: as for `NativeLayers`.
     """
     if not layers or any(layer.activation not in _ACTIVATIONS for layer in layers):
         return None
-    return NativeLayers(layers, precision) if _usable(layers[0].self_qkv) else None
+    return NativeLayers(layers, precision, ends) if _usable(layers[0].self_qkv) else None
 
 
 def log_softmax(scores: Tensor) -> Tensor:

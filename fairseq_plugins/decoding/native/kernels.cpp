@@ -111,12 +111,33 @@ struct Layer {
     int32_t heads, normalize_before, activation, has_cross;
 };
 
-// Keys and values [B][capacity][2][D] of one layer.
+// Keys and values [B][capacity][2][D] of all layers.
 struct Memory {
-    float* key_value;
+    float* key_value;        // of the first layer
+    int64_t layer;           // from one layer to the next, in numbers
     int64_t capacity;
     int64_t used;            // positions that may be attended to at all
     const uint8_t* allowed;  // [B][used], 0 where nobody may attend; null where all may
+};
+
+// What stands before the first layer of a decoder, and behind the last one.
+struct Ends {
+    const float* embedding;  // [V][D]
+    float scale;
+    int64_t mask_id;         // the token that is a drafter's mask
+    const float* positions;  // [places][D], null for none
+    int64_t places;          // of later places, the last embedding is taken
+    Norm embedding_norm, final_norm;  // weight null for none
+};
+
+// The tokens of a step.
+struct Input {
+    const int64_t* tokens;  // [B][T - masks]
+    int64_t masks;          // so many masks stand behind them
+    const float* fed;       // what masks are fed, by sentence and place; null where there is no mask
+    int64_t sentence, place;  // strides of it, 0 where all are fed the same
+    const float* added;     // [B][added_width][D], added to the embedded input; null for nothing
+    int64_t added_width;    // T, or 1
 };
 
 }  // extern "C"
@@ -505,11 +526,7 @@ void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int
     const int64_t rows = batch * width, size = rows * dim;
     int widest = 3 * dim;
     for (int i = 0; i < count; ++i) widest = layers[i].fc1.outputs > widest ? layers[i].fc1.outputs : widest;
-    int64_t longest = 1;
-    for (int i = 0; i < count; ++i) {
-        if (own[i].used > longest) longest = own[i].used;
-        if (cross && cross[i].used > longest) longest = cross[i].used;
-    }
+    const int64_t longest = cross && cross->used > own->used ? cross->used : own->used;
     std::vector<float> wide(rows * widest), attended(size), normal(size), weights(longest);
     if (states) std::memcpy(states, x, size * sizeof(float));
     for (int index = 0; index < count; ++index) {
@@ -527,12 +544,12 @@ void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int
         begin(layer.self_norm);
         linear(layer.self_qkv, input, rows, wide.data());
         for (int64_t b = 0; b < batch; ++b) {
-            float* memory = own[index].key_value + b * own[index].capacity * 2 * dim;
+            float* memory = own->key_value + index * own->layer + b * own->capacity * 2 * dim;
             for (int64_t t = 0; t < width; ++t) {
                 const float* key_value = wide.data() + (b * width + t) * 3 * dim + dim;
                 std::memcpy(memory + (lengths[b] + t) * 2 * dim, key_value, 2 * dim * sizeof(float));
             }
-            const uint8_t* allowed = own[index].allowed ? own[index].allowed + b * own[index].used : nullptr;
+            const uint8_t* allowed = own->allowed ? own->allowed + b * own->used : nullptr;
             for (int64_t t = 0; t < width; ++t) {
                 const int64_t row = b * width + t, last = visible ? visible[row] : lengths[b] + t;
                 attend(wide.data() + row * 3 * dim, memory, allowed, last, layer.heads, head_width, weights.data(),
@@ -545,11 +562,11 @@ void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int
         if (layer.has_cross) {
             begin(layer.cross_norm);
             linear(layer.cross_query, input, rows, wide.data());
-            const Memory& memory = cross[index];
+            const float* memory = cross->key_value + index * cross->layer;
             for (int64_t row = 0; row < rows; ++row) {
                 const int64_t b = row / width;
-                attend(wide.data() + row * dim, memory.key_value + b * memory.capacity * 2 * dim,
-                       memory.allowed ? memory.allowed + b * memory.used : nullptr, memory.used - 1, layer.heads,
+                attend(wide.data() + row * dim, memory + b * cross->capacity * 2 * dim,
+                       cross->allowed ? cross->allowed + b * cross->used : nullptr, cross->used - 1, layer.heads,
                        head_width, weights.data(), attended.data() + row * dim);
             }
             linear(layer.cross_out, attended.data(), rows, x, NONE, true);
@@ -562,6 +579,36 @@ void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int
         end(layer.final_norm);
         if (states) std::memcpy(states + (index + 1) * size, x, size * sizeof(float));
     }
+}
+
+// A whole step of a decoder: embed the tokens, run the layers, normalise. x[B][T][D] is the result; the rest is as for
+// run_layers.
+void run_step(const Layer* layers, int32_t count, const Ends* ends, const Input* input, float* x, int64_t batch,
+              int64_t width, int32_t dim, const int64_t* lengths, const int64_t* visible, const Memory* own,
+              const Memory* cross, float* states) {
+    const int64_t tokens = width - input->masks;
+    for (int64_t row = 0; row < batch * width; ++row) {
+        const int64_t b = row / width, t = row % width, place = lengths[b] + t;
+        const int64_t token = t < tokens ? input->tokens[b * tokens + t] : ends->mask_id;
+        float* to = x + row * dim;
+        if (input->fed && token == ends->mask_id) {
+            std::memcpy(to, input->fed + b * input->sentence + place * input->place, dim * sizeof(float));
+        } else {
+            const float* from = ends->embedding + token * dim;
+            for (int i = 0; i < dim; ++i) to[i] = ends->scale * from[i];
+        }
+        if (ends->positions) {
+            const float* position = ends->positions + (place < ends->places ? place : ends->places - 1) * dim;
+            for (int i = 0; i < dim; ++i) to[i] += position[i];
+        }
+        if (input->added) {
+            const float* added = input->added + (input->added_width == 1 ? b : row) * dim;
+            for (int i = 0; i < dim; ++i) to[i] += added[i];
+        }
+    }
+    if (ends->embedding_norm.weight) normalize(ends->embedding_norm, x, batch * width, dim, x);
+    run_layers(layers, count, x, batch, width, dim, lengths, visible, own, cross, states);
+    if (ends->final_norm.weight) normalize(ends->final_norm, x, batch * width, dim, x);
 }
 
 }  // extern "C"

@@ -1,0 +1,21 @@
+"""Large arrays that come and go while decoding on a CPU, outside of the heap."""
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# The heap of glibc keeps blocks up to 32 MiB when they are freed, and caches that grow and scores of ever other sizes
+# leave holes in it: a tenth of the weights of a large model. From this size on, pages come from the system instead.
+_LARGE_BYTES = 2**21
+
+
+def new_zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """As `like.new_zeros(shape)`; on a CPU a large tensor goes back to the system as soon as it is freed."""
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < _LARGE_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return like.new_zeros(shape)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
