@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from fairseq.models.transformer import TransformerDecoderBase
-from fairseq.modules import LearnedPositionalEmbedding, MultiheadAttention, SinusoidalPositionalEmbedding
+from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.memory import new_zeros
+from fairseq_plugins.decoding.positions import position_table
 from fairseq_plugins.decoding.weights import Layer, Linear, Precision, fused, linear, norm, quantized, quantized_layer
 from fairseq_plugins.errors import ConfigurationError
 
@@ -88,26 +89,6 @@ def _unsupported_layer(layer: nn.Module) -> str | None:
         if attention.bias_k is not None or attention.add_zero_attn or attention.use_xformers:
             return "its attention uses bias_kv, add_zero_attn or xformers"
     return None
-
-
-def position_table(decoder: TransformerDecoderBase, count: int) -> Tensor | None:
-    """Position embeddings of positions 0 .. count-1 as a tensor [count, D], None when the decoder uses none.
-
-    fairseq numbers positions from `padding_idx + 1`. A learned table ends at its own size, then it is shorter.
-    """
-    embed = decoder.embed_positions
-    if embed is None:
-        return None
-    first = decoder.padding_idx + 1
-    if isinstance(embed, LearnedPositionalEmbedding):
-        return embed.weight[first : first + count]
-    if isinstance(embed, SinusoidalPositionalEmbedding):
-        like = decoder.embed_tokens.weight
-        table = embed.weights
-        if table is None or table.size(0) < first + count:
-            table = embed.get_embedding(first + count, embed.embedding_dim, embed.padding_idx)
-        return table[first : first + count].to(device=like.device, dtype=like.dtype)
-    raise ConfigurationError(f"position embedding {type(embed).__name__} is not supported; use --decoder beam")
 
 
 class CachedDecoder:

@@ -11,6 +11,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
+from fairseq_plugins.decoding.positions import KNOWN_POSITIONS, position_table
 from fairseq_plugins.decoding.weights import Layer, Precision, fused, linear, norm, quantized_layer
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class FusedEncoder:
         elif precision is Precision.INT8_WEIGHTS:
             self.layers = [quantized_layer(layer) for layer in self.layers or []]
         self.native_layers = native.native_layers(self.layers or [], precision)
+        self.positions = None
+        if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
+            self.positions = position_table(encoder, encoder.max_positions())
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
 
@@ -53,7 +57,9 @@ class FusedEncoder:
         mask = ~padding[:, None, None, :] if bool(padding.any()) else None
         embedding = encoder.embed_scale * F.embedding(tokens, encoder.embed_tokens.weight)
         x = embedding
-        if encoder.embed_positions is not None:
+        if mask is None and self.positions is not None and tokens.size(1) <= len(self.positions):
+            x = x + self.positions[: tokens.size(1)]
+        elif encoder.embed_positions is not None:
             x = x + encoder.embed_positions(tokens)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)

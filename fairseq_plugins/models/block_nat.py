@@ -20,7 +20,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks, glance
-from fairseq_plugins.decoding.cached_decoder import position_table
+from fairseq_plugins.decoding.positions import position_table
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, read_checkpoint
 from fairseq_plugins.models.transition import TransitionScores

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder, Span, unsupported_reason
+from fairseq_plugins.decoding.cached_decoder import ROOM, CachedDecoder, Span, unsupported_reason
 from fairseq_plugins.decoding.drafters import DecodingState, Draft
 from fairseq_plugins.decoding.encoder import FusedEncoder
 from fairseq_plugins.decoding.verifier import Verifier
@@ -67,7 +67,7 @@ def test_steps_of_any_size_equal_fairseqs_decoder(options: dict[str, Any], cuts:
         outputs.append(cached.project(hidden))
         done += width
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=2e-5)
-    assert cached.capacity == sum(cuts)
+    assert cached.capacity - ROOM < sum(cuts) <= cached.capacity
 
 
 @torch.no_grad()
@@ -128,7 +128,7 @@ def test_unknown_encoder_runs_as_it_is() -> None:
 @pytest.mark.parametrize("width", [0, 1, 5, 12])
 @pytest.mark.parametrize("right", [True, False])
 def test_cache_holds_the_sentence_and_one_draft(monkeypatch: pytest.MonkeyPatch, width: int, right: bool) -> None:
-    """The verifier's cache never has more positions than the longest output and k."""
+    """The verifier's cache never has more positions than the longest output and k, rounded up."""
     task = make_task(100)
     model = make_transformer(task, 8, share_decoder_input_output_embed=True)
     sample = make_sample(task, [0, 3, 30, 7, 12])
@@ -147,10 +147,10 @@ def test_cache_holds_the_sentence_and_one_draft(monkeypatch: pytest.MonkeyPatch,
     script = always_right(outputs) if right else always_wrong(outputs)
     decode([model], task, sample, ScriptedDrafter(script, width), max_len_b=40)
     longest = max(map(len, outputs))
-    assert max(capacity for capacity, _, _ in seen) <= longest + width
+    assert max(capacity for capacity, _, _ in seen) < longest + width + ROOM
     # Positions 0 .. length - 1 are final; the last token and the draft stand behind them.
     for index, (capacity, _, _) in enumerate(seen):
-        assert capacity <= max(length for _, length, _ in seen[: index + 1]) + 1 + width
+        assert capacity < max(length for _, length, _ in seen[: index + 1]) + 1 + width + ROOM
     assert len({rows for *_, rows in seen}) > 1, "finished sentences leave the cache"
 
 

@@ -13,8 +13,10 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.encoder import FusedEncoder
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.memory import new_zeros
 from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.decoding.stats import DecodingStats
+from fairseq_plugins.reports.peak_memory import resident
 from tests.support import fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
 
 # Transformer-base with fewer layers and a smaller vocabulary.
@@ -126,3 +128,27 @@ def test_parameters_that_look_into_others_memory_are_left_alone() -> None:
     assert attention.q_proj.weight.data_ptr() == flat.data_ptr()
     assert torch.equal(layer.self_qkv[0][:16], flat[0])
     assert torch.equal(layer.self_qkv[0][16:32], attention.k_proj.weight)
+
+
+@pytest.mark.parametrize("count", [3, 2**18 - 1, 2**18, 2**20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_arrays_are_ordinary_tensors_of_zeros(count: int, dtype: torch.dtype) -> None:
+    like = torch.ones(2, dtype=dtype)
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode:
+            made = new_zeros(like, (2, count))
+            assert made.shape == (2, count) and made.dtype == dtype and not made.any()
+            made += 1
+            assert made.sum() == 2 * count and not new_zeros(like, (2, count)).any()
+
+
+@pytest.mark.skipif(resident("VmRSS") == 0, reason="no /proc")
+def test_large_arrays_go_back_to_the_system() -> None:
+    """Also those that lie between others which stay."""
+    like = torch.zeros(1)
+    size = 2**21
+    before = resident("VmRSS")
+    arrays = [new_zeros(like, (size,)).add_(1) for _ in range(16)]
+    assert resident("VmRSS") - before > 15 * 4 * size
+    del arrays[::2]
+    assert resident("VmRSS") - before < 9 * 4 * size

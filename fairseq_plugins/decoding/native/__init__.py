@@ -144,6 +144,7 @@ def library() -> ctypes.CDLL | None:
     built = cache / f"kernels-{version[:16]}.so"
     try:
         if not built.exists():
+            logger.info("building the CPU kernels for this machine, once: about 20 seconds")
             cache.mkdir(parents=True, exist_ok=True)
             _build(compiler, built)
         kernels = ctypes.CDLL(str(built))

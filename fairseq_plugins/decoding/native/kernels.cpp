@@ -151,17 +151,20 @@ inline float activate(float x, int activation) {
 }
 
 // Some panels of outputs for ROWS rows: as many accumulators as the registers hold, the more panels the fewer the rows.
+// Strides are from one row of x to the next, from one panel to the next, and within it from one input to the next.
 template <int ROWS, int PANELS>
-void multiply_panels(const float* x, int inputs, const float* panels, float result[][PANELS * PANEL]) {
+__attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
+                                                           const float* panels, int64_t panel_stride,
+                                                           int64_t input_stride, float result[][PANELS * PANEL]) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     Vector sums[ROWS][VECTORS] = {};
-    for (int i = 0; i < inputs; ++i) {
+    for (int64_t i = 0; i < inputs; ++i) {
         Vector weights[VECTORS];
         for (int v = 0; v < VECTORS; ++v) {
-            weights[v] = load(panels + (v / IN_PANEL * static_cast<int64_t>(inputs) + i) * PANEL + v % IN_PANEL * LANES);
+            weights[v] = load(panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES);
         }
         for (int row = 0; row < ROWS; ++row) {
-            const Vector value = splat(x[row * inputs + i]);
+            const Vector value = splat(x[row * row_stride + i]);
             for (int v = 0; v < VECTORS; ++v) sums[row][v] += value * weights[v];
         }
     }
@@ -185,34 +188,34 @@ void panels_by_rows(const Linear& layer, const float* x, float* y, int activatio
     const auto* weight = static_cast<const float*>(layer.weight);
     constexpr int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES));
     constexpr int PANELS = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
+    const int64_t size = layer.inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL], single[ROWS][PANEL];
     int begin = 0;
     for (; begin + PANELS * PANEL <= layer.outputs; begin += PANELS * PANEL) {
-        multiply_panels<ROWS, PANELS>(x, layer.inputs, weight + static_cast<int64_t>(begin) * layer.inputs, result);
+        multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, result);
         for (int r = 0; r < ROWS; ++r) {
             finish(layer, result[r], begin, PANELS * PANEL, y + r * layer.outputs + begin, activation, add);
         }
     }
     for (; begin < layer.outputs; begin += PANEL) {
         const int columns = layer.outputs - begin < PANEL ? layer.outputs - begin : PANEL;
-        multiply_panels<ROWS, 1>(x, layer.inputs, weight + static_cast<int64_t>(begin) * layer.inputs, single);
+        multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL, single);
         for (int r = 0; r < ROWS; ++r) {
             finish(layer, single[r], begin, columns, y + r * layer.outputs + begin, activation, add);
         }
     }
 }
 
-// The same for some outputs of a weight [outputs][inputs], whose first row `weight` points to.
+// Products result[ROWS][OUTPUTS ..] of rows of x and rows of a weight; strides are from one row to the next.
 template <typename Weight, int ROWS, int OUTPUTS>
-void multiply_rows(const Linear& layer, const Weight* weight, const float* x, int begin, float* y, int activation, bool add) {
-    const int inputs = layer.inputs;
-    const int64_t stride = inputs;
+__attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const Weight* weight,
+                                                         int64_t stride, int inputs, float result[][LANES]) {
     Vector sums[ROWS][OUTPUTS] = {};
     int i = 0;
     for (; i + LANES <= inputs; i += LANES) {
         Vector values[ROWS];
         for (int row = 0; row < ROWS; ++row) {
-            values[row] = load(x + row * stride + i);
+            values[row] = load(x + row * row_stride + i);
             keep_in_register(values[row]);
         }
         for (int output = 0; output < OUTPUTS; ++output) {
@@ -223,31 +226,40 @@ void multiply_rows(const Linear& layer, const Weight* weight, const float* x, in
         }
     }
     for (int row = 0; row < ROWS; ++row) {
-        float result[LANES];
         sum_lanes<OUTPUTS>(sums[row]);
-        store(result, sums[row][0]);
+        store(result[row], sums[row][0]);
         for (int rest = i; rest < inputs; ++rest) {
             for (int output = 0; output < OUTPUTS; ++output) {
-                result[output] += x[row * stride + rest] * weight[output * stride + rest];
+                result[row][output] += x[row * row_stride + rest] * weight[output * stride + rest];
             }
         }
-        finish(layer, result, begin, OUTPUTS, y + row * layer.outputs + begin, activation, add);
     }
 }
 
 // So many rows of x, and outputs of the weight, have their sums in registers.
 constexpr int FEW_ROWS = 3, MORE_ROWS = 6, MOST_OUTPUTS = ACCUMULATORS / FEW_ROWS;
+template <int ROWS>
+constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MOST_OUTPUTS : ACCUMULATORS / MORE_ROWS;
 
-// The same for the outputs `begin` .. `end`.
+// The same as panels_by_rows for the outputs `begin` .. `end` of a weight [outputs][inputs].
 template <typename Weight, int ROWS>
 void some_outputs(const Linear& layer, const float* x, int begin, int end, float* y, int activation, bool add) {
-    constexpr int OUTPUTS = ROWS <= FEW_ROWS ? MOST_OUTPUTS : ACCUMULATORS / MORE_ROWS;
-    const auto* weight = static_cast<const Weight*>(layer.weight) + static_cast<int64_t>(begin) * layer.inputs;
-    for (; begin + OUTPUTS <= end; begin += OUTPUTS, weight += static_cast<int64_t>(OUTPUTS) * layer.inputs) {
-        multiply_rows<Weight, ROWS, OUTPUTS>(layer, weight, x, begin, y, activation, add);
+    constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
+    const int64_t size = layer.inputs;
+    const auto* weight = static_cast<const Weight*>(layer.weight) + begin * size;
+    float result[ROWS][LANES];
+    const auto put = [&](int columns) {
+        for (int r = 0; r < ROWS; ++r) {
+            finish(layer, result[r], begin, columns, y + r * layer.outputs + begin, activation, add);
+        }
+    };
+    for (; begin + OUTPUTS <= end; begin += OUTPUTS, weight += OUTPUTS * size) {
+        multiply_rows<Weight, ROWS, OUTPUTS>(x, size, weight, size, layer.inputs, result);
+        put(OUTPUTS);
     }
-    for (; begin < end; ++begin, weight += layer.inputs) {
-        multiply_rows<Weight, ROWS, 1>(layer, weight, x, begin, y, activation, add);
+    for (; begin < end; ++begin, weight += size) {
+        multiply_rows<Weight, ROWS, 1>(x, size, weight, size, layer.inputs, result);
+        put(1);
     }
 }
 
@@ -359,7 +371,7 @@ template <int... COUNTS>
 constexpr std::array<Int8Panels, sizeof...(COUNTS)> int8_table(std::integer_sequence<int, COUNTS...>) {
     return {int8_panels<COUNTS + 1>...};
 }
-constexpr auto INT8_PANELS = int8_table(std::make_integer_sequence<int, MOST_ROWS>());
+constexpr auto INT8_PANELS = int8_table(std::make_integer_sequence<int, MORE_ROWS>());
 
 void linear_in_int8(const Linear& layer, const float* x, int64_t rows, float* y, int activation, bool add) {
     const int size = (layer.inputs + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE;
@@ -370,7 +382,7 @@ void linear_in_int8(const Linear& layer, const float* x, int64_t rows, float* y,
     for (int64_t row = 0; row < rows; ++row) {
         scales[row] = round_row(x + row * layer.inputs, layer.inputs, rounded.data() + row * size);
     }
-    in_parts(rows, MOST_ROWS, [&](int64_t row, int64_t count) {
+    in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t count) {
         INT8_PANELS[count - 1](layer, rounded.data() + row * size, size, scales.data() + row, y + row * layer.outputs,
                                activation, add);
     });
@@ -400,37 +412,80 @@ void normalize(const Norm& norm, const float* x, int64_t rows, int width, float*
     }
 }
 
-// Attention of one query over the positions 0 .. last of one sentence.
-void attend(const float* query, const float* key_value, const uint8_t* allowed, int64_t last, int heads, int width,
-            float* weights, float* out) {
-    const int total = heads * width;
-    const float scale = 1 / std::sqrt(static_cast<float>(width));
-    for (int head = 0; head < heads; ++head) {
-        const float* q = query + head * width;
-        const float* keys = key_value + head * width;
-        float highest = -1e30f;  // -ffast-math knows no infinity
-        for (int64_t place = 0; place <= last; ++place) {
-            if (allowed && !allowed[place]) continue;
-            const float* key = keys + place * 2 * total;
-            float dot = 0;
-            for (int i = 0; i < width; ++i) dot += q[i] * key[i];
-            weights[place] = dot * scale;
-            if (weights[place] > highest) highest = weights[place];
-        }
-        float sum = 0;
-        for (int64_t place = 0; place <= last; ++place) {
-            weights[place] = allowed && !allowed[place] ? 0 : std::exp(weights[place] - highest);
-            sum += weights[place];
-        }
-        float* o = out + head * width;
-        std::memset(o, 0, width * sizeof(float));
-        for (int64_t place = 0; place <= last; ++place) {
-            const float weight = weights[place] / sum;
-            const float* value = keys + place * 2 * total + total;
-            for (int i = 0; i < width; ++i) o[i] += weight * value[i];
+// Scores of one row become weights: those of places after `last` and of forbidden ones 0, the others their softmax.
+void softmax(float* scores, int64_t places, int64_t last, const uint8_t* allowed) {
+    float highest = -1e30f, sum = 0;  // -ffast-math knows no infinity
+    if (allowed) {
+        for (int64_t i = 0; i <= last; ++i) scores[i] = allowed[i] ? scores[i] : -1e30f;
+    }
+    for (int64_t i = 0; i <= last; ++i) highest = scores[i] > highest ? scores[i] : highest;
+    for (int64_t i = 0; i <= last; ++i) sum += scores[i] = std::exp(scores[i] - highest);
+    for (int64_t i = 0; i <= last; ++i) scores[i] /= sum;
+    for (int64_t i = last + 1; i < places; ++i) scores[i] = 0;
+}
+
+// out[ROWS][width] = weights[ROWS][places] * values, PANELS panels of columns at a time as long as there are so many.
+template <int ROWS, int PANELS>
+void weigh(const float* weights, int64_t places, const float* values, int64_t stride, int begin, int width, float* out,
+           int64_t out_stride) {
+    for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
+        float result[ROWS][PANELS * PANEL];
+        multiply_panels<ROWS, PANELS>(weights, places, places, values + begin, PANEL, stride, result);
+        for (int row = 0; row < ROWS; ++row) std::memcpy(out + row * out_stride + begin, result[row], sizeof(result[row]));
+    }
+    if constexpr (PANELS > 1) {
+        weigh<ROWS, PANELS / 2>(weights, places, values, stride, begin, width, out, out_stride);
+    } else if (begin < width) {
+        for (int row = 0; row < ROWS; ++row) {
+            for (int c = begin; c < width; ++c) {
+                float sum = 0;
+                for (int64_t i = 0; i < places; ++i) sum += weights[row * places + i] * values[i * stride + c];
+                out[row * out_stride + c] = sum;
+            }
         }
     }
 }
+
+// Attention of ROWS queries of one sentence over its places 0 .. last of each.
+// query: rows are query_stride apart; those of `out` are heads * width.
+// weights: room for ROWS times all places.
+template <int ROWS>
+void attend(const float* query, int64_t query_stride, const float* key_value, const uint8_t* allowed,
+            const int64_t* last, int heads, int width, float* weights, float* out) {
+    constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
+    const int64_t total = static_cast<int64_t>(heads) * width, stride = 2 * total;
+    const float scale = 1 / std::sqrt(static_cast<float>(width));
+    int64_t places = 0;
+    for (int row = 0; row < ROWS; ++row) places = last[row] + 1 > places ? last[row] + 1 : places;
+    for (int head = 0; head < heads; ++head) {
+        const float *q = query + head * width, *keys = key_value + head * width;
+        float result[ROWS][LANES];
+        int64_t place = 0;
+        const auto put = [&](int count) {
+            for (int row = 0; row < ROWS; ++row) {
+                for (int i = 0; i < count; ++i) weights[row * places + place + i] = scale * result[row][i];
+            }
+        };
+        for (; place + OUTPUTS <= places; place += OUTPUTS) {
+            multiply_rows<float, ROWS, OUTPUTS>(q, query_stride, keys + place * stride, stride, width, result);
+            put(OUTPUTS);
+        }
+        for (; place < places; ++place) {
+            multiply_rows<float, ROWS, 1>(q, query_stride, keys + place * stride, stride, width, result);
+            put(1);
+        }
+        for (int row = 0; row < ROWS; ++row) softmax(weights + row * places, places, last[row], allowed);
+        weigh<ROWS, 4>(weights, places, keys + total, stride, 0, width, out + head * width, total);
+    }
+}
+
+using Attend = void (*)(const float*, int64_t, const float*, const uint8_t*, const int64_t*, int, int, float*, float*);
+
+template <int... COUNTS>
+constexpr std::array<Attend, sizeof...(COUNTS)> attend_table(std::integer_sequence<int, COUNTS...>) {
+    return {attend<COUNTS + 1>...};
+}
+constexpr auto ATTEND = attend_table(std::make_integer_sequence<int, MORE_ROWS>());
 
 }  // namespace
 
@@ -527,11 +582,22 @@ void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int
     int widest = 3 * dim;
     for (int i = 0; i < count; ++i) widest = layers[i].fc1.outputs > widest ? layers[i].fc1.outputs : widest;
     const int64_t longest = cross && cross->used > own->used ? cross->used : own->used;
-    std::vector<float> wide(rows * widest), attended(size), normal(size), weights(longest);
+    std::vector<float> wide(rows * widest), attended(size), normal(size), weights(MORE_ROWS * longest);
+    std::vector<int64_t> last_own(rows), last_cross(rows, cross ? cross->used - 1 : 0);
+    for (int64_t row = 0; row < rows; ++row) last_own[row] = visible ? visible[row] : lengths[row / width] + row % width;
+    const auto attend_all = [&](const Layer& layer, int64_t query_stride, const Memory& memory, int64_t index, int64_t b,
+                                const int64_t* last) {
+        const float* key_value = memory.key_value + index * memory.layer + b * memory.capacity * 2 * dim;
+        const uint8_t* allowed = memory.allowed ? memory.allowed + b * memory.used : nullptr;
+        in_parts(width, MORE_ROWS, [&](int64_t t, int64_t some) {
+            const int64_t row = b * width + t;
+            ATTEND[some - 1](wide.data() + row * query_stride, query_stride, key_value, allowed, last + row, layer.heads,
+                             dim / layer.heads, weights.data(), attended.data() + row * dim);
+        });
+    };
     if (states) std::memcpy(states, x, size * sizeof(float));
     for (int index = 0; index < count; ++index) {
         const Layer& layer = layers[index];
-        const int head_width = dim / layer.heads;
         const float* input = x;
         const auto begin = [&](const Norm& norm) {
             if (layer.normalize_before) normalize(norm, x, rows, dim, normal.data());
@@ -549,12 +615,7 @@ void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int
                 const float* key_value = wide.data() + (b * width + t) * 3 * dim + dim;
                 std::memcpy(memory + (lengths[b] + t) * 2 * dim, key_value, 2 * dim * sizeof(float));
             }
-            const uint8_t* allowed = own->allowed ? own->allowed + b * own->used : nullptr;
-            for (int64_t t = 0; t < width; ++t) {
-                const int64_t row = b * width + t, last = visible ? visible[row] : lengths[b] + t;
-                attend(wide.data() + row * 3 * dim, memory, allowed, last, layer.heads, head_width, weights.data(),
-                       attended.data() + row * dim);
-            }
+            attend_all(layer, 3 * dim, *own, index, b, last_own.data());
         }
         linear(layer.self_out, attended.data(), rows, x, NONE, true);
         end(layer.self_norm);
@@ -562,13 +623,7 @@ void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int
         if (layer.has_cross) {
             begin(layer.cross_norm);
             linear(layer.cross_query, input, rows, wide.data());
-            const float* memory = cross->key_value + index * cross->layer;
-            for (int64_t row = 0; row < rows; ++row) {
-                const int64_t b = row / width;
-                attend(wide.data() + row * dim, memory + b * cross->capacity * 2 * dim,
-                       cross->allowed ? cross->allowed + b * cross->used : nullptr, cross->used - 1, layer.heads,
-                       head_width, weights.data(), attended.data() + row * dim);
-            }
+            for (int64_t b = 0; b < batch; ++b) attend_all(layer, dim, *cross, index, b, last_cross.data());
             linear(layer.cross_out, attended.data(), rows, x, NONE, true);
             end(layer.cross_norm);
         }

@@ -1,0 +1,29 @@
+"""Position embeddings of fairseq's Transformers as tables."""
+
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
+from torch import Tensor
+
+from fairseq_plugins.errors import ConfigurationError
+
+KNOWN_POSITIONS = (LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
+
+
+def position_table(model: TransformerDecoderBase | TransformerEncoderBase, count: int) -> Tensor | None:
+    """Position embeddings of positions 0 .. count-1 as a tensor [count, D], None when it uses none.
+
+    fairseq numbers positions from `padding_idx + 1`. A learned table ends at its own size, then it is shorter.
+    """
+    embed = model.embed_positions
+    if embed is None:
+        return None
+    first = model.padding_idx + 1
+    if isinstance(embed, LearnedPositionalEmbedding):
+        return embed.weight[first : first + count]
+    if isinstance(embed, SinusoidalPositionalEmbedding):
+        like = model.embed_tokens.weight
+        table = embed.weights
+        if table is None or table.size(0) < first + count:
+            table = embed.get_embedding(first + count, embed.embedding_dim, embed.padding_idx)
+        return table[first : first + count].to(device=like.device, dtype=like.dtype)
+    raise ConfigurationError(f"position embedding {type(embed).__name__} is not supported; use --decoder beam")
