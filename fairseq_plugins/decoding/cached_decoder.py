@@ -339,8 +339,8 @@ class CachedDecoder:
         """What masks at the places below `total`, and maybe behind, are fed: [B, places, D], or [D] at all places."""
         assert self.mask_vectors is not None
         if self.mask_table is None or (self.mask_table.dim() == 3 and self.mask_table.size(1) < total):
-            # For many places at once: the source does not change.
-            places = torch.arange(total + 32, device=self.decoder.embed_tokens.weight.device).expand(batch, -1)
+            # For many places at once, the more the longer the sentence is: the source does not change.
+            places = torch.arange(max(total + 32, 2 * total), device=self.decoder.embed_tokens.weight.device).expand(batch, -1)
             self.mask_table = self.mask_vectors(places, self.encoder_out)
         return self.mask_table
 

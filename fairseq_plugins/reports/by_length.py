@@ -43,14 +43,23 @@ def measure(bench: Bench, contenders: Sequence[Contender], lengths: Sequence[int
 
 
 def table(times: Times) -> str:
-    """Milliseconds per sentence by length, and of every row but the first its share of the first one's time."""
-    first, *others = next(iter(times.values()))
-    header = ["tokens", *(f"{name}, ms" for name in (first, *others)), *(f"{name} / {first}" for name in others)]
+    """Milliseconds per sentence by length, what a further token adds to that, and shares of the first row's time.
+
+    What a token adds is the slope since the length above it.
+    """
+    first, *others = names = list(next(iter(times.values())))
+    header = ["tokens", *(f"{name}, ms" for name in names), *(f"{name}, ms per further token" for name in names)]
+    header += [f"{name} / {first}" for name in others]
     body = []
+    before: tuple[int, dict[str, float]] | None = None
     for length, rows in times.items():
-        medians = {name: statistics.median(seconds) for name, seconds in rows.items()}
-        milliseconds = [f"{1000 * value:.2f}" for value in medians.values()]
-        body.append([str(length), *milliseconds, *(f"{medians[name] / medians[first]:.3f}" for name in others)])
+        medians = {name: 1000 * statistics.median(seconds) for name, seconds in rows.items()}
+        slopes = [""] * len(names)
+        if before is not None:
+            slopes = [f"{(medians[name] - before[1][name]) / (length - before[0]):.2f}" for name in names]
+        shares = [f"{medians[name] / medians[first]:.3f}" for name in others]
+        body.append([str(length), *(f"{value:.2f}" for value in medians.values()), *slopes, *shares])
+        before = length, medians
     return tabulate(body, header, tablefmt="github", colalign=["right"] * len(header), disable_numparse=True)
 
 

@@ -62,6 +62,7 @@ INT8 = tuple(
     for contender in CONTENDERS
     if contender.name in ("greedy", "gad")
 )
+FP32_DRAFTS = Contender("gad fp32 drafts", "gad", task_options={"fp32_drafts": True}, needs=DRAFTER, lossless=True)
 
 
 def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:

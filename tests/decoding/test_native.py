@@ -275,7 +275,7 @@ def test_built_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert native.library() is not None
     (built,) = fresh.iterdir()
     native.library.cache_clear()
-    monkeypatch.setattr(native, "_build", None)
+    monkeypatch.setattr(native.build, "_build", None)
     assert native.library() is not None and list(fresh.iterdir()) == [built]
 
 

@@ -29,14 +29,14 @@ def _rows(folder: Path) -> dict:
 @LINUX
 def test_a_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ctranslate2")
-    names = f"{CTRANSLATE2_GREEDY},gad,iad,gad int8,greedy int8"
+    names = f"{CTRANSLATE2_GREEDY},gad,iad,gad fp32 drafts,gad int8,greedy int8"
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
     arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4", "--threads", "1"]
     assert benchmark.main([*arguments, "--decoders", names, "--profile", "--results", str(tmp_path)]) == 0
 
     rows = _rows(tmp_path)
-    assert list(rows) == [BEAM_1, CTRANSLATE2_GREEDY, "gad", "greedy int8", "gad int8"]
-    for name in list(rows)[:3]:
+    assert list(rows) == [BEAM_1, CTRANSLATE2_GREEDY, "gad", "gad fp32 drafts", "greedy int8", "gad int8"]
+    for name in list(rows)[:4]:
         assert (rows[name]["identical"], rows[name]["identical_timed"]) == (36, {"1": 6, "4": 6}), name
         assert len(rows[name]["latencies"]) == 6 and len(rows[name]["seconds"]["4"]) == 2
         assert rows[name]["bleu"] == rows[BEAM_1]["bleu"]
@@ -303,13 +303,19 @@ def test_cost_by_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert benchmark.main([*arguments.split(), "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
-    assert table[0] == ["tokens", "greedy, ms", "gad (replayed), ms", "gad (replayed) / greedy"]
+    names = ["greedy", "gad (replayed)"]
+    slopes = [f"{name}, ms per further token" for name in names]
+    assert table[0] == ["tokens", *(f"{name}, ms" for name in names), *slopes, "gad (replayed) / greedy"]
     assert [row[0] for row in table[2:]] == ["4", "12", "30"]
     assert "sentences of 4, 12, 30 tokens, outputs as long" in printed
     record = json.loads((tmp_path / "by_length.json").read_text(encoding="utf-8"))
     for row, cells in zip(record["rows"], table[2:], strict=True):
-        assert list(row["seconds"]) == ["greedy", "gad (replayed)"] and len(row["seconds"]["greedy"]) == 2
-        assert float(cells[2]) / float(cells[1]) == pytest.approx(float(cells[3]), abs=0.02)
+        assert list(row["seconds"]) == names and len(row["seconds"]["greedy"]) == 2
+        assert float(cells[2]) / float(cells[1]) == pytest.approx(float(cells[5]), abs=0.02)
+    assert table[2][3:5] == ["", ""]
+    for column in (1, 2):
+        added = float(table[4][column]) - float(table[3][column])
+        assert float(table[4][column + 2]) == pytest.approx(added / (30 - 12), abs=0.01)
     # What the replayed drafter is told comes first, of all lengths; then one length at a time, outputs as long.
     assert decoded[0][0] == {4, 12, 30}
     assert [sources for sources, _ in decoded[1:]] == [{4}] * 6 + [{12}] * 6 + [{30}] * 6

@@ -5,17 +5,8 @@ than in them. Here a step is one call. It computes what the PyTorch path compute
 """
 
 import ctypes
-import functools
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +14,17 @@ from fairseq.modules import gelu
 from torch import Tensor
 
 from fairseq_plugins.decoding.memory import new_zeros
+from fairseq_plugins.decoding.native.build import (
+    EndsStructure,
+    InputStructure,
+    LayerStructure,
+    LinearStructure,
+    MemoryStructure,
+    NormStructure,
+    library,
+)
 from fairseq_plugins.decoding.weights import Layer, Linear, Norm, Precision, QuantizedLinear, quantized
 
-logger = logging.getLogger(__name__)
-
-SOURCE = Path(__file__).with_name("kernels.cpp")
 PANEL, _INT8_INPUTS = 16, 4  # as in kernels.cpp
 _IN_PANELS, _IN_ROWS, _INT8_IN_ROWS, _INT8_IN_PANELS = range(4)
 # A copy of a weight in panels is read faster than the weight itself where there are few inputs, and made of weights of
@@ -36,69 +33,10 @@ _MOST_PACKED_INPUTS = 511
 _SMALL_BYTES = 4 * 2**20
 # Beyond so many rows the matrix products are large enough for PyTorch's own, which use all threads.
 MOST_ROWS = 256
-_COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
 
 _enabled = True
 _copies = False
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("inputs", ctypes.c_int32),
-        ("outputs", ctypes.c_int32),
-        ("form", ctypes.c_int32),
-    ]
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        *[(name, _Linear) for name in ("self_qkv", "self_out", "cross_query", "cross_out", "fc1", "fc2")],
-        *[(name, _Norm) for name in ("self_norm", "cross_norm", "final_norm")],
-        *[(name, ctypes.c_int32) for name in ("heads", "normalize_before", "activation", "has_cross")],
-    ]
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = [
-        ("key_value", ctypes.c_void_p),
-        ("layer", ctypes.c_int64),
-        ("capacity", ctypes.c_int64),
-        ("used", ctypes.c_int64),
-        ("allowed", ctypes.c_void_p),
-    ]
-
-
-class _Ends(ctypes.Structure):
-    _fields_ = [
-        ("embedding", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-        ("mask_id", ctypes.c_int64),
-        ("positions", ctypes.c_void_p),
-        ("places", ctypes.c_int64),
-        ("embedding_norm", _Norm),
-        ("final_norm", _Norm),
-    ]
-
-
-class _Input(ctypes.Structure):
-    _fields_ = [
-        ("tokens", ctypes.c_void_p),
-        ("masks", ctypes.c_int64),
-        ("fed", ctypes.c_void_p),
-        ("sentence", ctypes.c_int64),
-        ("place", ctypes.c_int64),
-        ("added", ctypes.c_void_p),
-        ("added_width", ctypes.c_int64),
-    ]
 
 
 def pays(rows: int) -> bool:
@@ -130,62 +68,6 @@ def enable(wanted: bool, copies: bool = False) -> None:
     """
     global _enabled, _copies
     _enabled, _copies = wanted, copies
-
-
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None, after a line in the log, where they cannot be built."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        logger.warning("no C++ compiler found (c++ on the PATH, or CXX): decoding runs on PyTorch's operations")
-        return None
-    version = hashlib.sha256(SOURCE.read_bytes() + " ".join([compiler, _processor(), *_COMPILE]).encode()).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairseq-spec-dec"
-    built = cache / f"kernels-{version[:16]}.so"
-    try:
-        if not built.exists():
-            logger.info("building the CPU kernels for this machine, once: about 20 seconds")
-            cache.mkdir(parents=True, exist_ok=True)
-            _build(compiler, built)
-        kernels = ctypes.CDLL(str(built))
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[:1]
-        logger.warning("kernels.cpp could not be built (%s): decoding runs on PyTorch's operations", " ".join(said))
-        return None
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
-    kernels.has_int8_products.argtypes = []
-    kernels.run_linear.argtypes = [pointer, pointer, number, pointer]
-    kernels.log_softmax.argtypes = [pointer, number, number]
-    kernels.choose_best.argtypes = [pointer, number, number, pointer]
-    kernels.choose_paths.argtypes = [
-        *(pointer, number, number, number, pointer),
-        *(pointer, number, pointer, pointer, number, pointer),
-    ]
-    rows = [pointer, number, number, ctypes.c_int32, pointer, pointer, pointer, pointer, pointer]
-    kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
-    kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows]
-    return kernels
-
-
-def _build(compiler: str, target: Path) -> None:
-    # Compiled and linked apart: linking with -ffast-math would change how the whole process treats tiny numbers.
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        part, whole = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        for command in (
-            [compiler, *_COMPILE, "-c", str(SOURCE), "-o", str(part)],
-            [compiler, "-shared", str(part), "-o", str(whole), "-lm"],
-        ):
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        os.replace(whole, target)
-
-
-def _processor() -> str:
-    """What -march=native depends on: home folders are shared between different machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _pack(weight: Tensor, inputs: int = 1) -> Tensor:
@@ -232,7 +114,7 @@ class NativeLinear:
         self.tensors = [None if tensor is None else tensor.detach().contiguous() for tensor in tensors]
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in self.tensors]
         self.outputs, inputs = layer.weight.shape if isinstance(layer, QuantizedLinear) else layer[0].shape
-        self.structure = _Linear(*pointers, inputs, self.outputs, form)
+        self.structure = LinearStructure(*pointers, inputs, self.outputs, form)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
@@ -277,37 +159,37 @@ class NativeLayers:
         self.count = len(layers)
         self.tensors: list[object] = []
         self.ends = None if ends is None else self._ends(ends)
-        self.array = (_Layer * self.count)(*[self._structure(layer, precision) for layer in layers])
+        self.array = (LayerStructure * self.count)(*[self._structure(layer, precision) for layer in layers])
 
-    def _structure(self, layer: Layer, precision: Precision) -> _Layer:
-        structure = _Layer(
+    def _structure(self, layer: Layer, precision: Precision) -> LayerStructure:
+        structure = LayerStructure(
             heads=layer.heads,
             normalize_before=layer.normalize_before,
             activation=_ACTIVATIONS[layer.activation],
             has_cross=layer.cross_query is not None,
         )
-        for name, kind in _Layer._fields_:
+        for name, kind in LayerStructure._fields_:
             value = getattr(layer, name, None)
-            if value is not None and kind is _Norm:
+            if value is not None and kind is NormStructure:
                 setattr(structure, name, self._norm(value))
-            elif value is not None and kind is _Linear:
+            elif value is not None and kind is LinearStructure:
                 linear = NativeLinear(value, precision)
                 setattr(structure, name, linear.structure)
                 self.tensors.append(linear)
         return structure
 
-    def _norm(self, norm: Norm | None) -> _Norm:
+    def _norm(self, norm: Norm | None) -> NormStructure:
         if norm is None:
-            return _Norm()
+            return NormStructure()
         weight, bias = norm.weight.detach(), norm.bias.detach()
         self.tensors += [weight, bias]
-        return _Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
+        return NormStructure(weight.data_ptr(), bias.data_ptr(), norm.eps)
 
-    def _ends(self, ends: Ends) -> _Ends:
+    def _ends(self, ends: Ends) -> EndsStructure:
         embedding = ends.embedding.detach().contiguous()
         positions = None if ends.positions is None else ends.positions.detach().contiguous()
         self.tensors += [embedding, positions]
-        return _Ends(
+        return EndsStructure(
             embedding=embedding.data_ptr(),
             scale=ends.scale,
             mask_id=len(embedding),
@@ -383,7 +265,7 @@ class NativeLayers:
         tokens = tokens.contiguous()
         added = None if added is None else added.contiguous()
         strides = (0, 0) if fed is None or fed.dim() == 1 else fed.stride()
-        given = _Input(
+        given = InputStructure(
             tokens=tokens.data_ptr(),
             masks=masks,
             fed=None if fed is None else fed.data_ptr(),
@@ -394,9 +276,7 @@ class NativeLayers:
         )
         ends = (ctypes.byref(self.ends), ctypes.byref(given))
         own = (cache, used, None)
-        return x, self._call(
-            _kernels().run_step, ends, x, lengths, visible, own, cross, cross_allowed, keep_states
-        )
+        return x, self._call(_kernels().run_step, ends, x, lengths, visible, own, cross, cross_allowed, keep_states)
 
     def _call(
         self,
@@ -430,9 +310,9 @@ class NativeLayers:
         return states
 
 
-def _memory(key_value: Tensor, used: int, allowed: Tensor | None) -> _Memory:
+def _memory(key_value: Tensor, used: int, allowed: Tensor | None) -> MemoryStructure:
     mask = None if allowed is None else allowed.data_ptr()
-    return _Memory(key_value.data_ptr(), key_value.stride(0), key_value.size(2), used, mask)
+    return MemoryStructure(key_value.data_ptr(), key_value.stride(0), key_value.size(2), used, mask)
 
 
 def _kernels() -> ctypes.CDLL:
