@@ -340,8 +340,8 @@ class CachedDecoder:
         assert self.mask_vectors is not None
         if self.mask_table is None or (self.mask_table.dim() == 3 and self.mask_table.size(1) < total):
             # For many places at once, the more the longer the sentence is: the source does not change.
-            places = torch.arange(max(total + 32, 2 * total), device=self.decoder.embed_tokens.weight.device).expand(batch, -1)
-            self.mask_table = self.mask_vectors(places, self.encoder_out)
+            places = torch.arange(max(total + 32, 2 * total), device=self.decoder.embed_tokens.weight.device)
+            self.mask_table = self.mask_vectors(places.expand(batch, -1), self.encoder_out)
         return self.mask_table
 
     def _masks(self, place: Tensor, total: int, span: Span) -> Tensor:
