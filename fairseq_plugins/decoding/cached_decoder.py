@@ -16,7 +16,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.memory import new_zeros
+from fairseq_plugins.decoding.memory import new_empty, new_zeros
 from fairseq_plugins.decoding.positions import position_table
 from fairseq_plugins.decoding.weights import Layer, Linear, Precision, fused, linear, norm, quantized, quantized_layer
 from fairseq_plugins.errors import ConfigurationError
@@ -160,7 +160,7 @@ class CachedDecoder:
         padding = encoder_out["encoder_padding_mask"]
         heads = self.layers[0].heads
         shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
-        self.cross = new_zeros(memory, shape)
+        self.cross = new_empty(memory, shape)
         for cross, project in zip(self.cross, self.cross_projections, strict=True):
             cross.copy_(project(memory).view_as(cross))
         has_padding = bool(padding) and bool(padding[0].any())

@@ -14,8 +14,20 @@ _LARGE_BYTES = 2**21
 
 def new_zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
     """As `like.new_zeros(shape)`; on a CPU a large tensor goes back to the system as soon as it is freed."""
+    return like.new_zeros(shape) if _is_small(like, shape) else _mapped(like, shape)
+
+
+def new_empty(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """As `like.new_empty(shape)`, as `new_zeros` does it."""
+    return like.new_empty(shape) if _is_small(like, shape) else _mapped(like, shape)
+
+
+def _is_small(like: Tensor, shape: Sequence[int]) -> bool:
+    small = math.prod(shape) * like.element_size() < _LARGE_BYTES
+    return small or like.device.type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS")
+
+
+def _mapped(like: Tensor, shape: Sequence[int]) -> Tensor:
     size = math.prod(shape) * like.element_size()
-    if like.device.type != "cpu" or size < _LARGE_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return like.new_zeros(shape)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=like.dtype).view(shape)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fairseq.modules import gelu
 from torch import Tensor
 
-from fairseq_plugins.decoding.memory import new_zeros
+from fairseq_plugins.decoding.memory import new_empty
 from fairseq_plugins.decoding.native.build import (
     EndsStructure,
     InputStructure,
@@ -119,7 +119,7 @@ class NativeLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
         x = x.contiguous()
-        y = new_zeros(x, (*x.shape[:-1], self.outputs))
+        y = new_empty(x, (*x.shape[:-1], self.outputs))
         rows = x.numel() // x.size(-1)
         _kernels().run_linear(ctypes.byref(self.structure), x.data_ptr(), rows, y.data_ptr())
         return y
