@@ -337,8 +337,9 @@ def build(models: Sequence[nn.Module], drafter: BlockNat | None, options: Option
         rule = top_beta(options.top_beta, options.tau, options.accept_score)
     feature_layers = drafter.decoder.reader.feature_layers if drafter is not None and drafter.reads_features else ()
     verifier = Verifier(models, options.temperature, feature_layers, precision)
-    verified = rule is exact and drafter is not None and not options.fp32_drafts
-    if verified and native.has_int8_products(drafter.decoder.embed_dim):
+    # A drafter whose scores count is left as it is.
+    may_round = not (options.fp32_drafts or (options.decoder == "gad++" and options.accept_score == "drafter"))
+    if drafter is not None and may_round and native.has_int8_products(drafter.decoder.embed_dim):
         precision = Precision.INT8_PRODUCTS
     return Method(verifier, _drafter(drafter, options, dictionary, precision), rule)
 

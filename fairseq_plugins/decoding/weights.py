@@ -13,8 +13,8 @@ class Precision(Enum):
     """What a model's linear layers compute with.
 
     FP32 stands for whatever type the model has. INT8_WEIGHTS is another model, the same one on every machine.
-    INT8_PRODUCTS rounds inputs as well, where the CPU kernels run a layer, and leaves it as it is elsewhere: for drafts
-    that are verified, which no output depends on.
+    INT8_PRODUCTS rounds inputs as well, where the CPU kernels run a layer, and leaves it as it is elsewhere: for
+    drafts, which are verified.
     """
 
     FP32 = "fp32"

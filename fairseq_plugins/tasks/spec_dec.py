@@ -155,7 +155,8 @@ class SpecDecConfig(TranslationConfig):
         default=False,
         metadata={
             "help": "CPU: draft in fp32. Where the processor multiplies int8 numbers fast (AVX-512 VNNI, AVX-VNNI), "
-            "lossless methods draft with those otherwise; the output is the same, since the verifier stays in fp32"
+            "models less than 512 wide draft with those otherwise (wider ones with --packed-weights). What is drafted "
+            "is verified in fp32: the output of lossless methods stays the same, that of gad++ may differ a little"
         },
     )
     packed_weights: bool = field(

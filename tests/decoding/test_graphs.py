@@ -383,13 +383,14 @@ def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPat
     """What these tests rely on: a step that asks for a number of the device would be noticed."""
     task = make_task(60)
     verifier = make_transformer(task, 8)
-    finished = CachedDecoder._finished
+    embed = CachedDecoder._embed
 
-    def waits(self: CachedDecoder, x: torch.Tensor) -> torch.Tensor:
+    def waits(self: CachedDecoder, *given: Any) -> torch.Tensor:
+        x = embed(self, *given)
         assert x.sum().item() is not None
-        return finished(self, x)
+        return x
 
-    monkeypatch.setattr(CachedDecoder, "_finished", waits)
+    monkeypatch.setattr(CachedDecoder, "_embed", waits)
     use(monkeypatch, Recorder())
     generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40)
     generator.generate([], make_sample(task, [5, 7]))

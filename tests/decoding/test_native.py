@@ -107,7 +107,7 @@ def test_wide_models_are_rounded_where_copies_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
-def test_only_drafts_that_are_verified_exactly_are_rounded(options: dict[str, Any]) -> None:
+def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any]) -> None:
     task = make_task(30)
     verifier = make_transformer(task, 1)
     drafter = make_drafter(task, 2, verifier=verifier, **options)
@@ -119,11 +119,19 @@ def test_only_drafts_that_are_verified_exactly_are_rounded(options: dict[str, An
 
     fp32 = {torch.float32}
     assert precision(decoder="gad") == (fp32, {torch.int8} if native.has_int8_products(16) else fp32)
-    assert precision(decoder="gad", fp32_drafts=True) == (fp32, fp32)
-    assert precision(decoder="gad++", top_beta=3, tau=1.0) == (fp32, fp32)
+    relaxed = {"decoder": "gad++", "top_beta": 3, "tau": 1.0}
+    assert precision(**relaxed) == precision(decoder="gad")
+    assert precision(decoder="gad", fp32_drafts=True) == precision(**relaxed, fp32_drafts=True) == (fp32, fp32)
+    assert precision(**relaxed, accept_score="drafter") == (fp32, fp32)
     native.enable(False)
     method = build([verifier], drafter, Options("gad", 4), task.target_dictionary)
     assert method.drafter.cached.native_layers is None
+
+
+def test_int8_products_pay_for_more_rows() -> None:
+    most = native.MOST_ROWS // torch.get_num_threads()
+    assert native.pays(most) and not native.pays(most + 1)
+    assert native.pays(most + 1, Precision.INT8_PRODUCTS) and not native.pays(100 * most, Precision.INT8_PRODUCTS)
 
 
 def linears_of(decoder: CachedDecoder) -> list[native.NativeLinear]:

@@ -31,17 +31,20 @@ _IN_PANELS, _IN_ROWS, _INT8_IN_ROWS, _INT8_IN_PANELS = range(4)
 # few bytes; large models are read as they are, so that nothing of them is held twice.
 _MOST_PACKED_INPUTS = 511
 _SMALL_BYTES = 4 * 2**20
-# Beyond so many rows the matrix products are large enough for PyTorch's own, which use all threads.
+# Beyond so many rows the matrix products are large enough for PyTorch's own, which use all threads; int8 products are
+# several times as fast as these.
 MOST_ROWS = 256
+_MOST_INT8_ROWS = 1024
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
 
 _enabled = True
 _copies = False
 
 
-def pays(rows: int) -> bool:
+def pays(rows: int, precision: Precision = Precision.FP32) -> bool:
     """Whether so many rows (sentences times tokens) are few enough to be run here."""
-    return rows <= MOST_ROWS // torch.get_num_threads()
+    most = _MOST_INT8_ROWS if precision is Precision.INT8_PRODUCTS else MOST_ROWS
+    return rows <= most // torch.get_num_threads()
 
 
 def may_be_copied(weight: Tensor) -> bool:
@@ -331,7 +334,7 @@ def fastest(layer: Linear, precision: Precision = Precision.FP32) -> Callable[[T
     if not _usable(layer):
         return lambda x: F.linear(x, *layer)
     compiled = NativeLinear(layer, precision)
-    return lambda x: compiled(x) if pays(x.numel() // x.size(-1)) else F.linear(x, *layer)
+    return lambda x: compiled(x) if pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
 
 
 def native_layers(
