@@ -339,8 +339,9 @@ def build(models: Sequence[nn.Module], drafter: BlockNat | None, options: Option
     verifier = Verifier(models, options.temperature, feature_layers, precision)
     # A drafter whose scores count is left as it is.
     may_round = not (options.fp32_drafts or (options.decoder == "gad++" and options.accept_score == "drafter"))
-    if drafter is not None and may_round and native.has_int8_products(drafter.decoder.embed_dim):
-        precision = Precision.INT8_PRODUCTS
+    if drafter is not None and may_round:
+        width, weight = drafter.decoder.embed_dim, drafter.decoder.embed_tokens.weight
+        precision = Precision.INT8_PRODUCTS if native.has_int8_products(width, weight) else precision
     return Method(verifier, _drafter(drafter, options, dictionary, precision), rule)
 
 

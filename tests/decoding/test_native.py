@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -69,7 +69,7 @@ def test_linear_layers_of_any_size(
     torch.testing.assert_close(compiled(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not native.has_int8_products(16), reason="no fast int8 products on this processor")
+@pytest.mark.skipif(not native.has_int8_products(16, torch.ones(1)), reason="no fast int8 products on this processor")
 @settings(STEADY, max_examples=160)
 @given(
     rows=st.integers(1, 40),
@@ -99,11 +99,17 @@ def test_int8_products_of_any_size(rows: int, inputs: int, outputs: int, has_bia
 
 
 def test_wide_models_are_rounded_where_copies_are_asked_for() -> None:
-    assert not native.has_int8_products(512)
+    weight = torch.ones(1)
+    assert not native.has_int8_products(512, weight)
     native.enable(True, copies=True)
-    assert native.has_int8_products(512) == native.has_int8_products(16)
+    assert native.has_int8_products(512, weight) == native.has_int8_products(16, weight)
     native.enable(False, copies=True)
-    assert not native.has_int8_products(16)
+    assert not native.has_int8_products(16, weight)
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.half, torch.Tensor.double, lambda weight: weight.to("meta")])
+def test_what_is_elsewhere_or_of_another_type_is_not_rounded(convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert not native.has_int8_products(16, convert(torch.ones(1)))
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
@@ -118,7 +124,7 @@ def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any]) -
         return tuple({linear.tensors[0].dtype for linear in linears_of(decoder)} for decoder in decoders)
 
     fp32 = {torch.float32}
-    assert precision(decoder="gad") == (fp32, {torch.int8} if native.has_int8_products(16) else fp32)
+    assert precision(decoder="gad") == (fp32, {torch.int8} if native.has_int8_products(16, torch.ones(1)) else fp32)
     relaxed = {"decoder": "gad++", "top_beta": 3, "tau": 1.0}
     assert precision(**relaxed) == precision(decoder="gad")
     assert precision(decoder="gad", fp32_drafts=True) == precision(**relaxed, fp32_drafts=True) == (fp32, fp32)
@@ -139,7 +145,7 @@ def linears_of(decoder: CachedDecoder) -> list[native.NativeLinear]:
     return [tensor for tensor in decoder.native_layers.tensors if isinstance(tensor, native.NativeLinear)]
 
 
-@settings(STEADY_MODELS, max_examples=25)
+@settings(STEADY_MODELS, max_examples=12)
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),

@@ -52,14 +52,19 @@ def may_be_copied(weight: Tensor) -> bool:
     return _copies or weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
-def has_int8_products(width: int) -> bool:
-    """Whether a model of this width can run with `Precision.INT8_PRODUCTS`.
+def has_int8_products(width: int, weight: Tensor) -> bool:
+    """Whether a model can run with `Precision.INT8_PRODUCTS`.
 
     The kernels must be in use, and the processor multiply int8 numbers fast. Of a wide model the copies in int8 would
     take much memory, so they have to be asked for.
+
+    Args:
+        width: of the model.
+        weight: one of its weights, which says where it is and of which type.
     """
-    kernels = library() if _enabled and (_copies or width <= _MOST_PACKED_INPUTS) else None
-    return kernels is not None and bool(kernels.has_int8_products())
+    if not (_copies or width <= _MOST_PACKED_INPUTS):
+        return False
+    return _usable((weight, None)) and bool(_kernels().has_int8_products())
 
 
 def enable(wanted: bool, copies: bool = False) -> None:
