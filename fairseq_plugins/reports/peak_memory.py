@@ -9,6 +9,7 @@ must be on paper: the weights of the models that take part, and the keys and val
 
 import ctypes
 import gc
+import itertools
 import json
 import subprocess
 import sys
@@ -81,13 +82,15 @@ def _models(bench: Bench, contender: Contender) -> list[nn.Module]:
 
 
 def _weights(bench: Bench, contender: Contender) -> int | None:
-    """Bytes of the parameters of all models that take part, shared ones once."""
+    """Bytes of the parameters and buffers (tables of positions) of all models that take part, shared ones once."""
     if contender.decoder == CTRANSLATE2:
         return (bench.converted() / "model.bin").stat().st_size if contender.compute_type == "float32" else None
-    parameters = {
-        parameter.data_ptr(): parameter for model in _models(bench, contender) for parameter in model.parameters()
+    held = {
+        tensor.data_ptr(): tensor
+        for model in _models(bench, contender)
+        for tensor in itertools.chain(model.parameters(), model.buffers())
     }
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
 
 
 def _caches(
