@@ -70,7 +70,7 @@ def test_linear_layers_of_any_size(
 
 
 @pytest.mark.skipif(not native.has_int8_products(16, torch.ones(1)), reason="no fast int8 products on this processor")
-@settings(STEADY, max_examples=160)
+@settings(STEADY, max_examples=80)
 @given(
     rows=st.integers(1, 40),
     inputs=st.integers(1, 70),
@@ -204,7 +204,7 @@ def test_large_weights_are_packed_where_that_was_asked_for() -> None:
     assert native.NativeLinear((weight, None)).tensors[0].data_ptr() == weight.data_ptr()
 
 
-@settings(STEADY, max_examples=160)
+@settings(STEADY, max_examples=80)
 @given(
     rows=st.integers(1, 9),
     size=st.integers(1, 300),
