@@ -42,8 +42,12 @@ def test_kernels_choose_what_pytorch_chooses(
     ids = torch.randperm(vocabulary)[: vocabulary // 2 + 1].sort().values if some else None
     scores = 3 * torch.randn(batch, width, vocabulary if ids is None else len(ids))
     first = torch.randint(vocabulary, (batch,))
-    in_kernels, in_pytorch = transition.chooser(ids)(scores, first), transition.choose(scores, first, ids)
-    assert torch.equal(in_kernels, in_pytorch)
+    after = transition.after.weight if ids is None else transition.after.weight[ids]
+    compiled = native.path_chooser(transition.before.weight, after, ids, CANDIDATES)
+    assert compiled is not None
+    in_pytorch = transition.choose(scores, first, ids)
+    assert torch.equal(compiled(scores, first), in_pytorch)
+    assert torch.equal(transition.chooser(ids)(scores, first), in_pytorch)
     native.enable(False)
     try:
         assert torch.equal(transition.chooser(ids)(scores, first), in_pytorch)
