@@ -115,7 +115,6 @@ class CachedDecoder:
         if reason is not None:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
-        self.precision = precision
         self.layers = [_read_layer(layer) for layer in decoder.layers]
         plain_output = _plain_projection(decoder)
         # Where the projection is not plain, to score all tokens is the only way.
@@ -237,11 +236,20 @@ class CachedDecoder:
         width = tokens.size(1) + masks
         total = span.longest + width
         self._grow(total)
-        if self.native_layers is not None and native.pays(tokens.size(0) * width, self.precision):
-            mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
-            fed = None if self.mask_vectors is None else self._mask_table(tokens.size(0), total)
-            seen = (self.cache, total, visible, self.cross, mask, layers is not None)
-            x, states = self.native_layers.step(tokens, lengths, *seen, masks, fed, added)
+        if self.native_layers is not None and self.native_layers.pays(tokens.size(0) * width):
+            x, states = self.native_layers.step(
+                tokens,
+                lengths,
+                self.cache,
+                total,
+                visible,
+                self.cross,
+                cross_allowed=None if self.cross_mask is None else self.cross_mask[:, 0, 0],
+                keep_states=layers is not None,
+                masks=masks,
+                fed=None if self.mask_vectors is None else self._mask_table(tokens.size(0), total),
+                added=added,
+            )
             if layers is not None:
                 layers.extend(states)
             return x if self.decoder.project_out_dim is None else self.decoder.project_out_dim(x)

@@ -31,7 +31,6 @@ class FusedEncoder:
 
     def __init__(self, encoder: nn.Module, precision: Precision = Precision.FP32) -> None:
         self.encoder = encoder
-        self.precision = precision
         self.layers = [_read_layer(layer) for layer in encoder.layers] if _is_known(encoder) else None
         if precision is Precision.INT8_WEIGHTS and self.layers is None:
             logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
@@ -66,7 +65,7 @@ class FusedEncoder:
             x = self.embedding_norm(x)
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
-        if self.native_layers is not None and native.pays(tokens.numel(), self.precision):
+        if self.native_layers is not None and self.native_layers.pays(tokens.numel()):
             x = self._run_native(x, None if mask is None else ~padding)
         else:
             x = self._run(x, mask)

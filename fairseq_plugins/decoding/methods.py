@@ -79,6 +79,16 @@ class Options:
         """Whether a NAT drafter takes part."""
         return self.decoder in DRAFTED_BY_NAT or (self.decoder == "iad" and self.iad_fallback == "gad")
 
+    @property
+    def reads_drafter_scores(self) -> bool:
+        """Whether what is accepted depends on the drafter's scores, not on its tokens alone."""
+        return self.decoder == "gad++" and self.accept_score == "drafter"
+
+    @property
+    def precision(self) -> Precision:
+        """Of the verifier, and of a drafter that is not rounded further."""
+        return Precision.INT8_WEIGHTS if self.int8 else Precision.FP32
+
     @classmethod
     def from_config(cls, cfg: Any) -> "Options":
         """Read the task's options."""
@@ -323,29 +333,23 @@ def build(models: Sequence[nn.Module], drafter: BlockNat | None, options: Option
         options: the method and its settings.
         dictionary: target dictionary.
     """
-    precision = Precision.INT8_WEIGHTS if options.int8 else Precision.FP32
     if options.decoder == "nat":
         assert drafter is not None and not drafter.reads_features
-        alone = NatDrafter(drafter, _width(drafter, options), DraftOptions(precision=precision), alone=True)
+        alone = NatDrafter(drafter, _width(drafter, options), DraftOptions(precision=options.precision), alone=True)
         return Method(DrafterIsVerifier(), alone, everything)
     rule = exact
     if options.decoder == "blockwise":
         heads = BlockwiseDrafter(models[0], options.block_size or models[0].decoder.heads)
-        verifier = Verifier(models, options.temperature, precision=precision)
+        verifier = Verifier(models, options.temperature, precision=options.precision)
         return Method(verifier, heads, _blockwise_rule(options, dictionary))
     if options.decoder == "gad++":
         rule = top_beta(options.top_beta, options.tau, options.accept_score)
     feature_layers = drafter.decoder.reader.feature_layers if drafter is not None and drafter.reads_features else ()
-    verifier = Verifier(models, options.temperature, feature_layers, precision)
-    # A drafter whose scores count is left as it is.
-    may_round = not (options.fp32_drafts or (options.decoder == "gad++" and options.accept_score == "drafter"))
-    if drafter is not None and may_round:
-        width, weight = drafter.decoder.embed_dim, drafter.decoder.embed_tokens.weight
-        precision = Precision.INT8_PRODUCTS if native.has_int8_products(width, weight) else precision
-    return Method(verifier, _drafter(drafter, options, dictionary, precision), rule)
+    verifier = Verifier(models, options.temperature, feature_layers, options.precision)
+    return Method(verifier, _drafter(drafter, options, dictionary), rule)
 
 
-def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary, precision: Precision) -> Drafter:
+def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary) -> Drafter:
     if options.decoder == "greedy":
         return NoDrafter()
     if options.decoder in JACOBI:
@@ -357,15 +361,24 @@ def _drafter(model: BlockNat | None, options: Options, dictionary: Dictionary, p
     trained: Drafter | None = None
     if options.needs_drafter:
         assert model is not None
-        keep_logits = options.decoder == "gad++" and options.accept_score == "drafter"
         kind = FeatureDrafter if model.reads_features else NatDrafter
         vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
-        how = DraftOptions(keep_logits, options.auto_block_size, vocabulary, precision)
+        precision = _draft_precision(model, options)
+        how = DraftOptions(options.reads_drafter_scores, options.auto_block_size, vocabulary, precision)
         trained = kind(model, _width(model, options), how)
     if options.decoder == "iad":
         return SourceCopyDrafter(dictionary.pad(), options.iad_lookup == "recent", trained)
     assert trained is not None
     return trained
+
+
+def _draft_precision(drafter: BlockNat, options: Options) -> Precision:
+    """Tokens may come from rounded products, since they are verified; scores that count may not."""
+    decoder = drafter.decoder
+    may_round = not (options.fp32_drafts or options.reads_drafter_scores)
+    if may_round and native.has_int8_products(decoder.embed_dim, decoder.embed_tokens.weight):
+        return Precision.INT8_PRODUCTS
+    return options.precision
 
 
 def _width(drafter: BlockNat, options: Options) -> int:

@@ -35,8 +35,7 @@ from fairseq_plugins.reports.contenders import (
     CONTENDERS,
     CTRANSLATE2_ON_CPU,
     CTRANSLATE2_ON_GPU,
-    FP32_DRAFTS,
-    INT8,
+    ON_CPU,
     REPLAYED,
     Contender,
     choose,
@@ -81,7 +80,7 @@ def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
     """The rows that there are on this device, those that others made first."""
     others = CTRANSLATE2_ON_GPU if cuda else CTRANSLATE2_ON_CPU
     searches = [contender for contender in CONTENDERS if contender.decoder == "beam"]
-    ours = [contender for contender in CONTENDERS if contender not in searches] + ([] if cuda else [FP32_DRAFTS, *INT8])
+    ours = [contender for contender in CONTENDERS if contender not in searches] + ([] if cuda else list(ON_CPU))
     if replayed:
         greedy = [contender for contender in ours if contender.decoder == "greedy"]
         return [*searches, *others, *greedy, *(contender for contender in REPLAYED if not (cuda and contender.int8))]

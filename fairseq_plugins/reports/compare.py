@@ -22,16 +22,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.reports.bench import Bench
 from fairseq_plugins.reports.cli import run_command
 from fairseq_plugins.reports.comparison_options import get_parser, parse
-from fairseq_plugins.reports.contenders import (
-    BEAM_1,
-    BEAM_5,
-    CONTENDERS,
-    FP32_DRAFTS,
-    INT8,
-    Contender,
-    choose,
-    lossy_note,
-)
+from fairseq_plugins.reports.contenders import BEAM_1, BEAM_5, CONTENDERS, ON_CPU, Contender, choose, lossy_note
 from fairseq_plugins.reports.files import write_atomically
 from fairseq_plugins.reports.machine import machine
 from fairseq_plugins.reports.measuring import (
@@ -124,7 +115,7 @@ def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender]) -> None:
 
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
-    there = (*CONTENDERS, FP32_DRAFTS, *INT8)
+    there = (*CONTENDERS, *ON_CPU)
     args, cfg = parse(get_parser("spec-dec-compare", there, repeats=3, batch_sizes=[1, 16]), argv)
     wanted = choose(args.decoders, there, CONTENDERS)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats)

@@ -56,13 +56,16 @@ CONTENDERS: tuple[Contender, ...] = (
 )
 
 
-# Rows of a CPU that are not there unless they are asked for, or by spec-dec-bench.
-INT8 = tuple(
+_INT8 = tuple(
     replace(contender, name=f"{contender.name} int8", task_options={"int8": True}, lossless=False)
     for contender in CONTENDERS
     if contender.name in ("greedy", "gad")
 )
-FP32_DRAFTS = Contender("gad fp32 drafts", "gad", task_options={"fp32_drafts": True}, needs=DRAFTER, lossless=True)
+# Rows of a CPU that are not there unless they are asked for, or by spec-dec-bench.
+ON_CPU = (
+    Contender("gad fp32 drafts", "gad", task_options={"fp32_drafts": True}, needs=DRAFTER, lossless=True),
+    *_INT8,
+)
 
 
 def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:
@@ -79,7 +82,7 @@ CTRANSLATE2_ON_GPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("fp16", "f
 _TOKENS = {"gad": 6.13, "gad++ high-quality": 7.56, "gad++ high-efficiency": 9.72, "gad int8": 6.13}
 REPLAYED = tuple(
     replace(contender, name=f"{contender.name} (replayed)", replay=_TOKENS[contender.name])
-    for contender in (*CONTENDERS, *INT8)
+    for contender in (*CONTENDERS, *_INT8)
     if contender.name in _TOKENS
 )
 

@@ -64,7 +64,7 @@ def has_int8_products(width: int, weight: Tensor) -> bool:
     """
     if not (_copies or width <= _MOST_PACKED_INPUTS):
         return False
-    return _usable((weight, None)) and bool(_kernels().has_int8_products())
+    return _usable(weight) and bool(_kernels().has_int8_products())
 
 
 def enable(wanted: bool, copies: bool = False) -> None:
@@ -101,11 +101,15 @@ def _in_kernels_form(
     return _IN_ROWS, weight, bias, None, None
 
 
-def _usable(layer: Linear) -> bool:
-    tensors = (layer.scale, layer.bias) if isinstance(layer, QuantizedLinear) else layer
+def _usable(*tensors: Tensor | None) -> bool:
+    """Whether the kernels are in use and can read these tensors."""
     given = [tensor for tensor in tensors if tensor is not None]
     suitable = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
     return _enabled and suitable and library() is not None
+
+
+def _usable_layer(layer: Linear) -> bool:
+    return _usable(*((layer.scale, layer.bias) if isinstance(layer, QuantizedLinear) else layer))
 
 
 class NativeLinear:
@@ -165,11 +169,16 @@ class NativeLayers:
         self, layers: Sequence[Layer], precision: Precision = Precision.FP32, ends: Ends | None = None
     ) -> None:
         self.count = len(layers)
+        self.precision = precision
         self.tensors: list[object] = []
         self.ends = None if ends is None else self._ends(ends)
-        self.array = (LayerStructure * self.count)(*[self._structure(layer, precision) for layer in layers])
+        self.array = (LayerStructure * self.count)(*[self._structure(layer) for layer in layers])
 
-    def _structure(self, layer: Layer, precision: Precision) -> LayerStructure:
+    def pays(self, rows: int) -> bool:
+        """Whether so many rows (sentences times tokens) are few enough to be run here."""
+        return pays(rows, self.precision)
+
+    def _structure(self, layer: Layer) -> LayerStructure:
         structure = LayerStructure(
             heads=layer.heads,
             normalize_before=layer.normalize_before,
@@ -181,7 +190,7 @@ class NativeLayers:
             if value is not None and kind is NormStructure:
                 setattr(structure, name, self._norm(value))
             elif value is not None and kind is LinearStructure:
-                linear = NativeLinear(value, precision)
+                linear = NativeLinear(value, self.precision)
                 setattr(structure, name, linear.structure)
                 self.tensors.append(linear)
         return structure
@@ -336,7 +345,7 @@ def fastest(layer: Linear, precision: Precision = Precision.FP32) -> Callable[[T
         layer: weight and bias.
         precision: as for `NativeLinear`.
     """
-    if not _usable(layer):
+    if not _usable_layer(layer):
         return lambda x: F.linear(x, *layer)
     compiled = NativeLinear(layer, precision)
     return lambda x: compiled(x) if pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
@@ -354,7 +363,7 @@ def native_layers(
     """
     if not layers or any(layer.activation not in _ACTIVATIONS for layer in layers):
         return None
-    return NativeLayers(layers, precision, ends) if _usable(layers[0].self_qkv) else None
+    return NativeLayers(layers, precision, ends) if _usable_layer(layers[0].self_qkv) else None
 
 
 def log_softmax(scores: Tensor) -> Tensor:
@@ -381,7 +390,7 @@ def argmax(scores: Tensor) -> Tensor:
 
 def _in_kernels(scores: Tensor) -> bool:
     rows = scores.numel() // scores.size(-1)
-    return _usable((scores, None)) and pays(rows)
+    return _usable(scores) and pays(rows)
 
 
 def path_chooser(
@@ -395,7 +404,7 @@ def path_chooser(
         vocabulary: ids [N] of the tokens that have scores, None for all.
         candidates: how many tokens of every place to choose among.
     """
-    if not _usable((before, after)):
+    if not _usable(before, after):
         return None
     before, after = before.detach().contiguous(), after.detach().contiguous()
     ids = None if vocabulary is None else vocabulary.contiguous()

@@ -150,7 +150,11 @@ inline float activate(float x, int activation) {
     return x;
 }
 
-// Some panels of outputs for ROWS rows: as many accumulators as the registers hold, the more panels the fewer the rows.
+// As many panels as have accumulators in the registers, the more the fewer the rows.
+template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES))>
+constexpr int PANELS_OF = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
+
+// Some panels of outputs for ROWS rows.
 // Strides are from one row of x to the next, from one panel to the next, and within it from one input to the next.
 template <int ROWS, int PANELS>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
@@ -189,8 +193,7 @@ inline void finish(const Linear& layer, const float* from, int begin, int column
 template <int ROWS>
 void panels_by_rows(const Linear& layer, const float* x, float* y, int activation, bool add) {
     const auto* weight = static_cast<const float*>(layer.weight);
-    constexpr int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES));
-    constexpr int PANELS = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
+    constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = layer.inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL], single[ROWS][PANEL];
     int begin = 0;
@@ -333,8 +336,7 @@ inline float round_row(const float* x, int inputs, uint8_t* rounded) {
 // y[ROWS][outputs] of rounded rows, `size` bytes each.
 template <int ROWS>
 void int8_panels(const Linear& layer, const uint8_t* x, int size, const float* scales, float* y, int activation, bool add) {
-    constexpr int IN_PANEL = PANEL / LANES, FITTING = ACCUMULATORS / (ROWS * IN_PANEL);
-    constexpr int PANELS = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1, VECTORS = PANELS * IN_PANEL;
+    constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
     const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, panels = (layer.outputs + PANEL - 1) / PANEL;
     const auto* weight = static_cast<const int8_t*>(layer.weight);
     const auto multiply = [&](auto several, int64_t panel) {
