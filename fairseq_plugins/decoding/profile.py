@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.partial_file import broke_off
 
 # In the order of the table. What runs inside of another part counts there only where it is itself.
@@ -39,19 +40,19 @@ class Profile:
         generator.method = None
         generator.build_method = lambda: self._watch(build())
         generator._generate = self._timed("other", counted)
-        generator._iterate = self._timed("acceptance", generator._iterate)
 
     def _watch(self, method: Method) -> Method:
         for owner, name, part in (
             (method.verifier, "start", "verifier's encoder"),
-            (method.verifier, "join", "verifier's encoder"),
+            (method.verifier, "append_rows", "verifier's encoder"),
             (method.drafter, "start", "drafter's encoder"),
-            (method.drafter, "join", "drafter's encoder"),
+            (method.drafter, "append_rows", "drafter's encoder"),
             (method.drafter, "draft", "drafter"),
             (method.drafter, "observe", "drafter"),
             (method.verifier, "verify", "verifier"),
-            (method.verifier, "keep", "other"),
-            (method.drafter, "keep", "other"),
+            (method.search, "advance", "acceptance"),
+            (method.verifier, "select_rows", "other"),
+            (method.drafter, "select_rows", "other"),
         ):
             setattr(owner, name, self._timed(part, getattr(owner, name)))
         return method

@@ -17,7 +17,7 @@ class SentenceStats:
         source_tokens: length of its source, EOS included.
         tokens: length of its output, EOS included.
         iterations: how many times it was drafted and verified.
-        accepted: tokens gained in each iteration, the verifier's own included.
+        emitted: tokens that each iteration added, the verifier's own included.
         batch_size: how many sentences were decoded at a time.
         seconds: wall-clock time of its batch, divided by the sentences in that batch.
     """
@@ -26,7 +26,7 @@ class SentenceStats:
     source_tokens: int
     tokens: int
     iterations: int
-    accepted: list[int]
+    emitted: list[int]
     batch_size: int
     seconds: float
 
@@ -37,7 +37,7 @@ class DecodingStats:
     Args:
         decoder: name of the decoder, for the summary.
         file: where to write the lines. They appear under that name when the run has ended well; until then, and
-            after an interruption, under the name with `.partial` behind it.
+            after an interruption, under the name with `.partial` after it.
 
     Raises:
         ConfigurationError: when the file cannot be written.

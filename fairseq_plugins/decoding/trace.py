@@ -15,32 +15,21 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters import Draft
+from fairseq_plugins.decoding.method import GIVEN, TOP_1, VERIFIER, MethodSpec
+from fairseq_plugins.decoding.methods import METHODS
 from fairseq_plugins.decoding.partial_file import PartialFile
-from fairseq_plugins.decoding.verifier import Verification
+from fairseq_plugins.decoding.search import Search
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, Verification
 from fairseq_plugins.errors import ConfigurationError
 
 FORMAT = "spec-dec-trace"
-VERSION = 1
+VERSION = 2
 OPTION = "--trace-file"
 
-# Why a token is in the output. A drafted one that is also the verifier's best has the reason of its decoder:
-AGREED = {
-    "iad": "source copy",
-    "jacobi": "fixed point",
-    "gs-jacobi": "fixed point",
-    "hybrid-jacobi": "fixed point",
-    "blockwise": "head",
-    "nat": "unverified",
-}
-TOP_1 = "top-1"
-# ... one that is not the verifier's best, but good enough for a relaxed rule:
-TOP_BETA = "top-beta"
-RELAXED = "relaxed"
-# ... one that was not drafted, and one that `--prefix-size` gave:
-VERIFIER = "verifier"
-GIVEN = "given"
-REASONS = {*AGREED.values(), TOP_1, TOP_BETA, RELAXED, VERIFIER, GIVEN}
+# Every reason that a token of any method may have.
+REASONS = set[str]().union(*(spec.reasons for spec in METHODS))
+# Those of drafted tokens that are not the verifier's best.
+RELAXED_REASONS = {spec.relaxed for spec in METHODS if spec.runs_verifier}
 
 
 @dataclass
@@ -49,26 +38,27 @@ class Iteration:
 
     Attributes:
         draft: the drafted tokens, K of them.
-        draft_scores: the verifier's log-probability of each; None where fairseq's settings forbid the token.
-        choice: the verifier's best token at each of these places and at the one behind them, K + 1 (K for `nat`).
-        choice_scores: log-probability of each.
+        draft_log_probs: the verifier's, of each; None where fairseq's settings forbid the token.
+        verifier: the verifier's best token at each of these positions and at the one after them, K + 1 (K where no
+            verifier runs).
+        verifier_log_probs: of each.
         accepted: how many of the drafted tokens went into the output.
-        bifurcation: place in `draft` of the first rejected token, None when all that was looked at was accepted.
-        why: for each token that went into the output, the reason: one of `REASONS`.
+        bifurcation: index in `draft` of the first rejected token, None when all that was looked at was accepted.
+        why: for each emitted token the reason: one of `REASONS`.
     """
 
     draft: list[int]
-    draft_scores: list[float | None]
-    choice: list[int]
-    choice_scores: list[float | None]
+    draft_log_probs: list[float | None]
+    verifier: list[int]
+    verifier_log_probs: list[float | None]
     accepted: int
     bifurcation: int | None
     why: list[str]
 
     @property
     def relaxed(self) -> list[bool]:
-        """For each token that went into the output: was it drafted and not the verifier's best?"""
-        return [reason in (TOP_BETA, RELAXED) for reason in self.why]
+        """For each emitted token: was it drafted and not the verifier's best?"""
+        return [reason in RELAXED_REASONS for reason in self.why]
 
 
 @dataclass
@@ -80,7 +70,7 @@ class TracedSentence:
         source: source tokens.
         target: tokens of the reference, None where the data has none.
         output: output tokens.
-        scores: log-probability of each output token.
+        log_probs: of each output token.
         iterations: what was drafted and verified, in order.
     """
 
@@ -88,7 +78,7 @@ class TracedSentence:
     source: list[int]
     target: list[int] | None
     output: list[int]
-    scores: list[float | None]
+    log_probs: list[float | None]
     iterations: list[Iteration]
 
     @property
@@ -111,7 +101,7 @@ class Trace:
 # ------------------------------------------------------------------------------------------------------ writing
 
 
-def check_traceable(file: str, decoder: str, scores_reference: bool, is_one_run: bool) -> None:
+def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_run: bool) -> None:
     """Refuse `--trace-file` where there is nothing to trace, or no single run to trace.
 
     Raises:
@@ -121,8 +111,8 @@ def check_traceable(file: str, decoder: str, scores_reference: bool, is_one_run:
         raise ConfigurationError(f"{OPTION} {file}: --score-reference decodes nothing; leave one of them out")
     if not is_one_run:
         raise ConfigurationError(f"{OPTION} {file}: holds one run; use it with fairseq-generate or fairseq-interactive")
-    if decoder == "beam":
-        raise ConfigurationError(f"{OPTION} {file}: --decoder beam drafts nothing to look at; add --decoder gad")
+    if spec.build is None:
+        raise ConfigurationError(f"{OPTION} {file}: --decoder {spec.name} drafts nothing to look at; add --decoder gad")
 
 
 class TraceWriter:
@@ -130,22 +120,21 @@ class TraceWriter:
 
     Args:
         path: where to write. The file appears under that name when the run has ended well, until then and after an
-            interruption with `.partial` behind it.
+            interruption with `.partial` after it.
         source: source dictionary.
         target: target dictionary.
-        decoder: name of the decoder.
-        options: its settings, for the header.
+        spec: the method.
+        settings: its options, for the header.
 
     Raises:
         ConfigurationError: when the file cannot be written.
     """
 
     def __init__(
-        self, path: str, source: Dictionary, target: Dictionary, decoder: str, options: dict[str, Any]
+        self, path: str, source: Dictionary, target: Dictionary, spec: MethodSpec, settings: dict[str, Any]
     ) -> None:
-        self.decoder = decoder
-        self._has_fallback = options.get("iad_fallback", "none") != "none"
-        self._own = VERIFIER if decoder != "nat" else AGREED["nat"]
+        self._spec = spec
+        self._own = VERIFIER if spec.runs_verifier else spec.agreed
         self._pads = source.pad(), target.pad()
         self._written = 0
         self._notes: dict[int, list[Iteration]] = {}
@@ -153,66 +142,56 @@ class TraceWriter:
         header = {
             "format": FORMAT,
             "version": VERSION,
-            "decoder": decoder,
-            "options": {key: value for key, value in options.items() if key != "decoder"},
+            "decoder": spec.name,
+            "options": settings,
             "source_symbols": list(source.symbols),
             "target_symbols": list(target.symbols),
         }
         self._file.write(_json(header))
 
-    def iteration(
-        self,
-        sentences: Sequence[int],
-        draft: Draft,
-        verification: Verification,
-        choice: Tensor,
-        accepted: Tensor,
-        gained: Sequence[int],
-    ) -> None:
+    def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
         """Note one iteration of a batch.
 
         Args:
             sentences: for each of the B rows, which sentence of the batch it is.
-            draft: what was drafted, K columns.
-            verification: the verifier's scores, T columns (K + 1, or K where no verifier runs).
-            choice: [B, T], its best tokens.
-            accepted: [B], length of the accepted prefix, tokens behind an EOS included.
-            gained: for each row, how many tokens its sentence gained.
+            advance: what the iteration added, with the draft and the verification that it came from.
         """
-        drafted_columns, extra = draft.tokens.size(1), choice.size(1) - draft.tokens.size(1)
-        drafted = torch.cat([draft.tokens, choice[:, drafted_columns:]], dim=1)
-        widths = [drafted_columns] * len(gained) if draft.widths is None else draft.widths.tolist()
+        draft, verification, emitted = advance.draft, advance.verification, advance.host_emitted
+        best = verification.best
+        drafted_columns, extra = draft.tokens.size(1), best.size(1) - draft.tokens.size(1)
+        drafted = torch.cat([draft.tokens, best[:, drafted_columns:]], dim=1)
+        widths = [drafted_columns] * len(emitted) if draft.num_drafted is None else draft.num_drafted.tolist()
+        guessed = [False] * len(emitted) if draft.from_fallback is None else draft.from_fallback.tolist()
+        accepted = advance.num_accepted
         if extra == 0:
             # Without a verifier the last drafted token takes the place of its own, unless the length limit forbids it.
-            accepted = accepted + (draft.tokens[:, -1] == choice[:, -1])
+            accepted = torch.minimum(accepted + (draft.tokens[:, -1] == best[:, -1]), advance.num_emitted)
         rows = zip(
             sentences,
             drafted.tolist(),
-            verification.log_probs(drafted).tolist(),
-            choice.tolist(),
-            verification.log_probs(choice).tolist(),
+            verification.log_probs_of(drafted).tolist(),
+            best.tolist(),
+            verification.log_probs_of(best).tolist(),
             widths,
-            torch.minimum(accepted, accepted.new_tensor(gained)).tolist(),
-            gained,
+            accepted.tolist(),
+            emitted,
+            guessed,
             strict=True,
         )
-        for sentence, tokens, token_scores, best, best_scores, width, kept, count in rows:
+        for sentence, tokens, token_scores, own, own_scores, width, kept, count, is_guess in rows:
+            agreed = TOP_1 if is_guess else self._spec.agreed
+            why = [agreed if token == right else self._spec.relaxed for token, right in zip(tokens, own, strict=True)]
             self._notes.setdefault(sentence, []).append(
                 Iteration(
                     draft=tokens[:width],
-                    draft_scores=_rounded(token_scores[:width]),
-                    choice=best[: width + extra],
-                    choice_scores=_rounded(best_scores[: width + extra]),
+                    draft_log_probs=_rounded(token_scores[:width]),
+                    verifier=own[: width + extra],
+                    verifier_log_probs=_rounded(own_scores[: width + extra]),
                     accepted=kept,
                     bifurcation=kept if kept < min(count, width) else None,
-                    why=[*map(self._why, tokens[:kept], best[:kept]), *[self._own] * (count - kept)],
+                    why=[*why[:kept], *[self._own] * (count - kept)],
                 )
             )
-
-    def _why(self, drafted: int, best: int) -> str:
-        if drafted == best or self.decoder == "nat":
-            return AGREED.get(self.decoder, TOP_1)
-        return TOP_BETA if self.decoder == "gad++" else RELAXED
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
         """Write a decoded batch, with the notes taken on the way.
@@ -237,11 +216,9 @@ class TraceWriter:
                 source=[token for token in source if token != source_pad],
                 target=None if target is None else [token for token in target if token != target_pad],
                 output=best["tokens"].tolist(),
-                scores=_rounded(best["positional_scores"].tolist()),
+                log_probs=_rounded(best["positional_scores"].tolist()),
                 iterations=iterations,
             )
-            if self.decoder == "iad" and self._has_fallback:
-                _tell_copies_from_guesses(sentence)
             self._file.write(_json({**vars(sentence), "iterations": [vars(note) for note in iterations]}))
         self._written += size
 
@@ -250,18 +227,23 @@ class TraceWriter:
         self._file.close()
 
 
-def _tell_copies_from_guesses(sentence: TracedSentence) -> None:
-    """Where another drafter helps out, only drafts that stand in source or output are copies."""
-    done = 0
-    for note in sentence.iterations:
-        texts = sentence.source, sentence.output[:done]
-        if not any(_contains(text, note.draft) for text in texts):
-            note.why = [TOP_1 if reason == AGREED["iad"] else reason for reason in note.why]
-        done += len(note.why)
+class TracedSearch:
+    """A search whose every advance is noted.
 
+    Args:
+        search: decides.
+        trace: takes the notes.
+    """
 
-def _contains(text: list[int], part: list[int]) -> bool:
-    return any(text[start : start + len(part)] == part for start in range(len(text) - len(part) + 1))
+    def __init__(self, search: Search, trace: TraceWriter) -> None:
+        self.search = search
+        self.trace = trace
+
+    def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
+        """What the search says."""
+        advance = self.search.advance(state, draft, verification)
+        self.trace.iteration(state.sentences, advance)
+        return advance
 
 
 def _rounded(scores: list[float]) -> list[float | None]:
@@ -360,18 +342,18 @@ def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
     _require_tokens(sentence.source, source_size, "source")
     _require_tokens(sentence.target or [], target_size, "target")
     _require_tokens(sentence.output, target_size, "output")
-    _require(len(sentence.scores) == len(sentence.output), "scores do not fit the output")
+    _require(len(sentence.log_probs) == len(sentence.output), "log-probabilities do not fit the output")
     _require(sum(len(note.why) for note in iterations) == len(sentence.output), "iterations do not fit the output")
     for note in iterations:
         _require_tokens(note.draft, target_size, "draft")
-        _require_tokens(note.choice, target_size, "choice")
-        _require(len(note.draft) == len(note.draft_scores), "scores do not fit the draft")
-        _require(len(note.choice) == len(note.choice_scores), "scores do not fit the choice")
-        _require(0 <= len(note.choice) - len(note.draft) <= 1, "choice does not fit the draft")
+        _require_tokens(note.verifier, target_size, "verifier")
+        _require(len(note.draft) == len(note.draft_log_probs), "log-probabilities do not fit the draft")
+        _require(len(note.verifier) == len(note.verifier_log_probs), "log-probabilities do not fit the verifier")
+        _require(0 <= len(note.verifier) - len(note.draft) <= 1, "verifier does not fit the draft")
         _require(0 <= note.accepted <= min(len(note.draft), len(note.why)), "accepted is out of range")
-        _require(len(note.why) <= len(note.choice), "more tokens than were chosen")
+        _require(len(note.why) <= len(note.verifier), "more tokens than the verifier has")
         _require(bool(note.why), "an iteration without a token")
-        _require(note.bifurcation in (None, note.accepted), "bifurcation is not behind the accepted tokens")
+        _require(note.bifurcation in (None, note.accepted), "bifurcation is not after the accepted tokens")
         _require(REASONS.issuperset(note.why), "unknown reason")
     return sentence
 

@@ -2,38 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
-from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.drafters import DecodingState, Draft
-from fairseq_plugins.decoding.encoder import FusedEncoder
-from fairseq_plugins.decoding.graphs import cached_decoder
-from fairseq_plugins.decoding.weights import Precision
-
-
-@dataclass
-class Verification:
-    """What the verifier says of the last token and a draft.
-
-    Attributes:
-        scores: [B, T, V], log-probabilities of the token after each position.
-        hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
-        features: [B, T, F], the states behind `Verifier.feature_layers` of the first model, side by side.
-    """
-
-    scores: Tensor
-    hidden: Tensor | None
-    features: Tensor | None = None
-
-    def log_probs(self, tokens: Tensor) -> Tensor:
-        """Log-probabilities [B, T] of these tokens [B, T]."""
-        return self.scores.gather(2, tokens.unsqueeze(2)).squeeze(2)
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
+from fairseq_plugins.decoding.engine.layout import Chain
+from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 
 
 class Verifier:
@@ -41,34 +21,33 @@ class Verifier:
 
     Args:
         models: fairseq encoder-decoder Transformers in eval mode.
+        engine: what they run on.
         temperature: fairseq's `--temperature`.
         feature_layers: decoder layers whose states a drafter wants to read, 0 for the embedding.
-        precision: of their linear layers.
     """
 
     def __init__(
         self,
         models: Sequence[FairseqEncoderDecoderModel],
+        engine: Engine,
         temperature: float = 1.0,
         feature_layers: Sequence[int] = (),
-        precision: Precision = Precision.FP32,
     ) -> None:
-        self.encoders = [FusedEncoder(model.encoder, precision) for model in models]
-        self.decoders = [cached_decoder(model.decoder, precision=precision) for model in models]
+        self.engine = engine
+        self.encoders = [FusedEncoder(model.encoder, engine) for model in models]
+        self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine) for model in models]
         self.temperature = temperature
         self.feature_layers = feature_layers
 
-    def start(self, sample: dict[str, Any]) -> dict[str, list[Tensor]]:
-        """Encode a fairseq batch; returns the first model's encoder output, for drafters that share it."""
+    def start(self, sample: dict[str, Any]) -> EncoderOut:
+        """Encode the sources of a batch; returns the first model's encoder output, for drafters that share it."""
         return self._encode(sample, CachedDecoder.start)
 
-    def join(self, sample: dict[str, Any]) -> dict[str, list[Tensor]]:
-        """Encode more sentences of the batch, which come in behind those present; returns their encoder output."""
-        return self._encode(sample, CachedDecoder.join)
+    def append_rows(self, sample: dict[str, Any]) -> EncoderOut:
+        """Encode further sentences of the batch, which come in after those present; returns their encoder output."""
+        return self._encode(sample, CachedDecoder.append_rows)
 
-    def _encode(
-        self, sample: dict[str, Any], hand_over: Callable[[CachedDecoder, dict[str, list[Tensor]]], None]
-    ) -> dict[str, list[Tensor]]:
+    def _encode(self, sample: dict[str, Any], hand_over: Callable[[CachedDecoder, EncoderOut], None]) -> EncoderOut:
         outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
         for decoder, output in zip(self.decoders, outputs, strict=True):
             hand_over(decoder, output)
@@ -77,41 +56,57 @@ class Verifier:
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
+        layout = Chain(state.lengths, state.span, tokens.size(1))
         # Only the first model's states are read, and only by some drafters.
         states: list[Tensor] | None = [] if self.feature_layers else None
         hidden = [
-            decoder.step(tokens, state.lengths, state.span, layers=None if number else states)
+            decoder.step(tokens, layout, states=None if number else states)
             for number, decoder in enumerate(self.decoders)
         ]
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
         scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
         if self.temperature != 1.0:
             scores = [score / self.temperature for score in scores]
-        log_probs = [native.log_softmax(score) for score in scores]
-        if len(log_probs) == 1:
-            return Verification(log_probs[0], hidden[0], features)
+        log_probs = [self.engine.log_softmax(score) for score in scores]
         # fairseq's ensembles average probabilities, not scores.
-        mean = torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
-        return Verification(mean, hidden[0], features)
+        mean = log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
+        return verification(state, mean, self.engine, hidden[0], features)
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Go on with these sentences only; rows [B'] are indices into the current batch."""
         for decoder in self.decoders:
-            decoder.keep(rows)
+            decoder.select_rows(rows)
 
 
 class DrafterIsVerifier:
     """Stands in for the verifier when a NAT model decodes alone: the draft's own scores are the last word."""
 
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
     def start(self, sample: dict[str, Any]) -> None:
         return None
 
-    join = start
+    append_rows = start
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
-        """Scores [B, K, V] of the drafted tokens themselves (T = K: there is no token of the verifier's own)."""
-        assert draft.logits is not None
-        return Verification(draft.logits.float().log_softmax(-1), None)
+        """The draft's log-probabilities [B, K, V] (T = K: there is no token of the verifier's own)."""
+        assert draft.log_probs is not None
+        return verification(state, draft.log_probs, self.engine)
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         pass
+
+
+def verification(
+    state: DecodingState,
+    log_probs: Tensor,
+    engine: Engine,
+    hidden: Tensor | None = None,
+    features: Tensor | None = None,
+) -> Verification:
+    """A verification of a model's log-probabilities [B, T, V]: fairseq's constraints are put on them, in place."""
+    constraints, span = state.constraints, state.span
+    constraints.apply(log_probs, state.lengths, span.shortest, span.longest)
+    best = constraints.force(engine.argmax(log_probs), is_first=span.longest == 0)
+    return Verification(log_probs, best, hidden, features)

@@ -17,10 +17,10 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_plugins.data.block_masking import Blocks
-from fairseq_plugins.decoding.drafters import Draft
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec
+from fairseq_plugins.decoding.state import Advance
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
-from fairseq_plugins.decoding.verifier import Verification
 
 SAMPLES = "samples"
 """Folder of the text samples. fairseq writes to train, train_inner and valid, and TensorBoard wants one writer each."""
@@ -92,18 +92,12 @@ class Notes:
     def __init__(self) -> None:
         self.iterations: list[tuple[list[int], list[int], int]] = []
 
-    def iteration(
-        self,
-        sentences: Sequence[int],
-        draft: Draft,
-        verification: Verification,
-        choice: Tensor,
-        accepted: Tensor,
-        gained: Sequence[int],
-    ) -> None:
-        """Note draft, verifier's choices and number of accepted tokens; arguments as in `TraceWriter.iteration`."""
-        drafted = draft.tokens[0] if draft.widths is None else draft.tokens[0, : int(draft.widths[0])]
-        self.iterations.append((drafted.tolist(), choice[0, : len(drafted) + 1].tolist(), int(accepted[0])))
+    def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
+        """Note draft, verifier's tokens and number of accepted ones; arguments as for `TraceWriter.iteration`."""
+        draft, count = advance.draft, advance.draft.tokens.size(1)
+        drafted = draft.tokens[0, : count if draft.num_drafted is None else int(draft.num_drafted[0])]
+        verifier = advance.verification.best[0, : len(drafted) + 1]
+        self.iterations.append((drafted.tolist(), verifier.tolist(), int(advance.num_accepted[0])))
 
     def write(self, sample: dict[str, Any], hypotheses: list, has_prefix: bool) -> None:
         """Called when the sentence is finished; there is nothing left to do."""
@@ -151,9 +145,9 @@ def sample_text(texts: dict[str, str], notes: Notes, symbols: Sequence[str]) -> 
 
     lines = [f"**{name}** {_escaped(text)}\n" for name, text in texts.items()]
     lines += ["| | draft (bold: accepted) | verifier |", "|---|---|---|"]
-    for number, (drafted, choice, accepted) in enumerate(notes.iterations, 1):
+    for number, (drafted, verifier, accepted) in enumerate(notes.iterations, 1):
         bold = f"**{words(drafted[:accepted])}** " if accepted else ""
-        lines.append(f"| {number} | {bold}{words(drafted[accepted:])} | {words(choice)} |")
+        lines.append(f"| {number} | {bold}{words(drafted[accepted:])} | {words(verifier)} |")
     return "\n".join(lines)
 
 
@@ -183,14 +177,14 @@ class LoggedStats(DecodingStats):
         super().__init__(decoder, file)
         self._folder = unused(os.path.join(folder, run))
         self._writer = _writer(self._folder)
-        self._gained: list[int] = []
+        self._emitted: list[int] = []
         self._speed_ups: list[float] = []
 
     def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
         """Add a decoded batch that took so many seconds."""
         super().record(batch, seconds)
         for sentence in batch:
-            self._gained += sentence.accepted
+            self._emitted += sentence.emitted
             self._speed_ups.append(sentence.tokens / max(sentence.iterations, 1))
         for name, value in (
             ("mean_accepted_tokens", self.mean_accepted_tokens),
@@ -202,9 +196,9 @@ class LoggedStats(DecodingStats):
 
     def close(self) -> None:
         """Log the distributions and the summary, and do what `DecodingStats` does."""
-        if self._gained:
-            bins = [edge - 0.5 for edge in range(max(self._gained) + 2)]
-            self._writer.add_histogram("decoding/accepted_tokens", torch.tensor(self._gained), self.sentences, bins)
+        if self._emitted:
+            bins = [edge - 0.5 for edge in range(max(self._emitted) + 2)]
+            self._writer.add_histogram("decoding/accepted_tokens", torch.tensor(self._emitted), self.sentences, bins)
             speed_ups = torch.tensor(self._speed_ups)
             self._writer.add_histogram("decoding/tokens_per_iteration_of_a_sentence", speed_ups, self.sentences)
             self._writer.add_text("decoding/summary", _escaped(self.summary()), self.sentences)
@@ -212,27 +206,32 @@ class LoggedStats(DecodingStats):
         super().close()
 
 
-def decoding_stats(cfg: Any, options: Any, is_one_run: bool) -> DecodingStats:
+def decoding_stats(cfg: Any, spec: MethodSpec, options: MethodOptions, is_one_run: bool) -> DecodingStats:
     """Return where a generator records: plain statistics, or logged ones with `--tensorboard-logdir`.
 
     Args:
         cfg: the task's settings.
-        options: the decoder's.
+        spec, options: the method.
         is_one_run: the generator serves a decoding run of its own, not validation or a comparison.
     """
     folder = logdir(cfg)
+    # Said where the output is not that of the model in fp32.
+    label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
     if folder is None or not is_one_run:
-        return DecodingStats(options.label, cfg.stats_file)
-    return LoggedStats(options.label, cfg.stats_file, folder, run_name(options))
+        return DecodingStats(label, cfg.stats_file)
+    return LoggedStats(label, cfg.stats_file, folder, run_name(spec, options, cfg.int8))
 
 
-def run_name(options: Any) -> str:
+def run_name(spec: MethodSpec, options: MethodOptions, int8: bool = False) -> str:
     """Return decoder and settings, such as `gad++-k10-beta3-tau1`."""
-    parts = [options.decoder]
-    parts += [f"k{options.block_size}"] if options.block_size is not None else []
-    parts += [f"beta{options.top_beta}", f"tau{options.tau:g}"] if options.decoder == "gad++" else []
-    parts += ["int8"] if options.int8 else []
-    return "-".join(parts)
+    shown = (("block_size", "k"), ("top_beta", "beta"), ("tau", "tau"))
+    defaults = spec.options()
+    parts = [spec.name]
+    for name, short in shown:
+        value = getattr(options, name, None)
+        if value != getattr(defaults, name, None):
+            parts.append(f"{short}{value:g}")
+    return "-".join([*parts, "int8"] if int8 else parts)
 
 
 def unused(folder: str) -> str:

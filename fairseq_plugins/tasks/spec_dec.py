@@ -3,7 +3,7 @@
 import logging
 import weakref
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
 import torch
@@ -15,9 +15,12 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_plugins.data.block_masking import sample_blocks
-from fairseq_plugins.decoding import graphs, methods, native
-from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.checks import check_fit, check_task_options
+from fairseq_plugins.decoding.constraints import refuse_search_options
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
@@ -34,19 +37,10 @@ _DEFAULT_BLOCK_SIZE = 25
 
 # fairseq builds its parser from these annotations and knows Optional[X], not X | None.
 @dataclass
-class SpecDecConfig(TranslationConfig):
+class _SpecDecConfig(TranslationConfig):
     # Not named `decoder`: fairseq's Transformer takes an option of that name for its own settings.
     decoding_method: ChoiceEnum(methods.DECODERS) = field(  # type: ignore[valid-type]
-        default="beam",
-        metadata={
-            "argparse_alias": "--decoder",
-            "help": "how to decode: beam = fairseq's own search; greedy = our engine without drafts; gad (specdec) = "
-            "draft and verify, same output as --beam 1; gad++ (specdec++) = relaxed by --top-beta and --tau; "
-            "nat = the drafter alone; blockwise = heads of a blockwise_transformer, iad = "
-            "copy the input (rewriting tasks), jacobi (pj), gs-jacobi (pgj), "
-            "hybrid-jacobi (hgj) = the verifier's own earlier predictions, all with the output of --beam 1. "
-            "All but beam ignore --beam"
-        },
+        default="beam", metadata={"argparse_alias": "--decoder", "help": methods.decoder_help()}
     )
     drafter_path: Optional[str] = field(
         default=None, metadata={"help": "checkpoint of the drafter (model block_nat) for nat, gad and gad++"}
@@ -57,78 +51,6 @@ class SpecDecConfig(TranslationConfig):
             "help": "tokens per draft, k. In training: masks per block (default: 25, GAD Table 2); in decoding: at "
             "most what the drafter was trained with, which is the default; gs-jacobi, hybrid-jacobi: tokens solved "
             "together, b (default: 5)"
-        },
-    )
-    auto_block_size: bool = field(
-        default=False,
-        metadata={
-            "help": "gad, gad++: draft as many of --block-size tokens as pay, by the running times and the running "
-            "rate of acceptance; gad gives the same output at every block size"
-        },
-    )
-    draft_vocabulary: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "gad, gad++: draft only the most frequent tokens that make up this share of what the drafter was "
-            f"trained on, 1 for all (default: {DEFAULT_SHARE}); fewer make a draft cheaper; gad's output is the same"
-        },
-    )
-    top_beta: int = field(
-        default=1,
-        metadata={
-            "help": "gad++: accept drafted tokens among the verifier's best BETA (GAD eq. 8); blockwise: the same "
-            "(Stern et al. 2018, section 5.1), without a gap unless --tau is given"
-        },
-    )
-    tau: float = field(
-        default=0.0,
-        metadata={"help": "gad++: accept drafted tokens whose log-probability is at most TAU below the best (eq. 9)"},
-    )
-    accept_score: ChoiceEnum(["verifier", "drafter"]) = field(  # type: ignore[valid-type]
-        default="verifier",
-        metadata={
-            "help": "gad++: whose log-probability of the drafted token counts; drafter is the literal reading of "
-            "SpecDec eq. 6-7"
-        },
-    )
-    preset: ChoiceEnum(["none", *methods.PRESETS]) = field(  # type: ignore[valid-type]
-        default="none",
-        metadata={
-            "help": "gad++: the papers' settings: high-quality = --top-beta 3 --tau 1, high-efficiency = "
-            "--top-beta 5 --tau 3"
-        },
-    )
-    accept_distance: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "blockwise, dictionaries of numbers: accept |drafted - best| up to this (Stern et al., section 5.2)"
-        },
-    )
-    min_block: int = field(
-        default=1, metadata={"help": "blockwise: add at least this many tokens an iteration (Stern, section 5.3)"}
-    )
-    iad_fallback: ChoiceEnum(["none", "gad"]) = field(  # type: ignore[valid-type]
-        default="none", metadata={"help": "iad: who drafts where no suffix matches; gad = the model of --drafter-path"}
-    )
-    iad_lookup: ChoiceEnum(["unique", "recent"]) = field(  # type: ignore[valid-type]
-        default="unique",
-        metadata={
-            "help": "iad: unique = copy after a suffix match that stands once in the source (Algorithm 1); recent = "
-            "after the most recent of the longest matches in source and output"
-        },
-    )
-    jacobi_init: ChoiceEnum(["pad", "source", "unk"]) = field(  # type: ignore[valid-type]
-        default="pad", metadata={"help": "jacobi decoders: the first guess for every token"}
-    )
-    jacobi_length: int = field(
-        default=methods.JACOBI_LENGTH,
-        metadata={"help": "hybrid-jacobi: solve in parallel up to this many tokens, h, then one by one"},
-    )
-    jacobi_pool: bool = field(
-        default=False,
-        metadata={
-            "help": "jacobi decoders: draft what the verifier last said after the same token, right or not, as "
-            "lookahead decoding does; most of use with --decoder jacobi, whose window is wide"
         },
     )
     active_sentences: int = field(
@@ -149,14 +71,6 @@ class SpecDecConfig(TranslationConfig):
             "help": "CPU: decode with the weights of linear layers rounded to int8, in verifier and drafter alike. "
             "Lossy: the output may differ from that in fp32; with and without drafts it is the same one. The fp32 "
             "weights stay in memory. All decoders but beam"
-        },
-    )
-    fp32_drafts: bool = field(
-        default=False,
-        metadata={
-            "help": "CPU: draft in fp32. Where the processor multiplies int8 numbers fast (AVX-512 VNNI, AVX-VNNI), "
-            "models less than 512 wide draft with those otherwise (wider ones with --packed-weights). What is drafted "
-            "is verified in fp32: the output of lossless methods stays the same, that of gad++ may differ a little"
         },
     )
     packed_weights: bool = field(
@@ -209,6 +123,10 @@ class SpecDecConfig(TranslationConfig):
     profile: bool = II("common.profile")
 
 
+# The options of the decoding methods stand with the methods.
+SpecDecConfig = methods.with_method_options(_SpecDecConfig)
+
+
 @register_task("spec_dec", dataclass=SpecDecConfig)
 class SpecDecTask(TranslationTask):
     """Translation task that trains drafters and decodes with them; see `SpecDecConfig` for its options."""
@@ -229,6 +147,7 @@ class SpecDecTask(TranslationTask):
         Raises:
             ConfigurationError: naming option, value and remedy.
         """
+        check_task_options(cfg, methods.find(cfg.decoding_method))
         methods.check_options(cfg)
         for name in ("glancing_start", "glancing_end"):
             value = getattr(cfg, name)
@@ -346,20 +265,22 @@ class SpecDecTask(TranslationTask):
 
     def _acceptance_generator(self, model: nn.Module) -> DraftVerifyGenerator | None:
         """Decodes validation batches with what is trained, to count accepted tokens: None where nothing drafts."""
-        drafter, verifier = _drafter(model), self.training_verifier()
+        drafter, verifier, name = _drafter(model), self.training_verifier(), "gad"
         if isinstance(unwrap(model), BlockwiseTransformer):
-            verifier, options = unwrap(model), methods.Options(decoder="blockwise")
+            verifier, name = unwrap(model), "blockwise"
         elif drafter is None or verifier is None:
             return None
         else:
             parameter = drafter.decoder.mask_vector
             verifier.to(device=parameter.device, dtype=parameter.dtype)
-            options = methods.Options(decoder="gad", block_size=int(drafter.decoder.trained_block_size))
+        spec = methods.find(name)
+        engine = make_engine(not self.cfg.no_compiled_steps, self.cfg.packed_weights)
+        parts = Parts([verifier], drafter, self.src_dict, self.tgt_dict, engine)
         return DraftVerifyGenerator(
             [verifier],
             self.tgt_dict,
-            build_method=lambda: methods.build([verifier], drafter, options, self.tgt_dict),
-            stats=DecodingStats(options.decoder),
+            build_method=lambda: spec.build(parts, spec.options()),
+            stats=DecodingStats(spec.name),
         )
 
     # Decoding
@@ -377,45 +298,48 @@ class SpecDecTask(TranslationTask):
         Raises:
             ConfigurationError: for checkpoints or options that do not fit the decoder.
         """
-        options = methods.Options.from_config(self.cfg)
-        if _drafter(models[0]) is not None and not getattr(args, "score_reference", False):
-            if options.decoder == "beam" and self.cfg.eval_bleu:
+        scores_reference = getattr(args, "score_reference", False)
+        spec, options = methods.chosen(self.cfg)
+        if _drafter(models[0]) is not None and not scores_reference:
+            if spec.build is None and self.cfg.eval_bleu:
                 # --eval-bleu in training: what a drafter can do alone.
-                options.decoder = "nat"
-            elif options.decoder != "nat":
+                spec = methods.find("nat")
+                options = spec.read(self.cfg)
+            elif spec.runs_verifier:
                 raise ConfigurationError(
-                    f"--path: is a drafter (block_nat), which --decoder {options.decoder} cannot verify with; give the "
+                    f"--path: is a drafter (block_nat), which --decoder {spec.name} cannot verify with; give the "
                     "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
                 )
         is_one_run = self.reports_summary and not self.cfg.eval_bleu
         if self.cfg.trace_file is not None:
-            check_traceable(
-                self.cfg.trace_file, options.decoder, getattr(args, "score_reference", False), is_one_run
-            )
-        if options.decoder == "beam" or getattr(args, "score_reference", False):
+            check_traceable(self.cfg.trace_file, spec, scores_reference, is_one_run)
+        if spec.build is None or scores_reference:
             if self.cfg.profile is True and is_one_run:
                 logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
             return super().build_generator(
                 models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn
             )
-        methods.refuse_search_options(args, prefix_allowed_tokens_fn)
-        native.enable(not self.cfg.no_compiled_steps, self.cfg.packed_weights)
-        # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
-        graphs.enable(not self.cfg.no_cuda_graphs and not self.cfg.eval_bleu)
-        options.temperature = getattr(args, "temperature", 1.0)
-        drafter = self._decoding_drafter(models, options)
-        methods.check_fit(models, drafter, options, self.src_dict, self.tgt_dict)
+        refuse_search_options(args, prefix_allowed_tokens_fn)
+        parts = Parts(
+            models,
+            self._decoding_drafter(models, spec, options),
+            self.src_dict,
+            self.tgt_dict,
+            self._engine(),
+            getattr(args, "temperature", 1.0),
+        )
+        check_fit(spec, options, parts)
         # fairseq prints the beam in its last line, and 5 is only its default.
         _set_beam(args, 1)
-        stats = tensorboard.decoding_stats(self.cfg, options, is_one_run)
-        trace = self._trace(drafter, options)
+        stats = tensorboard.decoding_stats(self.cfg, spec, options, is_one_run)
+        trace = self._trace(spec, options, parts)
         generator = super().build_generator(
             models,
             args,
             seq_gen_cls=DraftVerifyGenerator,
             extra_gen_cls_kwargs={
                 **(extra_gen_cls_kwargs or {}),
-                "build_method": lambda: methods.build(models, drafter, options, self.tgt_dict),
+                "build_method": lambda: spec.build(parts, options),
                 "stats": stats,
                 "trace": trace,
                 "active_sentences": self.cfg.active_sentences,
@@ -432,23 +356,31 @@ class SpecDecTask(TranslationTask):
             weakref.finalize(generator, profile.close)
         return generator
 
-    def _trace(self, drafter: BlockNat | None, options: "methods.Options") -> TraceWriter | None:
+    def _engine(self) -> Engine:
+        cfg = self.cfg
+        # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
+        graphs = not cfg.no_cuda_graphs and not cfg.eval_bleu
+        return make_engine(not cfg.no_compiled_steps, cfg.packed_weights, cfg.int8, graphs)
+
+    def _trace(self, spec: MethodSpec, options: MethodOptions, parts: Parts) -> TraceWriter | None:
         if self.cfg.trace_file is None:
             return None
-        settings = vars(options).copy()
-        if drafter is not None and options.block_size is None:
-            settings["block_size"] = int(drafter.decoder.trained_block_size)
-        return TraceWriter(self.cfg.trace_file, self.src_dict, self.tgt_dict, options.decoder, settings)
+        settings = {**asdict(options), "temperature": parts.temperature, "int8": self.cfg.int8}
+        if parts.drafter is not None and settings.get("block_size") is None:
+            settings["block_size"] = int(parts.drafter.decoder.trained_block_size)
+        return TraceWriter(self.cfg.trace_file, self.src_dict, self.tgt_dict, spec, settings)
 
-    def _decoding_drafter(self, models: list[nn.Module], options: "methods.Options") -> BlockNat | None:
-        if not options.needs_drafter:
+    def _decoding_drafter(
+        self, models: list[nn.Module], spec: MethodSpec, options: MethodOptions
+    ) -> BlockNat | None:
+        if not spec.needs_drafter(options):
             return None
         if self.cfg.drafter_path is None:
             own = _drafter(models[0])
             if own is not None:
                 return own
             raise ConfigurationError(
-                f"--decoder {options.decoder}: needs a drafter; add --drafter-path DRAFTER.pt (train one with "
+                f"--decoder {spec.name}: needs a drafter; add --drafter-path DRAFTER.pt (train one with "
                 "fairseq-train --task spec_dec --arch block_nat)"
             )
         if not hasattr(self, "_drafters"):

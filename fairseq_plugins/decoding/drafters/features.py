@@ -7,13 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions, Verdict
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
 from fairseq_plugins.decoding.drafters.path import draft_maker
-from fairseq_plugins.decoding.graphs import cached_decoder
-from fairseq_plugins.decoding.weights import Precision, in_precision, linear, without_query
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.layout import Chain
+from fairseq_plugins.decoding.engine.weights import in_precision, is_small, linear, without_query
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -27,30 +29,32 @@ class FeatureDrafter:
     Args:
         model: the drafter.
         block_size: tokens per draft, k.
+        engine: what it runs on.
         options: how to draft.
     """
 
-    def __init__(self, model: BlockNat, block_size: int, options: DraftOptions | None = None) -> None:
+    def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions | None = None) -> None:
         options = options or DraftOptions()
         self.model = model
         self.block_size = block_size
         self.chooser = BlockSizeChooser(block_size) if options.adapt else None
-        self.cached = cached_decoder(model.decoder, options.vocabulary, options.precision)
-        self.make_draft = draft_maker(model.decoder, self.cached.vocabulary, options.keep_logits)
-        self.read = _reader(model, self.cached, options.precision)
+        self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
+        scored = self.decoder.cached.vocabulary
+        self.make_draft = draft_maker(model.decoder, engine, scored, options.keep_log_probs)
+        self.read = _reader(model, self.decoder.cached, engine)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
-    def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         assert encoder_out is not None
-        self.cached.start(encoder_out)
+        self.decoder.start(encoder_out)
         self.newest = None
         if self.chooser is not None:
             self.chooser.start()
 
-    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         assert encoder_out is not None
-        self.cached.join(encoder_out)
+        self.decoder.append_rows(encoder_out)
         if self.newest is not None:
             new = sample["net_input"]["src_tokens"].size(0)
             self.newest = F.pad(self.newest, (0, 0, 0, 0, 0, new))
@@ -60,31 +64,27 @@ class FeatureDrafter:
         wanted = self.block_size if self.chooser is None else self.chooser.choose()
         width = min(wanted, state.max_len - span.shortest)
         if width <= 0:
-            return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
-        hidden = self.cached.step(state.last_tokens(), state.lengths, span, masks=width - 1, added=self.newest)
-        return self.make_draft(self.cached.project(hidden), state)
+            return no_draft(state)
+        layout = Chain(state.lengths, span, width)
+        hidden = self.decoder.step(state.last_tokens(), layout, masks=width - 1, added=self.newest)
+        return self.make_draft(self.decoder.project(hidden), state)
 
-    def observe(self, verdict: Verdict) -> None:
-        assert verdict.features is not None
+    def observe(self, advance: Advance) -> None:
+        assert advance.features is not None
         if self.chooser is not None:
-            self.chooser.observe(verdict.draft.tokens.size(1), verdict.gained)
-        newest = verdict.newest
-        key_value, added = self.read(verdict.features[:, :newest])
+            self.chooser.observe(advance.draft.tokens.size(1), advance.host_emitted)
+        key_value, added = self.read(advance.features)
         # Of sentences that gained less, the last ones are overwritten by the next block.
-        self.cached.remember(key_value, verdict.lengths, verdict.span)
-        if min(verdict.gained) == newest:
-            self.newest = added[:, -1:]
-        else:
-            place = verdict.accepted.clamp(max=newest - 1)[:, None, None]
-            self.newest = added.gather(1, place.expand(-1, 1, added.size(2)))
+        self.decoder.write_kv(key_value, advance.before, advance.span_before)
+        self.newest = advance.last(added)
 
-    def keep(self, rows: Tensor) -> None:
-        self.cached.keep(rows)
+    def select_rows(self, rows: Tensor) -> None:
+        self.decoder.select_rows(rows)
         if self.newest is not None:
             self.newest = self.newest.index_select(0, rows)
 
 
-def _reader(model: BlockNat, cached: CachedDecoder, precision: Precision) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _reader(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D].
 
     Where nothing stands between fusion and projection (post-norm), both are one matrix, unless that is a large one
@@ -93,10 +93,11 @@ def _reader(model: BlockNat, cached: CachedDecoder, precision: Precision) -> Cal
     reader, layers = model.decoder.reader, cached.layers
     shape = (2, layers[0].heads, -1)
     weight = reader.linear.weight
-    is_one = weight.device.type != "cpu" or native.may_be_copied(weight)
+    may_be_copied = is_small if engine.kernels is None else engine.kernels.may_be_copied
+    is_one = weight.device.type != "cpu" or may_be_copied(weight)
     if not is_one or any(layer.normalize_before for layer in layers):
-        fuse = native.fastest(in_precision(linear(reader.linear), precision), precision)
-        projections = [native.fastest(without_query(layer.self_qkv), precision) for layer in layers]
+        fuse = engine.linear(in_precision(linear(reader.linear), engine.precision))
+        projections = [engine.linear(without_query(layer.self_qkv)) for layer in layers]
 
         def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
             states, added = reader.split(fuse(features))
@@ -118,7 +119,7 @@ def _reader(model: BlockNat, cached: CachedDecoder, precision: Precision) -> Cal
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype
     whole = (torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype))
-    both = native.fastest(in_precision(whole, precision), precision)
+    both = engine.linear(in_precision(whole, engine.precision))
 
     def read(features: Tensor) -> tuple[Tensor, Tensor]:
         result = both(features)

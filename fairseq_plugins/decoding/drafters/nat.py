@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
-from fairseq_plugins.decoding.cached_decoder import Span
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions, Verdict
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
 from fairseq_plugins.decoding.drafters.path import draft_maker
-from fairseq_plugins.decoding.encoder import FusedEncoder
-from fairseq_plugins.decoding.graphs import cached_decoder
+from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.layout import Chain, Span
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.models.block_nat import BlockNat
 
 
@@ -24,92 +25,93 @@ class NatDrafter:
     Args:
         model: the drafter.
         block_size: tokens per draft, k.
+        engine: what it runs on.
         options: how to draft.
-        alone: no verifier adds a token of its own behind the draft.
+        alone: no verifier adds a token of its own after the draft.
     """
 
     def __init__(
         self,
         model: BlockNat,
         block_size: int,
+        engine: Engine,
         options: DraftOptions | None = None,
         alone: bool = False,
     ) -> None:
         options = options or DraftOptions()
         self.model = model
+        self.engine = engine
         self.chooser = BlockSizeChooser(block_size) if options.adapt else None
         self.block_size = block_size
         self.alone = alone
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
-        self.precision = options.precision
-        self.cached = cached_decoder(model.decoder, options.vocabulary, options.precision)
-        self.make_draft = draft_maker(model.decoder, self.cached.vocabulary, options.keep_logits or alone)
-        # Valid positions of the drafter's cache, and the most that it lacks of any sentence's accepted tokens.
+        self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
+        scored = self.decoder.cached.vocabulary
+        self.make_draft = draft_maker(model.decoder, engine, scored, options.keep_log_probs or alone)
+        # Valid slots of the drafter's cache, and the most that it lacks of any sentence's tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
-        self.behind = 1
+        self.lacking = 1
 
     @cached_property
     def encoder(self) -> FusedEncoder:
         """The model's encoder, read when it is needed: a shared one has been read for the verifier."""
-        return FusedEncoder(self.model.encoder, self.precision)
+        return FusedEncoder(self.model.encoder, self.engine)
 
-    def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
-        self.cached.start(self._encode(sample, encoder_out))
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.decoder.start(self._encode(sample, encoder_out))
         source = sample["net_input"]["src_tokens"]
         if self.chooser is not None:
             self.chooser.start()
         self.lengths = torch.zeros(source.size(0), dtype=torch.long, device=source.device)
         self.span = Span(0, 0)
-        self.behind = 1
+        self.lacking = 1
 
-    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
-        self.cached.join(self._encode(sample, encoder_out))
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.decoder.append_rows(self._encode(sample, encoder_out))
         new = sample["net_input"]["src_tokens"].size(0)
         self.lengths = torch.cat([self.lengths, self.lengths.new_zeros(new)])
         self.span = Span(0, self.span.longest)
-        self.behind = max(self.behind, 1)
+        self.lacking = max(self.lacking, 1)
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
         wanted = self.block_size if self.chooser is None else self.chooser.choose()
         width = min(wanted, state.max_len - span.shortest + self.alone)
         if width <= 0:
-            return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
+            return no_draft(state)
         # Input of every sentence: what its cache lacks, up to the last token, then the masks.
         aligned = self.span.uniform and span.uniform
         if aligned:
-            tokens, place = self._aligned_input(state, width)
+            tokens, slot = self._aligned_input(state, width)
         else:
-            tokens, place = self._ragged_input(state, width)
+            tokens, slot = self._ragged_input(state, width)
         lengths = state.lengths[:1, None] if aligned else state.lengths[:, None]
-        visible = torch.where(place <= lengths, place if self.caches_prefix else lengths + width, lengths + width)
-        hidden = self.cached.step(tokens, self.lengths, self.span, visible)
+        visible = torch.where(slot <= lengths, slot if self.caches_prefix else lengths + width, lengths + width)
+        hidden = self.decoder.step(tokens, Chain(self.lengths, self.span, tokens.size(1), visible))
         if aligned:
             hidden = hidden[:, -width:]
         else:
             first = (lengths + 1 - self.lengths[:, None])[:, :, None]
-            columns = first + torch.arange(width, device=place.device)[:, None]
+            columns = first + torch.arange(width, device=slot.device)[:, None]
             hidden = hidden.gather(1, columns.expand(-1, -1, hidden.size(2)))
         if self.caches_prefix:
             self.lengths = state.lengths + 1
             self.span = Span(span.shortest + 1, span.longest + 1)
-            self.behind = 0
-        return self.make_draft(self.cached.project(hidden), state)
+            self.lacking = 0
+        return self.make_draft(self.decoder.project(hidden), state)
 
-    def observe(self, verdict: Verdict) -> None:
-        self.behind += verdict.newest
+    def observe(self, advance: Advance) -> None:
+        self.lacking += advance.tokens.size(1)
         if self.chooser is not None:
-            self.chooser.observe(verdict.draft.tokens.size(1), verdict.gained)
+            self.chooser.observe(advance.draft.tokens.size(1), advance.host_emitted)
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         self.lengths = self.lengths.index_select(0, rows)
-        self.cached.keep(rows)
+        self.decoder.select_rows(rows)
 
-    def _encode(
-        self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None
-    ) -> dict[str, list[Tensor]]:
+    def _encode(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> EncoderOut:
         """The verifier's encoder output where it is shared and there is one, else that of the drafter's own."""
         shared = self.model.shares_encoder and encoder_out is not None
         return encoder_out if shared else self.encoder(sample["net_input"])
@@ -121,8 +123,8 @@ class NatDrafter:
         return tokens, torch.arange(begin, end + width, device=known.device)[None]
 
     def _ragged_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
-        lacking = self.behind if self.caches_prefix else state.span.longest + 1
+        lacking = self.lacking if self.caches_prefix else state.span.longest + 1
         offsets = torch.arange(lacking + width, device=state.tokens.device)
-        place = self.lengths[:, None] + offsets
-        known = state.tokens.gather(1, place.clamp(max=state.tokens.size(1) - 1))
-        return torch.where(place <= state.lengths[:, None], known, self.mask_id), place
+        slot = self.lengths[:, None] + offsets
+        known = state.tokens.gather(1, slot.clamp(max=state.tokens.size(1) - 1))
+        return torch.where(slot <= state.lengths[:, None], known, self.mask_id), slot

@@ -10,9 +10,11 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.positions import KNOWN_POSITIONS, position_table
-from fairseq_plugins.decoding.weights import Layer, Precision, fused, linear, norm, quantized_layer
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.layers import transformer_layer
+from fairseq_plugins.decoding.engine.layout import Chain, Span
+from fairseq_plugins.decoding.engine.weights import Layer, Precision, fused, linear, norm, quantized_layer
+from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +28,19 @@ class FusedEncoder:
 
     Args:
         encoder: encoder of a fairseq model, in eval mode.
-        precision: of its linear layers.
+        engine: what it runs on.
     """
 
-    def __init__(self, encoder: nn.Module, precision: Precision = Precision.FP32) -> None:
+    def __init__(self, encoder: nn.Module, engine: Engine) -> None:
         self.encoder = encoder
+        self.engine = engine
         self.layers = [_read_layer(layer) for layer in encoder.layers] if _is_known(encoder) else None
-        if precision is Precision.INT8_WEIGHTS and self.layers is None:
+        if engine.precision is Precision.INT8_WEIGHTS and self.layers is None:
             logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
-        elif precision is Precision.INT8_WEIGHTS:
+        elif engine.precision is Precision.INT8_WEIGHTS:
             self.layers = [quantized_layer(layer) for layer in self.layers or []]
-        self.native_layers = native.native_layers(self.layers or [], precision)
+        kernels = engine.kernels
+        self.native_layers = None if kernels is None else kernels.layers(self.layers or [], engine.precision)
         self.positions = None
         if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             self.positions = position_table(encoder, encoder.max_positions())
@@ -65,7 +69,7 @@ class FusedEncoder:
             x = self.embedding_norm(x)
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
-        if self.native_layers is not None and self.native_layers.pays(tokens.numel()):
+        if self.native_layers is not None and self.engine.kernels.pays(tokens.numel(), self.engine.precision):
             x = self._run_native(x, None if mask is None else ~padding)
         else:
             x = self._run(x, mask)
@@ -81,29 +85,21 @@ class FusedEncoder:
         assert self.layers is not None and self.native_layers is not None
         batch, width, dim = x.shape
         heads = self.layers[0].heads
-        # A layer's keys and values are of no use to the next one: all write to the same place.
+        # A layer's keys and values are of no use to the next one: all write to the same memory.
         cache = x.new_empty(batch, width, 2, heads, dim // heads).expand(len(self.layers), -1, -1, -1, -1, -1)
         lengths = torch.zeros(batch, dtype=torch.long)
-        everything = torch.full((1, 1), width - 1)
-        return self.native_layers.run(x, lengths, cache, width, allowed, everything)[0]
+        everything = Chain(lengths, Span(0, 0), width, torch.full((1, 1), width - 1))
+        return self.native_layers.run(x, everything, cache, allowed)[0]
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None
         for layer in self.layers:
-            residual = x
-            if layer.normalize_before:
-                x = layer.self_norm(x)
-            query, key, value = F.linear(x, *layer.self_qkv).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)
-            x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-            x = residual + F.linear(x.transpose(1, 2).flatten(2), *layer.self_out)
-            if not layer.normalize_before:
-                x = layer.self_norm(x)
-            residual = x
-            if layer.normalize_before:
-                x = layer.final_norm(x)
-            x = residual + F.linear(layer.activation(F.linear(x, *layer.fc1)), *layer.fc2)
-            if not layer.normalize_before:
-                x = layer.final_norm(x)
+
+            def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
+                query, key, value = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+                return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+
+            x = transformer_layer(layer, x, attend)
         return x
 
 

@@ -111,31 +111,43 @@ struct Layer {
     int32_t heads, normalize_before, activation, has_cross;
 };
 
-// Keys and values [B][capacity][2][D] of all layers.
+// Keys and values [sentences][capacity][2][D] of all layers: a cache, or what cross-attention reads.
 struct Memory {
     float* key_value;        // of the first layer
     int64_t layer;           // from one layer to the next, in numbers
-    int64_t capacity;
-    int64_t used;            // positions that may be attended to at all
-    const uint8_t* allowed;  // [B][used], 0 where nobody may attend; null where all may
+    int64_t sentences, capacity;
+    int64_t used;            // slots that may be attended to at all
+    const uint8_t* allowed;  // [sentences][used], 0 where nobody may attend; null where all may
 };
 
-// What stands before the first layer of a decoder, and behind the last one.
+// Where the R rows of a step stand: see ../layout.py. Either a chain, `width` rows of every sentence from lengths[b] on, or
+// the four arrays [R] and a width of 0.
+struct Layout {
+    int64_t rows, width;
+    const int64_t* lengths;       // [B] of a chain
+    const int64_t* sentence;      // row of the batch
+    const int64_t* position;      // of the positional embedding
+    const int64_t* slot;          // of the cache, where key and value are written
+    const int64_t* last_visible;  // last slot that a row attends to; of a chain null for its own
+};
+
+// What stands before the first layer of a decoder, and after the last one.
 struct Ends {
     const float* embedding;  // [V][D]
     float scale;
-    int64_t mask_id;         // the token that is a drafter's mask
-    const float* positions;  // [places][D], null for none
-    int64_t places;          // of later places, the last embedding is taken
+    int64_t mask_id;         // V: the token that is a drafter's mask
+    const float* positions;  // [position_count][D], null for none
+    int64_t position_count;  // for later positions the last embedding is taken
     Norm embedding_norm, final_norm;  // weight null for none
 };
 
 // The tokens of a step.
 struct Input {
-    const int64_t* tokens;  // [B][T - masks]
-    int64_t masks;          // so many masks stand behind them
-    const float* fed;       // what masks are fed, by sentence and place; null where there is no mask
-    int64_t sentence, place;  // strides of it, 0 where all are fed the same
+    const int64_t* tokens;  // [B][T - masks], or [R]
+    int64_t masks;          // of a chain: so many masks stand after them
+    const float* fed;       // what masks are fed, by sentence and position; null where there is no mask
+    int64_t sentence, position;   // strides of it, 0 where all are fed the same
+    int64_t fed_sentences, fed_positions;
     const float* added;     // [B][added_width][D], added to the embedded input; null for nothing
     int64_t added_width;    // T, or 1
 };
@@ -492,6 +504,106 @@ constexpr std::array<Attend, sizeof...(COUNTS)> attend_table(std::integer_sequen
 }
 constexpr auto ATTEND = attend_table(std::make_integer_sequence<int, MORE_ROWS>());
 
+// A layout spelled out, row by row.
+struct Rows {
+    std::vector<int64_t> sentence, position, slot, last_visible;
+
+    explicit Rows(const Layout& layout)
+        : sentence(layout.rows), position(layout.rows), slot(layout.rows), last_visible(layout.rows) {
+        for (int64_t row = 0; row < layout.rows; ++row) {
+            if (layout.width) {
+                sentence[row] = row / layout.width;
+                position[row] = slot[row] = layout.lengths[sentence[row]] + row % layout.width;
+                last_visible[row] = layout.last_visible ? layout.last_visible[row] : slot[row];
+            } else {
+                sentence[row] = layout.sentence[row];
+                position[row] = layout.position[row];
+                slot[row] = layout.slot[row];
+                last_visible[row] = layout.last_visible[row];
+            }
+        }
+    }
+
+    // Whether no row reads or writes outside of what there is.
+    bool fit(const Memory& own, const Memory* cross) const {
+        if (own.used > own.capacity || (cross && cross->used > cross->capacity)) return false;
+        const int64_t sentences = cross && cross->sentences < own.sentences ? cross->sentences : own.sentences;
+        for (size_t row = 0; row < sentence.size(); ++row) {
+            if (sentence[row] < 0 || sentence[row] >= sentences || position[row] < 0) return false;
+            if (slot[row] < 0 || slot[row] >= own.capacity) return false;
+            if (last_visible[row] < 0 || last_visible[row] >= own.used) return false;
+        }
+        return true;
+    }
+
+    // Calls `run` for parts of at most `most` rows of one sentence each that follow each other.
+    template <typename Run>
+    void by_sentence(int64_t most, const Run& run) const {
+        const int64_t rows = sentence.size();
+        for (int64_t begin = 0, end; begin < rows; begin = end) {
+            for (end = begin + 1; end < rows && sentence[end] == sentence[begin];) ++end;
+            in_parts(end - begin, most, [&](int64_t part, int64_t count) { run(begin + part, count); });
+        }
+    }
+};
+
+void run_checked(const Layer* layers, int32_t count, float* x, int32_t dim, const Rows& where, const Memory& own,
+                 const Memory* cross, float* states) {
+    const int64_t rows = where.sentence.size(), size = rows * dim;
+    int widest = 3 * dim;
+    for (int i = 0; i < count; ++i) widest = layers[i].fc1.outputs > widest ? layers[i].fc1.outputs : widest;
+    const int64_t longest = cross && cross->used > own.used ? cross->used : own.used;
+    std::vector<float> wide(rows * widest), attended(size), normal(size), weights(MORE_ROWS * longest);
+    const std::vector<int64_t> whole_source(rows, cross ? cross->used - 1 : 0);
+    const auto attend_all = [&](const Layer& layer, int64_t query_stride, const Memory& memory, int64_t index,
+                                const int64_t* last) {
+        where.by_sentence(MORE_ROWS, [&](int64_t row, int64_t some) {
+            const int64_t b = where.sentence[row];
+            const float* key_value = memory.key_value + index * memory.layer + b * memory.capacity * 2 * dim;
+            const uint8_t* allowed = memory.allowed ? memory.allowed + b * memory.used : nullptr;
+            ATTEND[some - 1](wide.data() + row * query_stride, query_stride, key_value, allowed, last + row, layer.heads,
+                             dim / layer.heads, weights.data(), attended.data() + row * dim);
+        });
+    };
+    if (states) std::memcpy(states, x, size * sizeof(float));
+    for (int index = 0; index < count; ++index) {
+        const Layer& layer = layers[index];
+        const float* input = x;
+        const auto begin = [&](const Norm& norm) {
+            if (layer.normalize_before) normalize(norm, x, rows, dim, normal.data());
+            input = layer.normalize_before ? normal.data() : x;
+        };
+        const auto end = [&](const Norm& norm) {
+            if (!layer.normalize_before) normalize(norm, x, rows, dim, x);
+        };
+
+        begin(layer.self_norm);
+        linear(layer.self_qkv, input, rows, wide.data());
+        for (int64_t row = 0; row < rows; ++row) {
+            const int64_t slot = where.sentence[row] * own.capacity + where.slot[row];
+            float* to = own.key_value + index * own.layer + slot * 2 * dim;
+            std::memcpy(to, wide.data() + row * 3 * dim + dim, 2 * dim * sizeof(float));
+        }
+        attend_all(layer, 3 * dim, own, index, where.last_visible.data());
+        linear(layer.self_out, attended.data(), rows, x, NONE, true);
+        end(layer.self_norm);
+
+        if (layer.has_cross) {
+            begin(layer.cross_norm);
+            linear(layer.cross_query, input, rows, wide.data());
+            attend_all(layer, dim, *cross, index, whole_source.data());
+            linear(layer.cross_out, attended.data(), rows, x, NONE, true);
+            end(layer.cross_norm);
+        }
+
+        begin(layer.final_norm);
+        linear(layer.fc1, input, rows, wide.data(), layer.activation);
+        linear(layer.fc2, wide.data(), rows, x, NONE, true);
+        end(layer.final_norm);
+        if (states) std::memcpy(states + (index + 1) * size, x, size * sizeof(float));
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -575,100 +687,60 @@ void choose_paths(const float* scores, int64_t batch, int64_t width, int64_t voc
     }
 }
 
-// Run T new rows of each of B sentences through layers, in place in x[B][T][D].
+// Run the rows of a step through layers, in place in x[R][D]; returns 0, or 1 and does nothing where the layout points
+// outside of the cache.
 //
-// own: what every layer's self-attention keeps; row t of sentence b is written at lengths[b] + t.
+// own: what every layer's self-attention keeps.
 // cross: what every layer's cross-attention reads.
-// visible: [B][T], last position that each row attends to; null for its own (causal attention).
-// states: [layers + 1][B][T][D], x before the first and behind every layer; null where nobody asks.
-void run_layers(const Layer* layers, int32_t count, float* x, int64_t batch, int64_t width, int32_t dim,
-                const int64_t* lengths, const int64_t* visible, const Memory* own, const Memory* cross, float* states) {
-    const int64_t rows = batch * width, size = rows * dim;
-    int widest = 3 * dim;
-    for (int i = 0; i < count; ++i) widest = layers[i].fc1.outputs > widest ? layers[i].fc1.outputs : widest;
-    const int64_t longest = cross && cross->used > own->used ? cross->used : own->used;
-    std::vector<float> wide(rows * widest), attended(size), normal(size), weights(MORE_ROWS * longest);
-    std::vector<int64_t> last_own(rows), last_cross(rows, cross ? cross->used - 1 : 0);
-    for (int64_t row = 0; row < rows; ++row) last_own[row] = visible ? visible[row] : lengths[row / width] + row % width;
-    const auto attend_all = [&](const Layer& layer, int64_t query_stride, const Memory& memory, int64_t index, int64_t b,
-                                const int64_t* last) {
-        const float* key_value = memory.key_value + index * memory.layer + b * memory.capacity * 2 * dim;
-        const uint8_t* allowed = memory.allowed ? memory.allowed + b * memory.used : nullptr;
-        in_parts(width, MORE_ROWS, [&](int64_t t, int64_t some) {
-            const int64_t row = b * width + t;
-            ATTEND[some - 1](wide.data() + row * query_stride, query_stride, key_value, allowed, last + row, layer.heads,
-                             dim / layer.heads, weights.data(), attended.data() + row * dim);
-        });
-    };
-    if (states) std::memcpy(states, x, size * sizeof(float));
-    for (int index = 0; index < count; ++index) {
-        const Layer& layer = layers[index];
-        const float* input = x;
-        const auto begin = [&](const Norm& norm) {
-            if (layer.normalize_before) normalize(norm, x, rows, dim, normal.data());
-            input = layer.normalize_before ? normal.data() : x;
-        };
-        const auto end = [&](const Norm& norm) {
-            if (!layer.normalize_before) normalize(norm, x, rows, dim, x);
-        };
-
-        begin(layer.self_norm);
-        linear(layer.self_qkv, input, rows, wide.data());
-        for (int64_t b = 0; b < batch; ++b) {
-            float* memory = own->key_value + index * own->layer + b * own->capacity * 2 * dim;
-            for (int64_t t = 0; t < width; ++t) {
-                const float* key_value = wide.data() + (b * width + t) * 3 * dim + dim;
-                std::memcpy(memory + (lengths[b] + t) * 2 * dim, key_value, 2 * dim * sizeof(float));
-            }
-            attend_all(layer, 3 * dim, *own, index, b, last_own.data());
-        }
-        linear(layer.self_out, attended.data(), rows, x, NONE, true);
-        end(layer.self_norm);
-
-        if (layer.has_cross) {
-            begin(layer.cross_norm);
-            linear(layer.cross_query, input, rows, wide.data());
-            for (int64_t b = 0; b < batch; ++b) attend_all(layer, dim, *cross, index, b, last_cross.data());
-            linear(layer.cross_out, attended.data(), rows, x, NONE, true);
-            end(layer.cross_norm);
-        }
-
-        begin(layer.final_norm);
-        linear(layer.fc1, input, rows, wide.data(), layer.activation);
-        linear(layer.fc2, wide.data(), rows, x, NONE, true);
-        end(layer.final_norm);
-        if (states) std::memcpy(states + (index + 1) * size, x, size * sizeof(float));
-    }
+// states: [layers + 1][R][D], x before the first and after every layer; null where nobody asks.
+int32_t run_layers(const Layer* layers, int32_t count, float* x, int32_t dim, const Layout* layout, const Memory* own,
+                   const Memory* cross, float* states) {
+    const Rows where(*layout);
+    if (!where.fit(*own, cross)) return 1;
+    run_checked(layers, count, x, dim, where, *own, cross, states);
+    return 0;
 }
 
-// A whole step of a decoder: embed the tokens, run the layers, normalise. x[B][T][D] is the result; the rest is as for
-// run_layers.
-void run_step(const Layer* layers, int32_t count, const Ends* ends, const Input* input, float* x, int64_t batch,
-              int64_t width, int32_t dim, const int64_t* lengths, const int64_t* visible, const Memory* own,
-              const Memory* cross, float* states) {
-    const int64_t tokens = width - input->masks;
-    for (int64_t row = 0; row < batch * width; ++row) {
-        const int64_t b = row / width, t = row % width, place = lengths[b] + t;
-        const int64_t token = t < tokens ? input->tokens[b * tokens + t] : ends->mask_id;
+// A whole step of a decoder: embed the tokens, run the layers, normalise. x[R][D] is the result; the rest is as for
+// run_layers. Returns 2 where a token is none of the vocabulary, or a mask is fed nothing.
+int32_t run_step(const Layer* layers, int32_t count, const Ends* ends, const Input* input, float* x, int32_t dim,
+                 const Layout* layout, const Memory* own, const Memory* cross, float* states) {
+    const Rows where(*layout);
+    const int64_t rows = layout->rows;
+    if (!where.fit(*own, cross)) return 1;
+    const int64_t tokens = layout->width - input->masks;
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t b = where.sentence[row], position = where.position[row];
+        int64_t token = ends->mask_id;
+        if (layout->width == 0) {
+            token = input->tokens[row];
+        } else if (row % layout->width < tokens) {
+            token = input->tokens[b * tokens + row % layout->width];
+        }
         float* to = x + row * dim;
-        if (input->fed && token == ends->mask_id) {
-            std::memcpy(to, input->fed + b * input->sentence + place * input->place, dim * sizeof(float));
+        if (token == ends->mask_id) {
+            if (!input->fed || (input->position && position >= input->fed_positions)) return 2;
+            if (input->sentence && b >= input->fed_sentences) return 2;
+            std::memcpy(to, input->fed + b * input->sentence + position * input->position, dim * sizeof(float));
         } else {
+            if (token < 0 || token > ends->mask_id) return 2;
             const float* from = ends->embedding + token * dim;
             for (int i = 0; i < dim; ++i) to[i] = ends->scale * from[i];
         }
         if (ends->positions) {
-            const float* position = ends->positions + (place < ends->places ? place : ends->places - 1) * dim;
-            for (int i = 0; i < dim; ++i) to[i] += position[i];
+            const int64_t last = ends->position_count - 1;
+            const float* embedding = ends->positions + (position < last ? position : last) * dim;
+            for (int i = 0; i < dim; ++i) to[i] += embedding[i];
         }
         if (input->added) {
             const float* added = input->added + (input->added_width == 1 ? b : row) * dim;
             for (int i = 0; i < dim; ++i) to[i] += added[i];
         }
     }
-    if (ends->embedding_norm.weight) normalize(ends->embedding_norm, x, batch * width, dim, x);
-    run_layers(layers, count, x, batch, width, dim, lengths, visible, own, cross, states);
-    if (ends->final_norm.weight) normalize(ends->final_norm, x, batch * width, dim, x);
+    if (ends->embedding_norm.weight) normalize(ends->embedding_norm, x, rows, dim, x);
+    run_checked(layers, count, x, dim, where, *own, cross, states);
+    if (ends->final_norm.weight) normalize(ends->final_norm, x, rows, dim, x);
+    return 0;
 }
 
 }  // extern "C"

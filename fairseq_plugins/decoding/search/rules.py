@@ -1,4 +1,4 @@
-"""What is accepted: rules as tensor functions, no loop over tokens or sentences.
+"""Rules of acceptance as tensor functions, no loop over tokens or sentences.
 
 A rule says of every drafted token whether it may stand; `accepted_prefix` then counts the tokens before the first
 that may not (the bifurcation).
@@ -9,27 +9,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters import Draft
+from fairseq_plugins.decoding.state import Draft, Verification
 
-# (draft, verifier's log-probabilities [B, K+1, V], verifier's choice [B, K+1]) -> may stand [B, K]
-Rule = Callable[[Draft, Tensor, Tensor], Tensor]
+# (draft of K columns, verification of K + 1) -> may stand [B, K]
+Rule = Callable[[Draft, Verification], Tensor]
 
 
-def accepted_prefix(may_stand: Tensor, widths: Tensor | None) -> Tensor:
+def accepted_prefix(may_stand: Tensor, num_drafted: Tensor | None) -> Tensor:
     """Length [B] of the longest prefix of drafted tokens that may stand.
 
     Args:
         may_stand: [B, K] booleans.
-        widths: [B] how many columns were drafted, None for all.
+        num_drafted: [B] how many columns were drafted, None for all.
     """
-    if widths is not None:
-        may_stand = may_stand & (torch.arange(may_stand.size(1), device=may_stand.device) < widths[:, None])
+    if num_drafted is not None:
+        columns = torch.arange(may_stand.size(1), device=may_stand.device)
+        may_stand = may_stand & (columns < num_drafted[:, None])
     return may_stand.long().cumprod(1).sum(1)
 
 
-def exact(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
+def exact(draft: Draft, verification: Verification) -> Tensor:
     """Accept what equals the verifier's top-1 token (GAD eq. 6)."""
-    return draft.tokens == choice[:, :-1]
+    return draft.tokens == verification.best[:, :-1]
 
 
 def top_beta(beta: int, tau: float, score_of: str = "verifier") -> Rule:
@@ -45,15 +46,15 @@ def top_beta(beta: int, tau: float, score_of: str = "verifier") -> Rule:
             reading of SpecDec eq. 6-7.
     """
 
-    def rule(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
-        drafted, best = draft.tokens.unsqueeze(2), choice[:, :-1].unsqueeze(2)
-        scores = scores[:, :-1]
-        by_verifier = by_drafter = scores.gather(2, drafted)
+    def rule(draft: Draft, verification: Verification) -> Tensor:
+        drafted, best = draft.tokens.unsqueeze(2), verification.best[:, :-1].unsqueeze(2)
+        log_probs = verification.log_probs[:, :-1]
+        by_verifier = by_drafter = log_probs.gather(2, drafted)
         if score_of == "drafter":
-            assert draft.logits is not None
-            by_drafter = draft.logits.float().log_softmax(-1).gather(2, drafted)
-        is_near = (scores.gather(2, best) - by_drafter <= tau) & (by_verifier > -torch.inf)
-        better = (scores > by_drafter).sum(2, keepdim=True)
+            assert draft.log_probs is not None
+            by_drafter = draft.log_probs.gather(2, drafted)
+        is_near = (log_probs.gather(2, best) - by_drafter <= tau) & (by_verifier > -torch.inf)
+        better = (log_probs > by_drafter).sum(2, keepdim=True)
         return ((drafted == best) | (is_near & (better < beta))).squeeze(2)
 
     return rule
@@ -67,11 +68,11 @@ def within_distance(epsilon: float, values: Tensor) -> Rule:
         values: [V] the number that each symbol stands for, NaN for symbols that are none.
     """
 
-    def rule(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
-        numbers = values.to(scores.device)
-        distance = (numbers[draft.tokens] - numbers[choice[:, :-1]]).abs()
+    def rule(draft: Draft, verification: Verification) -> Tensor:
+        numbers = values.to(draft.tokens.device)
+        distance = (numbers[draft.tokens] - numbers[verification.best[:, :-1]]).abs()
         # Comparisons with NaN are false: EOS and words stand only if they are equal.
-        return exact(draft, scores, choice) | (_allowed(draft, scores) & (distance <= epsilon))
+        return exact(draft, verification) | (_allowed(draft, verification) & (distance <= epsilon))
 
     return rule
 
@@ -79,18 +80,18 @@ def within_distance(epsilon: float, values: Tensor) -> Rule:
 def at_least(block: int, rule: Rule) -> Rule:
     """Accept the first `block - 1` drafted tokens in any case, so that an iteration adds `block` (Stern, sec. 5.3)."""
 
-    def relaxed(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
-        first = torch.arange(draft.tokens.size(1), device=choice.device) < block - 1
-        return rule(draft, scores, choice) | (_allowed(draft, scores) & first)
+    def relaxed(draft: Draft, verification: Verification) -> Tensor:
+        first = torch.arange(draft.tokens.size(1), device=draft.tokens.device) < block - 1
+        return rule(draft, verification) | (_allowed(draft, verification) & first)
 
     return relaxed
 
 
-def _allowed(draft: Draft, scores: Tensor) -> Tensor:
+def _allowed(draft: Draft, verification: Verification) -> Tensor:
     """Drafted tokens [B, K] that fairseq's constraints allow; -inf marks pad, an early EOS, others at the limit."""
-    return scores[:, :-1].gather(2, draft.tokens[:, :, None])[:, :, 0] > -torch.inf
+    return verification.log_probs[:, :-1].gather(2, draft.tokens[:, :, None])[:, :, 0] > -torch.inf
 
 
-def everything(draft: Draft, scores: Tensor, choice: Tensor) -> Tensor:
+def everything(draft: Draft, verification: Verification) -> Tensor:
     """Accept every drafted token: NAT decoding without a verifier."""
     return torch.ones_like(draft.tokens, dtype=torch.bool)

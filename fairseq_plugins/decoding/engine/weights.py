@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# A second form of a weight of so many bytes is next to nothing.
+_SMALL_BYTES = 4 * 2**20
+
 
 class Precision(Enum):
     """What a model's linear layers compute with.
@@ -89,6 +92,11 @@ def norm(module: nn.Module | None) -> Norm | None:
 def linear(module: nn.Linear) -> Linear:
     """Weight and bias of a linear layer."""
     return module.weight, module.bias
+
+
+def is_small(weight: Tensor) -> bool:
+    """Whether another form of a weight may be held beside it without being asked for."""
+    return weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
 def quantized(layer: Linear) -> QuantizedLinear:

@@ -45,9 +45,18 @@ class MemoryStructure(ctypes.Structure):
     _fields_ = [
         ("key_value", ctypes.c_void_p),
         ("layer", ctypes.c_int64),
+        ("sentences", ctypes.c_int64),
         ("capacity", ctypes.c_int64),
         ("used", ctypes.c_int64),
         ("allowed", ctypes.c_void_p),
+    ]
+
+
+class LayoutStructure(ctypes.Structure):
+    _fields_ = [
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("lengths", "sentence", "position", "slot", "last_visible")],
     ]
 
 
@@ -57,7 +66,7 @@ class EndsStructure(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("mask_id", ctypes.c_int64),
         ("positions", ctypes.c_void_p),
-        ("places", ctypes.c_int64),
+        ("position_count", ctypes.c_int64),
         ("embedding_norm", NormStructure),
         ("final_norm", NormStructure),
     ]
@@ -68,8 +77,7 @@ class InputStructure(ctypes.Structure):
         ("tokens", ctypes.c_void_p),
         ("masks", ctypes.c_int64),
         ("fed", ctypes.c_void_p),
-        ("sentence", ctypes.c_int64),
-        ("place", ctypes.c_int64),
+        *[(name, ctypes.c_int64) for name in ("sentence", "position", "fed_sentences", "fed_positions")],
         ("added", ctypes.c_void_p),
         ("added_width", ctypes.c_int64),
     ]
@@ -104,7 +112,7 @@ def library() -> ctypes.CDLL | None:
         *(pointer, number, number, number, pointer),
         *(pointer, number, pointer, pointer, number, pointer),
     ]
-    rows = [pointer, number, number, ctypes.c_int32, pointer, pointer, pointer, pointer, pointer]
+    rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
     kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows]
     return kernels

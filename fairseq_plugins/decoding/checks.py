@@ -1,0 +1,85 @@
+"""What several methods check: that models, dictionaries and options can decode together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairseq_plugins.decoding.engine.weights import Precision
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.support import unsupported_reason
+
+
+def check_task_options(cfg: Any, spec: MethodSpec) -> None:
+    """Refuse what the task's own options ask for and this method does not have.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    if cfg.block_size is not None and cfg.block_size < 1:
+        raise ConfigurationError(f"--block-size {cfg.block_size}: give at least 1 token per draft")
+    if cfg.active_sentences < 0:
+        raise ConfigurationError(f"--active-sentences {cfg.active_sentences}: give a number of sentences, or 0 for all")
+    if cfg.active_sentences and spec.build is None:
+        raise ConfigurationError(
+            f"--active-sentences {cfg.active_sentences}: fairseq's own search decodes whole batches; choose another "
+            "--decoder"
+        )
+    if cfg.int8 and spec.build is None:
+        raise ConfigurationError("--int8: fairseq's own search runs in fp32; choose another --decoder")
+
+
+def check_fit(spec: MethodSpec, options: MethodOptions, parts: Parts) -> None:
+    """Check that verifiers, drafter and dictionaries can decode together.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    for model in parts.models if spec.runs_verifier else ():
+        reason = unsupported_reason(getattr(model, "decoder", model))
+        if reason is not None:
+            raise ConfigurationError(
+                f"--path: this {type(model).__name__} cannot be decoded with --decoder {spec.name}: "
+                f"{reason}; use --decoder beam"
+            )
+    if parts.engine.precision is Precision.INT8_WEIGHTS:
+        _check_int8(parts.models)
+    spec.check_fit(parts, options)
+
+
+def _check_int8(models: Sequence[nn.Module]) -> None:
+    for parameter in (next(model.parameters()) for model in models):
+        if parameter.device.type != "cpu":
+            raise ConfigurationError(
+                f"--int8: is for the CPU, and this model is on {parameter.device.type}; add --cpu, or use --fp16 there"
+            )
+        if parameter.dtype != torch.float32:
+            name = str(parameter.dtype).removeprefix("torch.")
+            raise ConfigurationError(f"--int8: rounds fp32 weights, and this model is in {name}; leave out --fp16")
+
+
+def check_same_dictionaries(parts: Parts, name: str) -> None:
+    """Refuse to copy source tokens into the output where they mean something else there.
+
+    Raises:
+        ConfigurationError: naming the decoder.
+    """
+    if parts.source != parts.target:
+        raise ConfigurationError(
+            f"--decoder {name}: copies source tokens into the output, but the dictionaries of source and "
+            "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
+        )
+
+
+def check_thresholds(beta: int, tau: float) -> None:
+    """Refuse thresholds that no token can meet.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    if beta < 1:
+        raise ConfigurationError(f"--top-beta {beta}: give at least 1, which accepts the verifier's best only")
+    if not tau >= 0:
+        raise ConfigurationError(f"--tau {tau}: a gap of log-probabilities; give 0 or more")

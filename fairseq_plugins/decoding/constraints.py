@@ -1,0 +1,133 @@
+"""What fairseq's generation options forbid or force: lengths, unknown words, given prefixes; and what is refused."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """The limits of one batch, as fairseq's `SequenceGenerator` imposes them.
+
+    Attributes:
+        pad, unk, eos: these symbols.
+        max_len: no output may have more tokens before its EOS.
+        min_len: nor fewer.
+        unk_penalty: what the unknown word loses, in log-probability.
+        prefix: [B, P] of `--prefix-size`, the first tokens of every output, filled up with `pad`; None without.
+    """
+
+    pad: int
+    unk: int
+    eos: int
+    max_len: int
+    min_len: int = 1
+    unk_penalty: float = 0.0
+    prefix: Tensor | None = None
+
+    def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
+        """Forbid in `log_probs` [B, T, V], in place, what fairseq's generator forbids at these positions.
+
+        Args:
+            log_probs: of the tokens after T columns of every sentence.
+            lengths: [B], tokens that each has; `shortest` and `longest` of them.
+        """
+        log_probs.select(2, self.pad).fill_(-torch.inf)
+        if self.unk_penalty != 0:
+            log_probs[..., self.unk] -= self.unk_penalty
+        width = log_probs.size(1)
+        if shortest >= self.min_len and longest + width <= self.max_len:
+            return
+        position = lengths[:, None] + torch.arange(width, device=log_probs.device)
+        # Inside a given prefix fairseq does not apply the minimum length.
+        forced_until = 0 if self.prefix is None else min(self.prefix.size(1), self.max_len)
+        too_early = (position < self.min_len) & (position >= forced_until)
+        end = log_probs[..., self.eos].masked_fill(too_early, -torch.inf)
+        log_probs.masked_fill_((position >= self.max_len)[:, :, None], -torch.inf)
+        log_probs[..., self.eos] = end
+
+    def given(self) -> tuple[Tensor, Tensor] | None:
+        """The given prefixes, tokens [B, P] and how many of them count [B]; None without `--prefix-size`."""
+        if self.prefix is None:
+            return None
+        tokens = self.prefix[:, : self.max_len]
+        return tokens, (tokens != self.pad).long().cumprod(1).sum(1)
+
+    def force(self, best: Tensor, is_first: bool) -> Tensor:
+        """The verifier's tokens [B, T], with the given prefix in their place in the first iteration."""
+        given = self.given() if is_first else None
+        if given is None:
+            return best
+        tokens, counts = given
+        is_given = torch.arange(tokens.size(1), device=best.device) < counts[:, None]
+        return torch.cat([torch.where(is_given, tokens, best[:, :-1]), best[:, -1:]], dim=1)
+
+
+def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any) -> None:
+    """Refuse generation options that ask for another search than greedy, or for what drafting does not compute.
+
+    Args:
+        args: fairseq's generation options.
+        prefix_allowed_tokens_fn: as for fairseq's `build_generator`.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    refused = {
+        "sampling": getattr(args, "sampling", False),
+        "diverse-beam-groups": getattr(args, "diverse_beam_groups", -1) > 0,
+        "diversity-rate": getattr(args, "diversity_rate", -1) > -1,
+        "match-source-len": getattr(args, "match_source_len", False),
+        "constraints": getattr(args, "constraints", None),
+        "print-alignment": getattr(args, "print_alignment", None),
+        "retain-dropout": getattr(args, "retain_dropout", False),
+        "nbest": getattr(args, "nbest", 1) > 1,
+        "prefix-allowed-tokens-fn": prefix_allowed_tokens_fn is not None,
+    }
+    for option, given in refused.items():
+        if given:
+            raise ConfigurationError(f"--{option}: is not supported when drafting; leave it out or use --decoder beam")
+
+
+def refuse_unless_greedy(generator: Any) -> None:
+    """Refuse settings of a `SequenceGenerator` that change greedy output and are not honoured here.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    for given, option in (
+        (generator.beam_size > 1, "--beam above 1"),
+        (generator.repeat_ngram_blocker is not None, "--no-repeat-ngram-size"),
+        (generator.lm_model is not None, "--lm-path"),
+        (generator.match_source_len, "--match-source-len"),
+        (generator.token_indices_to_suppress is not None, "tokens_to_suppress"),
+    ):
+        if given:
+            raise ConfigurationError(f"{option} is not supported when drafting; use --decoder beam")
+
+
+def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Constraints:
+    """The constraints of a batch with sources [B, S] and given prefixes [B, P], from a generator's settings.
+
+    Raises:
+        ConfigurationError: for a minimum length that no output can have.
+    """
+    max_len = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
+    if generator.min_len > max_len:
+        raise ConfigurationError(
+            f"--min-len {generator.min_len}: longer than the longest output allowed ({max_len}); "
+            "lower it or raise --max-len-b"
+        )
+    return Constraints(
+        pad=generator.pad,
+        unk=generator.unk,
+        eos=generator.eos,
+        max_len=max_len,
+        min_len=generator.min_len,
+        unk_penalty=generator.unk_penalty,
+        prefix=prefix,
+    )

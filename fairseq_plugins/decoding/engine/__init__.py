@@ -1,0 +1,1 @@
+"""What runs layers: cached decoder, encoder, weights, compiled kernels, CUDA graphs."""

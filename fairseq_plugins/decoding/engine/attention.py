@@ -1,0 +1,87 @@
+"""Attention of a step in PyTorch over the cache, for both kinds of layout."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
+
+
+class ChainAttention:
+    """Attention of T rows of every one of B sentences."""
+
+    def __init__(self, layout: Chain) -> None:
+        self.layout = layout
+        self.mask = _chain_mask(layout)
+        uniform = layout.span.uniform
+        self.slot = None if uniform else layout.slot()
+        self.sentence = None if uniform else torch.arange(len(layout.lengths), device=layout.lengths.device)[:, None]
+
+    def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
+        """Write keys and values of the rows into the cache, and attend to it.
+
+        Args:
+            qkv: [B, T, 3 * D] queries, keys and values.
+            heads: H.
+            cache: [B, slots, 2, H, D / H] of this layer.
+
+        Returns:
+            [B, T, D].
+        """
+        qkv = qkv.unflatten(-1, (3, heads, -1))
+        span, slots = self.layout.span, self.layout.slots
+        cache = cache[:, :slots]
+        if span.uniform:
+            cache[:, span.longest :] = qkv[:, :, 1:]
+        else:
+            cache[self.sentence, self.slot] = qkv[:, :, 1:]
+        key, value = cache.permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(qkv[:, :, 0].transpose(1, 2), key, value, attn_mask=self.mask)
+        return x.transpose(1, 2).flatten(2)
+
+    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend to the source.
+
+        Args:
+            query: [B, T, D].
+            heads: H.
+            cross: [B, S, 2, H, D / H] of this layer.
+            mask: [B, 1, 1, S], True where a token may be read; None where all may.
+        """
+        key, value = cross.permute(2, 0, 3, 1, 4)
+        query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+class PackedAttention:
+    """Attention of R rows, each with a copy of its sentence's keys and values: the reference, and no more than that."""
+
+    def __init__(self, layout: StepLayout) -> None:
+        self.layout = layout
+        slots = torch.arange(layout.slots, device=layout.slot.device)
+        self.mask = (slots <= layout.last_visible[:, None])[:, None, None]
+
+    def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
+        """As `ChainAttention.own`, of qkv [R, 3 * D]."""
+        qkv = qkv.unflatten(-1, (3, heads, -1))
+        cache[self.layout.sentence, self.layout.slot] = qkv[:, 1:]
+        key, value = cache[self.layout.sentence, : self.layout.slots].permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(qkv[:, 0, :, None], key, value, attn_mask=self.mask).flatten(1)
+
+    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
+        """As `ChainAttention.source`, of query [R, D]."""
+        key, value = cross[self.layout.sentence].permute(2, 0, 3, 1, 4)
+        mask = None if mask is None else mask[self.layout.sentence]
+        query = query.unflatten(-1, (heads, -1))[:, :, None]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).flatten(1)
+
+
+def _chain_mask(layout: Chain) -> Tensor | None:
+    """Boolean mask, True where attention is allowed, broadcastable to [B, H, T, slots]; None where all is."""
+    last = layout.last_visible
+    if last is None and layout.width == 1 and layout.span.uniform:
+        return None
+    if last is None:
+        # Equal lengths make equal causal masks; what a caller calls visible may still differ between sentences.
+        last = layout.slot()[:1] if layout.span.uniform else layout.slot()
+    return (torch.arange(layout.slots, device=last.device) <= last[:, :, None])[:, None]

@@ -1,0 +1,326 @@
+"""Run many tokens at once through a fairseq Transformer decoder, with a key/value cache that can be rolled back.
+
+fairseq's incremental decoding takes one token a call and appends to its cache, so a rejected draft cannot be undone.
+Here every call says where its rows stand: stale entries are hidden by the mask and overwritten.
+"""
+
+import logging
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.layers import transformer_layer
+from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
+from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
+from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers
+from fairseq_plugins.decoding.engine.rows import cat_padded
+from fairseq_plugins.decoding.engine.weights import (
+    Layer,
+    Linear,
+    Precision,
+    fused,
+    linear,
+    norm,
+    quantized,
+    quantized_layer,
+)
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.positions import position_table
+from fairseq_plugins.models.support import unsupported_reason
+
+logger = logging.getLogger(__name__)
+
+# Slots that a cache grows by: with every step it would be copied, and leave holes in memory that fit nothing else.
+ROOM = 32
+
+
+class CachedDecoder:
+    """Key/value cached decoding of several tokens per call, every sentence from its own length.
+
+    Reads the weights of a fairseq `TransformerDecoder`; fairseq's module stays as it is.
+
+    Args:
+        decoder: decoder of a trained fairseq Transformer, in eval mode.
+        engine: what it runs on.
+        vocabulary: ids [N] of the tokens that `project` scores, None for all.
+
+    Raises:
+        ConfigurationError: naming what the decoder uses that cannot be run here.
+    """
+
+    def __init__(self, decoder: TransformerDecoderBase, engine: Engine, vocabulary: Tensor | None = None) -> None:
+        reason = unsupported_reason(decoder)
+        if reason is not None:
+            raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
+        self.decoder = decoder
+        self.engine = engine
+        self.layers = [_read_layer(layer) for layer in decoder.layers]
+        plain_output = _plain_projection(decoder)
+        # Where the projection is not plain, to score all tokens is the only way.
+        self.vocabulary = None if plain_output is None else vocabulary
+        if plain_output is not None and vocabulary is not None:
+            weight, bias = plain_output
+            plain_output = weight[vocabulary], None if bias is None else bias[vocabulary]
+        if engine.precision is Precision.INT8_WEIGHTS:
+            self.layers = [quantized_layer(layer) for layer in self.layers]
+            if plain_output is None:
+                logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)
+            else:
+                plain_output = quantized(plain_output)
+        self.positions = position_table(decoder, decoder.max_positions())
+        self.embedding_norm = norm(decoder.layernorm_embedding)
+        self.final_norm = norm(decoder.layer_norm)
+        # Only drafters have this: see models/block_nat.
+        self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
+        self.native_layers = self._native_layers()
+        self.cross_projections = [engine.linear(layer.cross_key_value) for layer in self.layers]
+        self.output_layer = decoder.output_layer if plain_output is None else engine.linear(plain_output)
+        # Keys and values [layers, B, slots, 2, H, D / H], of self- and of cross-attention.
+        self.cache: Tensor | None = None
+        self.cross: Tensor | None = None
+        self.cross_mask: Tensor | None = None
+
+    def _native_layers(self) -> NativeLayers | None:
+        """The layers for the kernels, which know no projection of the input, and positions at its beginning only."""
+        decoder, kernels = self.decoder, self.engine.kernels
+        if kernels is None or decoder.project_in_dim is not None or self.positions_every_layer:
+            return None
+        weight = decoder.embed_tokens.weight
+        ends = Ends(weight, decoder.embed_scale, self.positions, self.embedding_norm, self.final_norm)
+        return kernels.layers(self.layers, self.engine.precision, ends)
+
+    def start(self, encoder_out: dict[str, list[Tensor]]) -> None:
+        """Begin a batch: forget the old cache, compute cross-attention keys and values of all layers.
+
+        Args:
+            encoder_out: what a fairseq encoder returns: `encoder_out` [S, B, D], `encoder_padding_mask` [B, S].
+        """
+        memory = encoder_out["encoder_out"][0].transpose(0, 1)
+        padding = encoder_out["encoder_padding_mask"]
+        heads = self.layers[0].heads
+        shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
+        self.cross = new_empty(memory, shape)
+        for cross, project in zip(self.cross, self.cross_projections, strict=True):
+            cross.copy_(project(memory).view_as(cross))
+        has_padding = bool(padding) and bool(padding[0].any())
+        self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
+        self.cache = self.cross.new_zeros(len(self.layers), memory.size(0), 0, *self.cross.shape[3:])
+
+    def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
+        """More sentences come in after those present.
+
+        Args:
+            encoder_out: as for `start`, of the new sentences; their padded length may be another one.
+        """
+        cache, cross, mask = self.cache, self.cross, self.cross_mask
+        assert cache is not None and cross is not None, "call start() first"
+        self.start(encoder_out)
+        assert self.cache is not None and self.cross is not None
+        masks = [cross_mask_of(mask, cross), cross_mask_of(self.cross_mask, self.cross)]
+        self.cross_mask = cat_padded(*masks, dim=3, value=False)
+        self.cross = cat_padded(cross, self.cross, dim=2, batch_dim=1)
+        self._grow(cache.size(2))
+        self.cache = torch.cat([cache, self.cache], dim=1)
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Go on with these sentences only.
+
+        Args:
+            rows: indices [B'] into the current batch.
+        """
+        assert self.cache is not None and self.cross is not None
+        self.cache = self.cache.index_select(1, rows)
+        self.cross = self.cross.index_select(1, rows)
+        if self.cross_mask is not None:
+            self.cross_mask = self.cross_mask.index_select(0, rows)
+
+    def step(
+        self,
+        tokens: Tensor,
+        layout: Chain | StepLayout,
+        states: list[Tensor] | None = None,
+        masks: int = 0,
+        mask_inputs: MaskInputs | FixedInputs | None = None,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Run the rows of a step and write their keys and values.
+
+        Args:
+            tokens: ids, [B, T - masks] with a `Chain` and [R] with a `StepLayout`; a drafter's masks are the id one
+                past the dictionary.
+            layout: where the rows stand.
+            states: a list to which the states [B, T, D] or [R, D] before the first and after every layer are added.
+            masks: of a chain: so many masks stand after the tokens.
+            mask_inputs: what masks are fed, where there are any.
+            added: [B, 1, D] or [B, T, D], added to the embedded input of a chain.
+
+        Returns:
+            hidden states [B, T, D] or [R, D] as they enter the output projection.
+        """
+        assert self.cache is not None and self.cross is not None, "call start() first"
+        self._grow(layout.slots)
+        fed = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
+        rows = tokens.numel() + tokens.size(0) * masks
+        if self.native_layers is not None and self.engine.kernels.pays(rows, self.engine.precision):
+            x, kept = self.native_layers.step(
+                tokens,
+                layout,
+                self.cache,
+                self.cross,
+                cross_allowed=None if self.cross_mask is None else self.cross_mask[:, 0, 0],
+                keep_states=states is not None,
+                masks=masks,
+                fed=fed,
+                added=added,
+            )
+            if states is not None:
+                states.extend(kept)
+        else:
+            x = self._step_in_pytorch(tokens, layout, states, masks, fed, added)
+        return x if self.decoder.project_out_dim is None else self.decoder.project_out_dim(x)
+
+    def _step_in_pytorch(
+        self,
+        tokens: Tensor,
+        layout: Chain | StepLayout,
+        states: list[Tensor] | None,
+        masks: int,
+        fed: Tensor | None,
+        added: Tensor | None,
+    ) -> Tensor:
+        """`step` as the reference has it."""
+        position = self._position_embeddings(layout)
+        x = self._embed(tokens, layout, masks, fed)
+        if position is not None:
+            x = x + position
+        if added is not None:
+            x = x + added
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if states is not None:
+            states.append(x)
+        attention = ChainAttention(layout) if isinstance(layout, Chain) else PackedAttention(layout)
+        for index, layer in enumerate(self.layers):
+            if self.positions_every_layer and index > 0 and position is not None:
+                x = x + position
+            x = transformer_layer(
+                layer,
+                x,
+                partial(attention.own, heads=layer.heads, cache=self.cache[index]),
+                partial(attention.source, heads=layer.heads, cross=self.cross[index], mask=self.cross_mask),
+            )
+            if states is not None:
+                states.append(x)
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
+        """Write keys and values that something else than `step` has made.
+
+        Args:
+            key_value: [L, B, T, 2, H, D / H], of all L layers.
+            lengths: [B], the slot of the first of T.
+            span: shortest and longest of `lengths`.
+        """
+        assert self.cache is not None, "call start() first"
+        batch, width = key_value.shape[1:3]
+        self._grow(span.longest + width)
+        if span.uniform:
+            self.cache[:, :, span.longest : span.longest + width] = key_value
+        else:
+            rows = torch.arange(batch, device=lengths.device)[:, None]
+            self.cache[:, rows, lengths[:, None] + torch.arange(width, device=lengths.device)] = key_value
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Scores [..., V] of hidden states [..., D], before softmax; [..., N] of the tokens of `vocabulary`."""
+        return self.output_layer(hidden)
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the cache for every sentence: the longest so far and one draft, rounded up to `ROOM`."""
+        return 0 if self.cache is None else self.cache.size(2)
+
+    def _grow(self, slots: int) -> None:
+        assert self.cache is not None
+        old = self.cache
+        if slots > self.capacity:
+            # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
+            self.cache = new_zeros(old, (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:]))
+            self.cache[:, :, : old.size(2)] = old
+
+    def _position_embeddings(self, layout: Chain | StepLayout) -> Tensor | None:
+        """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""
+        if self.positions is None:
+            return None
+        last = self.positions.size(0) - 1
+        if isinstance(layout, StepLayout):
+            return self.positions[layout.position.clamp(max=last)]
+        if layout.span.uniform and layout.slots <= last + 1:
+            return self.positions[layout.span.longest : layout.slots]
+        # No output is longer than the table, so after its end nothing can be accepted: any embedding will do.
+        return self.positions[layout.slot().clamp(max=last)]
+
+    def _embed(self, tokens: Tensor, layout: Chain | StepLayout, masks: int, fed: Tensor | None) -> Tensor:
+        """Embeddings of the tokens, and what masks are fed in their place."""
+        decoder = self.decoder
+        weight = decoder.embed_tokens.weight
+        if fed is None:
+            x = F.embedding(tokens, weight) * decoder.embed_scale
+        elif masks:
+            x = F.embedding(tokens, weight) * decoder.embed_scale
+            of_masks = _at(fed, layout)
+            of_masks = of_masks[..., -masks:, :] if fed.dim() == 3 else fed.expand(tokens.size(0), masks, -1)
+            x = torch.cat([x, of_masks], dim=-2)
+        else:
+            mask_id = weight.size(0)
+            x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
+            x = torch.where((tokens == mask_id)[..., None], _at(fed, layout), x)
+        return x if decoder.project_in_dim is None else decoder.project_in_dim(x)
+
+
+def _at(table: Tensor, layout: Chain | StepLayout) -> Tensor:
+    """What a table [B, P, D] has at the positions of the rows; one of [D] is the same everywhere."""
+    if table.dim() == 1:
+        return table
+    if isinstance(layout, StepLayout):
+        return table[layout.sentence, layout.position]
+    if layout.span.uniform:
+        return table[:, layout.span.longest : layout.slots]
+    return table.gather(1, layout.slot()[:, :, None].expand(-1, -1, table.size(2)))
+
+
+def cross_mask_of(mask: Tensor | None, cross: Tensor) -> Tensor:
+    """Which positions [B, 1, 1, S] of the source to read, all of them where there is no mask."""
+    return cross.new_ones(cross.size(1), 1, 1, cross.size(2), dtype=torch.bool) if mask is None else mask
+
+
+def _plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
+    """The vocabulary projection, None where the output layer is more than that."""
+    if type(decoder).output_layer is not TransformerDecoderBase.output_layer:
+        return None
+    return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
+
+
+def _read_layer(layer: TransformerDecoderLayerBase) -> Layer:
+    own, cross = layer.self_attn, layer.encoder_attn
+    return Layer(
+        heads=own.num_heads,
+        normalize_before=layer.normalize_before,
+        self_qkv=fused(own.q_proj, own.k_proj, own.v_proj),
+        self_out=linear(own.out_proj),
+        self_norm=norm(layer.self_attn_layer_norm),
+        cross_query=linear(cross.q_proj),
+        cross_key_value=fused(cross.k_proj, cross.v_proj),
+        cross_out=linear(cross.out_proj),
+        cross_norm=norm(layer.encoder_attn_layer_norm),
+        fc1=linear(layer.fc1),
+        activation=layer.activation_fn,
+        fc2=linear(layer.fc2),
+        final_norm=norm(layer.final_layer_norm),
+    )

@@ -1,0 +1,65 @@
+"""What a generator runs on: made once from the options, and handed down to all that runs layers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.weights import Linear, Precision
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How layers are run. Without anything it is PyTorch's operations, one after the other: the reference.
+
+    Attributes:
+        kernels: compiled steps on a CPU, None for PyTorch's operations.
+        precision: of linear layers.
+        graphs: steps as CUDA graphs, None for one operation after the other; without effect on a CPU.
+    """
+
+    kernels: Kernels | None = None
+    precision: Precision = Precision.FP32
+    graphs: Graphs | None = None
+
+    def linear(self, layer: Linear) -> Callable[[Tensor], Tensor]:
+        """A linear layer as a function of x [..., inputs]."""
+        if self.kernels is not None and self.kernels.can_run(layer):
+            return self.kernels.linear(layer, self.precision)
+        return lambda x: F.linear(x, *layer)
+
+    def log_softmax(self, scores: Tensor) -> Tensor:
+        """Log-probabilities in fp32 of scores [..., V], maybe in their place: but for weights nothing is as large."""
+        if scores.device.type != "cpu":
+            return scores.float().log_softmax(-1)
+        scores = scores.float().contiguous()
+        if self.kernels is None or not self.kernels.log_softmax(scores):
+            for part in scores:
+                part.copy_(part.log_softmax(-1))
+        return scores
+
+    def argmax(self, scores: Tensor) -> Tensor:
+        """Indices [...] of the highest of scores [..., V], the first ones."""
+        best = None if self.kernels is None else self.kernels.argmax(scores)
+        return scores.argmax(-1) if best is None else best
+
+
+def make_engine(
+    compiled: bool = True, packed_weights: bool = False, int8: bool = False, cuda_graphs: bool = False
+) -> Engine:
+    """The engine that the options ask for.
+
+    Args:
+        compiled: use the CPU kernels, where they can be built.
+        packed_weights: hold large weights a second time, in the order in which the kernels read them fastest.
+        int8: round the weights of linear layers.
+        cuda_graphs: run steps as CUDA graphs, where there is a GPU.
+    """
+    return Engine(
+        kernels=Kernels.build(packed_weights) if compiled else None,
+        precision=Precision.INT8_WEIGHTS if int8 else Precision.FP32,
+        graphs=Graphs() if cuda_graphs else None,
+    )

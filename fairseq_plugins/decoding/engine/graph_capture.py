@@ -1,0 +1,81 @@
+"""Capture CUDA graphs: what launches kernels becomes something that launches them all at once."""
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+# Hidden states [B, T, D], and [layers + 1, B, T, D] where the states between the layers are wanted.
+Outputs = tuple[Tensor, Tensor | None]
+Run = Callable[[], Outputs]
+# Of a function, one that runs its kernels again and leaves the result in the same outputs.
+Capture = Callable[[Run], Run]
+
+
+# Graphs of this process; as long as there is one, new ones share its memory.
+_captured_graphs: "weakref.WeakSet[torch.cuda.CUDAGraph]" = weakref.WeakSet()
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def capture_on_cuda(run: Run) -> Run:
+    """Capture a function that launches kernels, does not synchronise and reads and writes memory that stays.
+
+    Follows https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+
+    Raises:
+        RuntimeError: where the function cannot be captured.
+    """
+    main = torch.cuda.current_stream()
+    side = _side_stream(torch.cuda.current_device())
+    # Entered once more because torch.cuda.graph leaves its own stream behind when a capture fails.
+    with torch.cuda.stream(main):
+        # Loads kernels and makes workspaces, which must not happen while capturing.
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            run()
+        main.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        pool = next((other.pool() for other in _captured_graphs), None)
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            outputs = run()
+    _captured_graphs.add(graph)
+
+    def replay() -> Outputs:
+        graph.replay()
+        return outputs
+
+    return replay
+
+
+@dataclass
+class Graphs:
+    """Whether and how the steps of an engine are captured.
+
+    Attributes:
+        capture: what makes a graph of a function.
+        device_type: of the devices that have graphs.
+        failed: a step could not be captured; from then on the engine's decoders run without.
+    """
+
+    capture: Capture = capture_on_cuda
+    device_type: str = "cuda"
+    failed: bool = False
+
+    def give_up(self, error: RuntimeError) -> None:
+        """Capture no more, and say so in one line."""
+        self.failed = True
+        reason = " ".join(str(error).split())[:200]
+        logger.warning(
+            "CUDA graphs: a step could not be captured (%s): decoding goes on without; --no-cuda-graphs does not try",
+            reason,
+        )

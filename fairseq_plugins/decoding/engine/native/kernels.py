@@ -1,0 +1,160 @@
+"""What the compiled kernels offer to the engine, and for which sizes they pay."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.native.build import library
+from fairseq_plugins.decoding.engine.native.layers import (
+    ACTIVATIONS,
+    IN_PANELS,
+    IN_ROWS,
+    INT8_IN_PANELS,
+    Ends,
+    NativeLayers,
+    NativeLinear,
+)
+from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, QuantizedLinear, is_small
+
+# A copy of a weight in panels is read faster than the weight itself where there are few inputs, and made of weights of
+# few bytes; large models are read as they are, so that nothing of them is held twice.
+MAX_PACKED_INPUTS = 511
+# With more rows the matrix products are large enough for PyTorch's own, which use all threads; int8 products are
+# several times as fast as these.
+MAX_ROWS = 256
+_MAX_INT8_ROWS = 1024
+
+
+class Kernels:
+    """The compiled kernels with one way of using them.
+
+    Args:
+        copies: whether to hold large weights a second time, in the order in which they are read fastest.
+        functions: the library.
+    """
+
+    def __init__(self, copies: bool, functions: ctypes.CDLL) -> None:
+        self.copies = copies
+        self.functions = functions
+
+    @classmethod
+    def build(cls, copies: bool = False) -> "Kernels | None":
+        """The kernels for this machine, compiled if need be; None, after a line in the log, where they cannot be."""
+        functions = library()
+        return None if functions is None else cls(copies, functions)
+
+    def pays(self, rows: int, precision: Precision = Precision.FP32) -> bool:
+        """Whether so many rows (sentences times tokens) are few enough to be run here."""
+        limit = _MAX_INT8_ROWS if precision is Precision.INT8_PRODUCTS else MAX_ROWS
+        return rows <= limit // torch.get_num_threads()
+
+    def can_read(self, *tensors: Tensor | None) -> bool:
+        """Whether all of these are fp32 tensors on the CPU; None is nothing to read."""
+        given = [tensor for tensor in tensors if tensor is not None]
+        return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
+
+    def can_run(self, layer: Linear) -> bool:
+        """Whether the kernels can run a linear layer."""
+        return self.can_read(*((layer.scale, layer.bias) if isinstance(layer, QuantizedLinear) else layer))
+
+    def may_be_copied(self, weight: Tensor) -> bool:
+        """Whether a faster form of a weight may be held beside it: that was asked for, or it is next to nothing."""
+        return self.copies or is_small(weight)
+
+    def has_int8_products(self, width: int, weight: Tensor) -> bool:
+        """Whether a model can run with `Precision.INT8_PRODUCTS`: if the processor multiplies int8 numbers fast.
+
+        Of a wide model the copies in int8 would take much memory, so they have to be asked for.
+
+        Args:
+            width: of the model.
+            weight: one of its weights, which says where it is and of which type.
+        """
+        if not (self.copies or width <= MAX_PACKED_INPUTS):
+            return False
+        return self.can_read(weight) and bool(self.functions.has_int8_products())
+
+    def _form(self, layer: Linear, precision: Precision) -> int:
+        if precision is Precision.INT8_PRODUCTS:
+            return INT8_IN_PANELS
+        weight = layer.weight if isinstance(layer, QuantizedLinear) else layer[0]
+        small = weight.size(1) <= MAX_PACKED_INPUTS and self.may_be_copied(weight)
+        return IN_PANELS if self.copies or small else IN_ROWS
+
+    def linear(self, layer: Linear, precision: Precision = Precision.FP32) -> Callable[[Tensor], Tensor]:
+        """A linear layer that `can_run`, as a function of x [..., inputs]; PyTorch's own where the kernels do not pay.
+
+        Args:
+            layer: weight and bias.
+            precision: INT8_PRODUCTS only where `has_int8_products`; what else there is, the layer is already.
+        """
+        compiled = NativeLinear(self.functions, layer, self._form(layer, precision))
+        return lambda x: compiled(x) if self.pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
+
+    def layers(
+        self, layers: Sequence[Layer], precision: Precision = Precision.FP32, ends: Ends | None = None
+    ) -> NativeLayers | None:
+        """Transformer layers, None where the kernels cannot run them (other devices, types and activations).
+
+        Args:
+            layers: their weights.
+            precision: as for `linear`.
+            ends: what stands before and after the layers of a decoder.
+        """
+        if not layers or any(layer.activation not in ACTIVATIONS for layer in layers):
+            return None
+        if not self.can_run(layers[0].self_qkv):
+            return None
+        return NativeLayers(self.functions, layers, lambda layer: self._form(layer, precision), ends)
+
+    def log_softmax(self, scores: Tensor) -> bool:
+        """Turn scores [..., V] into log-probabilities in place; False where that is not for the kernels."""
+        if not self._can_score(scores):
+            return False
+        self.functions.log_softmax(scores.data_ptr(), scores.numel() // scores.size(-1), scores.size(-1))
+        return True
+
+    def argmax(self, scores: Tensor) -> Tensor | None:
+        """Indices [...] of the first highest of scores [..., V]; None where that is not for the kernels."""
+        if not self._can_score(scores):
+            return None
+        best = torch.empty(scores.shape[:-1], dtype=torch.long)
+        self.functions.choose_best(scores.data_ptr(), best.numel(), scores.size(-1), best.data_ptr())
+        return best
+
+    def _can_score(self, scores: Tensor) -> bool:
+        rows = scores.numel() // max(scores.size(-1), 1)
+        return scores.is_contiguous() and scores.size(-1) > 0 and self.can_read(scores) and self.pays(rows)
+
+    def path_chooser(
+        self, before: Tensor, after: Tensor, vocabulary: Tensor | None, candidates: int
+    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """`models.transition.TransitionScores.choose` on the kernels, None where these cannot run it.
+
+        Args:
+            before: [V, R], of the token before.
+            after: [N, R], of the token.
+            vocabulary: ids [N] of the tokens that have scores, None for all.
+            candidates: how many tokens of every position to choose among.
+        """
+        if not self.can_read(before, after):
+            return None
+        before, after = before.detach().contiguous(), after.detach().contiguous()
+        ids = None if vocabulary is None else vocabulary.contiguous()
+
+        def choose(scores: Tensor, first: Tensor) -> Tensor:
+            scores, first = scores.contiguous(), first.contiguous()
+            batch, width, size = scores.shape
+            if size != len(after) or len(first) != batch or not self.can_read(scores):
+                raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {len(after)} tokens")
+            chosen = first.new_empty(batch, width)
+            self.functions.choose_paths(
+                *(scores.data_ptr(), batch, width, size, before.data_ptr(), after.data_ptr(), before.size(1)),
+                *(None if ids is None else ids.data_ptr(), first.data_ptr(), min(candidates, size), chosen.data_ptr()),
+            )
+            return chosen
+
+        return choose

@@ -1,0 +1,355 @@
+"""Linear layers and Transformer layers as the kernels want them: structures of pointers, checked when they are made.
+
+The kernels trust what they are given. So types, shapes and strides are checked here: once where layers are built, and
+where a call brings tensors of its own, at the call.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import gelu
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
+from fairseq_plugins.decoding.engine.memory import new_empty
+from fairseq_plugins.decoding.engine.native.build import (
+    EndsStructure,
+    InputStructure,
+    LayerStructure,
+    LayoutStructure,
+    LinearStructure,
+    MemoryStructure,
+    NormStructure,
+)
+from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, QuantizedLinear, quantized
+
+PANEL, _INT8_INPUTS = 16, 4  # as in kernels.cpp
+# The forms that a weight may have for the kernels.
+IN_PANELS, IN_ROWS, INT8_IN_ROWS, INT8_IN_PANELS = range(4)
+ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
+_REASONS = {
+    1: "the layout points outside of the cache",
+    2: "a token is outside of the vocabulary, or a mask is fed nothing",
+}
+
+
+def packed(weight: Tensor, inputs: int = 1) -> Tensor:
+    """A weight [outputs, I] in panels of 16 outputs, [outputs / 16, I / inputs, 16, inputs], filled up with zeros."""
+    missing = (0, -weight.size(1) % inputs, 0, -weight.size(0) % PANEL)
+    panels = F.pad(weight.detach(), missing).unflatten(1, (-1, inputs)).unflatten(0, (-1, PANEL))
+    return panels.transpose(1, 2).contiguous()
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"kernels: {what}")
+
+
+def _check(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
+    """Refuse a tensor that the kernels would read wrongly; None is for them to know."""
+    if tensor is None:
+        return
+    is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+    if not (is_plain and tensor.shape == tuple(shape) and tensor.dtype == dtype):
+        raise ValueError(
+            f"kernels: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, strides {tensor.stride()}; "
+            f"wanted is contiguous {dtype} {list(shape)}"
+        )
+
+
+class NativeLinear:
+    """A linear layer [outputs, inputs]; its weight is read where it is, or copied into the form that is asked for.
+
+    Args:
+        kernels: the compiled library.
+        layer: weight and bias.
+        form: IN_PANELS, IN_ROWS or INT8_IN_PANELS; a layer with rounded weights is INT8_IN_ROWS in any case.
+
+    Raises:
+        ValueError: for tensors that the kernels cannot read.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL, layer: Linear, form: int) -> None:
+        self.kernels = kernels
+        scale = sums = None
+        if isinstance(layer, QuantizedLinear):
+            form, weight, bias, scale = INT8_IN_ROWS, layer.weight, layer.bias, layer.scale
+        else:
+            weight, bias = layer
+        self.outputs, self.inputs = weight.shape
+        if form == INT8_IN_PANELS:
+            rounded = quantized(layer)
+            scale, weight = rounded.scale, packed(rounded.weight, _INT8_INPUTS)
+            sums = weight.sum((1, 3), dtype=torch.int32)
+        elif form == IN_PANELS:
+            weight = packed(weight)
+        # What the structure points to must stay, even if a module's parameter is given other memory.
+        self.tensors = [
+            None if tensor is None else tensor.detach().contiguous() for tensor in (weight, bias, scale, sums)
+        ]
+        weight, bias, scale, _ = self.tensors
+        kind = torch.float32 if form in (IN_PANELS, IN_ROWS) else torch.int8
+        _check("weight", weight, weight.shape, kind)
+        _check("bias", bias, (self.outputs,))
+        _check("scale", scale, (self.outputs,))
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in self.tensors]
+        self.structure = LinearStructure(*pointers, self.inputs, self.outputs, form)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [..., inputs]."""
+        x = x.contiguous()
+        _check("input of a linear layer", x, (*x.shape[:-1], self.inputs))
+        y = new_empty(x, (*x.shape[:-1], self.outputs))
+        rows = x.numel() // self.inputs
+        self.kernels.run_linear(ctypes.byref(self.structure), x.data_ptr(), rows, y.data_ptr())
+        return y
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What stands before the first layer of a decoder, and after the last one.
+
+    Attributes:
+        embedding: [V, D]; the mask of a drafter is token V.
+        scale: what it is multiplied by.
+        positions: [P, D]; later positions get the last one. None for none.
+        embedding_norm: of the input, None for none.
+        final_norm: of the output, None for none.
+    """
+
+    embedding: Tensor
+    scale: float
+    positions: Tensor | None
+    embedding_norm: Norm | None
+    final_norm: Norm | None
+
+
+class NativeLayers:
+    """Layers of a Transformer's encoder or decoder.
+
+    Args:
+        kernels: the compiled library.
+        layers: their weights.
+        form_of: the form of each linear layer, see `NativeLinear`.
+        ends: of a decoder, for `step`.
+
+    Raises:
+        ValueError: for weights that do not fit each other, or that the kernels cannot read.
+    """
+
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        layers: Sequence[Layer],
+        form_of: Callable[[Linear], int],
+        ends: Ends | None = None,
+    ) -> None:
+        self.kernels = kernels
+        self.form_of = form_of
+        self.count = len(layers)
+        self.heads = layers[0].heads
+        self.tensors: list[object] = []
+        self.width = NativeLinear(kernels, layers[0].self_out, form_of(layers[0].self_out)).outputs
+        self.ends = None if ends is None else self._ends(ends)
+        self.array = (LayerStructure * self.count)(*[self._structure(layer) for layer in layers])
+
+    def _structure(self, layer: Layer) -> LayerStructure:
+        structure = LayerStructure(
+            heads=layer.heads,
+            normalize_before=layer.normalize_before,
+            activation=ACTIVATIONS[layer.activation],
+            has_cross=layer.cross_query is not None,
+        )
+        _require(layer.heads == self.heads and self.width % layer.heads == 0, "layers differ in their heads")
+        wide = layer.fc2.weight.size(1) if isinstance(layer.fc2, QuantizedLinear) else layer.fc2[0].size(1)
+        d = self.width
+        shapes = {"self_qkv": (d, 3 * d), "self_out": (d, d), "cross_query": (d, d), "cross_out": (d, d)}
+        shapes |= {"fc1": (d, wide), "fc2": (wide, d)}
+        for name, kind in LayerStructure._fields_:
+            value = getattr(layer, name, None)
+            if value is not None and kind is NormStructure:
+                setattr(structure, name, self._norm(value))
+            elif value is not None and kind is LinearStructure:
+                linear = NativeLinear(self.kernels, value, self.form_of(value))
+                _require(
+                    (linear.inputs, linear.outputs) == shapes[name],
+                    f"{name} is {linear.inputs} by {linear.outputs} in layers {d} wide",
+                )
+                setattr(structure, name, linear.structure)
+                self.tensors.append(linear)
+        return structure
+
+    def _norm(self, norm: Norm | None) -> NormStructure:
+        if norm is None:
+            return NormStructure()
+        weight, bias = norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
+        _check("weight of a normalisation", weight, (self.width,))
+        _check("bias of a normalisation", bias, (self.width,))
+        self.tensors += [weight, bias]
+        return NormStructure(weight.data_ptr(), bias.data_ptr(), norm.eps)
+
+    def _ends(self, ends: Ends) -> EndsStructure:
+        embedding = ends.embedding.detach().contiguous()
+        _check("embedding", embedding, (len(embedding), self.width))
+        positions = None if ends.positions is None else ends.positions.detach().contiguous()
+        if positions is not None:
+            _check("positions", positions, (len(positions), self.width))
+        self.tensors += [embedding, positions]
+        return EndsStructure(
+            embedding=embedding.data_ptr(),
+            scale=ends.scale,
+            mask_id=len(embedding),
+            positions=None if positions is None else positions.data_ptr(),
+            position_count=0 if positions is None else len(positions),
+            embedding_norm=self._norm(ends.embedding_norm),
+            final_norm=self._norm(ends.final_norm),
+        )
+
+    def run(
+        self,
+        x: Tensor,
+        layout: Chain | StepLayout,
+        cache: Tensor,
+        allowed: Tensor | None = None,
+        cross: Tensor | None = None,
+        cross_allowed: Tensor | None = None,
+        keep_states: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the rows of a step.
+
+        Args:
+            x: [B, T, D], or [R, D] with a `StepLayout`: input of the first layer.
+            layout: where the rows stand.
+            cache: [layers, B, capacity, 2, H, D / H] keys and values of self-attention, written at the rows' slots.
+            allowed: [B, layout.slots], False where nobody may attend; None where all may.
+            cross: [layers, B, S, 2, H, D / H] keys and values of cross-attention, None without.
+            cross_allowed: [B, S], as `allowed`.
+            keep_states: return what stands between the layers, too.
+
+        Returns:
+            the output of the last layer, as x; and the states [layers + 1, *x.shape] before the first and after every
+            layer (None unless they are kept).
+
+        Raises:
+            ValueError: for a layout that points outside of the cache, or tensors of the wrong shape or type.
+        """
+        x = x.clone(memory_format=torch.contiguous_format)
+        own = (cache, layout.slots, allowed)
+        return x, self._call(self.kernels.run_layers, (), x, layout, own, cross, cross_allowed, keep_states)
+
+    def step(
+        self,
+        tokens: Tensor,
+        layout: Chain | StepLayout,
+        cache: Tensor,
+        cross: Tensor,
+        cross_allowed: Tensor | None,
+        keep_states: bool = False,
+        masks: int = 0,
+        fed: Tensor | None = None,
+        added: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embed tokens and run them; what `run` has too is the same.
+
+        Args:
+            tokens: [B, T - masks], or [R].
+            masks: of a chain: so many masks stand after the tokens.
+            fed: [B, positions, D] what masks are fed at each position, or [D] everywhere; None where there are none.
+            added: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
+
+        Returns:
+            the normalised output, and the states as `run` does.
+        """
+        assert self.ends is not None
+        shape = (*tokens.shape[:-1], tokens.size(-1) + masks)
+        x = cache.new_empty(*shape, self.width)
+        tokens = tokens.contiguous()
+        _check("tokens", tokens, tokens.shape, torch.long)
+        if added is not None:
+            added = added.contiguous()
+            _check("what is added", added, (*shape[:-1], added.size(-2), self.width))
+            _require(added.size(-2) in (1, shape[-1]), f"added are {added.size(-2)} rows to {shape[-1]}")
+        strides, sizes = (0, 0), (0, 0)
+        if fed is not None and fed.dim() == 3:
+            strides, sizes = fed.stride()[:2], fed.shape[:2]
+        if fed is not None:
+            suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
+            _require(suits and fed.size(-1) == self.width, f"masks are fed {fed.dtype} {list(fed.shape)}")
+        given = InputStructure(
+            tokens=tokens.data_ptr(),
+            masks=masks,
+            fed=None if fed is None else fed.data_ptr(),
+            sentence=strides[0],
+            position=strides[1],
+            fed_sentences=sizes[0],
+            fed_positions=sizes[1],
+            added=None if added is None else added.data_ptr(),
+            added_width=0 if added is None else added.size(-2),
+        )
+        ends = (ctypes.byref(self.ends), ctypes.byref(given))
+        own = (cache, layout.slots, None)
+        return x, self._call(self.kernels.run_step, ends, x, layout, own, cross, cross_allowed, keep_states)
+
+    def _call(
+        self,
+        kernel: Callable[..., int],
+        before: tuple,
+        x: Tensor,
+        layout: Chain | StepLayout,
+        own: tuple[Tensor, int, Tensor | None],
+        cross: Tensor | None,
+        cross_allowed: Tensor | None,
+        keep_states: bool,
+    ) -> Tensor | None:
+        """Run a kernel in place in x; returns the states, if they are kept."""
+        _check("input of the layers", x, (*x.shape[:-1], self.width))
+        states = x.new_empty(self.count + 1, *x.shape) if keep_states else None
+        # Held until the call is over: it is given their addresses only.
+        where, held = _layout(layout, x.shape[:-1])
+        memory, mask = self._memory(*own)
+        other, cross_mask = (None, None) if cross is None else self._memory(cross, cross.size(2), cross_allowed)
+        failed = kernel(
+            *(self.array, self.count, *before, x.data_ptr(), self.width, ctypes.byref(where), ctypes.byref(memory)),
+            *(None if other is None else ctypes.byref(other), None if states is None else states.data_ptr()),
+        )
+        del held, mask, cross_mask
+        _require(not failed, _REASONS.get(failed, "failed"))
+        return states
+
+    def _memory(self, key_value: Tensor, used: int, allowed: Tensor | None) -> tuple[MemoryStructure, Tensor | None]:
+        layers, sentences, capacity = key_value.shape[:3]
+        shape = (self.count, sentences, capacity, 2, self.heads, self.width // self.heads)
+        # From one layer to the next it may go anywhere, and the encoder's do not move at all.
+        is_whole = key_value.shape == shape and key_value[0].is_contiguous() and key_value.dtype == torch.float32
+        _require(is_whole, f"keys and values are {key_value.dtype} {list(key_value.shape)}, wanted is {list(shape)}")
+        if allowed is not None:
+            allowed = allowed.contiguous()
+            _check("mask", allowed, (sentences, used), torch.bool)
+        pointer = None if allowed is None else allowed.data_ptr()
+        return MemoryStructure(key_value.data_ptr(), key_value.stride(0), sentences, capacity, used, pointer), allowed
+
+
+def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStructure, list[Tensor]]:
+    """The structure of a layout for rows of this shape, and the tensors that it points to."""
+    if isinstance(layout, Chain):
+        batch, width = shape
+        _require(width == layout.width, f"{width} rows of a sentence in a chain of {layout.width}")
+        lengths, last = layout.lengths.contiguous(), layout.last_visible
+        _check("lengths", lengths, (batch,), torch.long)
+        if last is not None:
+            last = last.expand(batch, width).contiguous()
+            _check("last visible slots", last, (batch, width), torch.long)
+        structure = LayoutStructure(
+            rows=batch * width,
+            width=width,
+            lengths=lengths.data_ptr(),
+            last_visible=None if last is None else last.data_ptr(),
+        )
+        return structure, [lengths] if last is None else [lengths, last]
+    arrays = [x.contiguous() for x in (layout.sentence, layout.position, layout.slot, layout.last_visible)]
+    for array in arrays:
+        _check("layout", array, shape, torch.long)
+    return LayoutStructure(shape[0], 0, None, *[array.data_ptr() for array in arrays]), arrays

@@ -1,0 +1,12 @@
+"""Rows of batches, put together."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def cat_padded(old: Tensor, new: Tensor, dim: int, batch_dim: int = 0, value: float = 0) -> Tensor:
+    """Rows of `new` after those of `old`, the shorter of the two filled up with `value` at the end of `dim`."""
+    size = max(old.size(dim), new.size(dim))
+    later = [0, 0] * (old.dim() - 1 - dim)
+    return torch.cat([F.pad(x, [*later, 0, size - x.size(dim)], value=value) for x in (old, new)], dim=batch_dim)

@@ -1,0 +1,107 @@
+"""The decoding methods, one file each: every module of this folder with a list `METHODS` of `MethodSpec`s.
+
+`python -m fairseq_plugins.decoding.methods` prints them as a table.
+"""
+
+import pkgutil
+from dataclasses import Field, field, fields, make_dataclass
+from importlib import import_module
+from typing import Any
+
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, flag, plain
+from fairseq_plugins.errors import ConfigurationError
+
+
+def _found() -> list[MethodSpec]:
+    names = (module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    modules = [import_module(f"{__name__}.{name}") for name in names]
+    specs = [spec for module in modules for spec in getattr(module, "METHODS", ())]
+    return sorted(specs, key=lambda spec: (spec.order, spec.name))
+
+
+METHODS: list[MethodSpec] = _found()
+DECODERS: list[str] = [name for spec in METHODS for name in (spec.name, *spec.aliases)]
+
+
+def find(name: str) -> MethodSpec:
+    """The method of a name or alias, one of `DECODERS`."""
+    return next(spec for spec in METHODS if str(name) in (spec.name, *spec.aliases))
+
+
+def chosen(cfg: Any) -> tuple[MethodSpec, MethodOptions]:
+    """The method that the task's configuration asks for, and its options."""
+    spec = find(cfg.decoding_method)
+    return spec, spec.read(cfg).resolved
+
+
+def decoder_help() -> str:
+    """The help of `--decoder`."""
+    lines = (f"{' = '.join([spec.name, *spec.aliases])}: {spec.summary}" for spec in METHODS)
+    return "how to decode. " + "; ".join(lines) + ". All but beam ignore --beam"
+
+
+def with_method_options(config: type) -> type:
+    """The dataclass of a fairseq task's options, with those of all methods added."""
+    declared = {declared.name for declared in fields(config)}
+    added = [(name, found[0].type, _field(found)) for name, found in _options().items() if name not in declared]
+    return make_dataclass(
+        config.__name__.removeprefix("_"), added, bases=(config,), namespace={"__module__": config.__module__}
+    )
+
+
+def _options() -> dict[str, list[Field]]:
+    """Of every option that has a help text: its declarations, one for each method that has it."""
+    found: dict[str, list[Field]] = {}
+    for spec in METHODS:
+        for own in fields(spec.options):
+            if "help" in own.metadata:
+                found.setdefault(own.name, []).append(own)
+    return found
+
+
+def _users(name: str, help: str | None = None) -> list[str]:
+    """Names of the methods that have an option, with this help text if one is given."""
+    return [
+        spec.name
+        for spec in METHODS
+        for own in fields(spec.options)
+        if own.name == name and help in (None, own.metadata.get("help"))
+    ]
+
+
+def _field(declarations: list[Field]) -> Any:
+    texts = dict.fromkeys(own.metadata["help"] for own in declarations)
+    said = "; ".join(f"{', '.join(_users(declarations[0].name, text))}: {text}" for text in texts)
+    return field(default=declarations[0].default, metadata={"help": said})
+
+
+def check_options(cfg: Any) -> None:
+    """Refuse decoding options that contradict each other, make no sense or are for another method.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    spec = find(cfg.decoding_method)
+    own = {option.name for option in fields(spec.options)}
+    for name, declarations in _options().items():
+        value, default = getattr(cfg, name), declarations[0].default
+        lenient = all(declared.metadata["lenient"] for declared in declarations)
+        if name not in own and not lenient and plain(value) != default:
+            given = flag(name) if value is True else f"{flag(name)} {value}"
+            raise ConfigurationError(f"{given}: is for --decoder {', '.join(_users(name))}, not {spec.name}")
+    options = spec.read(cfg)
+    spec.check(options)
+    if cfg.drafter_path is not None and not spec.needs_drafter(options.resolved):
+        raise ConfigurationError(
+            f"--drafter-path {cfg.drafter_path}: --decoder {spec.name} uses no drafter; add --decoder gad"
+        )
+
+
+def table() -> str:
+    """The methods as a Markdown table: for the README."""
+    lines = ["| `--decoder` | drafter | what is accepted | lossless | from |", "| --- | --- | --- | --- | --- |"]
+    for spec in METHODS:
+        names = f"`{spec.name}`" + "".join(f" = `{alias}`" for alias in spec.aliases)
+        lossless = "yes" if spec.is_lossless else "no"
+        lines.append(f"| {names} | {spec.drafts} | {spec.accepts} | {lossless} | {spec.paper} |")
+    return "\n".join(lines)

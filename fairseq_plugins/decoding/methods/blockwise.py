@@ -1,0 +1,164 @@
+"""Blockwise decoding: heads on the verifier propose the next tokens out of its last verification."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_plugins.decoding.checks import check_thresholds
+from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import Rule, at_least, exact, top_beta, within_distance
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+
+
+class BlockwiseDrafter:
+    """Proposals of heads 2 .. k, from the verifier's state at the last accepted token (Stern et al. 2018, section 4).
+
+    Verification and the next prediction are one call of the model: its head 1 verifies the proposals, and the state
+    that it computed at the bifurcation is what the other heads read.
+
+    Args:
+        model: the verifier, with its heads.
+        block_size: tokens per iteration, k: at most the number of heads.
+    """
+
+    def __init__(self, model: BlockwiseTransformer, block_size: int) -> None:
+        self.decoder = model.decoder
+        self.block_size = block_size
+        self.proposals = torch.empty(0, 0, dtype=torch.long)
+        # How many of them are meant, None for all: of sentences that have just come in, none.
+        self.num_proposed: Tensor | None = None
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        # Before the first call of the model there is nothing to propose.
+        source = sample["net_input"]["src_tokens"]
+        self.proposals = source.new_empty(source.size(0), 0)
+        self.num_proposed = None
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        present, width = self.proposals.shape
+        new = sample["net_input"]["src_tokens"].size(0)
+        counts = self.proposals.new_full((present,), width) if self.num_proposed is None else self.num_proposed
+        self.num_proposed = F.pad(counts, (0, new))
+        self.proposals = F.pad(self.proposals, (0, 0, 0, new))
+
+    def draft(self, state: DecodingState) -> Draft:
+        proposals = self.proposals[:, : max(0, state.max_len - state.span.shortest)]
+        return Draft(proposals, None if self.num_proposed is None else self.num_proposed.clamp(max=proposals.size(1)))
+
+    def observe(self, advance: Advance) -> None:
+        assert advance.hidden is not None
+        states = self.decoder.head_states(advance.last(advance.hidden)[:, 0], 2, self.block_size)
+        self.proposals = self.decoder.project(states).argmax(-1)
+        self.num_proposed = None
+
+    def select_rows(self, rows: Tensor) -> None:
+        self.proposals = self.proposals.index_select(0, rows)
+        self.num_proposed = None if self.num_proposed is None else self.num_proposed.index_select(0, rows)
+
+
+@dataclass(frozen=True)
+class BlockwiseOptions(MethodOptions):
+    """Options of `blockwise`: three ways to accept more, of Stern et al. 2018, section 5."""
+
+    block_size: Optional[int] = option(None)
+    top_beta: int = option(
+        1,
+        "accept proposals among the verifier's best BETA (Stern et al. 2018, section 5.1), without a gap unless --tau "
+        "is given",
+    )
+    tau: float = option(0.0, "with --top-beta: and whose log-probability is at most TAU below the best")
+    accept_distance: Optional[float] = option(
+        None, "dictionaries of numbers: accept |drafted - best| up to this (Stern et al. 2018, section 5.2)"
+    )
+    min_block: int = option(1, "add at least this many tokens an iteration (Stern et al. 2018, section 5.3)")
+
+
+def _check(options: BlockwiseOptions) -> None:
+    check_thresholds(options.top_beta, options.tau)
+    if options.accept_distance is not None and not options.accept_distance >= 0:
+        raise ConfigurationError(
+            f"--accept-distance {options.accept_distance}: a difference of numbers; give 0 or more"
+        )
+    if options.accept_distance is not None and options.top_beta > 1:
+        raise ConfigurationError("--accept-distance, --top-beta: two ways to accept more; give one of them")
+    if options.min_block < 1 or (options.block_size is not None and options.min_block > options.block_size):
+        raise ConfigurationError(
+            f"--min-block {options.min_block}: give at least 1, and at most the block size ({options.block_size})"
+        )
+
+
+def _check_fit(parts: Parts, options: BlockwiseOptions) -> None:
+    models = parts.models
+    if len(models) > 1 or not isinstance(models[0], BlockwiseTransformer):
+        what = "several models" if len(models) > 1 else f"a {type(models[0]).__name__} without heads"
+        raise ConfigurationError(
+            f"--decoder blockwise: --path holds {what}; give one blockwise_transformer (train one with fairseq-train "
+            "--arch blockwise_transformer --base-path MODEL.pt)"
+        )
+    heads = models[0].decoder.heads
+    width = options.block_size or heads
+    if width > heads:
+        raise ConfigurationError(f"--block-size {width}: the model has {heads} heads; give at most {heads}")
+    if options.min_block > width:
+        raise ConfigurationError(f"--min-block {options.min_block}: more than the block size; give at most {width}")
+    if options.accept_distance is not None and _numbers(parts.target).isnan().all():
+        raise ConfigurationError(
+            f"--accept-distance {options.accept_distance}: no symbol of the target dictionary is a number; leave it out"
+        )
+
+
+def _numbers(dictionary: Dictionary) -> Tensor:
+    """The number [V] that each symbol stands for, NaN for those that are none."""
+
+    def number(symbol: str) -> float:
+        try:
+            return float(symbol)
+        except ValueError:
+            return math.nan
+
+    return torch.tensor([number(symbol) for symbol in dictionary.symbols])
+
+
+def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
+    rule = exact
+    if options.accept_distance is not None:
+        rule = within_distance(options.accept_distance, _numbers(dictionary))
+    elif options.top_beta > 1:
+        # Stern et al. ask for the rank only (section 5.1); a gap counts where one was given.
+        rule = top_beta(options.top_beta, options.tau or math.inf)
+    return at_least(options.min_block, rule) if options.min_block > 1 else rule
+
+
+def _build(parts: Parts, options: BlockwiseOptions) -> Method:
+    heads = BlockwiseDrafter(parts.models[0], options.block_size or parts.models[0].decoder.heads)
+    verifier = Verifier(parts.models, parts.engine, parts.temperature)
+    return Method(verifier, heads, GreedySearch(_rule(options, parts.target)))
+
+
+METHODS = [
+    MethodSpec(
+        name="blockwise",
+        summary="the heads of a blockwise_transformer draft, its head 1 verifies",
+        drafts="heads on the verifier, out of its last verification",
+        accepts="exact, top-β, distance ≤ ε, minimum block",
+        paper="Stern et al. 2018",
+        options=BlockwiseOptions,
+        # Its head 1 need not be the model that the heads were trained on.
+        is_lossless=False,
+        check=_check,
+        check_fit=_check_fit,
+        build=_build,
+        agreed="head",
+        order=40,
+    )
+]

@@ -1,0 +1,114 @@
+"""GAD (SpecDec) and GAD++ (SpecDec++): a NAT model drafts, the verifier accepts exactly or with two thresholds."""
+
+from dataclasses import dataclass, replace
+
+from fairseq.dataclass import ChoiceEnum
+
+from fairseq_plugins.decoding.checks import check_thresholds
+from fairseq_plugins.decoding.drafters.trained import (
+    TrainedDrafterOptions,
+    check_draft_vocabulary,
+    check_drafter,
+    feature_layers,
+    trained_drafter,
+)
+from fairseq_plugins.decoding.method import Method, MethodSpec, Parts, option
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import Rule, exact, top_beta
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+
+# The settings of GAD Table 1, (top-beta, tau).
+PRESETS = {"high-quality": (3, 1.0), "high-efficiency": (5, 3.0)}
+
+
+@dataclass(frozen=True)
+class RelaxedOptions(TrainedDrafterOptions):
+    """Options of `gad++`."""
+
+    top_beta: int = option(1, "accept drafted tokens among the verifier's best BETA (GAD eq. 8)")
+    tau: float = option(0.0, "accept drafted tokens whose log-probability is at most TAU below the best (GAD eq. 9)")
+    accept_score: ChoiceEnum(["verifier", "drafter"]) = option(  # type: ignore[valid-type]
+        "verifier",
+        "whose log-probability of the drafted token counts; drafter is the literal reading of SpecDec eq. 6-7",
+        lenient=True,
+    )
+    preset: ChoiceEnum(["none", *PRESETS]) = option(  # type: ignore[valid-type]
+        "none",
+        "the papers' settings: high-quality = --top-beta 3 --tau 1, high-efficiency = --top-beta 5 --tau 3",
+    )
+
+    @property
+    def resolved(self) -> "RelaxedOptions":
+        if self.preset == "none":
+            return self
+        beta, tau = PRESETS[self.preset]
+        return replace(self, top_beta=beta, tau=tau)
+
+
+def _check_relaxed(options: RelaxedOptions) -> None:
+    check_draft_vocabulary(options)
+    check_thresholds(options.top_beta, options.tau)
+    relaxed = options.top_beta != 1 or options.tau != 0
+    if options.preset != "none" and relaxed:
+        raise ConfigurationError(
+            f"--preset {options.preset}: sets --top-beta and --tau; give either the preset or these"
+        )
+    if options.preset == "none" and not relaxed:
+        raise ConfigurationError(
+            "--decoder gad++: accepts no more than gad without its settings; add --preset high-quality, "
+            "--preset high-efficiency, or --top-beta and --tau"
+        )
+
+
+def _check_fit(parts: Parts, options: TrainedDrafterOptions) -> None:
+    check_drafter(parts, options.block_size, options.draft_vocabulary)
+
+
+def _method(parts: Parts, options: TrainedDrafterOptions, rule: Rule, reads_log_probs: bool) -> Method:
+    verifier = Verifier(parts.models, parts.engine, parts.temperature, feature_layers(parts.drafter))
+    return Method(verifier, trained_drafter(parts, options, reads_log_probs), GreedySearch(rule))
+
+
+def _build(parts: Parts, options: TrainedDrafterOptions) -> Method:
+    return _method(parts, options, exact, reads_log_probs=False)
+
+
+def _build_relaxed(parts: Parts, options: RelaxedOptions) -> Method:
+    rule = top_beta(options.top_beta, options.tau, options.accept_score)
+    return _method(parts, options, rule, reads_log_probs=options.accept_score == "drafter")
+
+
+METHODS = [
+    MethodSpec(
+        name="gad",
+        aliases=("specdec",),
+        summary="draft with the model of --drafter-path and verify, the output of --beam 1",
+        drafts="NAT model",
+        accepts="exact top-1",
+        paper="GAD, SpecDec",
+        options=TrainedDrafterOptions,
+        needs_drafter=lambda options: True,
+        check=check_draft_vocabulary,
+        check_fit=_check_fit,
+        build=_build,
+        order=30,
+    ),
+    MethodSpec(
+        name="gad++",
+        aliases=("specdec++",),
+        summary="the same, relaxed by --top-beta and --tau or a --preset",
+        drafts="NAT model",
+        accepts="top-β and score gap ≤ τ",
+        paper="GAD++, SpecDec++",
+        options=RelaxedOptions,
+        is_lossless=False,
+        needs_drafter=lambda options: True,
+        check=_check_relaxed,
+        check_fit=_check_fit,
+        build=_build_relaxed,
+        relaxed="top-beta",
+        rows={f"gad++ {preset}": {"preset": preset} for preset in PRESETS},
+        order=31,
+    ),
+]

@@ -1,0 +1,31 @@
+"""Greedy decoding on our engine, without drafts."""
+
+from fairseq_plugins.decoding.drafters import StatelessDrafter
+from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.state import DecodingState, Draft, no_draft
+from fairseq_plugins.decoding.verifier import Verifier
+
+
+class NoDrafter(StatelessDrafter):
+    """Drafts nothing: one verified token an iteration."""
+
+    def draft(self, state: DecodingState) -> Draft:
+        return no_draft(state)
+
+
+def _build(parts: Parts, options: MethodOptions) -> Method:
+    return Method(Verifier(parts.models, parts.engine, parts.temperature), NoDrafter(), GreedySearch())
+
+
+METHODS = [
+    MethodSpec(
+        name="greedy",
+        summary="our engine without drafts, the output of --beam 1",
+        drafts="none (k = 0)",
+        accepts="-",
+        paper="baseline, on our engine",
+        build=_build,
+        order=10,
+    )
+]

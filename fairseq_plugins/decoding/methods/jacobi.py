@@ -1,0 +1,247 @@
+"""The Jacobi family: the draft is what the verifier itself predicted for these positions an iteration ago."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import ChoiceEnum
+from torch import Tensor
+
+from fairseq_plugins.decoding.checks import check_same_dictionaries
+from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.engine.rows import cat_padded
+from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+
+# b of GS-Jacobi where --block-size does not say it, and h of hybrid GS-Jacobi.
+DEFAULT_BLOCK_SIZE = 5
+DEFAULT_LENGTH = 50
+# The first window of Algorithm 1, in lengths of the source: the length of the target is not known.
+_WINDOW_RATIO = 1.5
+
+
+class JacobiDrafter:
+    """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
+
+    Accepting the longest prefix that equals the verifier's argmax freezes what has converged (stopping condition,
+    eq. 5), and the rest of its predictions is the next iterate. The target length is never known: a sentence is
+    solved block by block until its first converged EOS.
+
+    Args:
+        pad: padding symbol.
+        block_size: positions solved together, b (Algorithm 2); None for one and a half lengths of the source, which
+            usually holds the whole target (Algorithm 1).
+        length: solve in parallel up to this many tokens, h, and one by one from there (Algorithm 3); None: no end.
+        initial: first guess of every place: a symbol, or None for the source token at the same place.
+        pool: beyond the paper: remember what the verifier said after which token, right or not, and draft that; how
+            many tokens there are (the size of the dictionary), 0 for no pool.
+    """
+
+    def __init__(
+        self, pad: int, block_size: int | None, length: int | None, initial: int | None, pool: int = 0
+    ) -> None:
+        self.pad = pad
+        self.block_size = block_size
+        self.length = length
+        self.initial = initial
+        self.pool_size = pool
+        self.block = 1
+        self.first_guess = torch.empty(0, 0, dtype=torch.long)
+        self.tail = torch.empty(0, 0, dtype=torch.long)
+        # What the verifier last said after every token [B, V], -1 where nothing; and a column for what does not count.
+        self.pool = torch.empty(0, 0, dtype=torch.long)
+        # The last token before the draft [B, 1], None where somebody else drafted.
+        self.last: Tensor | None = None
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        source = sample["net_input"]["src_tokens"]
+        self.block = self.block_size or math.ceil(_WINDOW_RATIO * source.size(1)) + 1
+        self.first_guess = self._first_guess(source)
+        self.tail = source.new_empty(source.size(0), 0)
+        self.last = None
+        if self.pool_size:
+            self.pool = source.new_full((source.size(0), self.pool_size + 1), -1)
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        source = sample["net_input"]["src_tokens"]
+        self.first_guess = cat_padded(self.first_guess, self._first_guess(source), dim=1, value=self.pad)
+        nothing_known = (0, 0, 0, source.size(0))
+        self.tail = F.pad(self.tail, nothing_known, value=-1)
+        if self.pool_size:
+            self.pool = F.pad(self.pool, nothing_known, value=-1)
+
+    def draft(self, state: DecodingState) -> Draft:
+        if self.pool_size:
+            self.last = state.last_tokens()
+        # The verifier predicts one position more than it is given guesses for: the last one of a block needs none.
+        wanted = self.block - 1 - state.lengths % self.block
+        if self.length is not None:
+            wanted = torch.minimum(wanted, self.length - 1 - state.lengths).clamp(min=0)
+        width = min(int(wanted.max()), state.max_len - state.span.shortest)
+        if width <= 0:
+            return no_draft(state)
+        position = state.lengths[:, None] + torch.arange(width, device=state.tokens.device)
+        tokens = self.first_guess.gather(1, position.clamp(max=self.first_guess.size(1) - 1))
+        tokens = _overlay(tokens, self.tail)
+        if self.pool_size:
+            tokens = self._chain(tokens)
+        return Draft(tokens, wanted.clamp(max=width))
+
+    def observe(self, advance: Advance) -> None:
+        """Predictions for positions that are not final yet become their next guesses."""
+        best, num_drafted = advance.verification.best, advance.draft.num_drafted
+        drafted = best.size(1) - 1
+        if num_drafted is None:
+            num_drafted = torch.full_like(advance.before, drafted)
+        columns = torch.arange(drafted + 1, device=best.device)
+        predicted = best.masked_fill(columns > num_drafted[:, None], -1)
+        if self.pool_size and self.last is not None:
+            self._remember(advance, columns <= num_drafted[:, None])
+        following = advance.num_emitted[:, None] + columns[:-1]
+        self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
+
+    def _first_guess(self, source: Tensor) -> Tensor:
+        if self.initial is not None:
+            return source.new_full((source.size(0), 1), self.initial)
+        order = torch.argsort((source == self.pad).long(), dim=1, stable=True)
+        return F.pad(source.gather(1, order), (0, 1), value=self.pad)
+
+    def _chain(self, guesses: Tensor) -> Tensor:
+        """Follow the pool from the last token on; where it knows nothing, the guess [B, K] of the position stands."""
+        last, tokens = self.last, []
+        assert last is not None
+        for guess in guesses.split(1, dim=1):
+            known = self.pool.gather(1, last)
+            last = torch.where(known >= 0, known, guess)
+            tokens.append(last)
+        return torch.cat(tokens, dim=1)
+
+    def _remember(self, advance: Advance, meant: Tensor) -> None:
+        """Lookahead's n-grams (Fu et al. 2024, arXiv 2402.02057), as pairs: a guess, and the verifier's word after it.
+
+        Unlike neighbours in one iterate, such a pair belongs together: the second was said in view of the first.
+        """
+        before = torch.cat([self.last, advance.draft.tokens[:, : meant.size(1) - 1]], dim=1)
+        self.pool.scatter_(1, before.masked_fill(~meant, self.pool_size), advance.verification.best)
+
+    def select_rows(self, rows: Tensor) -> None:
+        self.first_guess = self.first_guess.index_select(0, rows)
+        self.tail = self.tail.index_select(0, rows)
+        if self.pool_size:
+            self.pool = self.pool.index_select(0, rows)
+
+
+def _overlay(tokens: Tensor, better: Tensor) -> Tensor:
+    """`tokens` [B, K] with those of `better` [B, any] in their place, except where these are negative."""
+    width = tokens.size(1)
+    better = F.pad(better[:, :width], (0, max(0, width - better.size(1))), value=-1)
+    return torch.where(better >= 0, better, tokens)
+
+
+@dataclass(frozen=True)
+class JacobiOptions(MethodOptions):
+    """Options of `jacobi`, whose window is wide."""
+
+    jacobi_init: ChoiceEnum(["pad", "source", "unk"]) = option(  # type: ignore[valid-type]
+        "pad", "the first guess for every token"
+    )
+    jacobi_pool: bool = option(
+        False,
+        "draft what the verifier last said after the same token, right or not, as lookahead decoding does; most of use "
+        "with --decoder jacobi, whose window is wide",
+    )
+
+
+@dataclass(frozen=True)
+class BlockJacobiOptions(JacobiOptions):
+    """Options of `gs-jacobi`: blocks of b."""
+
+    block_size: Optional[int] = option(None)
+
+
+@dataclass(frozen=True)
+class HybridJacobiOptions(BlockJacobiOptions):
+    """Options of `hybrid-jacobi`: parallel up to h."""
+
+    jacobi_length: int = option(
+        DEFAULT_LENGTH, "solve in parallel up to this many tokens, h, then one by one", lenient=True
+    )
+
+
+def _check_length(options: HybridJacobiOptions) -> None:
+    if options.jacobi_length < 1:
+        raise ConfigurationError(f"--jacobi-length {options.jacobi_length}: give at least 1 token to solve in parallel")
+
+
+def _check_fit(parts: Parts, options: JacobiOptions) -> None:
+    if options.jacobi_init == "source":
+        check_same_dictionaries(parts, "jacobi")
+
+
+def _method(parts: Parts, options: JacobiOptions, block_size: int | None, length: int | None = None) -> Method:
+    dictionary = parts.target
+    initial = {"pad": dictionary.pad(), "unk": dictionary.unk(), "source": None}[options.jacobi_init]
+    pool = len(dictionary) if options.jacobi_pool else 0
+    drafter = JacobiDrafter(dictionary.pad(), block_size, length, initial, pool)
+    return Method(Verifier(parts.models, parts.engine, parts.temperature), drafter, GreedySearch())
+
+
+def _build(parts: Parts, options: JacobiOptions) -> Method:
+    return _method(parts, options, None)
+
+
+def _build_block(parts: Parts, options: BlockJacobiOptions) -> Method:
+    return _method(parts, options, options.block_size or DEFAULT_BLOCK_SIZE)
+
+
+def _build_hybrid(parts: Parts, options: HybridJacobiOptions) -> Method:
+    return _method(parts, options, options.block_size or DEFAULT_BLOCK_SIZE, options.jacobi_length)
+
+
+METHODS = [
+    MethodSpec(
+        name="jacobi",
+        aliases=("pj",),
+        summary="the verifier's own earlier predictions, whole sentence at once, the output of --beam 1",
+        drafts="the verifier's own previous predictions, whole sentence",
+        accepts="exact top-1",
+        paper="Santilli et al. 2023, Algorithm 1",
+        options=JacobiOptions,
+        check_fit=_check_fit,
+        build=_build,
+        agreed="fixed point",
+        order=42,
+    ),
+    MethodSpec(
+        name="gs-jacobi",
+        aliases=("pgj",),
+        summary="the same in blocks of --block-size",
+        drafts="the same, block of b",
+        accepts="exact top-1",
+        paper="Algorithm 2",
+        options=BlockJacobiOptions,
+        check_fit=_check_fit,
+        build=_build_block,
+        agreed="fixed point",
+        order=43,
+    ),
+    MethodSpec(
+        name="hybrid-jacobi",
+        aliases=("hgj",),
+        summary="the same up to --jacobi-length tokens, then one by one",
+        drafts="the same up to length h, then none",
+        accepts="exact top-1",
+        paper="Algorithm 3",
+        options=HybridJacobiOptions,
+        check=_check_length,
+        check_fit=_check_fit,
+        build=_build_hybrid,
+        agreed="fixed point",
+        order=44,
+    ),
+]

@@ -1,0 +1,66 @@
+"""What is accepted: a search turns a verified draft into what every sentence advances by."""
+
+from typing import Protocol
+
+import torch
+
+from fairseq_plugins.decoding.search.rules import Rule, accepted_prefix, exact
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, Verification
+
+
+class Search(Protocol):
+    """Decides what of a verified draft goes into the output."""
+
+    def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
+        """What every sentence advances by, with at least one token each.
+
+        Args:
+            state: before it.
+            draft: K columns.
+            verification: T columns: K + 1, or K where no verifier adds a token of its own.
+        """
+
+
+class GreedySearch:
+    """One hypothesis a sentence: the longest prefix of the draft that may stand, and the verifier's token after it.
+
+    Args:
+        rule: which drafted tokens may stand.
+    """
+
+    def __init__(self, rule: Rule = exact) -> None:
+        self.rule = rule
+
+    def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
+        best = verification.best
+        width = best.size(1)
+        # Without a verifier there is no token of its own to add: the last drafted one takes that place.
+        compared = Draft(draft.tokens[:, : width - 1], draft.num_drafted, draft.log_probs)
+        accepted = accepted_prefix(self.rule(compared, verification), compared.num_drafted)
+        columns = torch.arange(width, device=best.device)
+        tokens = best
+        if self.rule is not exact:
+            drafted = torch.cat([compared.tokens, best[:, -1:]], dim=1)
+            tokens = torch.where(columns < accepted[:, None], drafted, best)
+        ends = (tokens == state.constraints.eos) & (columns <= accepted[:, None])
+        first_end = torch.where(ends, columns, width).amin(1)
+        num_emitted = torch.minimum(accepted, first_end) + 1
+        log_probs = verification.log_probs_of(tokens)
+
+        # The one synchronisation of an iteration.
+        emitted, finished = torch.stack([num_emitted, (first_end < width).long()]).tolist()
+        path = slice(max(emitted))
+        return Advance(
+            tokens=tokens[:, path],
+            log_probs=log_probs[:, path],
+            num_emitted=num_emitted,
+            host_emitted=emitted,
+            num_accepted=torch.minimum(accepted, num_emitted),
+            finished=[end == 1 for end in finished],
+            hidden=None if verification.hidden is None else verification.hidden[:, path],
+            features=None if verification.features is None else verification.features[:, path],
+            draft=draft,
+            verification=verification,
+            before=state.lengths,
+            span_before=state.span,
+        )

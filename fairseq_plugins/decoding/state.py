@@ -1,0 +1,146 @@
+"""What goes round in the loop: the state of a batch, a draft, its verification, and the advance that follows."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.layout import Span
+
+
+@dataclass
+class DecodingState:
+    """What is decoded so far, of the sentences still in the batch: B rows.
+
+    Attributes:
+        tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`.
+        lengths: [B], number of output tokens so far, which is also the column of the last token in `tokens`.
+        host_lengths: the same numbers on the host.
+        constraints: what fairseq's options forbid or force.
+        log_probs: [B, capacity] of the tokens.
+        sentences: for every row, which sentence of the batch it is.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    host_lengths: list[int]
+    constraints: Constraints
+    log_probs: Tensor
+    sentences: list[int] = field(default_factory=list)
+
+    @property
+    def max_len(self) -> int:
+        """No output may have more tokens than this before its EOS."""
+        return self.constraints.max_len
+
+    @property
+    def span(self) -> Span:
+        """Shortest and longest output so far."""
+        return Span(min(self.host_lengths), max(self.host_lengths))
+
+    def last_tokens(self) -> Tensor:
+        """The last token of every sentence, [B, 1]: the verifier's next input."""
+        span = self.span
+        if span.uniform:
+            return self.tokens[:, span.longest : span.longest + 1]
+        return self.tokens.gather(1, self.lengths[:, None])
+
+    def append(self, advance: "Advance") -> None:
+        """Add the emitted tokens of every sentence to its output; what comes after them is overwritten later."""
+        span, width = self.span, advance.tokens.size(1)
+        for buffer, block in ((self.tokens, advance.tokens), (self.log_probs, advance.log_probs)):
+            if span.uniform:
+                buffer[:, span.longest + 1 : span.longest + 1 + width] = block
+            else:
+                column = self.lengths[:, None] + torch.arange(1, width + 1, device=block.device)
+                buffer.scatter_(1, column.clamp(max=buffer.size(1) - 1), block)
+        self.lengths = self.lengths + advance.num_emitted
+        self.host_lengths = [
+            length + emitted for length, emitted in zip(self.host_lengths, advance.host_emitted, strict=True)
+        ]
+
+
+@dataclass
+class Draft:
+    """Guesses for the tokens after the last one.
+
+    Attributes:
+        tokens: [B, K].
+        num_drafted: [B], how many of the K columns are meant (None: all).
+        log_probs: [B, K, V], the drafter's, kept only for rules that ask for them.
+        from_fallback: [B], whether another drafter had to help out; None where there is no other. For traces.
+    """
+
+    tokens: Tensor
+    num_drafted: Tensor | None = None
+    log_probs: Tensor | None = None
+    from_fallback: Tensor | None = None
+
+
+def no_draft(state: DecodingState) -> Draft:
+    """A draft of no tokens: the iteration is a greedy step."""
+    return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
+
+
+@dataclass
+class Verification:
+    """What the verifier says of the last token and a draft of K: T = K + 1 columns.
+
+    Attributes:
+        log_probs: [B, T, V], of the token after each column; what fairseq's options forbid has -inf.
+        best: [B, T], the verifier's token after each column, given the drafted ones before it.
+        hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
+        features: [B, T, F], the states after `Verifier.feature_layers` of the first model, side by side.
+    """
+
+    log_probs: Tensor
+    best: Tensor
+    hidden: Tensor | None = None
+    features: Tensor | None = None
+
+    def log_probs_of(self, tokens: Tensor) -> Tensor:
+        """Log-probabilities [B, T] of these tokens [B, T]."""
+        return self.log_probs.gather(2, tokens.unsqueeze(2)).squeeze(2)
+
+
+@dataclass
+class Advance:
+    """What one iteration adds: of every sentence the accepted path, N columns of which `num_emitted` count.
+
+    Attributes:
+        tokens: [B, N], the emitted tokens; N is the most that any sentence gets.
+        log_probs: [B, N] of them, the verifier's.
+        num_emitted: [B]; `host_emitted`: the same on the host.
+        num_accepted: [B], how many of the emitted tokens were drafted.
+        finished: for each sentence whether its output has ended, on the host.
+        hidden: [B, N, D], the verifier's state that each token was chosen from, None where no verifier runs.
+        features: [B, N, F], as `Verification.features`.
+        draft, verification: what it came from, for drafters that learn from what was not accepted, and for traces.
+        before: [B], the lengths before it; `span_before`: shortest and longest of them.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    num_emitted: Tensor
+    host_emitted: list[int]
+    num_accepted: Tensor
+    finished: list[bool]
+    hidden: Tensor | None
+    features: Tensor | None
+    draft: Draft
+    verification: Verification
+    before: Tensor
+    span_before: Span
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every sentence gets the same number of tokens."""
+        return min(self.host_emitted) == self.tokens.size(1)
+
+    def last(self, states: Tensor) -> Tensor:
+        """Of states [B, N, D] those of the last emitted token of every sentence, [B, 1, D]."""
+        if self.is_uniform:
+            return states[:, -1:]
+        column = (self.num_emitted - 1)[:, None, None]
+        return states.gather(1, column.expand(-1, 1, states.size(2)))
