@@ -24,9 +24,13 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.acceptance import Rule, exact
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.decoding.drafters import Drafter, StatelessDrafter
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method, Parts
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import Rule, exact
+from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
@@ -147,13 +151,53 @@ class RecordedStats(DecodingStats):
         self.recorded.extend(batch)
 
 
+class Options:
+    """A decoding method by its name, with options as the command line gives them.
+
+    Args:
+        decoder: value of `--decoder`.
+        block_size: of `--block-size`.
+        int8: of `--int8`.
+        options: those of the method.
+    """
+
+    def __init__(self, decoder: str, block_size: int | None = None, int8: bool = False, **options: Any) -> None:
+        self.given = f"{decoder} {block_size} {int8} {options}"
+        self.spec = methods.find(decoder)
+        if block_size is not None:
+            options["block_size"] = block_size
+        self.options = self.spec.options(**options).resolved
+        self.int8 = int8
+
+    def __repr__(self) -> str:
+        return f"Options({self.given})"
+
+    def parts(
+        self,
+        models: list[nn.Module],
+        drafter: BlockNat | None,
+        task: SpecDecTask,
+        engine: Engine | None = None,
+        temperature: float = 1.0,
+    ) -> Parts:
+        """What the method is made of; with the compiled kernels, unless an engine is given."""
+        engine = engine or make_engine(int8=self.int8)
+        return Parts(models, drafter, task.source_dictionary, task.target_dictionary, engine, temperature)
+
+    def build(self, *parts: Any, **more: Any) -> Method:
+        """The method, of the same arguments as `parts`."""
+        assert self.spec.build is not None
+        return self.spec.build(self.parts(*parts, **more), self.options)
+
+
 def decode(
     models: list[nn.Module],
     task: SpecDecTask,
     sample: dict[str, Any],
-    method: methods.Options | Drafter,
+    method: Options | Drafter,
     model: BlockNat | None = None,
     rule: Rule = exact,
+    engine: Engine | None = None,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
     """What our generator returns, and its statistics.
@@ -165,16 +209,16 @@ def decode(
         method: a method by its options, or a drafter to be put together with `rule`.
         model: the trained drafter for methods that have one.
         rule: what is accepted, when a drafter is given.
+        engine: what everything runs on (default: the compiled kernels).
         options: as for `fairseq_greedy`.
     """
     per_batch = _per_batch(options)
     temperature = options.get("temperature", 1.0)
 
     def build() -> Method:
-        if isinstance(method, methods.Options):
-            method.temperature = temperature
-            return methods.build(models, model, method, task.target_dictionary)
-        return Method(Verifier(models, temperature), method, rule)
+        if isinstance(method, Options):
+            return method.build(models, model, task, engine, temperature)
+        return Method(Verifier(models, engine or make_engine(), temperature), method, GreedySearch(rule))
 
     stats = RecordedStats()
     generator = DraftVerifyGenerator(models, task.target_dictionary, build, stats, **options)
@@ -189,7 +233,7 @@ def _per_batch(options: dict[str, Any]) -> dict[str, Any]:
 Script = Callable[[int, int, int], list[int]]
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(StatelessDrafter):
     """Drafts what a script says, a different number of tokens for every sentence if it likes."""
 
     def __init__(self, script: Script, width: int) -> None:
@@ -209,12 +253,9 @@ class ScriptedDrafter:
         tokens = torch.zeros(len(drafts), width, dtype=torch.long)
         for row, draft in enumerate(drafts):
             tokens[row, : len(draft)] = torch.tensor(draft, dtype=torch.long)
-        return Draft(tokens, widths=torch.tensor([len(draft) for draft in drafts]))
+        return Draft(tokens, torch.tensor([len(draft) for draft in drafts]))
 
-    def observe(self, verdict: Verdict) -> None:
-        pass
-
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         self.sentences = [self.sentences[row] for row in rows.tolist()]
 
 
