@@ -14,8 +14,8 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins import tensorboard
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports import tensorboard
 
 # Sums that workers add up; everything logged is derived from them.
 _SUMS = (

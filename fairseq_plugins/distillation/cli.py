@@ -20,13 +20,13 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig
 
+from fairseq_plugins.benchmarks.comparison_options import check_paths, positive
+from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import merge
 from fairseq_plugins.distillation.workers import find_place, shards_of, start_processes
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports.cli import run_command
-from fairseq_plugins.reports.comparison_options import check_paths, positive
 
 NAME = "spec-dec-distill"
 

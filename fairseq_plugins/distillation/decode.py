@@ -13,13 +13,13 @@ from fairseq import checkpoint_utils, tasks, utils
 from fairseq.data import Dictionary, data_utils
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_plugins.commands.files import sha256
+from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
-from fairseq_plugins.progress import progress_bar
-from fairseq_plugins.reports.files import sha256
 
 DEFAULT_MAX_TOKENS = 12000
 """Padded source tokens of a batch where neither --max-tokens nor --batch-size is given, as in fairseq-generate."""
