@@ -1,22 +1,22 @@
 """The models, the data and the task of a comparison, loaded once; decodes any contender on any sentences."""
 
-import ast
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, tasks, utils
-from omegaconf import DictConfig, OmegaConf
+from fairseq import utils
+from omegaconf import DictConfig
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
 from fairseq_plugins.benchmarks.replay import replay_drafts
+from fairseq_plugins.commands.session import Session, precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
@@ -27,73 +27,43 @@ _REPLAY_BATCH_SIZE = 16
 
 
 class Bench:
-    """Decodes any contender on any sentences, with models loaded once, when first needed."""
+    """Decodes any contender on any sentences, with models loaded once, when first needed.
 
-    def __init__(
-        self, cfg: DictConfig, blockwise_path: str | None = None, conversions: Path | None = None
-    ) -> None:
-        """Set up the task and load the data.
+    Args:
+        cfg: fairseq's whole configuration, as fairseq-generate gets it.
+        blockwise_path: checkpoint of a `blockwise_transformer`, for the row that is one.
+        conversions: folder of the models converted for CTranslate2, for rows that are its.
 
-        Args:
-            cfg: fairseq's whole configuration, as fairseq-generate gets it.
-            blockwise_path: checkpoint of a `blockwise_transformer`, for the row that is one.
-            conversions: folder of the models converted for CTranslate2, for rows that are its.
-        """
+    Raises:
+        ConfigurationError: for a subset that is not there or unfit.
+    """
+
+    def __init__(self, cfg: DictConfig, blockwise_path: str | None = None, conversions: Path | None = None) -> None:
         self.cfg = cfg
         self.blockwise_path = blockwise_path
         self.conversions = conversions
-        self.cuda = torch.cuda.is_available() and not cfg.common.cpu
-        self.task = tasks.setup_task(cfg.task)
-        self.task.reports_summary = False  # the table says it all
+        self.session = Session(cfg)
+        self.cuda, self.task = self.session.cuda, self.session.task
         self.subset = cfg.dataset.gen_subset
-        self.dataset = self._load_data()
-        self.tokenizer = self.task.build_tokenizer(cfg.tokenizer)
-        self.bpe = self.task.build_bpe(cfg.bpe)
+        self.dataset = self.session.load(self.subset)
+        _ = self.session.text_tools  # what they lack is said before anything is decoded
         self._greedy_outputs: dict[bool, dict[int, Tokens]] = {}
 
-    @cached_property
+    @property
     def models(self) -> list[torch.nn.Module]:
         """The verifiers."""
-        models, _ = checkpoint_utils.load_model_ensemble(
-            utils.split_paths(self.cfg.common_eval.path),
-            arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
-            task=self.task,
-        )
-        return [self._prepared(model) for model in models]
+        return self.session.models
 
     @cached_property
     def blockwise(self) -> torch.nn.Module:
         """The model of --blockwise-path."""
         model = load_model(str(self.blockwise_path), self.task, BLOCKWISE, required=BlockwiseTransformer)
-        return self._prepared(model)
-
-    def _prepared(self, model: torch.nn.Module) -> torch.nn.Module:
-        if self.cfg.common.fp16:
-            model.half()
-        if self.cuda:
-            model.cuda()
-        model.prepare_for_inference_(self.cfg)
-        return model
-
-    def _load_data(self) -> Any:
-        try:
-            self.task.load_dataset(self.subset)
-        except FileNotFoundError as error:
-            raise ConfigurationError(
-                f"--gen-subset {self.subset}: no such subset in {self.cfg.task.data}; "
-                "name one that fairseq-preprocess wrote there"
-            ) from error
-        return self.task.dataset(self.subset)
+        return self.session.prepared(model)
 
     @cached_property
     def order(self) -> list[int]:
-        """The sentences that the models can read, sorted by length as fairseq does: batches hold similar lengths."""
-        limits = utils.resolve_max_positions(
-            self.task.max_positions(), *[model.max_positions() for model in self.models]
-        )
-        skip = self.cfg.dataset.skip_invalid_size_inputs_valid_test
-        usable = self.task.filter_indices_by_size(self.dataset.ordered_indices(), self.dataset, limits, skip)
-        return [int(number) for number in usable]
+        """The sentences that the models can read, sorted by length as fairseq does."""
+        return self.session.usable(self.dataset)
 
     def first(self, count: int) -> list[int]:
         """Return the ids of the `count` sentences that come first in the file, shortest sentence first."""
@@ -102,16 +72,14 @@ class Bench:
 
     def generator(self, contender: Contender) -> Any:
         """Return a fresh generator for `contender`: the task's own, so that all generation options count."""
-        generation = OmegaConf.create(OmegaConf.to_container(self.cfg.generation))
-        generation.beam, generation.nbest = contender.beam, 1
         if contender.decoder == CTRANSLATE2:
-            return self._ctranslate2(contender, generation)
+            return self._ctranslate2(contender)
         wanted = {"decoding_method": contender.decoder, **contender.task_options}
         before = {option: self.task.cfg[option] for option in wanted}
         try:
             self.task.cfg.update(wanted)
             models = [self.blockwise] if contender.needs == BLOCKWISE else self.models
-            generator = self.task.build_generator(models, generation)
+            generator = self.session.generator(models, beam=contender.beam, nbest=1)
         finally:
             self.task.cfg.update(before)
         if contender.replay is not None:
@@ -119,8 +87,9 @@ class Bench:
             replay_drafts(generator, self.greedy_outputs(contender), contender.replay, (first, first + 1))
         return generator
 
-    def _ctranslate2(self, contender: Contender, generation: Any) -> ctranslate.CTranslate2Generator:
+    def _ctranslate2(self, contender: Contender) -> ctranslate.CTranslate2Generator:
         assert contender.compute_type is not None
+        generation = self.session.generation(beam=contender.beam, nbest=1)
         source, target = self.task.source_dictionary, self.task.target_dictionary
         return ctranslate.CTranslate2Generator(
             self.converted(), source, target, generation, contender.compute_type, self.cuda
@@ -140,7 +109,7 @@ class Bench:
 
     def cannot_run(self, contender: Contender) -> str | None:
         """Return why a row has to be left out, None for one that can run."""
-        if contender.int8 and contender.decoder != CTRANSLATE2 and (self.cuda or self.cfg.common.fp16):
+        if contender.int8 and contender.decoder != CTRANSLATE2 and (self.cuda or precision(self.cfg) != "fp32"):
             return "--int8 is for the CPU, in fp32"
         if contender.needs == DRAFTER and self.cfg.task.drafter_path is None:
             return f"without {DRAFTER}"
@@ -189,13 +158,6 @@ class Bench:
             print(f"{reason}: left out {', '.join(names)}", file=sys.stderr)
         return chosen
 
-    def batches(self, numbers: Sequence[int], batch_size: int) -> Iterator[dict]:
-        """Yield fairseq samples of `batch_size` sentences each, on the device."""
-        for start in range(0, len(numbers), batch_size):
-            chosen = numbers[start : start + batch_size]
-            sample = self.dataset.collater([self.dataset[number] for number in chosen])
-            yield utils.move_to_cuda(sample) if self.cuda else sample
-
     def decode(
         self, generator: Any, numbers: Sequence[int], batch_size: int, bar: tqdm | None = None
     ) -> tuple[dict[int, Tokens], float]:
@@ -207,16 +169,13 @@ class Bench:
         self, generator: Any, numbers: Sequence[int], batch_size: int, bar: tqdm | None = None
     ) -> tuple[dict[int, Tokens], list[float]]:
         """The same, with the seconds of every batch."""
-        self._set_beam(getattr(generator, "beam_size", 1))
         outputs: dict[int, Tokens] = {}
         seconds = []
-        prefix_size = self.cfg.generation.prefix_size
-        for sample in self.batches(numbers, batch_size):
-            prefix = sample["target"][:, :prefix_size] if prefix_size > 0 else None
+        for begin in range(0, len(numbers), batch_size):
+            sample = self.session.batch(self.dataset, numbers[begin : begin + batch_size])
             self._synchronise()
             start = time.perf_counter()
-            with torch.no_grad():
-                hypotheses = generator.generate(self.models, sample, prefix_tokens=prefix)
+            hypotheses = self.session.decode(generator, sample)
             self._synchronise()
             seconds.append(time.perf_counter() - start)
             for number, sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
@@ -225,22 +184,9 @@ class Bench:
                 bar.update(len(hypotheses))
         return outputs, seconds
 
-    def _set_beam(self, beam: int) -> None:
-        """fairseq's BART keeps the beam of its last search in its layers, and never sets it back to 1."""
-        for model in self.models:
-            for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
-                layer.encoder_attn.set_beam_size(beam)
-
     def _synchronise(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return raw text: subwords joined and detokenised as --remove-bpe, --bpe and --tokenizer say."""
-        dictionary = self.task.target_dictionary
-        line = dictionary.string(torch.tensor(tokens), self.cfg.common_eval.post_process)
-        line = self.bpe.decode(line) if self.bpe is not None else line
-        return self.tokenizer.decode(line) if self.tokenizer is not None else line
 
     def references(self, file: str | None) -> dict[int, str] | None:
         """Return the reference of each sentence: from a raw text file, else the target side, if any."""
@@ -248,7 +194,7 @@ class Bench:
             return read_references(file, len(self.dataset))
         if self.dataset.tgt is None:
             return None
-        return {number: self.text(self.dataset.tgt[number].tolist()) for number in self.order}
+        return {number: self.session.text(self.dataset.tgt[number].tolist()) for number in self.order}
 
 
 def read_references(file: str, sentences: int) -> dict[int, str]:

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tabulate import tabulate
-
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.comparison_options import get_parser, parse
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, ON_CPU, Contender, choose, lossy_note
@@ -34,14 +32,10 @@ from fairseq_plugins.benchmarks.measuring import (
 )
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.tables import shown, table
 from fairseq_plugins.errors import ConfigurationError
 
 logger = logging.getLogger("spec-dec-compare")
-
-
-def shown(value: float | None, form: str) -> str:
-    """Return `value` formatted, or a dash where there is none."""
-    return "-" if value is None else format(value, form)
 
 
 def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
@@ -61,8 +55,7 @@ def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
         cells += [shown(row.rate(size), ".1f") for size in batch_sizes]
         cells += [shown(speed_up(row, baseline, first), ".2f") for baseline in baselines.values()]
         body.append(cells)
-    alignment = ["left"] + ["right"] * (len(header) - 1)
-    return tabulate(body, headers=header, tablefmt="github", colalign=alignment, disable_numparse=True)
+    return table(body, header)
 
 
 def notes(
@@ -126,10 +119,10 @@ def run(argv: Sequence[str]) -> None:
     references = bench.references(args.reference)
     rows = measure(bench, contenders, plan, references)
 
-    table = markdown_table(rows, plan.batch_sizes)
+    text = markdown_table(rows, plan.batch_sizes)
     command = shlex.join(["spec-dec-compare", *argv])
     lines = notes(bench, contenders, rows, plan, command, references is not None)
-    print(table + "\n")
+    print(text + "\n")
     print("\n".join(lines))
     if cfg.common.profile:
         for name, profile in profiles(bench, contenders, bench.first(plan.timing_sentences)).items():
@@ -138,7 +131,7 @@ def run(argv: Sequence[str]) -> None:
     if args.results:
         folder = Path(args.results)
         write_atomically(folder / "table.json", as_json(rows, lines, plan.batch_sizes), "--results")
-        markdown = table + "\n\n" + "".join(f"- {line}\n" for line in lines)
+        markdown = text + "\n\n" + "".join(f"- {line}\n" for line in lines)
         write_atomically(folder / "table.md", markdown, "--results")
 
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from tabulate import tabulate
 
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.measuring import DEFAULT_BATCH_SIZE
-from fairseq_plugins.benchmarks.peak_memory import resident
+from fairseq_plugins.benchmarks.resident_memory import resident
 from fairseq_plugins.benchmarks.tables import megabytes
 from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.tables import table as markdown_table
 from fairseq_plugins.errors import ConfigurationError
 
 PARTS = 10
@@ -106,8 +106,7 @@ def table(runs: dict[str, list[Part]]) -> str:
     for parts in runs.values():
         speed, memory = last_to_first(parts)
         ratios += [f"{speed:.3f}", "-" if memory is None else f"{memory:.3f}"]
-    alignment = ["left"] + ["right"] * (len(header) - 1)
-    return tabulate([*body, ratios], header, tablefmt="github", colalign=alignment, disable_numparse=True)
+    return markdown_table([*body, ratios], header)
 
 
 def as_json(runs: dict[str, list[Part]], lines: Sequence[str]) -> str:

@@ -172,5 +172,5 @@ SCORER = sacrebleu.BLEU()
 def bleu(bench: Bench, outputs: Mapping[int, Tokens], references: Mapping[int, str]) -> float:
     """Return sacrebleu's BLEU of raw text."""
     numbers = sorted(outputs)
-    hypotheses = [bench.text(outputs[number]) for number in numbers]
+    hypotheses = [bench.session.text(outputs[number]) for number in numbers]
     return SCORER.corpus_score(hypotheses, [[references[number] for number in numbers]]).score

@@ -23,9 +23,11 @@ from torch import nn
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
 from fairseq_plugins.benchmarks.measuring import Row
+from fairseq_plugins.benchmarks.resident_memory import resident
+from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.commands.cli import run_command
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET = Path("/proc/self/clear_refs")
 
 
 def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequence[int], argv: Sequence[str]) -> None:
@@ -128,22 +130,10 @@ def _peak(cuda: bool) -> int | None:
     return resident("VmHWM") if _RESET.exists() else None
 
 
-def resident(field: str) -> int:
-    """Return bytes in a field of the process's status, 0 where there is none."""
-    if not _STATUS.exists():
-        return 0
-    for line in _STATUS.read_text(encoding="ascii").splitlines():
-        if line.startswith(field + ":"):
-            return 1024 * int(line.split()[1])
-    return 0
-
-
 def run(argv: Sequence[str]) -> None:
     """Measure, print one line of JSON."""
-    from fairseq_plugins.benchmarks import benchmark
-
     name, sizes, numbers, *arguments = argv
-    setting = benchmark.configure(arguments)
+    setting = configure(arguments)
     contender = next(contender for contender in setting.wanted if contender.name == name)
     batch_sizes, sentences = ([int(part) for part in text.split(",")] for text in (sizes, numbers))
     print(json.dumps(measure(setting.bench, contender, batch_sizes, sentences)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import models, options
+from fairseq import models, options, tasks
 from fairseq.tasks.translation import TranslationTask
 from fairseq_cli import preprocess
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
 
 _TINY = (
     "--encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 "
@@ -36,6 +35,7 @@ SHAPES = {
     "tiny": ("transformer", "block_nat_tiny", _TINY.split()),
 }
 BLOCK_SIZE = 25
+VOCABULARY = 32768
 _SEED = 1
 
 # ------------------------------------------------------------------------------------------------ the drafter
@@ -233,7 +233,7 @@ def _write_models(folder: Path, shape: str, drafter_context: str) -> None:
         + ["--drafter-context", drafter_context]
         + (["--decoder-layers", "2"] if drafter_context == "features" else [])
     )
-    task = SpecDecTask(SpecDecConfig(), task.source_dictionary, task.target_dictionary)
+    task = tasks.setup_task(args)
     drafter = models.ARCH_MODEL_REGISTRY[drafter_arch].build_model(args, task, verifier=verifier)
     _save(folder / "drafter.pt", args, drafter)
 

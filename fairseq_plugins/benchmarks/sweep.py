@@ -13,7 +13,6 @@ import json
 import shlex
 import statistics
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,21 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import options, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import utils
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from fairseq_plugins.benchmarks import comparison_options, machine, measuring
+from fairseq_plugins.benchmarks import machine, measuring
 from fairseq_plugins.benchmarks.bench import Bench
-from fairseq_plugins.benchmarks.comparison_options import positive, positive_list
+from fairseq_plugins.benchmarks.comparison_options import leave_the_decoder_to_us
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import sha256, write_atomically
+from fairseq_plugins.commands.parsing import (
+    as_config,
+    check_paths,
+    generation_parser,
+    parse_arguments,
+    positive,
+    positive_list,
+)
 from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.tables import table
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages import figures
-from fairseq_plugins.pages.report import table
+from fairseq_plugins.pages.sweep_figure import quality_figure
 
 # The paper's own choices, GAD Table 2 and section 5.3.1.
 TABLE_2_SETTING = (3, 1.0)
@@ -307,7 +313,7 @@ def table_2(results: Mapping[Cell, Result]) -> str:
              f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
         )
         before = name
-    return table(rows, ["Models", "k", "Tok.", "BLEU", "Speed", "sentences/s"])
+    return table(rows, ["Models", "k", "Tok.", "BLEU", "Speed", "sentences/s"], "pipe")
 
 
 def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
@@ -323,7 +329,7 @@ def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
             text = f"{results[cell].accepted_tokens:.2f}/{results[cell].bleu:.2f}"
             row.append(f"**{text}**" if cell.effective in front else text)
         rows.append(row)
-    return table(rows, ["τ", *(f"Top-{beta} (β = {beta})" for beta in betas)])
+    return table(rows, ["τ", *(f"Top-{beta} (β = {beta})" for beta in betas)], "pipe")
 
 
 def table_of_all(results: Mapping[Cell, Result]) -> str:
@@ -340,7 +346,7 @@ def table_of_all(results: Mapping[Cell, Result]) -> str:
         for cell, result in sorted(settings.items())
     ]
     headers = ["setting", "accepted tokens", "iterations", "BLEU", "over greedy", "sentences/s", "over greedy"]
-    return table(rows, [*headers, "Pareto, tokens", "Pareto, speed"])
+    return table(rows, [*headers, "Pareto, tokens", "Pareto, speed"], "pipe")
 
 
 def _accepted(result: Result) -> float:
@@ -381,25 +387,6 @@ def as_json(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[st
         "tolerance": tolerance,
         "notes": list(notes),
     }
-
-
-def quality_figure(content: Mapping[str, Any]) -> bytes:
-    """BLEU over sentences per second as PNG, from what `as_json` returns."""
-    series: dict[str, list[tuple[float, float, str]]] = {}
-    front = []
-    several = len({record["block_size"] for record in content["cells"]}) > 1
-    for record in content["cells"]:
-        cell = Cell(record["block_size"], record["top_beta"], record["tau"])
-        name = "exact" if cell.exact else f"top-{cell.top_beta}"
-        text = ", ".join(
-            ([f"k={cell.block_size}"] if several else []) + ([] if cell.exact else [f"τ={cell.tau:g}"])
-        )
-        place = (record["sentences_per_second"], record["bleu"])
-        series.setdefault(name, []).append((*place, text if record["pareto_speed"] else ""))
-        if record["pareto_speed"]:
-            front.append(place)
-    lines = {record["baseline"]: record["bleu"] for record in content["baselines"].values()}
-    return figures.quality_against_speed(series, lines, front, "sentences per second")
 
 
 def markdown(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[str]) -> str:
@@ -449,8 +436,7 @@ def tolerance_value(text: str) -> float:
 
 def get_parser() -> argparse.ArgumentParser:
     """fairseq-generate's parser with our own options added."""
-    parser = options.get_generation_parser(default_task="spec_dec")
-    parser.prog = "spec-dec-sweep"
+    parser = generation_parser("spec-dec-sweep")
     parser.set_defaults(gen_subset="valid", batch_size=1)
     add = parser.add_argument_group("sweep").add_argument
     add("--block-sizes", type=positive_list, default=[5, 10, 15, 20, 25], metavar="K,K", help="drafted tokens")
@@ -467,12 +453,12 @@ def get_parser() -> argparse.ArgumentParser:
 
 def check(cfg: DictConfig, args: argparse.Namespace) -> None:
     """Refuse what a sweep cannot start with."""
-    comparison_options.check_paths(cfg)
+    check_paths(cfg)
     if cfg.task.drafter_path is None:
         raise ConfigurationError("--drafter-path is missing; give the checkpoint of the drafter")
     if args.reference is not None and not Path(args.reference).is_file():
         raise ConfigurationError(f"--reference {args.reference}: no such file; give the raw text of the target side")
-    comparison_options.leave_the_decoder_to_us(cfg)
+    leave_the_decoder_to_us(cfg)
 
 
 def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int, str], list[Cell]]:
@@ -494,10 +480,8 @@ def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int
 
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
-        args = options.parse_args_and_arch(get_parser(), input_args=list(argv))
-        cfg = convert_namespace_to_omegaconf(args)
+    args = parse_arguments(get_parser(), argv)
+    cfg = as_config(args)
     check(cfg, args)
     folder = Path(args.output)
     with sole_use(folder):

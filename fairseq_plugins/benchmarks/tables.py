@@ -3,19 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from tabulate import tabulate
 
-from fairseq_plugins.benchmarks.compare import shown
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.benchmarks.measuring import Row, speed_up
+from fairseq_plugins.commands.tables import shown, table
 
 PERCENTILES = (50, 90, 99)
 _MEGABYTE = 1e6
-
-
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    alignment = ["left"] + ["right"] * (len(header) - 1)
-    return tabulate(body, headers=header, tablefmt="github", colalign=alignment, disable_numparse=True)
 
 
 def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
@@ -33,13 +27,13 @@ def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
         ]
         for row in rows
     ]
-    return _table(header, body)
+    return table(body, header)
 
 
 def speed_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     """Sentences per second: the median, and in brackets slowest and fastest repetition."""
     body = [[row.name, *(_with_spread(row, size) for size in batch_sizes)] for row in rows]
-    return _table(["sentences/s", *_batches(batch_sizes)], body)
+    return table(body, ["sentences/s", *_batches(batch_sizes)])
 
 
 def _with_spread(row: Row, batch_size: int) -> str:
@@ -56,7 +50,7 @@ def rate_range(row: Row, batch_size: int) -> tuple[float, float]:
 def speed_up_table(rows: Sequence[Row], batch_sizes: Sequence[int], baseline: Row) -> str:
     """How many times faster than one row, by batch size."""
     body = [[row.name, *(shown(speed_up(row, baseline, size), ".2f") for size in batch_sizes)] for row in rows]
-    return _table([f"× {baseline.name}", *_batches(batch_sizes)], body)
+    return table(body, [f"× {baseline.name}", *_batches(batch_sizes)])
 
 
 def baselines(rows: Sequence[Row]) -> list[Row]:
@@ -69,7 +63,7 @@ def latency_table(rows: Sequence[Row]) -> str:
     body = [
         [row.name, *(f"{value * 1000:.1f}" for value in np.percentile(row.latencies, PERCENTILES))] for row in rows
     ]
-    return _table(["ms per sentence, batch 1", *(f"p{percent}" for percent in PERCENTILES)], body)
+    return table(body, ["ms per sentence, batch 1", *(f"p{percent}" for percent in PERCENTILES)])
 
 
 def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
@@ -85,7 +79,7 @@ def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
             ratio = peak / paper if peak is not None and paper else None
             cells += [megabytes(peak), "-" if paper is None else megabytes(paper), shown(ratio, ".2f")]
         body.append(cells)
-    return _table(header, body)
+    return table(body, header)
 
 
 def megabytes(size: int | None) -> str:

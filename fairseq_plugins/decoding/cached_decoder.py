@@ -11,22 +11,20 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from fairseq.models.transformer import TransformerDecoderBase
-from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.memory import new_empty, new_zeros
-from fairseq_plugins.decoding.positions import position_table
 from fairseq_plugins.decoding.weights import Layer, Linear, Precision, fused, linear, norm, quantized, quantized_layer
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.positions import position_table
+from fairseq_plugins.models.supported import unsupported_reason
 
 logger = logging.getLogger(__name__)
 
 # Places that a cache grows by: with every step it would be copied, and leave holes in memory that fit nothing else.
 ROOM = 32
-# Decoder methods that define what a decoder computes: a subclass that changes one of them is not what we run.
-_DECODER_METHODS = ("forward", "extract_features", "extract_features_scriptable", "output_layer")
 
 
 @dataclass(frozen=True)
@@ -39,56 +37,6 @@ class Span:
     @property
     def uniform(self) -> bool:
         return self.shortest == self.longest
-
-
-def unsupported_reason(decoder: nn.Module) -> str | None:
-    """Say what of a fairseq decoder `CachedDecoder` cannot run, or None when it runs all of it.
-
-    Args:
-        decoder: the decoder of a fairseq model.
-    """
-    if not isinstance(decoder, TransformerDecoderBase):
-        return f"its decoder is a {type(decoder).__name__}, not a Transformer decoder"
-    if not getattr(decoder, "runs_in_cached_decoder", False):
-        for name in _DECODER_METHODS:
-            if getattr(type(decoder), name) is not getattr(TransformerDecoderBase, name):
-                return f"its decoder class {type(decoder).__name__} changes {name}()"
-    if decoder.adaptive_softmax is not None:
-        return "it uses an adaptive softmax"
-    if decoder.cross_self_attention:
-        return "it uses --cross-self-attention"
-    if decoder.quant_noise is not None:
-        return "it uses quantization noise on embeddings"
-    if not isinstance(decoder.embed_tokens, nn.Embedding):
-        return f"its token embedding is a {type(decoder.embed_tokens).__name__} (adaptive inputs?)"
-    for layer in decoder.layers:
-        reason = _unsupported_layer(layer)
-        if reason is not None:
-            return reason
-    return None
-
-
-def _unsupported_layer(layer: nn.Module) -> str | None:
-    if not isinstance(layer, TransformerDecoderLayerBase):
-        return f"one of its decoder layers is a {type(layer).__name__}"
-    if type(layer).forward is not TransformerDecoderLayerBase.forward:
-        return f"its decoder layer {type(layer).__name__} changes forward()"
-    if layer.encoder_attn is None:
-        return "it has no cross-attention (--no-cross-attention)"
-    for part, option in (
-        (layer.attn_ln, "--scale-attn"),
-        (layer.c_attn, "--scale-heads"),
-        (layer.ffn_layernorm, "--scale-fc"),
-        (layer.w_resid, "--scale-resids"),
-    ):
-        if part is not None:
-            return f"it uses {option}"
-    for attention in (layer.self_attn, layer.encoder_attn):
-        if not isinstance(attention, MultiheadAttention):
-            return f"its attention is a {type(attention).__name__}"
-        if attention.bias_k is not None or attention.add_zero_attn or attention.use_xformers:
-            return "its attention uses bias_kv, add_zero_attn or xformers"
-    return None
 
 
 class CachedDecoder:

@@ -11,8 +11,8 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.positions import KNOWN_POSITIONS, position_table
 from fairseq_plugins.decoding.weights import Layer, Precision, fused, linear, norm, quantized_layer
+from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.acceptance import Rule, at_least, everything, exact, top_beta, within_distance
-from fairseq_plugins.decoding.cached_decoder import unsupported_reason
 from fairseq_plugins.decoding.drafters import Drafter, DraftOptions, NoDrafter
 from fairseq_plugins.decoding.drafters.blockwise import BlockwiseDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
@@ -25,6 +24,7 @@ from fairseq_plugins.decoding.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.models.supported import unsupported_reason
 
 ALIASES = {
     "specdec": "gad",

@@ -20,9 +20,9 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks, glance
-from fairseq_plugins.decoding.positions import position_table
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, read_checkpoint
+from fairseq_plugins.models.positions import position_table
 from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, fit_to_verifier, layer_numbers
 

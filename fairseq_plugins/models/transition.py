@@ -1,12 +1,7 @@
 """Scores of a drafted token given the one before it, against repeated and dropped words of independent prediction."""
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor, nn
-
-from fairseq_plugins.decoding import native
 
 # How many tokens of every place a path is chosen among.
 CANDIDATES = 8
@@ -55,9 +50,3 @@ class TransitionScores(nn.Module):
             last = candidates[:, place].gather(1, together.argmax(1, keepdim=True)).squeeze(1)
             chosen.append(last)
         return torch.stack(chosen, dim=1)
-
-    def chooser(self, vocabulary: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-        """`choose` among these tokens, with the weights of now, on the CPU kernels where they can run it."""
-        after = self.after.weight if vocabulary is None else self.after.weight[vocabulary]
-        compiled = native.path_chooser(self.before.weight, after, vocabulary, CANDIDATES)
-        return compiled or partial(self.choose, vocabulary=vocabulary)

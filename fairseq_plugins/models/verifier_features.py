@@ -5,8 +5,8 @@ from argparse import Namespace
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.cached_decoder import unsupported_reason
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.supported import unsupported_reason
 
 
 class FeatureReader(nn.Module):

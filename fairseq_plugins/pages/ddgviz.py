@@ -13,45 +13,46 @@ import logging
 import re
 import statistics
 import sys
-import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from fairseq_plugins.benchmarks.bench import Bench
-from fairseq_plugins.benchmarks.comparison_options import check_paths
-from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
+from fairseq_plugins.commands.session import Session
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.ddg import Sentence, trace
 
 logger = logging.getLogger("spec-dec-ddgviz")
 
-GREEDY = Contender("fairseq beam 1", "beam", beam=1)
-JACOBI = Contender("jacobi", "jacobi")
+GREEDY = "fairseq beam 1"
 
 
-def compute(bench: Bench, number: int) -> Sentence:
+def compute(session: Session, dataset: Any, number: int) -> Sentence:
     """Solve one sentence by Jacobi iterations, and check the result against fairseq's own greedy decoding."""
-    sample = next(bench.batches([number], 1))
-    solved = trace(bench.generator(JACOBI), sample, str(bench.cfg.task.jacobi_init))
-    expected, _ = bench.decode(bench.generator(GREEDY), [number], 1)
-    symbols = bench.task.target_dictionary.symbols
+    sample = session.batch(dataset, [number])
+    solved = trace(_generator(session, "jacobi"), sample, str(session.cfg.task.jacobi_init))
+    expected = session.decode(_generator(session, "beam"), sample)[0][0]["tokens"].tolist()
+    symbols = session.task.target_dictionary.symbols
     source = sample["net_input"]["src_tokens"][0].cpu()
     return Sentence(
         number=number,
-        source=bench.task.source_dictionary.string(source, bench.cfg.common_eval.post_process),
-        output=bench.text(solved.tokens),
+        source=session.task.source_dictionary.string(source, session.cfg.common_eval.post_process),
+        output=session.text(solved.tokens),
         labels=[symbols[token] for token in solved.tokens],
         predicted=[[symbols[token] for token in row] for row in solved.predicted],
         trace=solved,
-        identical=tuple(solved.tokens) == expected[number],
+        identical=solved.tokens == expected,
     )
+
+
+def _generator(session: Session, decoder: str) -> Any:
+    session.task.cfg.decoding_method = decoder
+    return session.generator(beam=1, nbest=1)
 
 
 def summary(sentences: Sequence[Sentence]) -> str:
@@ -95,8 +96,7 @@ def sentence_numbers(text: str | None) -> list[int]:
 
 def get_parser() -> argparse.ArgumentParser:
     """Return fairseq-generate's parser with our own options added."""
-    parser = options.get_generation_parser(default_task="spec_dec")
-    parser.prog = "spec-dec-ddgviz"
+    parser = generation_parser("spec-dec-ddgviz")
     group = parser.add_argument_group("DDGviz")
     group.add_argument(
         "--sentences",
@@ -107,20 +107,20 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(cfg: DictConfig, numbers: Sequence[int], bench: Bench) -> None:
+def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collection[int]) -> None:
     """Refuse what cannot be drawn.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
     """
-    size = len(bench.dataset)
+    size = len(dataset)
     outside = [number for number in numbers if number >= size]
     if outside:
         raise ConfigurationError(
             f"--sentences {outside[0]}: subset {cfg.dataset.gen_subset} has {size} sentences; give numbers from 0 to "
             f"{size - 1}"
         )
-    too_long = sorted(set(numbers) - set(bench.order))
+    too_long = sorted(set(numbers) - set(usable))
     if too_long:
         raise ConfigurationError(
             f"--sentences {too_long[0]}: longer than the model's positions; choose another sentence"
@@ -142,8 +142,8 @@ def output_folder(path: str | None) -> Path:
     return Path(path)
 
 
-def load(cfg: DictConfig) -> Bench:
-    """Load models and data; the decoder is ours to choose.
+def load(cfg: DictConfig) -> Session:
+    """Set up what decodes; the decoder is ours to choose.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -154,15 +154,13 @@ def load(cfg: DictConfig) -> Bench:
     cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None, jacobi_pool=False)
     # One sentence that is too long must not keep the others from being drawn.
     cfg.dataset.skip_invalid_size_inputs_valid_test = True
-    return Bench(cfg)
+    return Session(cfg)
 
 
 def run(argv: Sequence[str]) -> None:
     """Parse, compute, draw, print."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
-        args = options.parse_args_and_arch(get_parser(), input_args=list(argv))
-        cfg = convert_namespace_to_omegaconf(args)
+    args = parse_arguments(get_parser(), argv)
+    cfg = as_config(args)
     try:
         from fairseq_plugins.pages import ddgviz_figure, ddgviz_page
     except ModuleNotFoundError as error:
@@ -170,17 +168,18 @@ def run(argv: Sequence[str]) -> None:
             f"{error.name} is not installed; install it with: pip install 'fairseq-spec-dec[reports]'"
         ) from error
     numbers, folder = sentence_numbers(args.sentences), output_folder(args.output)
-    bench = load(cfg)
-    check(cfg, numbers, bench)
+    session = load(cfg)
+    dataset = session.load(cfg.dataset.gen_subset)
+    check(cfg, numbers, dataset, session.usable(dataset))
     sentences = []
     for number in numbers:
-        sentence = compute(bench, number)
+        sentence = compute(session, dataset, number)
         sentences.append(sentence)
         if not sentence.identical:
             logger.warning(
                 "sentence %d: the fixed point differs from %s; in fp32 only two tokens of equal score can explain that",
                 number,
-                GREEDY.name,
+                GREEDY,
             )
         stem = folder / f"sentence-{number}"
         ddgviz_figure.save(sentence, stem)

@@ -20,15 +20,16 @@ from typing import Any
 
 import numpy as np
 import sacrebleu
-from tabulate import tabulate
 
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 from fairseq_plugins.metrics.texts import Text, pick, read_text
 from fairseq_plugins.pages import figures
+from fairseq_plugins.pages.sweep_figure import quality_figure
 
 PERCENTILES = (50, 90, 95, 99)
 # What fewer than this share of the sentences or iterations reach is noise and not drawn.
@@ -300,12 +301,6 @@ th, td {{ padding: .25rem .75rem; border-bottom: 1px solid #ddd; }}
 """
 
 
-def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """A Markdown table, the first column to the left, the others to the right."""
-    alignment = ["left"] + ["right"] * (len(headers) - 1)
-    return tabulate(rows, headers=headers, tablefmt="pipe", colalign=alignment, disable_numparse=True)
-
-
 def plain(text: str) -> str:
     """Text of the user's that means nothing in Markdown and HTML."""
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
@@ -385,7 +380,7 @@ def _summary(
                 *([_bleu(run, references)] if with_bleu and references is not None else []),
             ]
         )
-    report.section("Summary", table(rows, headers + (["sacreBLEU"] if with_bleu else [])), how)
+    report.section("Summary", table(rows, headers + (["sacreBLEU"] if with_bleu else []), "pipe"), how)
     batches = sorted({sentence.batch_size for run in runs for sentence in run.sentences.values()})
     latency = []
     for run in runs:
@@ -400,7 +395,7 @@ def _summary(
             "batch's time: for latency, decode with `--batch-size 1`."
         )
     headers = ["milliseconds", "mean", *(f"p{percentile}" for percentile in PERCENTILES)]
-    report.section("Latency", table(latency, headers), note)
+    report.section("Latency", table(latency, headers, "pipe"), note)
 
 
 def _bleu(run: Run, references: Mapping[int, str]) -> str:
@@ -446,7 +441,7 @@ def _edits(
         for name, run_series in series.items()
         for place, (interval, count, gain) in enumerate(speed_up_by_edits(*run_series))
     ]
-    report.lines.append(table(rows, ["run", "edit ratio", "sentences", "median speed-up"]))
+    report.lines.append(table(rows, ["run", "edit ratio", "sentences", "median speed-up"], "pipe"))
 
 
 def _acceptance(report: Report, runs: Sequence[Run]) -> None:
@@ -472,8 +467,6 @@ def _acceptance(report: Report, runs: Sequence[Run]) -> None:
 
 
 def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
-    from fairseq_plugins.benchmarks.sweep import quality_figure
-
     report.section(
         "Quality and speed over β and τ",
         f"From a sweep with {len(sweep['cells'])} settings; BLEU on the development set over sentences per second.",

@@ -18,9 +18,9 @@ from PIL import Image, ImageDraw
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.data.image_patches import from_line, shipped_photographs, write_corpus
+from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import pick, read_text
-from fairseq_plugins.models.image_transformer import LOW_SIZE
 
 # Pixels: of an image's side in the picture, between images, of the line with the names of the columns.
 _SHOWN, _GAP, _TITLE = 96, 4, 16

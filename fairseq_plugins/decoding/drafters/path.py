@@ -1,6 +1,7 @@
 """From the scores of a block to a draft: what both kinds of trained drafters do last."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.drafters import DecodingState, Draft
 from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.models.block_nat import BlockNatDecoder
+from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
 
 
 def draft_maker(
@@ -32,7 +34,7 @@ def draft_maker(
             return Draft(tokens, logits=spread(scores, vocabulary, size) if keep_logits else None)
 
         return choose_each
-    choose = transition.chooser(vocabulary)
+    choose = chooser(transition, vocabulary)
 
     def follow(scores: Tensor, state: DecodingState) -> Draft:
         last = state.last_tokens()
@@ -43,3 +45,10 @@ def draft_maker(
         return Draft(tokens, logits=transition(logits, torch.cat([last, tokens[:, :-1]], dim=1)))
 
     return follow
+
+
+def chooser(transition: TransitionScores, vocabulary: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+    """`transition.choose` among these tokens, with the weights of now, on the CPU kernels where they can run it."""
+    after = transition.after.weight if vocabulary is None else transition.after.weight[vocabulary]
+    compiled = native.path_chooser(transition.before.weight, after, vocabulary, CANDIDATES)
+    return compiled or partial(transition.choose, vocabulary=vocabulary)
