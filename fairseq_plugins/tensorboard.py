@@ -1,8 +1,9 @@
 """TensorBoard, with fairseq's own `--tensorboard-logdir`: what training and decoding have to show besides scalars.
 
 fairseq itself logs every metric of training and validation, ours included: glancing_ratio, glancing_accuracy,
-accuracy, mean_accepted_tokens. Added here are the accuracy at places of the block, how one validation sentence is
-drafted and verified, and the statistics of decoding runs. Without the option nothing of this runs.
+accuracy, mean_accepted_tokens, and the accuracy at positions of the block, which is counted only with the option
+(criterions/block_accuracy.py). Added here are how one validation sentence is drafted and verified, and the statistics
+of decoding runs. Without the option nothing of this runs.
 """
 
 import html
@@ -16,7 +17,6 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_plugins.data.block_masking import Blocks
 from fairseq_plugins.decoding.drafters import Draft
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -43,46 +43,6 @@ def _writer(folder: str) -> Any:
     return SummaryWriter(folder)
 
 
-# ------------------------------------------------------------------------------------------ accuracy by place
-
-
-def accuracy_by_place(correct: Tensor, blocks: Blocks, pad: int) -> dict[str, Tensor]:
-    """Count right predictions at the places 1, 2, 4, 8 ... k of a block, as sums that workers can add up.
-
-    Args:
-        correct: [n], for every target of the blocks whether it was predicted.
-        blocks: fully masked blocks: with some targets revealed, n would not fit.
-        pad: padding symbol.
-    """
-    is_target = blocks.targets != pad
-    place = blocks.places.expand_as(is_target)[is_target] - 1
-    totals = torch.bincount(place, minlength=blocks.block_size)
-    rights = torch.bincount(place[correct], minlength=blocks.block_size)
-    counts = {}
-    for number in shown_places(blocks.block_size):
-        counts[f"correct_at_{number}"] = rights[number - 1]
-        counts[f"total_at_{number}"] = totals[number - 1]
-    return counts
-
-
-def shown_places(block_size: int) -> list[int]:
-    """Return the powers of two up to the block size, and the last place."""
-    return sorted({1 << power for power in range(block_size.bit_length())} | {block_size})
-
-
-def accuracies(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Return percentage and weight of `accuracy_at_1` and so on, from what `accuracy_by_place` counted."""
-    names = dict.fromkeys(name for log in logging_outputs for name in log if name.startswith("total_at_"))
-    result = {}
-    for name in names:
-        place = name.removeprefix("total_at_")
-        total = int(sum(log.get(name, 0) for log in logging_outputs))
-        right = int(sum(log.get(f"correct_at_{place}", 0) for log in logging_outputs))
-        if total > 0:
-            result[f"accuracy_at_{place}"] = (100 * right / total, total)
-    return result
-
-
 # ------------------------------------------------------------------------------------------------- the sample
 
 
@@ -101,7 +61,7 @@ class Notes:
         accepted: Tensor,
         gained: Sequence[int],
     ) -> None:
-        """Note draft, verifier's choices and number of accepted tokens; arguments as in `TraceWriter.iteration`."""
+        """Note draft, verifier tokens and number of accepted tokens; arguments as in `TraceWriter.iteration`."""
         drafted = draft.tokens[0] if draft.widths is None else draft.tokens[0, : int(draft.widths[0])]
         self.iterations.append((drafted.tolist(), choice[0, : len(drafted) + 1].tolist(), int(accepted[0])))
 
@@ -236,7 +196,7 @@ def run_name(options: Any) -> str:
 
 
 def unused(folder: str) -> str:
-    """Return the folder, or it with a number behind it when it is there: two runs in one cannot be told apart."""
+    """Return the folder, or it with a number after it when it is there: two runs in one cannot be told apart."""
     number = 1
     name = folder
     while os.path.exists(name):

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fairseq_plugins import tensorboard
-from fairseq_plugins.data.block_masking import sample_blocks
+from fairseq_plugins.criterions import glat_loss
 from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.decoding.stats import DecodingStats
 from tests.conftest import TINY, TRAINING, Corpus
@@ -63,7 +62,7 @@ def test_glancing_arrives(trained: tuple[Path, str]) -> None:
     assert all(0 <= value <= 100 for value in scalars(events, "glancing_accuracy").values())
 
 
-def test_accuracy_by_place_arrives(trained: tuple[Path, str]) -> None:
+def test_accuracy_by_position_arrives(trained: tuple[Path, str]) -> None:
     events = read(trained[0] / "valid")
     names = {name for name in events.Tags()["scalars"] if name.startswith("accuracy_at_")}
     assert names == {"accuracy_at_1", "accuracy_at_2", "accuracy_at_4", "accuracy_at_6"}
@@ -104,8 +103,9 @@ def test_nothing_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("called without --tensorboard-logdir")
 
-    for name in ("_writer", "log_sample", "accuracy_by_place", "LoggedStats"):
+    for name in ("_writer", "log_sample", "LoggedStats"):
         monkeypatch.setattr(tensorboard, name, refuse)
+    monkeypatch.setattr(glat_loss, "accuracy_by_position", refuse)
     log = train(corpus, tmp_path)
     assert "accuracy_at" not in log and "mean_accepted_tokens" in log
     run_in_process("generate", f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --cpu")
@@ -142,31 +142,6 @@ def test_fairseqs_own_search_writes_nothing(corpus: Corpus, tmp_path: Path) -> N
 
 
 # ---------------------------------------------------------------------------------------------------- the parts
-
-
-def test_accuracy_by_place_by_hand() -> None:
-    pad, eos = 1, 2
-    target = torch.tensor([[5, 6, 7, 8, eos], [9, eos, pad, pad, pad]])
-    blocks = sample_blocks(target, target, 3, 1, "prefix-causal", pad=pad, mask=20)
-    blocks.targets = torch.tensor([[5, 6, 7], [9, eos, pad]])
-    correct = torch.tensor([True, False, True, True, True])
-    counts = {name: int(count) for name, count in tensorboard.accuracy_by_place(correct, blocks, pad).items()}
-    assert counts == {
-        "correct_at_1": 2, "total_at_1": 2, "correct_at_2": 1, "total_at_2": 2, "correct_at_3": 1, "total_at_3": 1,
-    }  # fmt: skip
-    assert tensorboard.accuracies([counts, counts]) == {
-        "accuracy_at_1": (100.0, 4), "accuracy_at_2": (50.0, 4), "accuracy_at_3": (100.0, 2),
-    }  # fmt: skip
-
-
-def test_places_without_a_target_are_left_out() -> None:
-    assert tensorboard.accuracies([{"correct_at_8": torch.tensor(0), "total_at_8": torch.tensor(0)}]) == {}
-    assert tensorboard.accuracies([{"loss": 1.0}]) == {}
-
-
-@pytest.mark.parametrize(("size", "places"), [(1, [1]), (4, [1, 2, 4]), (25, [1, 2, 4, 8, 16, 25])])
-def test_shown_places(size: int, places: list[int]) -> None:
-    assert tensorboard.shown_places(size) == places
 
 
 def test_sample_text_by_hand() -> None:
