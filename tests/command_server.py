@@ -30,7 +30,7 @@ COMMANDS = {
     "spec-dec-average": "fairseq_plugins.averaging:main",
     "spec-dec-compare": "fairseq_plugins.benchmarks.compare:main",
     "spec-dec-distill": "fairseq_plugins.distillation.cli:main",
-    "spec-dec-metrics": "fairseq_plugins.metrics.metrics:main",
+    "spec-dec-metrics": "fairseq_plugins.metrics.cli:main",
     "spec-dec-sweep": "fairseq_plugins.benchmarks.sweep:main",
     "subword-nmt": "subword_nmt.subword_nmt:main",
 }

@@ -11,8 +11,9 @@ import pytest
 import sacremoses
 from rouge_score.rouge_scorer import RougeScorer
 
-from fairseq_plugins.metrics import metrics
-from fairseq_plugins.metrics.metrics import repetition_ratio, split_compounds
+from fairseq_plugins.metrics import cli, registry
+from fairseq_plugins.metrics.repetition import repetition_ratio
+from fairseq_plugins.metrics.sample import split_compounds
 from fairseq_plugins.metrics.sari import corpus_sari, mean_sari, sari_tokens, sentence_sari
 from tests.support import run_in_process
 
@@ -71,7 +72,7 @@ def files(tmp_path: Path) -> SimpleNamespace:
 
 
 def _run(*arguments: str) -> None:
-    assert metrics.main(arguments) == 0
+    assert cli.main(arguments) == 0
 
 
 def _values(text: str) -> dict[str, str]:
@@ -255,7 +256,7 @@ def test_edit_f(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _values(printed) == {"edit F0.5": "33.33"}
     assert "precision 33.33, recall 33.33; 1 edits right, 2 wrong, 2 missed" in printed
     assert "Moses tokens, uk; not M2, not ERRANT" in printed
-    assert metrics.main([*arguments, "--metrics", "f0.5"]) == 2
+    assert cli.main([*arguments, "--metrics", "f0.5"]) == 2
     assert "edit F0.5: compares with the source; add --source FILE" in capsys.readouterr().err
 
 
@@ -340,9 +341,9 @@ def test_comet(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert _values(capsys.readouterr().out)["COMET"] == "0.8125"
     assert seen[2] == {"src": SOURCE[2], "mt": HYPOTHESIS[2], "ref": REFERENCE[2]}
 
-    assert metrics.main(["--hypotheses", files.generated, "--metrics", "comet"]) == 2
+    assert cli.main(["--hypotheses", files.generated, "--metrics", "comet"]) == 2
     assert "COMET: no model given; add --comet-model MODEL.ckpt" in capsys.readouterr().err
-    assert metrics.main(["--hypotheses", files.generated, "--metrics", "comet", "--comet-model", "none"]) == 2
+    assert cli.main(["--hypotheses", files.generated, "--metrics", "comet", "--comet-model", "none"]) == 2
     assert "--comet-model none is no file; fetch the model once" in capsys.readouterr().err
 
 
@@ -350,7 +351,7 @@ def test_without_comet(
     files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "comet", None)  # type: ignore[arg-type]
-    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None if name == "comet" else object())
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None if name == "comet" else object())
     _run("--hypotheses", files.generated)
     assert "left out: COMET: unbabel-comet is not installed; pip install unbabel-comet" in capsys.readouterr().out
 
@@ -384,6 +385,6 @@ def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> N
         (["--hypotheses", files.generated, "--references", f"{folder}/short.txt"], "has no sentence 1 (1 "),
         ([*hypotheses, *references, "--json", f"{folder}/short.txt/x"], "cannot be written (File exists); "),
     ):
-        assert metrics.main(arguments) == 2, message
+        assert cli.main(arguments) == 2, message
         error = capsys.readouterr().err.strip()
         assert message in error and error.startswith("spec-dec-metrics: error: ") and "\n" not in error
