@@ -102,16 +102,16 @@ def _caches(
     decoders = [model.decoder for model in _models(bench, contender)]
     if not all(isinstance(decoder, TransformerDecoderBase) for decoder in decoders):
         return None
-    position = sum(
+    of_a_slot = sum(
         2 * len(decoder.layers) * decoder.layers[0].embed_dim * next(decoder.parameters()).element_size()
         for decoder in decoders
     )
     most = 0
     for begin in range(0, len(numbers), batch_size):
         batch = numbers[begin : begin + batch_size]
-        places = max(int(bench.dataset.src_sizes[number]) for number in batch) + max(len(outputs[n]) for n in batch)
-        most = max(most, len(batch) * contender.beam * places)
-    return most * position
+        slots = max(int(bench.dataset.src_sizes[number]) for number in batch) + max(len(outputs[n]) for n in batch)
+        most = max(most, len(batch) * contender.beam * slots)
+    return most * of_a_slot
 
 
 def _forget_peak(cuda: bool) -> None:

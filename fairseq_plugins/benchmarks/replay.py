@@ -1,7 +1,7 @@
 """Speed of model shapes for which no trained drafter is at hand: random weights, and drafts that are replayed.
 
 The drafter runs, and costs what it costs, but what it says is replaced by the verifier's own greedy output, made wrong
-at a place that is drawn. Drafted tokens are right with a fixed probability each, so that accepted lengths follow a
+at a position that is drawn. Drafted tokens are right with a fixed probability each, so that accepted lengths follow a
 geometric distribution truncated at the block size; the probability is chosen for a stated mean.
 """
 
@@ -42,7 +42,7 @@ _SEED = 1
 
 
 class ReplayedDrafter:
-    """Drafts the verifier's own output, wrong at a drawn place, at the cost of another drafter.
+    """Drafts the verifier's own output, wrong at a drawn position, at the cost of another drafter.
 
     Args:
         inner: runs at every draft; its tokens are thrown away.
@@ -81,8 +81,8 @@ class ReplayedDrafter:
     def draft(self, state: DecodingState) -> Draft:
         draft = self.inner.draft(state)
         columns = torch.arange(draft.tokens.size(1), device=draft.tokens.device)
-        place = (state.lengths[:, None] + columns).clamp(max=self.outputs.size(1) - 1)
-        right = self.outputs[self.rows[:, None], place]
+        position = (state.lengths[:, None] + columns).clamp(max=self.outputs.size(1) - 1)
+        right = self.outputs[self.rows[:, None], position]
         length = state.lengths.clamp(max=self.accepted.size(1) - 1)
         first_wrong = self.accepted[self.rows, length][:, None]
         wrong = torch.where(right == self.words[0], self.words[1], self.words[0])
@@ -194,8 +194,8 @@ def describe(
         f"REPLAYED, random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {said}, "
         f"outputs as long. A random drafter {kind}, with the verifier's "
         f"encoder and k = {BLOCK_SIZE}, runs at every draft, but its tokens are replaced by the verifier's own up to a "
-        "drawn place. Accepted lengths are geometric, truncated at k; mean tokens per iteration, fewer at the ends of "
-        f"sentences: {drawn} (GAD Tables 2 and 3)."
+        "drawn position. Accepted lengths are geometric, truncated at k; mean tokens per iteration, fewer at the ends "
+        f"of sentences: {drawn} (GAD Tables 2 and 3)."
     )
 
 

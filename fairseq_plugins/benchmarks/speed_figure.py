@@ -22,15 +22,15 @@ def kind(row: Row) -> str:
 def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
     """Sentences per second as PNG: bars at the first batch size with their spread, and lines over batch sizes."""
     first = batch_sizes[0]
-    places = dict.fromkeys(_KINDS, 0)
+    counts = dict.fromkeys(_KINDS, 0)
     styles = {}
     for row in rows:
-        place = places[kind(row)]
-        places[kind(row)] += 1
+        number = counts[kind(row)]
+        counts[kind(row)] += 1
         styles[row.name] = {
             "color": _KINDS[kind(row)],
-            "marker": MARKERS[place % len(MARKERS)],
-            "linestyle": LINES[place % len(LINES)],
+            "marker": MARKERS[number % len(MARKERS)],
+            "linestyle": LINES[number % len(LINES)],
         }
 
     from matplotlib.ticker import LogLocator
@@ -45,7 +45,7 @@ def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
         bars.margins(x=0.12)
         bars.grid(axis="y", visible=False)
         bars.set(xlabel="sentences per second", title=f"batch {first}: median, slowest and fastest repetition")
-        shown = [name for name in _KINDS if places[name]]
+        shown = [name for name in _KINDS if counts[name]]
         patches = [bars.barh(0, 0, color=_KINDS[name]) for name in shown]
         bars.legend(patches, shown, loc="lower right", bbox_to_anchor=(1.02, 1.1), ncols=4, fontsize=9)
         for row in rows:

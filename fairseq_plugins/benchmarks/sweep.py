@@ -281,9 +281,9 @@ def pareto_front(results: Mapping[Cell, Result], speed: Callable[[Result], float
     return front
 
 
-def fastest(results: Mapping[Cell, Result], least_bleu: float) -> Cell | None:
+def fastest(results: Mapping[Cell, Result], min_bleu: float) -> Cell | None:
     """The setting with the most sentences per second among those of at least this BLEU, compared as printed."""
-    good = [cell for cell, result in results.items() if round(result.bleu, 2) >= round(least_bleu, 2)]
+    good = [cell for cell, result in results.items() if round(result.bleu, 2) >= round(min_bleu, 2)]
     return max(good, key=lambda cell: results[cell].rate, default=None)
 
 

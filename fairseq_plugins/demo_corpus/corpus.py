@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.demo_corpus.sentences import sentence
 
-MOST_PAIRS = 1_000_000  # more is refused: the patterns would repeat themselves too much
+MAX_PAIRS = 1_000_000  # more is refused: the patterns would repeat themselves too much
 SHORTEST, LONGEST = 4, 40  # words in a sentence of either language
 PARAMETERS_FILE = "corpus.json"
 README = """\
@@ -54,8 +54,8 @@ def generate_pairs(count: int, seed: int) -> Iterator[tuple[str, str]]:
     """
     if count < 0:
         raise ValueError(f"cannot generate {count} sentences")
-    if count > MOST_PAIRS:
-        raise ValueError(f"{count} sentences are more than the patterns are made for (at most {MOST_PAIRS})")
+    if count > MAX_PAIRS:
+        raise ValueError(f"{count} sentences are more than the patterns are made for (at most {MAX_PAIRS})")
     return _distinct_pairs(count, Random(seed))
 
 

@@ -9,7 +9,7 @@ edits are read off a plain word alignment of source and correction, and neighbou
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A place in the source, from word `begin` up to `end`, and the words that take its place.
+# A span of the source, from word `begin` up to `end`, and the words that take its place.
 Edit = tuple[int, int, tuple[str, ...]]
 
 
@@ -87,7 +87,7 @@ def _close(edits: list[Edit], begin: int, end: int, words: Sequence[str]) -> Non
 
 
 def compare_edits(hypothesis: Sequence[Edit], reference: Sequence[Edit]) -> Counts:
-    """Count the edits of a hypothesis that a reference has too, in the same place and with the same words."""
+    """Count the edits of a hypothesis that a reference has too, in the same span and with the same words."""
     right = len(set(hypothesis) & set(reference))
     return Counts(right, len(hypothesis) - right, len(reference) - right)
 

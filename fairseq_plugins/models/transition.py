@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-# How many tokens of every place a path is chosen among.
+# How many tokens of every position a path is chosen among.
 CANDIDATES = 8
 
 
 class TransitionScores(nn.Module):
     """A low-rank matrix of scores [V, V], row: the token before, column: the token.
 
-    A block drafter predicts all places at once, so that two places can each choose well and not fit together
+    A block drafter predicts all positions at once, so that two can each choose well and not fit together
     ("Angaben Angaben", GAD Table 11). Sun et al. 2019 (arXiv 1910.11555) add such a matrix to a non-autoregressive
-    model as a conditional random field. Here the softmax stays that of one place, given the true token before; a path
-    is chosen from left to right, since a token counts only when all before it are right.
+    model as a conditional random field. Here the softmax stays that of one position, given the true token before; a
+    path is chosen from left to right, since a token counts only when all before it are right.
 
     Args:
         vocabulary: V.
@@ -33,11 +33,11 @@ class TransitionScores(nn.Module):
         return torch.addmm(logits.flatten(0, -2), before, self.after.weight.t()).view_as(logits)
 
     def choose(self, scores: Tensor, first: Tensor, vocabulary: Tensor | None = None) -> Tensor:
-        """The tokens [B, K] that are best at every place, one after the other.
+        """The tokens [B, K] that are best at every position, one after the other.
 
         Args:
             scores: [B, K, N].
-            first: [B], the token before the first place.
+            first: [B], the token before the first position.
             vocabulary: ids [N] of the tokens that have scores, None for all.
         """
         values, candidates = scores.topk(min(CANDIDATES, scores.size(2)), dim=2)
@@ -45,8 +45,8 @@ class TransitionScores(nn.Module):
             candidates = vocabulary[candidates]
         after = self.after.weight[candidates]  # [B, K, C, R]
         chosen, last = [], first
-        for place in range(scores.size(1)):
-            together = values[:, place] + (after[:, place] @ self.before(last)[:, :, None]).squeeze(2)
-            last = candidates[:, place].gather(1, together.argmax(1, keepdim=True)).squeeze(1)
+        for position in range(scores.size(1)):
+            together = values[:, position] + (after[:, position] @ self.before(last)[:, :, None]).squeeze(2)
+            last = candidates[:, position].gather(1, together.argmax(1, keepdim=True)).squeeze(1)
             chosen.append(last)
         return torch.stack(chosen, dim=1)

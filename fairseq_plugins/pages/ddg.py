@@ -131,12 +131,12 @@ def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str 
     Args:
         generator: a drafting generator, for its models and generation options.
         sample: a fairseq batch of one sentence.
-        initial: first guess of every token: "pad" as in the paper, "unk", or "source" for the token at its place.
+        initial: first guess of every token: "pad" as in the paper, "unk", or "source" for the token at its position.
     """
     system = _System(generator, sample, initial)
     window = min(system.max_len + 1, math.ceil(_WINDOW_RATIO * system.source.numel()) + _WINDOW_MARGIN)
     while (solution := _solve(system, window)) is None:
-        # No token sees those behind it, so a wider window repeats the same iterates and goes on from there.
+        # No token sees those after it, so a wider window repeats the same iterates and goes on from there.
         window = min(system.max_len + 1, 2 * window)
     iterates, length = solution
     tokens = iterates[-1][:length]

@@ -33,7 +33,7 @@ _STYLE = {
     "text.parse_math": False,
 }
 # Beyond so many points a scatter plot shows the same and only takes longer.
-_MOST_POINTS = 5000
+_MAX_POINTS = 5000
 
 
 def look(index: int) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[flo
             style = look(index)
             x, y = np.asarray(ratios), np.asarray(speed_ups)
             shown = np.arange(len(x))
-            if len(x) > _MOST_POINTS:
-                shown = np.random.default_rng(0).choice(len(x), _MOST_POINTS, replace=False)
+            if len(x) > _MAX_POINTS:
+                shown = np.random.default_rng(0).choice(len(x), _MAX_POINTS, replace=False)
             dots = {"color": style["color"], "marker": style["marker"]}
             axes.scatter(x[shown], y[shown], s=12, alpha=0.35, linewidths=0, **dots)
-            places, medians = _binned(x, y, np.median)
-            axes.plot(places, medians, **style, linewidth=2, markersize=6, markeredgecolor="white", label=label)
+            xs, medians = _binned(x, y, np.median)
+            axes.plot(xs, medians, **style, linewidth=2, markersize=6, markeredgecolor="white", label=label)
         # A few runaway outputs, many times as long as their sources, would press all others into a corner.
         usual = 1.02 * max(float(np.percentile(ratios, 99.5)) for ratios, _ in series.values())
         beyond = any(max(ratios) > usual for ratios, _ in series.values())
@@ -142,8 +142,8 @@ def accepted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]]
 
     def paint(axes: "Axes") -> None:
         for index, (label, points) in enumerate(series.items()):
-            places, means = [place for place, _, _ in points], [mean for _, mean, _ in points]
-            axes.plot(places, means, **look(index), markersize=5, label=label)
+            numbers, means = [number for number, _, _ in points], [mean for _, mean, _ in points]
+            axes.plot(numbers, means, **look(index), markersize=5, label=label)
         axes.axhline(1, color=GREY, linewidth=1)
         axes.set(xlabel="iteration of the sentence", ylabel="accepted tokens, mean")
         axes.set_ylim(bottom=0)
@@ -186,9 +186,9 @@ def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]
     def paint(axes: "Axes") -> None:
         longest, most = 0.0, 0.0
         for index, (label, (tokens, iterations)) in enumerate(series.items()):
-            places, means = _binned(np.asarray(tokens), np.asarray(iterations), np.mean)
-            longest, most = max(longest, *places), max(most, *means)
-            axes.plot(places, means, **look(index), markersize=5, label=label)
+            lengths, means = _binned(np.asarray(tokens), np.asarray(iterations), np.mean)
+            longest, most = max(longest, *lengths), max(most, *means)
+            axes.plot(lengths, means, **look(index), markersize=5, label=label)
         longest *= 1.08
         axes.plot([0, longest], [0, longest], color=GREY, linewidth=1, label="greedy: one token each")
         axes.set(xlabel="tokens of the output", ylabel="iterations, mean", xlim=(0, longest), ylim=(0, 1.25 * most))

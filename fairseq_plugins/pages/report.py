@@ -212,11 +212,11 @@ def accepted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
     lists = [sentence.accepted for sentence in run.sentences.values()]
     enough = max(1.0, _SENTENCES_SHARE * len(lists))
     points = []
-    for place in range(max(map(len, lists))):
-        counts = [accepted[place] for accepted in lists if len(accepted) > place]
+    for iteration in range(max(map(len, lists))):
+        counts = [accepted[iteration] for accepted in lists if len(accepted) > iteration]
         if len(counts) < enough:
             break
-        points.append((place + 1, sum(counts) / len(counts), len(counts)))
+        points.append((iteration + 1, sum(counts) / len(counts), len(counts)))
     return points
 
 
@@ -226,7 +226,7 @@ def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:
     An iteration that gains g tokens has accepted the drafted positions 1 to g - 1; the verifier's own token was the
     last. What it says of position g depends: it was rejected, unless the sentence ended there, where nothing is known
     of it. So this is a survival curve with censored observations, estimated as by Kaplan and Meier (1958). Drafts are
-    taken to be one token shorter than the largest gain; one that is shorter itself counts as rejected behind its end.
+    taken to be one token shorter than the largest gain; one that is shorter itself counts as rejected after its end.
 
     Returns:
         by position: the probability given that all before it were accepted, and the product of these.
@@ -437,9 +437,9 @@ def _edits(
     )
     report.figure("edit-ratio", "Speed-up over edit ratio", figures.speed_against_edits(series, what))
     rows = [
-        [plain(name) if place == 0 else "", interval, str(count), f"{gain:.2f}×"]
+        [plain(name) if row == 0 else "", interval, str(count), f"{gain:.2f}×"]
         for name, run_series in series.items()
-        for place, (interval, count, gain) in enumerate(speed_up_by_edits(*run_series))
+        for row, (interval, count, gain) in enumerate(speed_up_by_edits(*run_series))
     ]
     report.lines.append(table(rows, ["run", "edit ratio", "sentences", "median speed-up"], "pipe"))
 
@@ -496,10 +496,10 @@ def load_runs(files: Sequence[str], labels: Sequence[str] | None, hypotheses: Se
     if twice:
         raise ConfigurationError(f"--labels {twice[0]}: given twice; give each run its own")
     runs = []
-    for place, (file, name) in enumerate(zip(files, names, strict=True)):
+    for number, (file, name) in enumerate(zip(files, names, strict=True)):
         run = Run(name, file, read_stats(file))
         if hypotheses is not None:
-            run.hypotheses = read_text(hypotheses[place], "--hypotheses")
+            run.hypotheses = read_text(hypotheses[number], "--hypotheses")
             pick(run.hypotheses, run.hypotheses.hypotheses, sorted(run.sentences), "--hypotheses")
         runs.append(run)
     return runs

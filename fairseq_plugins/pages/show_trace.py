@@ -47,7 +47,7 @@ STYLES = {
     "bifurcation": "bold reverse #d55e00",
     "rejected": "strike #d55e00",
 }
-# Marks for output without colours. A rejected token needs none: it stands behind the bifurcation.
+# Marks for output without colours. A rejected token needs none: it stands after the bifurcation.
 MARKS = {"relaxed": "~{}~", "bifurcation": "[{}]"}
 
 DEFAULT_LIMIT = 10

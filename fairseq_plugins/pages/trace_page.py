@@ -11,8 +11,8 @@ from fairseq_plugins.decoding.trace import REASONS, Trace, TracedSentence, count
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 
 # What a browser opens without trouble.
-MOST_SENTENCES = 20_000
-MOST_BYTES = 200_000_000
+MAX_SENTENCES = 20_000
+MAX_BYTES = 200_000_000
 
 # Which edit ratio: what the decoder changed in its input, or how far it is from the reference.
 EDITS = {"source": "output against source", "reference": "output against reference"}
@@ -34,7 +34,7 @@ def sample_evenly(count: int, keep: int) -> set[int]:
     """Return `keep` of the numbers from 0 to `count` - 1, at even distances; all of them where `keep` is enough."""
     if keep >= count:
         return set(range(count))
-    return {place * count // keep for place in range(keep)}
+    return {number * count // keep for number in range(keep)}
 
 
 def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
         ConfigurationError: for a file that cannot be read or is truncated.
     """
     count, size = count_sentences(path)
-    fitting = min(count, MOST_SENTENCES, count * MOST_BYTES // max(size, 1))
+    fitting = min(count, MAX_SENTENCES, count * MAX_BYTES // max(size, 1))
     return count, min(fitting, count if limit is None else limit)
 
 

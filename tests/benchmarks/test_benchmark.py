@@ -212,7 +212,7 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
 def test_replay_of_a_shape(
     drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(benchmark, "_REPLAY_VOCABULARY", 200)
+    monkeypatch.setattr(replay, "VOCABULARY", 200)
     arguments = "--replay tiny --replay-lengths 8,20 --timing-sentences 4 --timing-batch-sizes 2 --repeats 1 --cpu"
     names = "greedy,gad (replayed),gad++ high-quality (replayed)"
     more = ["--no-memory", "--replay-drafter", drafter, "--decoders", names, "--results", str(tmp_path)]
@@ -289,7 +289,7 @@ def test_too_short_a_long_run(corpus: Corpus, capsys: pytest.CaptureFixture[str]
 
 
 def test_cost_by_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(benchmark, "_REPLAY_VOCABULARY", 200)
+    monkeypatch.setattr(replay, "VOCABULARY", 200)
     decoded = []
     decode_timed = Bench.decode_timed
 

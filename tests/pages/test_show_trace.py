@@ -275,7 +275,7 @@ def test_too_many_sentences_are_sampled(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = random_trace(tmp_path / "t", 50)
-    monkeypatch.setattr(trace_page, "MOST_SENTENCES", 20)
+    monkeypatch.setattr(trace_page, "MAX_SENTENCES", 20)
     status, _, err = run(capsys, path, "--html", str(tmp_path / "p.html"))
     assert status == 0 and "20 of the 50 sentences" in err and "a browser takes no more" in err
     (summary,) = embedded((tmp_path / "p.html").read_text(encoding="utf-8"), "summary")
@@ -287,7 +287,7 @@ def test_too_many_bytes_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = random_trace(tmp_path / "t", 40)
     size = Path(path).stat().st_size - len(Path(path).read_bytes().split(b"\n", 1)[0]) - 1
     assert how_many_fit(path) == (40, 40)
-    monkeypatch.setattr(trace_page, "MOST_BYTES", size // 4)
+    monkeypatch.setattr(trace_page, "MAX_BYTES", size // 4)
     assert how_many_fit(path) in [(40, 9), (40, 10)]
     assert how_many_fit(path, limit=3) == (40, 3)
 
