@@ -8,13 +8,10 @@ Writes `report.md` with its figures as PNG, and `report.html`, one file with eve
 import argparse
 import base64
 import html
-import json
-import math
 import re
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,229 +21,19 @@ import sacrebleu
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.tables import table
-from fairseq_plugins.decoding.stats import SentenceStats
-from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.metrics.edit_ratio import edit_ratio
-from fairseq_plugins.metrics.texts import Text, pick, read_text
+from fairseq_plugins.metrics.texts import pick
 from fairseq_plugins.pages import figures
-from fairseq_plugins.pages.sweep_figure import quality_figure
+from fairseq_plugins.pages.findings import (
+    acceptance_by_position,
+    accepted_by_iteration,
+    edit_ratios,
+    speed_up_by_edits,
+    speed_ups,
+)
+from fairseq_plugins.pages.runs import Run, load_runs, names_of, read_stats, side
+from fairseq_plugins.pages.sweep_figure import quality_figure, read_sweep
 
 PERCENTILES = (50, 90, 95, 99)
-# What fewer than this share of the sentences or iterations reach is noise and not drawn.
-_SENTENCES_SHARE = 0.05
-_ITERATIONS_SHARE = 0.01
-
-REMEDY = "give a file that --stats-file wrote"
-
-
-@dataclass
-class Run:
-    """One decoding run.
-
-    Attributes:
-        label: its name in tables and figures.
-        file: where its statistics come from.
-        sentences: by number.
-        hypotheses: its output, when given.
-    """
-
-    label: str
-    file: str
-    sentences: dict[int, SentenceStats]
-    hypotheses: Text | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all outputs."""
-        return sum(sentence.tokens for sentence in self.sentences.values())
-
-    @property
-    def iterations(self) -> int:
-        """Iterations of all sentences."""
-        return sum(sentence.iterations for sentence in self.sentences.values())
-
-    @property
-    def seconds(self) -> float:
-        """Time of all sentences."""
-        return sum(sentence.seconds for sentence in self.sentences.values())
-
-
-# ------------------------------------------------------------------------------------------------ reading the files
-
-
-def read_stats(file: str) -> dict[int, SentenceStats]:
-    """Read a file of `--stats-file`; unknown fields are ignored.
-
-    Raises:
-        ConfigurationError: naming file, line and remedy, when it is missing, empty, truncated or of another kind.
-    """
-    try:
-        lines = Path(file).read_bytes().decode("utf-8").split("\n")
-    except OSError as error:
-        unfinished = Path(f"{file}.partial").is_file()
-        hint = f"the run broke off, {file}.partial holds what it had decoded" if unfinished else REMEDY
-        raise ConfigurationError(f"{file}: {error.strerror}; {hint}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{file}: is not text; {REMEDY}") from error
-    complete, rest = lines[:-1], lines[-1]
-    if not any(lines):
-        raise ConfigurationError(f"{file}: is empty; {REMEDY}, after a run that has ended")
-    sentences: dict[int, SentenceStats] = {}
-    for number, line in enumerate(complete, 1):
-        sentence = _read_line(file, number, line)
-        if sentence.id in sentences:
-            raise ConfigurationError(
-                f"{file}, line {number}: sentence {sentence.id} for the second time; give one run per file"
-            )
-        sentences[sentence.id] = sentence
-    if rest:
-        number = len(complete) + 1
-        if not complete:
-            _read_line(file, number, rest)  # not ours at all?
-        raise ConfigurationError(
-            f"{file}, line {number}: truncated; decode again, or drop the line: head -n {number - 1} {file} > FILE"
-        )
-    return sentences
-
-
-def _read_line(file: str, number: int, line: str) -> SentenceStats:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ConfigurationError(f"{file}, line {number}: is not JSON; {REMEDY}") from error
-    names = [item.name for item in fields(SentenceStats)]
-    missing = [name for name in names if not isinstance(record, dict) or name not in record]
-    if missing:
-        raise ConfigurationError(f"{file}, line {number}: has no field {missing[0]!r}; {REMEDY}")
-    sentence = SentenceStats(**{name: record[name] for name in names})
-    counts = [sentence.id, sentence.source_tokens, sentence.tokens, sentence.iterations, sentence.batch_size]
-    sound = (
-        isinstance(sentence.accepted, list)
-        and all(isinstance(count, int) for count in [*counts, *sentence.accepted])
-        and isinstance(sentence.seconds, (int, float))
-        and sum(sentence.accepted) == sentence.tokens
-        and len(sentence.accepted) == sentence.iterations > 0
-    )
-    if not sound:
-        raise ConfigurationError(
-            f"{file}, line {number}: 'accepted' must be the tokens of each iteration and add up to 'tokens'; {REMEDY}"
-        )
-    return sentence
-
-
-def read_sweep(file: str) -> dict[str, Any]:
-    """Read what `spec-dec-sweep` wrote.
-
-    Raises:
-        ConfigurationError: when it is missing or of another kind.
-    """
-    try:
-        sweep = json.loads(Path(file).read_bytes())
-        keys = sweep["cells"][0].keys() & sweep["baselines"]["greedy"].keys()
-    except OSError as error:
-        raise ConfigurationError(f"--sweep {file}: {error.strerror}; give the sweep.json of spec-dec-sweep") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"--sweep {file}: not written by spec-dec-sweep; give its sweep.json") from error
-    if "bleu" not in keys:
-        raise ConfigurationError(f"--sweep {file}: not written by spec-dec-sweep; give its sweep.json")
-    return sweep
-
-
-# ---------------------------------------------------------------------------------------------------- what happened
-
-
-def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
-    """Speed-up of every sentence.
-
-    Args:
-        run: whose.
-        baseline: compare wall-clock times with this run, on the sentences that both have. Without one, count
-            iterations, of which greedy decoding needs one per token.
-
-    Raises:
-        ConfigurationError: when the runs have no sentence in common.
-    """
-    if baseline is None:
-        return {number: sentence.tokens / sentence.iterations for number, sentence in run.sentences.items()}
-    common = run.sentences.keys() & baseline.sentences.keys()
-    if not common:
-        raise ConfigurationError(
-            f"--baseline {baseline.file}: has no sentence number in common with {run.file}; decode the same subset"
-        )
-    return {
-        number: baseline.sentences[number].seconds / max(run.sentences[number].seconds, 1e-9)
-        for number in sorted(common)
-    }
-
-
-def edit_ratios(sources: Sequence[str], outputs: Sequence[str]) -> list[float]:
-    """Edit distance of source and output in tokens between spaces, divided by the length of the source.
-
-    Aggressive Decoding, section 4.1.2: "normalized (by the input length) edit distance between the input and output".
-    """
-    return [edit_ratio(source.split(), output.split()) for source, output in zip(sources, outputs, strict=True)]
-
-
-# Upper ends of the rows of the table of speed-up by edit ratio; the first row is of unchanged sentences.
-_EDIT_RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, math.inf)
-
-
-def speed_up_by_edits(ratios: Sequence[float], speed_ups: Sequence[float]) -> list[tuple[str, int, float]]:
-    """(range of edit ratios, sentences in it, their median speed-up), ranges without sentences left out.
-
-    Aggressive Decoding, Figure 5, as numbers.
-    """
-    rows = []
-    lower = -math.inf
-    for upper in _EDIT_RATIOS:
-        inside = [gain for ratio, gain in zip(ratios, speed_ups, strict=True) if lower < ratio <= upper]
-        if inside:
-            name = f"above {lower:g}, to {upper:g}" if upper < math.inf else f"above {lower:g}"
-            rows.append(("0 (unchanged)" if upper == 0 else name, len(inside), statistics.median(inside)))
-        lower = upper
-    return rows
-
-
-def accepted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
-    """(iteration from 1, mean accepted tokens in it, sentences that had it), as long as enough sentences have it."""
-    lists = [sentence.accepted for sentence in run.sentences.values()]
-    enough = max(1.0, _SENTENCES_SHARE * len(lists))
-    points = []
-    for iteration in range(max(map(len, lists))):
-        counts = [accepted[iteration] for accepted in lists if len(accepted) > iteration]
-        if len(counts) < enough:
-            break
-        points.append((iteration + 1, sum(counts) / len(counts), len(counts)))
-    return points
-
-
-def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:
-    """Probability that the token at a position of the draft is accepted.
-
-    An iteration that gains g tokens has accepted the drafted positions 1 to g - 1; the verifier's own token was the
-    last. What it says of position g depends: it was rejected, unless the sentence ended there, where nothing is known
-    of it. So this is a survival curve with censored observations, estimated as by Kaplan and Meier (1958). Drafts are
-    taken to be one token shorter than the largest gain; one that is shorter itself counts as rejected after its end.
-
-    Returns:
-        by position: the probability given that all before it were accepted, and the product of these.
-    """
-    ended = [sentence.accepted[-1] for sentence in run.sentences.values()]
-    went_on = [gain for sentence in run.sentences.values() for gain in sentence.accepted[:-1]]
-    given: list[float] = []
-    together: list[float] = []
-    enough = max(1.0, _ITERATIONS_SHARE * (len(ended) + len(went_on)))
-    for position in range(1, max([*ended, *went_on])):
-        accepted = sum(gain > position for gain in ended) + sum(gain > position for gain in went_on)
-        observed = accepted + sum(gain == position for gain in went_on)
-        if observed < enough:
-            break
-        given.append(accepted / observed)
-        together.append(given[-1] * (together[-1] if together else 1.0))
-    return given, together
-
-
-# --------------------------------------------------------------------------------------------------- the report
 
 
 @dataclass
@@ -474,66 +261,6 @@ def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
     report.figure("quality-speed", "BLEU over speed", quality_figure(sweep))
 
 
-# --------------------------------------------------------------------------------------------------------- command
-
-
-def load_runs(files: Sequence[str], labels: Sequence[str] | None, hypotheses: Sequence[str] | None) -> list[Run]:
-    """Read statistics, and the outputs that go with them.
-
-    Args:
-        files: of `--stats-file`.
-        labels: one for each, default: the names of the files.
-        hypotheses: outputs, one file for each.
-
-    Raises:
-        ConfigurationError: when the numbers of arguments do not fit, or for unfit files.
-    """
-    for option, given in (("--labels", labels), ("--hypotheses", hypotheses)):
-        if given is not None and len(given) != len(files):
-            raise ConfigurationError(f"{option}: {len(given)} given for {len(files)} stats files; give one for each")
-    names = list(labels) if labels is not None else _names(files)
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigurationError(f"--labels {twice[0]}: given twice; give each run its own")
-    runs = []
-    for number, (file, name) in enumerate(zip(files, names, strict=True)):
-        run = Run(name, file, read_stats(file))
-        if hypotheses is not None:
-            run.hypotheses = read_text(hypotheses[number], "--hypotheses")
-            pick(run.hypotheses, run.hypotheses.hypotheses, sorted(run.sentences), "--hypotheses")
-        runs.append(run)
-    return runs
-
-
-def _names(files: Sequence[str]) -> list[str]:
-    """File names without ending; whole paths where these are the same."""
-    stems = [Path(file).stem for file in files]
-    return [stem if stems.count(stem) == 1 else file for stem, file in zip(stems, files, strict=True)]
-
-
-def side(file: str | None, option: str, kind: str, runs: Sequence[Run]) -> dict[int, str] | None:
-    """Sources or references by sentence number: from a file, else from generate output among the hypotheses.
-
-    Args:
-        file: plain text or generate output, None when not given.
-        option: that named it.
-        kind: "sources" or "references".
-        runs: whose hypotheses may hold them.
-    """
-    if file is not None:
-        text = read_text(file, option)
-        found = getattr(text, kind) if text.generated else text.hypotheses
-        if not found:
-            raise ConfigurationError(f"{option} {file}: generate output without {kind}; give them as plain text")
-        numbers = sorted({number for run in runs for number in run.sentences})
-        pick(text, found, numbers, option)
-        return found
-    for run in runs:
-        if run.hypotheses is not None and getattr(run.hypotheses, kind):
-            return getattr(run.hypotheses, kind)
-    return None
-
-
 def get_parser() -> argparse.ArgumentParser:
     """Options of `spec-dec-report`."""
     parser = argparse.ArgumentParser(prog="spec-dec-report", description=(__doc__ or "").split("\n")[0])
@@ -556,7 +283,7 @@ def run(argv: Sequence[str]) -> None:
     runs = load_runs(args.stats, args.labels, args.hypotheses)
     baseline = None
     if args.baseline is not None:
-        label = _names([args.baseline])[0]
+        label = names_of([args.baseline])[0]
         taken = label in {run.label for run in runs}
         baseline = Run(f"{label} (baseline)" if taken else label, args.baseline, read_stats(args.baseline))
     sources = side(args.source, "--source", "sources", runs)

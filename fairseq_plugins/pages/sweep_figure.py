@@ -1,9 +1,30 @@
 """The figure of a sweep: which quality goes with which speed."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import figures
+
+
+def read_sweep(file: str) -> dict[str, Any]:
+    """Read what `spec-dec-sweep` wrote.
+
+    Raises:
+        ConfigurationError: when it is missing or of another kind.
+    """
+    try:
+        sweep = json.loads(Path(file).read_bytes())
+        keys = sweep["cells"][0].keys() & sweep["baselines"]["greedy"].keys()
+    except OSError as error:
+        raise ConfigurationError(f"--sweep {file}: {error.strerror}; give the sweep.json of spec-dec-sweep") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--sweep {file}: not written by spec-dec-sweep; give its sweep.json") from error
+    if "bleu" not in keys:
+        raise ConfigurationError(f"--sweep {file}: not written by spec-dec-sweep; give its sweep.json")
+    return sweep
 
 
 def quality_figure(sweep: Mapping[str, Any]) -> bytes:

@@ -6,9 +6,20 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.benchmarks import sweep
-from fairseq_plugins.benchmarks.sweep import GREEDY, Cell, Journal, Result, Results, grid
+from fairseq_plugins.benchmarks.sweep_cells import (
+    GREEDY,
+    Cell,
+    Result,
+    Results,
+    fastest,
+    grid,
+    pareto_front,
+    recommendations,
+)
+from fairseq_plugins.benchmarks.sweep_journal import Journal, sole_use
+from fairseq_plugins.benchmarks.sweep_tables import markdown, table_2, table_3, table_of_all
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages import report
+from fairseq_plugins.pages.sweep_figure import read_sweep
 from tests.conftest import Corpus
 
 # GAD Table 3: tau -> accepted tokens and BLEU with top-3, then with top-5; Table 2 has the rest.
@@ -44,7 +55,7 @@ def _cells(table: str) -> list[list[str]]:
 
 
 def test_table_3_of_the_paper() -> None:
-    rows = _cells(sweep.table_3(_paper(), 25))
+    rows = _cells(table_3(_paper(), 25))
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
     for row, (tokens_3, bleu_3, tokens_5, bleu_5) in zip(rows, TABLE_3.values(), strict=True):
         assert [cell.strip("*") for cell in row[1:]] == [
@@ -57,7 +68,7 @@ def test_table_3_of_the_paper() -> None:
 
 def test_table_2_of_the_paper() -> None:
     """AT first, then exact, then the paper's setting by block size."""
-    rows = _cells(sweep.table_2(_paper()))
+    rows = _cells(table_2(_paper()))
     assert rows[0] == ["AT (b = 5)", "/", "/", "26.72", "1.00×", "1.0"]
     assert rows[1] == ["AT, greedy", "/", "1.00", "26.62", "1.10×", "1.1"]
     assert rows[2] == ["GAD", "25", "6.13", "26.62", "3.00×", "3.0"]
@@ -67,12 +78,12 @@ def test_table_2_of_the_paper() -> None:
 
 def test_table_2_without_the_papers_setting() -> None:
     results = {cell: result for cell, result in _paper().items() if cell.baseline or cell.tau > 1 and cell.top_beta > 3}
-    assert _cells(sweep.table_2(results))[2][0] == "GAD++ (top-5, τ = 2)"
+    assert _cells(table_2(results))[2][0] == "GAD++ (top-5, τ = 2)"
 
 
 def test_all_settings_once() -> None:
     """Exact settings are one, whatever their tau; both fronts are marked."""
-    rows = _cells(sweep.table_of_all(_paper()))
+    rows = _cells(table_of_all(_paper()))
     assert len(rows) == 1 + 1 + 10
     assert [row[0] for row in rows[:2]] == ["k = 10, top-3, τ = 1", "k = 25, exact"]
     assert [row[0] for row in rows if row[7] == "●"] == [row[0] for row in rows if row[8] == "●"]
@@ -90,26 +101,26 @@ def test_pareto_front() -> None:
         Cell(4): _result(3.0, 29.0, 1),  # beats the second
         Cell(5): _result(3.0, 29.0, 1),  # equals the fourth
     }
-    assert sweep.pareto_front(results, lambda result: result.accepted_tokens) == {Cell(1), Cell(4)}
+    assert pareto_front(results, lambda result: result.accepted_tokens) == {Cell(1), Cell(4)}
 
 
 def test_recommendations() -> None:
     """At least greedy's 26.62: the paper's fastest is top-5, tau 5. Within 0.2 below: the same."""
     results = _paper()
-    assert list(sweep.recommendations(results, 0.2).values()) == [Cell(25, 5, 5)] * 2
+    assert list(recommendations(results, 0.2).values()) == [Cell(25, 5, 5)] * 2
     results[Cell(25, 5, 5)] = _result(10.99, 26.60, 5.5)
-    assert list(sweep.recommendations(results, 0.2).values()) == [Cell(25, 5, 4), Cell(25, 5, 5)]
-    assert "`--decoder gad++ --block-size 25 --top-beta 5 --tau 4`" in sweep.markdown(results, 0.2, [])
+    assert list(recommendations(results, 0.2).values()) == [Cell(25, 5, 4), Cell(25, 5, 5)]
+    assert "`--decoder gad++ --block-size 25 --top-beta 5 --tau 4`" in markdown(results, 0.2, [])
 
 
 def test_nothing_to_recommend() -> None:
     results = {Cell(baseline=GREEDY): _result(1.0, 30.0, 1), Cell(5, 3, 1): _result(3.0, 20.0, 3)}
-    assert "none of these; add --top-betas 1" in sweep.markdown(results, 0.2, [])
+    assert "none of these; add --top-betas 1" in markdown(results, 0.2, [])
 
 
 def test_equal_as_printed() -> None:
     """A difference behind the second decimal is none."""
-    assert sweep.fastest({Cell(5): _result(3.0, 26.6199, 3)}, 26.62) == Cell(5)
+    assert fastest({Cell(5): _result(3.0, 26.6199, 3)}, 26.62) == Cell(5)
 
 
 # Resuming
@@ -167,10 +178,10 @@ def test_foreign_journal(content: str, tmp_path: Path) -> None:
 
 
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:
-    with sweep.sole_use(tmp_path), pytest.raises(ConfigurationError, match="another sweep is running there"):
-        with sweep.sole_use(tmp_path):
+    with sole_use(tmp_path), pytest.raises(ConfigurationError, match="another sweep is running there"):
+        with sole_use(tmp_path):
             pass
-    with sweep.sole_use(tmp_path):
+    with sole_use(tmp_path):
         pass
 
 
@@ -200,7 +211,7 @@ def test_real_sweep(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert content["recommended"]["no_quality_loss"].startswith("--decoder gad")
     assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == "# Sweep\n\n" + printed.rstrip("\n") + "\n"
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert report.read_sweep(str(tmp_path / "sweep.json")) == content
+    assert read_sweep(str(tmp_path / "sweep.json")) == content
 
     before = (tmp_path / "cells.jsonl").read_text()
     assert len(before.splitlines()) == 6

@@ -11,7 +11,14 @@ import pytest
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import report
-from fairseq_plugins.pages.report import Run, acceptance_by_position, accepted_by_iteration, read_stats, speed_ups
+from fairseq_plugins.pages.findings import (
+    acceptance_by_position,
+    accepted_by_iteration,
+    edit_ratios,
+    speed_up_by_edits,
+    speed_ups,
+)
+from fairseq_plugins.pages.runs import Run, load_runs, read_stats
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -90,13 +97,13 @@ def test_acceptance_without_drafts() -> None:
 def test_edit_ratio() -> None:
     """One replacement in four words; two insertions into two; an empty source counts as one word."""
     sources, outputs = ["a b c d", "a b", ""], ["a x c d", "a b c d", "a"]
-    assert report.edit_ratios(sources, outputs) == [0.25, 1.0, 1.0]
+    assert edit_ratios(sources, outputs) == [0.25, 1.0, 1.0]
 
 
 def test_speed_up_by_edit_ratio() -> None:
     """Ranges hold their upper end; unchanged sentences are on their own."""
     ratios, gains = [0.0, 0.0, 0.05, 0.06, 0.1, 0.1, 0.7], [10.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    assert report.speed_up_by_edits(ratios, gains) == [
+    assert speed_up_by_edits(ratios, gains) == [
         ("0 (unchanged)", 2, 8.0),
         ("above 0, to 0.05", 1, 5.0),
         ("above 0.05, to 0.1", 3, 3.0),
@@ -181,7 +188,7 @@ def test_same_file_names(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         files.append(_write(tmp_path / name / "stats.jsonl", [_sentence(0, [2])]))
-    assert [run.label for run in report.load_runs(files, None, None)] == files
+    assert [run.label for run in load_runs(files, None, None)] == files
 
 
 # Errors
