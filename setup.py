@@ -5,16 +5,16 @@ from setuptools import find_packages, setup
 # command = module:function
 CONSOLE_SCRIPTS = [
     "spec-dec-average = fairseq_plugins.averaging:main",
-    "spec-dec-bench   = fairseq_plugins.reports.benchmark:main",
-    "spec-dec-corpus  = fairseq_plugins.data.cldr_corpus:main",
-    "spec-dec-compare = fairseq_plugins.reports.compare:main",
-    "spec-dec-ddgviz  = fairseq_plugins.reports.ddgviz:main",
+    "spec-dec-bench   = fairseq_plugins.benchmarks.benchmark:main",
+    "spec-dec-corpus  = fairseq_plugins.demo_corpus.corpus:main",
+    "spec-dec-compare = fairseq_plugins.benchmarks.compare:main",
+    "spec-dec-ddgviz  = fairseq_plugins.pages.ddgviz:main",
     "spec-dec-distill = fairseq_plugins.distillation.cli:main",
-    "spec-dec-metrics = fairseq_plugins.reports.metrics:main",
-    "spec-dec-report  = fairseq_plugins.reports.report:main",
-    "spec-dec-super-resolution = fairseq_plugins.reports.super_resolution:main",
-    "spec-dec-sweep   = fairseq_plugins.reports.sweep:main",
-    "spec-dec-trace   = fairseq_plugins.reports.show_trace:main",
+    "spec-dec-metrics = fairseq_plugins.metrics.cli:main",
+    "spec-dec-report  = fairseq_plugins.pages.report:main",
+    "spec-dec-super-resolution = fairseq_plugins.pages.super_resolution:main",
+    "spec-dec-sweep   = fairseq_plugins.benchmarks.sweep:main",
+    "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",
 ]
 
 DEMO = ["babel>=2.12", "num2words>=0.5.12"]
@@ -25,7 +25,7 @@ setup(
     description="Speculative decoding for fairseq: draft several tokens, verify them in one pass, same output",
     license="MIT",
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
-    package_data={"fairseq_plugins.reports": ["*.html"], "fairseq_plugins.decoding.native": ["*.cpp"]},
+    package_data={"fairseq_plugins.pages": ["*.html"], "fairseq_plugins.decoding.native": ["*.cpp"]},
     # Python 3.10 is left out: fairseq-fixed is the only fairseq supported and tested here, the same module `fairseq`
     # made to work on 3.11 and 3.12. The original 0.12.2 is for 3.10 and earlier and does not import on 3.11.
     python_requires=">=3.11,<3.13",

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
-from fairseq_plugins.reports.cli import run_command
-from fairseq_plugins.reports.comparison_options import positive
-from fairseq_plugins.reports.files import write_atomically
 
 _NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
 

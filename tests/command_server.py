@@ -28,10 +28,10 @@ COMMANDS = {
     "fairseq-train": "fairseq_cli.train:cli_main",
     "sacremoses": "sacremoses.cli:cli",
     "spec-dec-average": "fairseq_plugins.averaging:main",
-    "spec-dec-compare": "fairseq_plugins.reports.compare:main",
+    "spec-dec-compare": "fairseq_plugins.benchmarks.compare:main",
     "spec-dec-distill": "fairseq_plugins.distillation.cli:main",
-    "spec-dec-metrics": "fairseq_plugins.reports.metrics:main",
-    "spec-dec-sweep": "fairseq_plugins.reports.sweep:main",
+    "spec-dec-metrics": "fairseq_plugins.metrics.cli:main",
+    "spec-dec-sweep": "fairseq_plugins.benchmarks.sweep:main",
     "subword-nmt": "subword_nmt.subword_nmt:main",
 }
 

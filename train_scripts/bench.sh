@@ -27,5 +27,5 @@ else
     if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
 fi
 # Threads are set before anything starts: libraries read this once.
-OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.reports.benchmark "${models[@]}" --threads "$THREADS" --profile \
+OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --threads "$THREADS" --profile \
     --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --timing-batch-sizes "$BATCH_SIZES" --results "$results" "$@"

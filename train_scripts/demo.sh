@@ -87,7 +87,7 @@ if [ ! -e "$bin/origin.txt" ]; then say "$origin" >"$bin/origin.txt"; fi
 
 make_corpus() {
     rm -rf "$bin/raw.partial"
-    logged "$logs/corpus.log" python -m fairseq_plugins.data.cldr_corpus --out "$bin/raw.partial" \
+    logged "$logs/corpus.log" python -m fairseq_plugins.demo_corpus.corpus --out "$bin/raw.partial" \
         --train "$TRAIN_PAIRS" --valid "$VALID_PAIRS" --test "$TEST_PAIRS"
     mv "$bin/raw.partial" "$bin/raw"
 }
@@ -165,7 +165,7 @@ train_blockwise() {
 
 # One thread: with more, the many small operations of decoding one sentence cost more than they gain, fairseq's too.
 measure() {
-    OMP_NUM_THREADS=${DECODING_THREADS:-1} python -m fairseq_plugins.reports.compare "$bin" --source-lang "$src" --target-lang "$tgt" \
+    OMP_NUM_THREADS=${DECODING_THREADS:-1} python -m fairseq_plugins.benchmarks.compare "$bin" --source-lang "$src" --target-lang "$tgt" \
         --path "$verifier" --drafter-path "$drafter" --block-size "$DECODING_BLOCK_SIZE" --blockwise-path "$blockwise" \
         --remove-bpe sentencepiece --reference "$test_set.$tgt" --skip-invalid-size-inputs-valid-test \
         --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$results"

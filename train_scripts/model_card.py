@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from fairseq_plugins.reports.files import write_atomically
+from fairseq_plugins.commands.files import write_atomically
 
 SUBWORD_OPTIONS = {
     "unigram": "--bpe sentencepiece --sentencepiece-model {folder}/subwords.model",

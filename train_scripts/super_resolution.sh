@@ -36,7 +36,7 @@ trap on_exit EXIT
 
 make_patches() {
     rm -rf "$bin/text.partial"
-    logged "$logs/patches.log" python -m fairseq_plugins.reports.super_resolution data --out "$bin/text.partial" --size "$SIZE" \
+    logged "$logs/patches.log" python -m fairseq_plugins.pages.super_resolution data --out "$bin/text.partial" --size "$SIZE" \
         --train "$TRAIN_PATCHES" --valid "$VALID_PATCHES" --test "$TEST_PATCHES" --seed "$SEED"
     mv "$bin/text.partial" "$bin/text"
 }
@@ -89,7 +89,7 @@ decode() {
 summarise() {
     local part=$results/summary.md.partial
     current_log=$logs/images.log
-    python -m fairseq_plugins.reports.super_resolution images --output "$results/images.png" --names "greedy,exact,eps = $EPSILON" \
+    python -m fairseq_plugins.pages.super_resolution images --output "$results/images.png" --names "greedy,exact,eps = $EPSILON" \
         "$results/greedy.out" "$results/exact.out" "$results/approximate.out" >"$current_log" 2>&1
     {
         printf '| output | model | mean accepted block size | PSNR, dB |\n| --- | --- | --: | --: |\n'

@@ -52,7 +52,7 @@ class BlockwiseLoss(FairseqCriterion):
         logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
         total, nll_total, size = 0.0, 0.0, 0
         for head, scores in zip(heads, model(**net_input, heads=heads), strict=True):
-            # Place t of head i stands for target t + i - 1; behind the end there is none.
+            # Position t of head i stands for target t + i - 1; after the end there is none.
             targets = torch.nn.functional.pad(target, (0, head - 1), value=self.padding_idx)[:, head - 1 :]
             log_probs = utils.log_softmax(scores, dim=-1)
             chosen = targets != self.padding_idx

@@ -14,8 +14,9 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.criterions.block_accuracy import accuracies, accuracy_by_position
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports import tensorboard
+from fairseq_plugins.tensorboard import logdir
 
 # Sums that workers add up; everything logged is derived from them.
 _SUMS = (
@@ -68,7 +69,7 @@ class GlatLoss(FairseqCriterion):
         self.label_smoothing = label_smoothing
         self.position_decay = position_decay
         self.soft_targets = soft_targets
-        self.counts_places = tensorboard.logdir(task.cfg) is not None
+        self.counts_positions = logdir(task.cfg) is not None
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
@@ -97,7 +98,7 @@ class GlatLoss(FairseqCriterion):
             loss = (1 - self.soft_targets) * loss + self.soft_targets * divergence
         sample_size: int | Tensor = targets.numel()
         if self.position_decay > 0:
-            weight = torch.exp((1 - output["places"]) / self.position_decay)
+            weight = torch.exp((1 - output["draft_positions"]) / self.position_decay)
             loss, sample_size = loss * weight, weight.sum()
         loss, nll_loss = loss.sum(), nll_loss.sum()
         logging_output = {
@@ -112,9 +113,9 @@ class GlatLoss(FairseqCriterion):
             "glanced_total": output["glanced_total"],
             "glancing_ratio": sample["glancing_ratio"] * sample["target"].size(0),
         }
-        if self.counts_places and sample["glancing_ratio"] == 0:
+        if self.counts_positions and sample["glancing_ratio"] == 0:
             correct = log_probs.argmax(-1) == targets
-            logging_output |= tensorboard.accuracy_by_place(correct, sample["blocks"], self.padding_idx)
+            logging_output |= accuracy_by_position(correct, sample["blocks"], self.padding_idx)
         return loss, sample_size, logging_output
 
     @staticmethod
@@ -128,7 +129,7 @@ class GlatLoss(FairseqCriterion):
         metrics.log_scalar("nll_loss", total["nll_loss"] / targets / math.log(2), targets, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
         metrics.log_scalar("accuracy", 100 * total["correct"] / targets, targets, round=2)
-        for name, (accuracy, weight) in tensorboard.accuracies(logging_outputs).items():
+        for name, (accuracy, weight) in accuracies(logging_outputs).items():
             metrics.log_scalar(name, accuracy, weight, round=2)
         if total["glanced_total"] > 0:
             metrics.log_scalar(

@@ -1,1 +1,1 @@
-"""Training blocks for drafters, and the generated demo corpus."""
+"""Training blocks for drafters, and patches of images as text."""

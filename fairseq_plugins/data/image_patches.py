@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.image_transformer import LOW_SIZE
-from fairseq_plugins.reports.files import write_atomically
 
 # Shares of a photograph, from left to right: what is tested on is never trained on.
 SPLITS = {"train": (0.0, 0.75), "valid": (0.75, 0.85), "test": (0.85, 1.0)}

@@ -11,30 +11,26 @@ it was interrupted.
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig
 
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments, positive
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import merge
 from fairseq_plugins.distillation.workers import find_place, shards_of, start_processes
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports.cli import run_command
-from fairseq_plugins.reports.comparison_options import check_paths, positive
 
 NAME = "spec-dec-distill"
 
 
 def decode_parser() -> argparse.ArgumentParser:
     """fairseq-generate's parser with our own options added."""
-    parser = options.get_generation_parser(default_task="spec_dec")
-    parser.prog = f"{NAME} decode"
+    parser = generation_parser(f"{NAME} decode")
     # --num-shards and --shard-id are fairseq's; None tells that they were not given.
     parser.set_defaults(gen_subset="train", num_shards=None, shard_id=None)
     add = parser.add_argument_group("distillation").add_argument
@@ -50,12 +46,10 @@ def decode_parser() -> argparse.ArgumentParser:
 
 def decode(argv: Sequence[str]) -> None:
     """Decode this process's shards, or start the processes that do."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
-        args = options.parse_args_and_arch(decode_parser(), input_args=list(argv))
-        given, shard = args.num_shards, args.shard_id
-        args.num_shards, args.shard_id = 1, 0
-        cfg = convert_namespace_to_omegaconf(args)
+    args = parse_arguments(decode_parser(), argv)
+    given, shard = args.num_shards, args.shard_id
+    args.num_shards, args.shard_id = 1, 0
+    cfg = as_config(args)
     check_paths(cfg)
     _check_numbers(given, shard)
     subsets = cfg.dataset.gen_subset.split(",")

@@ -1,6 +1,5 @@
 """Decode shards of a subset with a teacher, or an ensemble of them, in large batches of similar length."""
 
-import ast
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,17 +8,18 @@ from typing import Any
 
 import numpy
 import torch
-from fairseq import checkpoint_utils, tasks, utils
+from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_plugins.commands.files import sha256
+from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.session import Session, precision
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
-from fairseq_plugins.progress import progress_bar
-from fairseq_plugins.reports.files import sha256
 
 DEFAULT_MAX_TOKENS = 12000
 """Padded source tokens of a batch where neither --max-tokens nor --batch-size is given, as in fairseq-generate."""
@@ -41,85 +41,25 @@ class Teacher:
 
     def __init__(self, cfg: DictConfig, device: int) -> None:
         self.cfg = cfg
-        self.cuda = torch.cuda.is_available() and not cfg.common.cpu
-        if self.cuda:
-            torch.cuda.set_device(device)
-        self.task = tasks.setup_task(cfg.task)
-        self.task.reports_summary = False
-        paths = utils.split_paths(cfg.common_eval.path)
-        for path in paths:
-            _check_dictionaries(path, self.task)
-        self.models, _ = checkpoint_utils.load_model_ensemble(
-            paths, arg_overrides=ast.literal_eval(cfg.common_eval.model_overrides), task=self.task
-        )
-        for model in self.models:
-            if cfg.common.fp16:
-                model.half()
-            elif cfg.common.bf16:
-                model.bfloat16()
-            if self.cuda:
-                model.cuda()
-            model.prepare_for_inference_(cfg)
-        # A copy: decoders without beams set the beam to 1 in it, which would change `origin`.
-        generation = OmegaConf.create(OmegaConf.to_container(cfg.generation))
-        self.generator = self.task.build_generator(self.models, generation)
-        limits = utils.resolve_max_positions(
-            self.task.max_positions(), *[model.max_positions() for model in self.models]
-        )
-        self.max_source: int = limits[0]
+        self.session = Session(cfg, device)
+        for path in utils.split_paths(cfg.common_eval.path):
+            _check_dictionaries(path, self.session.task)
+        self.generator = self.session.generator()
+        self.max_source: int = self.session.max_positions[0]
 
-    def load(self, subset: str) -> Any:
-        """The dataset of a subset.
-
-        Raises:
-            ConfigurationError: when it is missing, empty or misaligned.
-        """
-        return load_subset(self.task, subset)
-
-    @torch.no_grad()
     def decode(self, dataset: Any, numbers: Sequence[int]) -> list[Sentence]:
         """Translations of a batch of sentences, with fairseq's scores (natural logarithms)."""
-        sample = dataset.collater([dataset[number] for number in numbers])
-        sample = utils.move_to_cuda(sample) if self.cuda else sample
-        size = self.cfg.generation.prefix_size
-        prefix = sample["target"][:, :size] if size > 0 else None
-        hypotheses = self.task.inference_step(self.generator, self.models, sample, prefix_tokens=prefix)
+        sample = self.session.batch(dataset, numbers)
+        hypotheses = self.session.decode(self.generator, sample)
         strip = getattr(self.generator, "symbols_to_strip_from_output", {self.generator.eos})
         return [
             Sentence(
                 number,
                 f"{float(best['score']):.4f}",
-                self.task.target_dictionary.string(best["tokens"].cpu(), extra_symbols_to_ignore=strip),
+                self.session.task.target_dictionary.string(best["tokens"].cpu(), extra_symbols_to_ignore=strip),
             )
             for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True)
         ]
-
-
-def load_subset(task: Any, subset: str) -> Any:
-    """The dataset of a subset, checked.
-
-    Raises:
-        ConfigurationError: when it is missing, empty or misaligned.
-    """
-    data = task.cfg.data
-    try:
-        task.load_dataset(subset)
-    except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
-        ) from error
-    except AssertionError as error:
-        raise ConfigurationError(
-            f"{data}: {subset} has different numbers of source and target sentences; binarise it again from text in "
-            "which line n of one side belongs to line n of the other"
-        ) from error
-    except ValueError as error:
-        if "empty file" not in str(error):
-            raise
-        raise ConfigurationError(
-            f"{data}: {subset} has no sentences; binarise it again from text that has some"
-        ) from error
-    return task.dataset(subset)
 
 
 def _check_dictionaries(path: str, task: Any) -> None:
@@ -165,7 +105,7 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         "data": sha256(source_files(task.data, subset, source, target)),
         "checkpoints": [sha256([Path(path)]) for path in utils.split_paths(cfg.common_eval.path)],
         "decoder": str(task.decoding_method),
-        "precision": "fp16" if cfg.common.fp16 else "bf16" if cfg.common.bf16 else "fp32",
+        "precision": precision(cfg),
         "model_overrides": cfg.common_eval.model_overrides,
         **{name: value for name, value in generation.items() if name not in _IRRELEVANT},
     }
@@ -222,7 +162,7 @@ def decode_shards(cfg: DictConfig, subset: str, chosen: Sequence[int], count: in
     if not todo:
         return
     teacher = Teacher(cfg, device)
-    dataset = teacher.load(subset)
+    dataset = teacher.session.load(subset)
     for shard in todo:
         file = shards.shard_path(folder, subset, shard, count)
         writer = ShardWriter(file, made_from)

@@ -16,11 +16,12 @@ from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_cli import preprocess
 
+from fairseq_plugins.commands.files import sha256, write_atomically
+from fairseq_plugins.commands.session import load_subset
 from fairseq_plugins.distillation import shards
-from fairseq_plugins.distillation.decode import load_subset, source_files
+from fairseq_plugins.distillation.decode import source_files
 from fairseq_plugins.distillation.shards import Sentence
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.reports.files import sha256, write_atomically
 
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
 """Subsets that fairseq-preprocess writes."""

@@ -15,10 +15,8 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import Tensor
 
+from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
-
-LOW_SIZE = 8
-"""Pixels along a side of the input, in the paper and here."""
 
 
 def waves(values: Tensor, longest: float, shortest: float, count: int) -> Tensor:

@@ -10,7 +10,7 @@ CANDIDATES = 8
 class TransitionScores(nn.Module):
     """A low-rank matrix of scores [V, V], row: the token before, column: the token.
 
-    A block drafter predicts all positions at once, so that two positions can each choose well and not fit together
+    A block drafter predicts all positions at once, so that two can each choose well and not fit together
     ("Angaben Angaben", GAD Table 11). Sun et al. 2019 (arXiv 1910.11555) add such a matrix to a non-autoregressive
     model as a conditional random field. Here the softmax stays that of one position, given the true token before; a
     path is chosen from left to right, since a token counts only when all before it are right.

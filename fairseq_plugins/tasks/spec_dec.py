@@ -14,6 +14,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import II
 from torch import nn
 
+from fairseq_plugins import tensorboard
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.checks import check_fit, check_task_options
@@ -28,7 +29,6 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.reports import tensorboard
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.cached_decoder import ROOM, CachedDecoder, Span, unsupported_reason
+from fairseq_plugins.decoding.cached_decoder import ROOM, CachedDecoder, Span
 from fairseq_plugins.decoding.drafters import DecodingState, Draft
 from fairseq_plugins.decoding.encoder import FusedEncoder
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.support import unsupported_reason
 from tests.strategies import STEADY_MODELS, TRANSFORMERS
 from tests.support import (
     ScriptedDrafter,

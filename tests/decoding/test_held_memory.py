@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.benchmarks.peak_memory import resident
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.encoder import FusedEncoder
@@ -16,7 +17,6 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.memory import new_zeros
 from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.decoding.stats import DecodingStats
-from fairseq_plugins.reports.peak_memory import resident
 from tests.support import fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
 
 # Transformer-base with fewer layers and a smaller vocabulary.

@@ -11,9 +11,9 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 from fairseq_plugins.decoding.drafters import DecodingState, DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.positions import position_table
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
+from fairseq_plugins.models.positions import position_table
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer
 

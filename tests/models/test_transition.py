@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import native
 from fairseq_plugins.decoding.drafters import DecodingState
-from fairseq_plugins.decoding.drafters.path import draft_maker
+from fairseq_plugins.decoding.drafters.path import chooser, draft_maker
 from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
@@ -47,10 +47,10 @@ def test_kernels_choose_what_pytorch_chooses(
     assert compiled is not None
     in_pytorch = transition.choose(scores, first, ids)
     assert torch.equal(compiled(scores, first), in_pytorch)
-    assert torch.equal(transition.chooser(ids)(scores, first), in_pytorch)
+    assert torch.equal(chooser(transition, ids)(scores, first), in_pytorch)
     native.enable(False)
     try:
-        assert torch.equal(transition.chooser(ids)(scores, first), in_pytorch)
+        assert torch.equal(chooser(transition, ids)(scores, first), in_pytorch)
     finally:
         native.enable(True)
     # Tokens without scores are those with the lowest ones.

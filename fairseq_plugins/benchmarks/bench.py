@@ -1,0 +1,216 @@
+"""The models, the data and the task of a comparison, loaded once; decodes any contender on any sentences."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from fairseq_plugins.benchmarks import ctranslate
+from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
+from fairseq_plugins.benchmarks.replay import replay_drafts
+from fairseq_plugins.commands.session import Session, precision
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import load_model
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+
+Tokens = tuple[int, ...]  # ids of one output sentence
+
+_REPLAY_BATCH_SIZE = 16
+
+
+class Bench:
+    """Decodes any contender on any sentences, with models loaded once, when first needed.
+
+    Args:
+        cfg: fairseq's whole configuration, as fairseq-generate gets it.
+        blockwise_path: checkpoint of a `blockwise_transformer`, for the row that is one.
+        conversions: folder of the models converted for CTranslate2, for rows that are its.
+
+    Raises:
+        ConfigurationError: for a subset that is not there or unfit.
+    """
+
+    def __init__(self, cfg: DictConfig, blockwise_path: str | None = None, conversions: Path | None = None) -> None:
+        self.cfg = cfg
+        self.blockwise_path = blockwise_path
+        self.conversions = conversions
+        self.session = Session(cfg)
+        self.cuda, self.task = self.session.cuda, self.session.task
+        self.subset = cfg.dataset.gen_subset
+        self.dataset = self.session.load(self.subset)
+        _ = self.session.text_tools  # what they lack is said before anything is decoded
+        self._greedy_outputs: dict[bool, dict[int, Tokens]] = {}
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        """The verifiers."""
+        return self.session.models
+
+    @cached_property
+    def blockwise(self) -> torch.nn.Module:
+        """The model of --blockwise-path."""
+        model = load_model(str(self.blockwise_path), self.task, BLOCKWISE, required=BlockwiseTransformer)
+        return self.session.prepared(model)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The sentences that the models can read, sorted by length as fairseq does."""
+        return self.session.usable(self.dataset)
+
+    def first(self, count: int) -> list[int]:
+        """Return the ids of the `count` sentences that come first in the file, shortest sentence first."""
+        chosen = set(sorted(self.order)[:count])
+        return [number for number in self.order if number in chosen]
+
+    def generator(self, contender: Contender) -> Any:
+        """Return a fresh generator for `contender`: the task's own, so that all generation options count."""
+        if contender.decoder == CTRANSLATE2:
+            return self._ctranslate2(contender)
+        wanted = {"decoding_method": contender.decoder, **contender.task_options}
+        before = {option: self.task.cfg[option] for option in wanted}
+        try:
+            self.task.cfg.update(wanted)
+            models = [self.blockwise] if contender.needs == BLOCKWISE else self.models
+            generator = self.session.generator(models, beam=contender.beam, nbest=1)
+        finally:
+            self.task.cfg.update(before)
+        if contender.replay is not None:
+            first = self.task.target_dictionary.nspecial
+            replay_drafts(generator, self.greedy_outputs(contender), contender.replay, (first, first + 1))
+        return generator
+
+    def _ctranslate2(self, contender: Contender) -> ctranslate.CTranslate2Generator:
+        assert contender.compute_type is not None
+        generation = self.session.generation(beam=contender.beam, nbest=1)
+        source, target = self.task.source_dictionary, self.task.target_dictionary
+        return ctranslate.CTranslate2Generator(
+            self.converted(), source, target, generation, contender.compute_type, self.cuda
+        )
+
+    def converted(self) -> Path:
+        """The folder of the verifier converted for CTranslate2."""
+        assert self.conversions is not None
+        return ctranslate.convert(self.cfg.common_eval.path, self.task.cfg, self.conversions)
+
+    def greedy_outputs(self, contender: Contender) -> dict[int, Tokens]:
+        """The verifier's own output of every sentence, which replayed drafters are told; in int8 it is another one."""
+        if contender.int8 not in self._greedy_outputs:
+            greedy = self.generator(Contender("greedy", "greedy", task_options={"int8": contender.int8}))
+            self._greedy_outputs[contender.int8] = self.decode(greedy, self.order, _REPLAY_BATCH_SIZE)[0]
+        return self._greedy_outputs[contender.int8]
+
+    def cannot_run(self, contender: Contender) -> str | None:
+        """Return why a row has to be left out, None for one that can run."""
+        if contender.int8 and contender.decoder != CTRANSLATE2 and (self.cuda or precision(self.cfg) != "fp32"):
+            return "--int8 is for the CPU, in fp32"
+        if contender.needs == DRAFTER and self.cfg.task.drafter_path is None:
+            return f"without {DRAFTER}"
+        if contender.needs == BLOCKWISE and self.blockwise_path is None:
+            return f"without {BLOCKWISE}"
+        if contender.decoder == CTRANSLATE2:
+            verifiers = len(utils.split_paths(self.cfg.common_eval.path))
+            return ctranslate.requirements(self.cfg.generation, verifiers) or self._ctranslate2_fails(contender)
+        if contender.decoder == "iad" and self.task.source_dictionary != self.task.target_dictionary:
+            return "dictionaries of source and target differ"
+        if contender.decoder == "nat":
+            return self._cannot_decode_alone(contender)
+        return None
+
+    def _ctranslate2_fails(self, contender: Contender) -> str | None:
+        """Try it: it knows only then that it lacks a library, a kind of model or a precision on this machine."""
+        try:
+            self.decode(self.generator(contender), self.order[:1], 1)
+        except (ConfigurationError, RuntimeError, ValueError) as error:
+            return str(error).split(";")[0]
+        return None
+
+    def _cannot_decode_alone(self, contender: Contender) -> str | None:
+        if self.cfg.generation.prefix_size > 0:
+            return f"--prefix-size {self.cfg.generation.prefix_size}"
+        try:
+            self.generator(contender)
+        except ConfigurationError as error:
+            # Of a drafter that reads the verifier's states; where it is the file, the other rows say so too.
+            return str(error).split(";")[0]
+        return None
+
+    def runnable(self, contenders: Sequence[Contender]) -> list[Contender]:
+        """Return those that can run, and say in a line why others cannot."""
+        reasons: dict[str, list[str]] = {}
+        chosen = []
+        for contender in contenders:
+            reason = self.cannot_run(contender)
+            if reason is not None:
+                reasons.setdefault(reason, []).append(contender.name)
+            elif contender.needs == BLOCKWISE:
+                chosen.append(replace(contender, lossless=heads_are_lossless(self.blockwise, self.models)))
+            else:
+                chosen.append(contender)
+        for reason, names in reasons.items():
+            print(f"{reason}: left out {', '.join(names)}", file=sys.stderr)
+        return chosen
+
+    def decode(
+        self, generator: Any, numbers: Sequence[int], batch_size: int, bar: tqdm | None = None
+    ) -> tuple[dict[int, Tokens], float]:
+        """Decode sentences `numbers`; return their token ids, and the seconds that `generate` alone took."""
+        outputs, seconds = self.decode_timed(generator, numbers, batch_size, bar)
+        return outputs, sum(seconds)
+
+    def decode_timed(
+        self, generator: Any, numbers: Sequence[int], batch_size: int, bar: tqdm | None = None
+    ) -> tuple[dict[int, Tokens], list[float]]:
+        """The same, with the seconds of every batch."""
+        outputs: dict[int, Tokens] = {}
+        seconds = []
+        for begin in range(0, len(numbers), batch_size):
+            sample = self.session.batch(self.dataset, numbers[begin : begin + batch_size])
+            self._synchronise()
+            start = time.perf_counter()
+            hypotheses = self.session.decode(generator, sample)
+            self._synchronise()
+            seconds.append(time.perf_counter() - start)
+            for number, sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
+                outputs[number] = tuple(sentence[0]["tokens"].tolist())
+            if bar is not None:
+                bar.update(len(hypotheses))
+        return outputs, seconds
+
+    def _synchronise(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def references(self, file: str | None) -> dict[int, str] | None:
+        """Return the reference of each sentence: from a raw text file, else the target side, if any."""
+        if file is not None:
+            return read_references(file, len(self.dataset))
+        if self.dataset.tgt is None:
+            return None
+        return {number: self.session.text(self.dataset.tgt[number].tolist()) for number in self.order}
+
+
+def read_references(file: str, sentences: int) -> dict[int, str]:
+    """Return line number -> line of a raw text file, which must have `sentences` lines."""
+    try:
+        lines = Path(file).read_bytes().decode("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigurationError(
+            f"--reference {file}: {reason}; give the raw text of the target side"
+        ) from error
+    if lines[-1] == "":  # the end of the last line, not one more
+        lines.pop()
+    if len(lines) != sentences:
+        raise ConfigurationError(
+            f"--reference {file}: {len(lines)} lines, but the decoded subset has {sentences}; "
+            "give the file that was binarised"
+        )
+    return dict(enumerate(lines))

@@ -1,0 +1,144 @@
+"""One table of decoders on one test set: quality, identity with fairseq's output, iterations and speed.
+
+    spec-dec-compare DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--blockwise-path HEADS.pt] \
+        [--results FOLDER]
+
+All options of fairseq-generate are understood too. Everything is measured in one process, with models loaded
+once. Speed is measured with the decoders taking turns, so that whatever else the machine does meanwhile falls
+on all of them alike.
+"""
+
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from fairseq_plugins.benchmarks.bench import Bench
+from fairseq_plugins.benchmarks.comparison_options import get_parser, parse
+from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, ON_CPU, Contender, choose, lossy_note
+from fairseq_plugins.benchmarks.machine import machine
+from fairseq_plugins.benchmarks.measuring import (
+    DEFAULT_BATCH_SIZE,
+    SCORER,
+    WHERE_THE_TIME_GOES,
+    Plan,
+    Row,
+    measure,
+    profiles,
+    speed_up,
+)
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.tables import shown, table
+from fairseq_plugins.errors import ConfigurationError
+
+logger = logging.getLogger("spec-dec-compare")
+
+
+def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
+    """Return the rows as a Markdown table that also reads well in a terminal."""
+    baselines = {name: row for row in rows for name in (BEAM_5, BEAM_1) if row.name == name}
+    first = batch_sizes[0]
+    header = ["decoder", "BLEU", "identical"]
+    header += ["at batch 1"] if 1 in batch_sizes else []
+    header += ["iterations", "accepted"]
+    header += [f"sent/s, batch {size}" for size in batch_sizes]
+    header += [f"× {name.removeprefix('fairseq ')}" for name in baselines]
+    body = []
+    for row in rows:
+        cells = [row.name, shown(row.bleu, ".2f"), f"{row.identical} of {row.sentences}"]
+        cells += [f"{row.identical_timed[1]} of {row.timed_sentences}"] if 1 in batch_sizes else []
+        cells += [shown(row.iterations, ".2f"), shown(row.accepted_tokens, ".2f")]
+        cells += [shown(row.rate(size), ".1f") for size in batch_sizes]
+        cells += [shown(speed_up(row, baseline, first), ".2f") for baseline in baselines.values()]
+        body.append(cells)
+    return table(body, header)
+
+
+def notes(
+    bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan, command: str, has_bleu: bool
+) -> list[str]:
+    """Return the lines below the table: what the columns mean, and how it was measured."""
+    lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
+    quality_batch = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
+    lines = [
+        f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {quality_batch}: BLEU; "
+        f"sentences with exactly the token ids of {BEAM_1}; iterations per sentence; accepted tokens "
+        f"per iteration.",
+        f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs, "
+        f"time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
+        f"Lossless by construction: {lossless}.",
+        *lossy_note(contenders),
+        f"Machine: {machine()}",
+        f"Command: {command}",
+    ]
+    if has_bleu:
+        lines.insert(1, f"sacrebleu {SCORER.get_signature()}")
+    return lines
+
+
+def as_json(rows: Sequence[Row], lines: Sequence[str], batch_sizes: Sequence[int]) -> str:
+    """Return everything that was measured, every repetition included."""
+    by_name = {row.name: row for row in rows}
+    records = []
+    for row in rows:
+        record = asdict(row)
+        record["sentences_per_second"] = {size: row.rate(size) for size in batch_sizes}
+        for baseline in (name for name in (BEAM_5, BEAM_1) if name in by_name):
+            record[f"speed_up_over_{baseline.replace(' ', '_')}"] = {
+                size: speed_up(row, by_name[baseline], size) for size in batch_sizes
+            }
+        records.append(record)
+    return json.dumps({"rows": records, "notes": list(lines)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender]) -> None:
+    """Say so where a decoder that promises fairseq's output did not give it."""
+    for row, contender in zip(rows, contenders, strict=True):
+        if not contender.lossless:
+            continue
+        for identical, total in ((row.identical, row.sentences), (row.identical_timed.get(1), row.timed_sentences)):
+            if identical is not None and identical < total:
+                different = f"{row.name} differs from {BEAM_1} in {total - identical} of {total} sentences"
+                logger.warning("%s; in fp32 only two tokens of equal score can explain that", different)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse, measure, print, write."""
+    there = (*CONTENDERS, *ON_CPU)
+    args, cfg = parse(get_parser("spec-dec-compare", there, repeats=3, batch_sizes=[1, 16]), argv)
+    wanted = choose(args.decoders, there, CONTENDERS)
+    plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats)
+    bench = Bench(cfg, args.blockwise_path)
+    contenders = bench.runnable(wanted)
+    if not bench.order:
+        raise ConfigurationError(f"--gen-subset {bench.subset}: has no sentences; choose another")
+    references = bench.references(args.reference)
+    rows = measure(bench, contenders, plan, references)
+
+    text = markdown_table(rows, plan.batch_sizes)
+    command = shlex.join(["spec-dec-compare", *argv])
+    lines = notes(bench, contenders, rows, plan, command, references is not None)
+    print(text + "\n")
+    print("\n".join(lines))
+    if cfg.common.profile:
+        for name, profile in profiles(bench, contenders, bench.first(plan.timing_sentences)).items():
+            print(f"\n{WHERE_THE_TIME_GOES}: {name}, batch 1\n\n{profile.table()}")
+    warn_if_lossy(rows, contenders)
+    if args.results:
+        folder = Path(args.results)
+        write_atomically(folder / "table.json", as_json(rows, lines, plan.batch_sizes), "--results")
+        markdown = text + "\n\n" + "".join(f"- {line}\n" for line in lines)
+        write_atomically(folder / "table.md", markdown, "--results")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-compare`: 0, or 2 after a one-line error."""
+    return run_command("spec-dec-compare", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

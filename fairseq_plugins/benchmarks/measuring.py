@@ -1,0 +1,176 @@
+"""Decode with one contender after the other and take down quality, identity and speed."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sacrebleu
+from tqdm import tqdm
+
+from fairseq_plugins.benchmarks.bench import Bench, Tokens
+from fairseq_plugins.benchmarks.contenders import BEAM_1, Contender
+from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.profile import Profile
+
+WARM_UP_SENTENCES = 5
+DEFAULT_BATCH_SIZE = 32
+WHERE_THE_TIME_GOES = "Where the time goes"  # title of a profile
+
+
+@dataclass
+class Row:
+    """What was measured for one contender. Quantities that do not apply are None."""
+
+    name: str
+    bleu: float | None = None
+    identical: int | None = None  # sentences with fairseq's beam=1 ids, whole subset
+    sentences: int = 0
+    identical_timed: dict[int, int] = field(default_factory=dict)  # the same on the timed ones, by batch size
+    timed_sentences: int = 0
+    iterations: float | None = None  # decoder runs per sentence
+    accepted_tokens: float | None = None  # tokens per decoder run
+    seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
+    lossless: bool = False  # by construction
+    lossy: bool = False  # weights are rounded
+    weights: int | None = None  # bytes of the models that take part
+    peak_memory: dict[int, int] = field(default_factory=dict)  # batch size -> bytes: see `peak_memory`
+    on_paper: dict[int, int] = field(default_factory=dict)  # batch size -> bytes of weights and caches, computed
+    latencies: list[float] = field(default_factory=list)  # seconds of every timed sentence on its own, medians
+
+    def rate(self, batch_size: int) -> float | None:
+        """Return sentences per second: the median over the repetitions."""
+        times = self.seconds.get(batch_size)
+        return self.timed_sentences / statistics.median(times) if times else None
+
+
+def speed_up(row: Row, baseline: Row, batch_size: int) -> float | None:
+    """Return how many times faster `row` is than `baseline` at one batch size."""
+    ours, theirs = row.rate(batch_size), baseline.rate(batch_size)
+    return ours / theirs if ours and theirs else None
+
+
+def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Tokens]) -> int:
+    """Return for how many sentence ids both hold the same token ids."""
+    return sum(tokens == reference[number] for number, tokens in outputs.items())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure."""
+
+    batch_sizes: Sequence[int]
+    timing_sentences: int
+    repeats: int
+    warm_up_sentences: int = WARM_UP_SENTENCES
+
+
+def measure(
+    bench: Bench, contenders: Sequence[Contender], plan: Plan, references: dict[int, str] | None
+) -> list[Row]:
+    """Decode the subset once for quality, then part of it repeatedly for speed; one row per contender."""
+    timed = bench.first(plan.timing_sentences)
+    warm_up = timed[-plan.warm_up_sentences :]
+    per_contender = len(bench.order) + len(plan.batch_sizes) * (len(warm_up) + plan.repeats * len(timed))
+    rows = [
+        Row(c.name, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless, lossy=c.int8)
+        for c in contenders
+    ]
+    total = per_contender * len(contenders)
+    with progress_bar(total) as bar:
+        measure_quality(bench, contenders, rows, references, bar)
+        measure_speed(bench, contenders, rows, plan, timed, warm_up, bar)
+    return rows
+
+
+def measure_quality(
+    bench: Bench,
+    contenders: Sequence[Contender],
+    rows: Sequence[Row],
+    references: dict[int, str] | None,
+    bar: tqdm,
+) -> None:
+    """Fill in BLEU, identity, iterations and accepted tokens, from one pass over the whole subset."""
+    batch_size = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
+    outputs: dict[str, dict[int, Tokens]] = {}
+    for contender, row in zip(contenders, rows, strict=True):
+        bar.set_description(f"quality, {contender.name}", refresh=False)
+        generator = bench.generator(contender)
+        outputs[contender.name], _ = bench.decode(generator, bench.order, batch_size, bar)
+        row.iterations, row.accepted_tokens = iterations(generator, contender, outputs[contender.name])
+        if references is not None:
+            row.bleu = bleu(bench, outputs[contender.name], references)
+    for row in rows:
+        row.identical = count_identical(outputs[row.name], outputs[BEAM_1])
+
+
+def measure_speed(
+    bench: Bench,
+    contenders: Sequence[Contender],
+    rows: Sequence[Row],
+    plan: Plan,
+    timed: Sequence[int],
+    warm_up: Sequence[int],
+    bar: tqdm,
+) -> None:
+    """Fill in the seconds of each repetition, and identity at each batch size."""
+    generators = [bench.generator(contender) for contender in contenders]
+    for batch_size in plan.batch_sizes:
+        for generator in generators:
+            bar.set_description(f"warm-up, batch {batch_size}", refresh=False)
+            bench.decode(generator, warm_up, batch_size, bar)
+        outputs: dict[str, dict[int, Tokens]] = {}
+        seconds: dict[str, list[list[float]]] = {row.name: [] for row in rows}
+        for repetition in range(plan.repeats):
+            for row, generator in zip(rows, generators, strict=True):
+                bar.set_description(
+                    f"speed {repetition + 1}/{plan.repeats}, batch {batch_size}, {row.name}", refresh=False
+                )
+                outputs[row.name], times = bench.decode_timed(generator, timed, batch_size, bar)
+                seconds[row.name].append(times)
+        for row in rows:
+            row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
+            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[BEAM_1])
+            if batch_size == 1:
+                row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
+
+
+def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int]) -> dict[str, Profile]:
+    """Where the time goes, for each row that is ours, one sentence at a time."""
+    found = {}
+    for contender in contenders:
+        generator = bench.generator(contender)
+        if isinstance(generator, DraftVerifyGenerator):
+            bench.decode(generator, numbers[:3], 1)  # warm-up
+            profile = Profile()
+            profile.attach(generator)
+            bench.decode(generator, numbers, 1)
+            found[contender.name] = profile
+    return found
+
+
+def iterations(
+    generator: Any, contender: Contender, outputs: Mapping[int, Tokens]
+) -> tuple[float | None, float | None]:
+    """Return decoder runs per sentence and tokens per run.
+
+    Our generators count them. fairseq's greedy search runs once per token; how often its beam search runs
+    cannot be seen in its output.
+    """
+    stats = getattr(generator, "stats", None)
+    if stats is not None:
+        return stats.iterations / max(stats.sentences, 1), stats.mean_accepted_tokens
+    if contender.beam == 1:
+        return sum(map(len, outputs.values())) / len(outputs), 1.0
+    return None, None
+
+
+SCORER = sacrebleu.BLEU()
+
+
+def bleu(bench: Bench, outputs: Mapping[int, Tokens], references: Mapping[int, str]) -> float:
+    """Return sacrebleu's BLEU of raw text."""
+    numbers = sorted(outputs)
+    hypotheses = [bench.session.text(outputs[number]) for number in numbers]
+    return SCORER.corpus_score(hypotheses, [[references[number] for number in numbers]]).score

@@ -1,0 +1,143 @@
+"""Peak memory of one contender, in a process of its own that loads nothing else (SpecDec Tables 14 and 15).
+
+    python -m fairseq_plugins.benchmarks.peak_memory ROW BATCH_SIZES SENTENCES ARGUMENTS_OF_SPEC_DEC_BENCH...
+
+On a GPU: the most that PyTorch had allocated while decoding, as in the paper. On a CPU under Linux: the most resident
+memory while decoding, less libraries and what the process had before any model was loaded. Beside it stands what there
+must be on paper: the weights of the models that take part, and the keys and values of the largest batch.
+"""
+
+import ctypes
+import gc
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from fairseq.models.transformer import TransformerDecoderBase
+from torch import nn
+
+from fairseq_plugins.benchmarks.bench import Bench, Tokens
+from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
+from fairseq_plugins.benchmarks.measuring import Row
+from fairseq_plugins.benchmarks.resident_memory import resident
+from fairseq_plugins.benchmarks.setting import configure
+from fairseq_plugins.commands.cli import run_command
+
+_RESET = Path("/proc/self/clear_refs")
+
+
+def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequence[int], argv: Sequence[str]) -> None:
+    """Fill in weights and peak memory of every row; says so where it cannot be measured.
+
+    Args:
+        rows: one per contender.
+        batch_sizes: to decode at.
+        numbers: the sentences to decode.
+        argv: arguments of spec-dec-bench.
+    """
+    sizes, sentences = (",".join(map(str, values)) for values in (batch_sizes, numbers))
+    command = [sys.executable, "-m", "fairseq_plugins.benchmarks.peak_memory"]
+    for row in rows:
+        result = subprocess.run([*command, row.name, sizes, sentences, *argv], capture_output=True, text=True)
+        if result.returncode != 0:
+            reason = (result.stderr.strip() or "no reason given").splitlines()[-1]
+            print(f"memory of {row.name}: not measured ({reason})", file=sys.stderr)
+            continue
+        answer = json.loads(result.stdout.splitlines()[-1])
+        row.weights = answer["weights"]
+        row.peak_memory = {int(size): bytes_ for size, bytes_ in answer["peak"].items()}
+        row.on_paper = {int(size): bytes_ for size, bytes_ in answer["on_paper"].items()}
+
+
+def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numbers: Sequence[int]) -> dict:
+    """Return bytes of weights (None if unknown), and by batch size the peak and the bytes on paper, if known."""
+    if contender.decoder == CTRANSLATE2:
+        import ctranslate2  # noqa: F401  (libraries are no part of what is measured)
+    _forget_peak(bench.cuda)
+    before = 0 if bench.cuda else resident("VmRSS") - resident("RssFile")
+    if contender.replay is not None:
+        bench.greedy_outputs(contender)  # decoded once, before anything is measured
+    generator = bench.generator(contender)
+    # Models and their fused weights are made at the first sentence, and what that leaves behind is no part of decoding.
+    bench.decode(generator, numbers[:1], 1)
+    peaks, caches = {}, {}
+    for size in batch_sizes:
+        _forget_peak(bench.cuda)
+        outputs, _ = bench.decode(generator, numbers, size)
+        peak = _peak(bench.cuda)
+        caches[size] = _caches(bench, contender, outputs, size, numbers)
+        if peak is not None and not (bench.cuda and contender.decoder == CTRANSLATE2):
+            # Pages of files are libraries, of which decoding touches more than loading does.
+            peaks[size] = peak - before - (0 if bench.cuda else resident("RssFile"))
+    weights = _weights(bench, contender)
+    on_paper = {size: weights + cache for size, cache in caches.items() if weights is not None and cache is not None}
+    return {"weights": weights, "peak": peaks, "on_paper": on_paper}
+
+
+def _models(bench: Bench, contender: Contender) -> list[nn.Module]:
+    models: list[nn.Module] = [bench.blockwise] if contender.needs == BLOCKWISE else list(bench.models)
+    return models + list(getattr(bench.task, "_drafters", {}).values() if contender.needs == DRAFTER else [])
+
+
+def _weights(bench: Bench, contender: Contender) -> int | None:
+    """Bytes of the parameters and buffers (tables of positions) of all models that take part, shared ones once."""
+    if contender.decoder == CTRANSLATE2:
+        return (bench.converted() / "model.bin").stat().st_size if contender.compute_type == "float32" else None
+    held = {
+        tensor.data_ptr(): tensor
+        for model in _models(bench, contender)
+        for tensor in itertools.chain(model.parameters(), model.buffers())
+    }
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+
+
+def _caches(
+    bench: Bench, contender: Contender, outputs: Mapping[int, Tokens], batch_size: int, numbers: Sequence[int]
+) -> int | None:
+    """Bytes of all keys and values, of self- and cross-attention, of the batch that has most of them."""
+    decoders = [model.decoder for model in _models(bench, contender)]
+    if not all(isinstance(decoder, TransformerDecoderBase) for decoder in decoders):
+        return None
+    of_a_slot = sum(
+        2 * len(decoder.layers) * decoder.layers[0].embed_dim * next(decoder.parameters()).element_size()
+        for decoder in decoders
+    )
+    most = 0
+    for begin in range(0, len(numbers), batch_size):
+        batch = numbers[begin : begin + batch_size]
+        slots = max(int(bench.dataset.src_sizes[number]) for number in batch) + max(len(outputs[n]) for n in batch)
+        most = max(most, len(batch) * contender.beam * slots)
+    return most * of_a_slot
+
+
+def _forget_peak(cuda: bool) -> None:
+    gc.collect()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    elif _RESET.exists():
+        # What loading has freed goes back to the system, and the high-water mark down to what is left.
+        ctypes.CDLL(None).malloc_trim(0)
+        _RESET.write_text("5", encoding="ascii")
+
+
+def _peak(cuda: bool) -> int | None:
+    if cuda:
+        return torch.cuda.max_memory_allocated()
+    return resident("VmHWM") if _RESET.exists() else None
+
+
+def run(argv: Sequence[str]) -> None:
+    """Measure, print one line of JSON."""
+    name, sizes, numbers, *arguments = argv
+    setting = configure(arguments)
+    contender = next(contender for contender in setting.wanted if contender.name == name)
+    batch_sizes, sentences = ([int(part) for part in text.split(",")] for text in (sizes, numbers))
+    print(json.dumps(measure(setting.bench, contender, batch_sizes, sentences)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("peak_memory", run))

@@ -1,0 +1,249 @@
+"""Speed of model shapes for which no trained drafter is at hand: random weights, and drafts that are replayed.
+
+The drafter runs, and costs what it costs, but what it says is replaced by the verifier's own greedy output, made wrong
+at a position that is drawn. Drafted tokens are right with a fixed probability each, so that accepted lengths follow a
+geometric distribution truncated at the block size; the probability is chosen for a stated mean.
+"""
+
+import os
+import random
+import shutil
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import models, options, tasks
+from fairseq.tasks.translation import TranslationTask
+from fairseq_cli import preprocess
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.errors import ConfigurationError
+
+_TINY = (
+    "--encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 "
+    "--decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4"
+)
+# Of the GAD and SpecDec papers: Transformer-base, big (GAD section 5.1, 5.3.2) and 12-2 (SpecDec Appendix B.5).
+SHAPES = {
+    "base": ("transformer", "block_nat_base", []),
+    "big": ("transformer_vaswani_wmt_en_de_big", "block_nat_big", []),
+    "12-2": ("transformer", "block_nat_12_2", ["--encoder-layers", "12", "--decoder-layers", "2"]),
+    "tiny": ("transformer", "block_nat_tiny", _TINY.split()),
+}
+BLOCK_SIZE = 25
+VOCABULARY = 32768
+_SEED = 1
+
+# ------------------------------------------------------------------------------------------------ the drafter
+
+
+class ReplayedDrafter:
+    """Drafts the verifier's own output, wrong at a drawn position, at the cost of another drafter.
+
+    Args:
+        inner: runs at every draft; its tokens are thrown away.
+        outputs: sentence id -> token ids of the verifier's output.
+        accepted: [N, L] for the N sentences in the order of `outputs` and each length so far: how many drafted tokens
+            are right. It does not depend on what else is in the batch.
+        words: two symbols that are no special ones; one of them is the wrong token.
+    """
+
+    def __init__(
+        self, inner: Drafter, outputs: Mapping[int, Sequence[int]], accepted: Tensor, words: tuple[int, int]
+    ) -> None:
+        self.inner = inner
+        self.row_of = {number: row for row, number in enumerate(outputs)}
+        self.outputs = nn.utils.rnn.pad_sequence(
+            [torch.tensor(tokens) for tokens in outputs.values()], batch_first=True, padding_value=words[0]
+        )
+        self.accepted = accepted
+        self.words = words
+        self.rows = torch.empty(0, dtype=torch.long)
+
+    def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        self.inner.start(sample, encoder_out)
+        self.rows = self._rows(sample)
+        device = self.rows.device
+        self.outputs, self.accepted = self.outputs.to(device), self.accepted.to(device)
+
+    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+        self.inner.join(sample, encoder_out)
+        self.rows = torch.cat([self.rows, self._rows(sample)])
+
+    def _rows(self, sample: dict[str, Any]) -> Tensor:
+        device = sample["net_input"]["src_tokens"].device
+        return torch.tensor([self.row_of[number] for number in sample["id"].tolist()], device=device)
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = self.inner.draft(state)
+        columns = torch.arange(draft.tokens.size(1), device=draft.tokens.device)
+        position = (state.lengths[:, None] + columns).clamp(max=self.outputs.size(1) - 1)
+        right = self.outputs[self.rows[:, None], position]
+        length = state.lengths.clamp(max=self.accepted.size(1) - 1)
+        first_wrong = self.accepted[self.rows, length][:, None]
+        wrong = torch.where(right == self.words[0], self.words[1], self.words[0])
+        return Draft(torch.where(columns == first_wrong, wrong, right), draft.widths, draft.logits)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.inner.observe(verdict)
+
+    def keep(self, rows: Tensor) -> None:
+        self.inner.keep(rows)
+        self.rows = self.rows.index_select(0, rows)
+
+
+def acceptance_probability(tokens: float, block_size: int) -> float:
+    """Return p with 1 + p + p^2 + ... + p^k = `tokens`, the mean tokens of an iteration, by bisection.
+
+    Raises:
+        ConfigurationError: for a mean that a block of k cannot have.
+    """
+    if not 1 <= tokens < block_size + 1:
+        raise ConfigurationError(
+            f"--block-size {block_size}: too short to replay {tokens} tokens per iteration; give more"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        mean = sum(middle**power for power in range(block_size + 1))
+        low, high = (middle, high) if mean < tokens else (low, middle)
+    return low
+
+
+def draw_accepted(sentences: int, length: int, block_size: int, tokens: float) -> Tensor:
+    """Draw accepted lengths [sentences, length], each 0 to `block_size`, the same ones every time."""
+    probability = acceptance_probability(tokens, block_size)
+    generator = torch.Generator().manual_seed(_SEED)
+    right = torch.rand(sentences, length, block_size, generator=generator) < probability
+    return right.long().cumprod(2).sum(2)
+
+
+def replay_drafts(
+    generator: DraftVerifyGenerator, outputs: Mapping[int, Sequence[int]], tokens: float, words: tuple[int, int]
+) -> None:
+    """Let a generator with a trained or random drafter decode with replayed drafts.
+
+    Args:
+        generator: of `gad` or `gad++`; changed in place.
+        outputs: sentence id -> token ids of the verifier's greedy output.
+        tokens: mean tokens per iteration to draw, the verifier's own included.
+        words: two symbols that are no special ones.
+    """
+    build = generator.build_method
+
+    def replayed() -> Method:
+        method = build()
+        longest = max(map(len, outputs.values()))
+        accepted = draw_accepted(len(outputs), longest, method.drafter.block_size, tokens)
+        return Method(method.verifier, ReplayedDrafter(method.drafter, outputs, accepted, words), method.rule)
+
+    generator.build_method = replayed
+
+
+# ------------------------------------------------------------------------------------------------ the models
+
+
+def prepare(
+    folder: Path,
+    shape: str,
+    drafter: str,
+    sentences: int,
+    lengths: Sequence[int],
+    vocabulary: int,
+    of_each: bool = False,
+) -> list[str]:
+    """Write random models and a random test set, unless they are there, and return the arguments that name them.
+
+    Args:
+        folder: where.
+        shape: a key of `SHAPES`.
+        drafter: what the drafter reads, "tokens" or "features": see --drafter-context.
+        sentences: of the test set.
+        lengths: shortest and longest source, in tokens; lengths are drawn uniformly. Outputs get as long as sources.
+        vocabulary: symbols of the one dictionary.
+        of_each: `sentences` sentences of each of `lengths`, however many these are.
+    """
+    text = "-".join(map(str, lengths))
+    target = folder / f"{shape}-{drafter}-{sentences}{'of' if of_each else 'x'}{text}-v{vocabulary}"
+    if not target.exists():
+        partial = target.with_name(target.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_data(partial, sentences, lengths, vocabulary, of_each)
+        _write_models(partial, shape, drafter)
+        os.replace(partial, target)
+    arguments = [str(target / "data"), "--path", str(target / "verifier.pt")]
+    arguments += ["--drafter-path", str(target / "drafter.pt")]
+    # fairseq ends an output at this many times the length of its source, and random models do not end it sooner.
+    return [*arguments, "--max-len-a", "1", "--max-len-b", "0"]
+
+
+def describe(
+    shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, drawn: str, of_each: bool = False
+) -> str:
+    """Return the note that goes with every table of replayed drafts; `drawn` names rows and their means."""
+    said = f"{lengths[0]} to {lengths[-1]} tokens, drawn uniformly"
+    if of_each:
+        said = f"{', '.join(map(str, lengths))} tokens"
+    kind = "of this shape" if drafter == "tokens" else "of 2 layers that reads the verifier's states"
+    return (
+        f"REPLAYED, random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {said}, "
+        f"outputs as long. A random drafter {kind}, with the verifier's "
+        f"encoder and k = {BLOCK_SIZE}, runs at every draft, but its tokens are replaced by the verifier's own up to a "
+        "drawn position. Accepted lengths are geometric, truncated at k; mean tokens per iteration, fewer at the ends "
+        f"of sentences: {drawn} (GAD Tables 2 and 3)."
+    )
+
+
+def _write_data(folder: Path, sentences: int, lengths: Sequence[int], vocabulary: int, of_each: bool) -> None:
+    words = [f"w{number}" for number in range(vocabulary - 4)]
+    (folder / "dict").write_text("".join(f"{word} 1\n" for word in words), encoding="utf-8")
+    draw = random.Random(_SEED)
+    drawn = (length for length in lengths for _ in range(sentences))
+    if not of_each:
+        drawn = (draw.randint(*lengths) for _ in range(sentences))
+    # A binarised sentence has one token more, its end.
+    lines = [" ".join(draw.choices(words, k=length - 1)) for length in drawn]
+    (folder / "test.src").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    arguments = ["--source-lang", "src", "--target-lang", "tgt", "--only-source", "--workers", "1"]
+    arguments += ["--srcdict", str(folder / "dict"), "--tgtdict", str(folder / "dict")]
+    arguments += ["--testpref", str(folder / "test"), "--destdir", str(folder / "data")]
+    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    # Not written with --only-source.
+    shutil.copy(folder / "data" / "dict.src.txt", folder / "data" / "dict.tgt.txt")
+
+
+def _write_models(folder: Path, shape: str, drafter_context: str) -> None:
+    verifier_arch, drafter_arch, sizes = SHAPES[shape]
+    torch.manual_seed(_SEED)
+    common = [str(folder / "data"), "--source-lang", "src", "--target-lang", "tgt", "--share-all-embeddings", *sizes]
+    args = _parse([*common, "--task", "translation", "--arch", verifier_arch])
+    task = TranslationTask.setup_task(args)
+    verifier = models.ARCH_MODEL_REGISTRY[verifier_arch].build_model(args, task)
+    # With tied embeddings a random model says what it just read, which at first is the end of the sentence.
+    verifier.decoder.embed_tokens.weight.data[task.target_dictionary.eos()] = 0
+    _save(folder / "verifier.pt", args, verifier)
+    args = _parse(
+        [*common, "--user-dir", str(Path(__file__).parents[1]), "--task", "spec_dec", "--arch", drafter_arch]
+        + ["--criterion", "glat_loss", "--share-encoder", "--block-size", str(BLOCK_SIZE)]
+        + ["--drafter-context", drafter_context]
+        + (["--decoder-layers", "2"] if drafter_context == "features" else [])
+    )
+    task = tasks.setup_task(args)
+    drafter = models.ARCH_MODEL_REGISTRY[drafter_arch].build_model(args, task, verifier=verifier)
+    _save(folder / "drafter.pt", args, drafter)
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    return options.parse_args_and_arch(options.get_training_parser(), input_args=arguments)
+
+
+def _save(path: Path, args: Namespace, model: nn.Module) -> None:
+    """Write what fairseq's loader needs of a checkpoint."""
+    history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
+    state = {"args": args, "model": model.state_dict(), "optimizer_history": [history], "extra_state": {"epoch": 1}}
+    torch.save(state, path)

@@ -1,0 +1,63 @@
+"""The picture of `spec-dec-bench`: who is how fast."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq_plugins.benchmarks.measuring import Row
+from fairseq_plugins.benchmarks.tables import rate_range
+from fairseq_plugins.pages.figures import COLOURS, GREY, LINES, MARKERS, draw
+
+# Kinds of contenders share a colour; within a kind markers and lines differ.
+_KINDS = {"fairseq": GREY, "CTranslate2": COLOURS[1], "lossless": COLOURS[0], "not lossless": COLOURS[3]}
+
+
+def kind(row: Row) -> str:
+    """What a row is, for its colour."""
+    name = row.name.split()[0]
+    if name in _KINDS:
+        return name
+    return "lossless" if row.lossless else "not lossless"
+
+
+def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
+    """Sentences per second as PNG: bars at the first batch size with their spread, and lines over batch sizes."""
+    first = batch_sizes[0]
+    counts = dict.fromkeys(_KINDS, 0)
+    styles = {}
+    for row in rows:
+        number = counts[kind(row)]
+        counts[kind(row)] += 1
+        styles[row.name] = {
+            "color": _KINDS[kind(row)],
+            "marker": MARKERS[number % len(MARKERS)],
+            "linestyle": LINES[number % len(LINES)],
+        }
+
+    from matplotlib.ticker import LogLocator
+
+    def paint(panels: Any) -> None:
+        bars, lines = panels
+        for height, row in enumerate(reversed(rows)):
+            rate, (low, high) = row.rate(first) or 0.0, rate_range(row, first)
+            bars.barh(height, rate, color=_KINDS[kind(row)], xerr=[[rate - low], [high - rate]], ecolor="black")
+            bars.annotate(f"{rate:.3g}", (high, height), xytext=(4, 0), textcoords="offset points", va="center", size=9)
+        bars.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
+        bars.margins(x=0.12)
+        bars.grid(axis="y", visible=False)
+        bars.set(xlabel="sentences per second", title=f"batch {first}: median, slowest and fastest repetition")
+        shown = [name for name in _KINDS if counts[name]]
+        patches = [bars.barh(0, 0, color=_KINDS[name]) for name in shown]
+        bars.legend(patches, shown, loc="lower right", bbox_to_anchor=(1.02, 1.1), ncols=4, fontsize=9)
+        for row in rows:
+            lines.plot(batch_sizes, [row.rate(size) for size in batch_sizes], **styles[row.name], label=row.name)
+        lines.set_xscale("log", base=2)
+        lines.set_yscale("log")
+        # Powers of ten alone are too few marks where rates are close.
+        lines.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        lines.yaxis.set_major_formatter("{x:g}")
+        lines.yaxis.set_minor_formatter("")
+        lines.set_xticks(batch_sizes, [str(size) for size in batch_sizes])
+        lines.set(xlabel="batch size", ylabel="sentences per second", title="over batch sizes")
+        lines.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
+
+    return draw(paint, width=14, height=1.6 + 0.34 * max(len(rows), 8), columns=2)

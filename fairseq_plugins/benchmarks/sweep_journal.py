@@ -1,0 +1,108 @@
+"""What lets a sweep go on where it was interrupted: finished settings, and what they were measured with."""
+
+import argparse
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_plugins.benchmarks import machine
+from fairseq_plugins.benchmarks.sweep_cells import Cell, Result, Results
+from fairseq_plugins.commands.files import sha256, write_atomically
+from fairseq_plugins.errors import ConfigurationError
+
+
+class Journal:
+    """The finished settings of a folder, in a JSON-lines file that is replaced as a whole whenever one is added.
+
+    Args:
+        file: `cells.jsonl`.
+        circumstances: all that must be the same for a finished setting to count: checkpoints, data, options, machine.
+
+    Raises:
+        ConfigurationError: when the file was not written by a sweep.
+    """
+
+    def __init__(self, file: Path, circumstances: Mapping[str, Any]) -> None:
+        self.file = file
+        self.circumstances = dict(circumstances)
+        self.results: Results = {}
+        self.foreign = 0
+        self._lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        for number, line in enumerate(self._lines, 1):
+            try:
+                record = json.loads(line)
+                cell, result = Cell(**record["cell"]), Result(**record["result"])
+                same = record["circumstances"] == self.circumstances
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigurationError(
+                    f"--output {file}, line {number}: not written by spec-dec-sweep; remove the file or choose "
+                    "another folder"
+                ) from error
+            if same:
+                self.results[cell] = result
+            else:
+                self.foreign += 1
+
+    def add(self, cell: Cell, result: Result) -> None:
+        """Record a finished setting."""
+        record = {"cell": asdict(cell), "result": asdict(result), "circumstances": self.circumstances}
+        self._lines.append(json.dumps(record, ensure_ascii=False))
+        write_atomically(self.file, "\n".join(self._lines) + "\n", "--output")
+        self.results[cell] = result
+
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Keep a second sweep out of the folder.
+
+    Raises:
+        ConfigurationError: when one is running there, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output {folder}: cannot be written ({error.strerror}); give a writable folder"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--output {folder}: another sweep is running there; wait for it or give another folder"
+            ) from error
+        yield
+
+
+def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """All that the measured values depend on, besides the setting itself."""
+    device = "cpu" if cfg.common.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
+    found = {
+        "verifier": sha256([Path(path) for path in utils.split_paths(cfg.common_eval.path)]),
+        "drafter": sha256([Path(cfg.task.drafter_path)]),
+        "data": sha256(sorted(Path(cfg.task.data).glob(f"{cfg.dataset.gen_subset}.*"))),
+        "reference": None if args.reference is None else sha256([Path(args.reference)]),
+        "subset": cfg.dataset.gen_subset,
+        "sentences": args.sentences,
+        "repeats": args.repeats,
+        "batch_size": cfg.dataset.batch_size,
+        "accept_score": str(cfg.task.accept_score),
+        "generation": OmegaConf.to_container(cfg.generation),
+        "model_overrides": cfg.common_eval.model_overrides,
+        "fp16": cfg.common.fp16,
+        **({"bf16": True} if cfg.common.bf16 else {}),
+        "text": [
+            str(part) for part in (cfg.common_eval.post_process, cfg.get("bpe"), cfg.get("tokenizer"))
+        ],
+        "machine": f"{machine.cpu_model()}, {torch.get_num_threads()} threads, {device}, torch {torch.__version__}",
+    }
+    return json.loads(json.dumps(found, default=str))  # as it will be read back

@@ -1,0 +1,120 @@
+"""The tables of a sweep, as GAD Tables 2 and 3, and its settings to use; as Markdown and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fairseq_plugins.benchmarks.sweep_cells import (
+    GREEDY,
+    Cell,
+    Result,
+    distinct,
+    pareto_front,
+    recommendations,
+    sentences_per_second,
+    tokens_per_iteration,
+)
+from fairseq_plugins.commands.tables import table
+
+# The paper's own choices, GAD Table 2 and section 5.3.1.
+TABLE_2_SETTING = (3, 1.0)
+
+
+def table_2(results: Mapping[Cell, Result]) -> str:
+    """As GAD Table 2: accepted tokens, BLEU and speed by block size, for gad and for one setting of gad++."""
+    baselines = [cell for cell in results if cell.baseline]
+    settings = sorted({(cell.top_beta, cell.tau) for cell in distinct(results) if not cell.exact})
+    chosen = TABLE_2_SETTING if TABLE_2_SETTING in settings else next(iter(settings), None)
+    shown = [*baselines, *sorted(cell for cell in distinct(results) if cell.exact)]
+    shown += sorted(cell for cell in distinct(results) if not cell.exact and (cell.top_beta, cell.tau) == chosen)
+    slowest = results[baselines[0]].rate
+    rows, before = [], ""
+    for cell in shown:
+        result = results[cell] if cell in results else distinct(results)[cell]
+        name = cell.baseline or ("GAD" if cell.exact else f"GAD++ (top-{cell.top_beta}, τ = {cell.tau:g})")
+        accepted = "/" if result.accepted_tokens is None else f"{result.accepted_tokens:.2f}"
+        rows.append(
+            ["" if name == before else name, cell.block_size or "/", accepted, f"{result.bleu:.2f}",
+             f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
+        )
+        before = name
+    return table(rows, ["Models", "k", "Tok.", "BLEU", "Speed", "sentences/s"], "pipe")
+
+
+def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
+    """As GAD Table 3: accepted tokens/BLEU by τ and β, at one block size; bold: Pareto front over all block sizes."""
+    front = pareto_front(distinct(results), tokens_per_iteration)
+    cells = [cell for cell in results if cell.block_size == block_size]
+    betas = sorted({cell.top_beta for cell in cells})
+    rows = []
+    for tau in sorted({cell.tau for cell in cells}):
+        row = [f"{tau:g}"]
+        for beta in betas:
+            cell = Cell(block_size, beta, tau)
+            text = f"{results[cell].accepted_tokens:.2f}/{results[cell].bleu:.2f}"
+            row.append(f"**{text}**" if cell.effective in front else text)
+        rows.append(row)
+    return table(rows, ["τ", *(f"Top-{beta} (β = {beta})" for beta in betas)], "pipe")
+
+
+def table_of_all(results: Mapping[Cell, Result]) -> str:
+    """Every setting, with the two Pareto fronts marked."""
+    settings = distinct(results)
+    by_tokens, by_rate = pareto_front(settings, tokens_per_iteration), pareto_front(settings, sentences_per_second)
+    greedy = results[Cell(baseline=GREEDY)]
+    rows = [
+        [
+            str(cell), f"{result.accepted_tokens:.2f}", f"{result.iterations:.2f}", f"{result.bleu:.2f}",
+            f"{result.bleu - greedy.bleu:+.2f}", f"{result.rate:.1f}", f"{result.rate / greedy.rate:.2f}×",
+            "●" if cell in by_tokens else "", "●" if cell in by_rate else "",
+        ]
+        for cell, result in sorted(settings.items())
+    ]
+    headers = ["setting", "accepted tokens", "iterations", "BLEU", "over greedy", "sentences/s", "over greedy"]
+    return table(rows, [*headers, "Pareto, tokens", "Pareto, speed"], "pipe")
+
+
+def as_record(cell: Cell, result: Result) -> dict[str, Any]:
+    """A setting and what was measured for it, for JSON."""
+    return {**asdict(cell), **asdict(result), "sentences_per_second": result.rate}
+
+
+def as_json(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[str]) -> dict[str, Any]:
+    """Everything, for `sweep.json`."""
+    settings = distinct(results)
+    by_tokens, by_rate = pareto_front(settings, tokens_per_iteration), pareto_front(settings, sentences_per_second)
+    baselines = {"greedy" if cell.baseline == GREEDY else "beam": cell for cell in results if cell.baseline}
+    chosen = zip(("no_quality_loss", "within_tolerance"), recommendations(results, tolerance).values(), strict=True)
+    return {
+        "cells": [
+            {**as_record(cell, result), "pareto_tokens": cell in by_tokens, "pareto_speed": cell in by_rate}
+            for cell, result in sorted(settings.items())
+        ],
+        "baselines": {name: as_record(cell, results[cell]) for name, cell in baselines.items()},
+        "recommended": {name: None if cell is None else cell.options() for name, cell in chosen},
+        "tolerance": tolerance,
+        "notes": list(notes),
+    }
+
+
+def markdown(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[str]) -> str:
+    """The tables and recommendations."""
+    greedy = results[Cell(baseline=GREEDY)].bleu
+    parts = ["## By block size (as GAD Table 2)", table_2(results)]
+    for block_size in sorted({cell.block_size for cell in results if not cell.baseline}):
+        parts += [
+            f"## By β and τ, k = {block_size} (as GAD Table 3)",
+            table_3(results, block_size),
+            f"Accepted tokens/BLEU; greedy has BLEU {greedy:.2f}. Bold: on the Pareto front of the two, over all k.",
+        ]
+    parts += ["## All settings", table_of_all(results), "![BLEU over speed](sweep.png)", "## Recommended settings"]
+    for title, cell in recommendations(results, tolerance).items():
+        if cell is None:
+            parts.append(f"- {title}: none of these; add --top-betas 1, which keeps greedy's output")
+            continue
+        result = distinct(results)[cell]
+        parts.append(
+            f"- {title}: `{cell.options()}` (BLEU {result.bleu:.2f}, {tokens_per_iteration(result):.2f} accepted "
+            f"tokens, {result.rate:.1f} sentences/s, {result.rate / results[Cell(baseline=GREEDY)].rate:.2f}× greedy)"
+        )
+    return "\n\n".join([*parts, *notes]) + "\n"

@@ -1,0 +1,91 @@
+"""The tables of `spec-dec-bench`: output, speed, speed-ups, latency and memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
+from fairseq_plugins.benchmarks.measuring import Row, speed_up
+from fairseq_plugins.commands.tables import shown, table
+
+PERCENTILES = (50, 90, 99)
+_MEGABYTE = 1e6
+
+
+def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
+    """BLEU, sentences with fairseq's ids (of all, and of the timed ones by batch size), iterations, accepted tokens."""
+    header = ["decoder", "lossless", "BLEU", "identical", *_batches(batch_sizes), "iterations", "accepted"]
+    body = [
+        [
+            row.name,
+            "yes" if row.lossless else "no, int8" if row.lossy else "",
+            shown(row.bleu, ".2f"),
+            f"{row.identical} of {row.sentences}",
+            *(f"{row.identical_timed[size]} of {row.timed_sentences}" for size in batch_sizes),
+            shown(row.iterations, ".2f"),
+            shown(row.accepted_tokens, ".2f"),
+        ]
+        for row in rows
+    ]
+    return table(body, header)
+
+
+def speed_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
+    """Sentences per second: the median, and in brackets slowest and fastest repetition."""
+    body = [[row.name, *(_with_spread(row, size) for size in batch_sizes)] for row in rows]
+    return table(body, ["sentences/s", *_batches(batch_sizes)])
+
+
+def _with_spread(row: Row, batch_size: int) -> str:
+    slowest, fastest = rate_range(row, batch_size)
+    return f"{row.rate(batch_size):.1f} ({slowest:.1f}–{fastest:.1f})"
+
+
+def rate_range(row: Row, batch_size: int) -> tuple[float, float]:
+    """Sentences per second of the slowest and the fastest repetition."""
+    times = row.seconds[batch_size]
+    return row.timed_sentences / max(times), row.timed_sentences / min(times)
+
+
+def speed_up_table(rows: Sequence[Row], batch_sizes: Sequence[int], baseline: Row) -> str:
+    """How many times faster than one row, by batch size."""
+    body = [[row.name, *(shown(speed_up(row, baseline, size), ".2f") for size in batch_sizes)] for row in rows]
+    return table(body, [f"× {baseline.name}", *_batches(batch_sizes)])
+
+
+def baselines(rows: Sequence[Row]) -> list[Row]:
+    """The rows to compare with, of those that were measured."""
+    return [row for name in (BEAM_5, BEAM_1, CTRANSLATE2_GREEDY) for row in rows if row.name == name]
+
+
+def latency_table(rows: Sequence[Row]) -> str:
+    """Milliseconds of a sentence on its own: percentiles over the sentences."""
+    body = [
+        [row.name, *(f"{value * 1000:.1f}" for value in np.percentile(row.latencies, PERCENTILES))] for row in rows
+    ]
+    return table(body, ["ms per sentence, batch 1", *(f"p{percent}" for percent in PERCENTILES)])
+
+
+def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
+    """Megabytes, as SpecDec Tables 14 and 15: weights, and the peak beside weights and caches on paper."""
+    header = ["MB", "model weights"]
+    for text in _batches(batch_sizes):
+        header += [f"peak, {text}", "on paper", "ratio"]
+    body = []
+    for row in rows:
+        cells = [row.name, megabytes(row.weights)]
+        for size in batch_sizes:
+            peak, paper = row.peak_memory.get(size), row.on_paper.get(size)
+            ratio = peak / paper if peak is not None and paper else None
+            cells += [megabytes(peak), "-" if paper is None else megabytes(paper), shown(ratio, ".2f")]
+        body.append(cells)
+    return table(body, header)
+
+
+def megabytes(size: int | None) -> str:
+    """Bytes as megabytes."""
+    return "not measured" if size is None else f"{size / _MEGABYTE:.1f}"
+
+
+def _batches(batch_sizes: Sequence[int]) -> list[str]:
+    return [f"batch {size}" for size in batch_sizes]

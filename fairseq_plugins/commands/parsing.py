@@ -1,0 +1,66 @@
+"""Command lines that understand all options of fairseq-generate, and the types and checks of their own options."""
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq import options, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import DictConfig
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1, for argparse."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def positive_list(text: str) -> list[int]:
+    """Parse a comma-separated list of integers of at least 1, for argparse."""
+    return [positive(part) for part in text.split(",")]
+
+
+def generation_parser(prog: str) -> argparse.ArgumentParser:
+    """Return fairseq-generate's parser under the name of a command, to add own options to."""
+    parser = options.get_generation_parser(default_task="spec_dec")
+    parser.prog = prog
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse what a `generation_parser` understands, `--user-dir` and the options of the chosen task included."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
+        return options.parse_args_and_arch(parser, input_args=list(argv))
+
+
+def as_config(args: argparse.Namespace) -> DictConfig:
+    """Return fairseq's whole configuration for parsed arguments."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
+        return convert_namespace_to_omegaconf(args)
+
+
+def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
+    """Refuse files that are not there, before anything is loaded.
+
+    Raises:
+        ConfigurationError: naming option, file and remedy.
+    """
+    if not cfg.common_eval.path:
+        raise ConfigurationError("--path is missing; give the checkpoint of the verifier")
+    if not Path(str(cfg.task.data)).is_dir():
+        raise ConfigurationError(f"{cfg.task.data}: no such folder; give one that fairseq-preprocess wrote")
+    files = {
+        "--path": cfg.common_eval.path,
+        "--drafter-path": cfg.task.get("drafter_path"),
+        "--blockwise-path": blockwise_path,
+    }
+    for option, paths in files.items():
+        for path in utils.split_paths(paths) if paths else []:
+            if not Path(path).is_file():
+                raise ConfigurationError(f"{option} {path}: no such file; give a checkpoint of fairseq-train")

@@ -1,0 +1,152 @@
+"""The task, the models and the data of a command, loaded in one way: what fairseq-generate does before it decodes."""
+
+import ast
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+class Session:
+    """The task, its data, and the models on their device in the wanted precision; models are loaded when first needed.
+
+    Attributes:
+        cfg: fairseq's whole configuration, as fairseq-generate gets it.
+        cuda: whether models and batches are on a GPU.
+        task: the task, set up.
+
+    Args:
+        cfg: see above.
+        device: index of the GPU; None for the current one.
+    """
+
+    def __init__(self, cfg: DictConfig, device: int | None = None) -> None:
+        self.cfg = cfg
+        self.cuda = torch.cuda.is_available() and not cfg.common.cpu
+        if self.cuda and device is not None:
+            torch.cuda.set_device(device)
+        self.task = tasks.setup_task(cfg.task)
+        self.task.reports_summary = False  # the command's own output says it all
+
+    @cached_property
+    def models(self) -> list[nn.Module]:
+        """The models of --path, an ensemble when there are several."""
+        models, _ = checkpoint_utils.load_model_ensemble(
+            utils.split_paths(self.cfg.common_eval.path),
+            arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
+            task=self.task,
+        )
+        return [self.prepared(model) for model in models]
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """Put a model on the device, in the wanted precision, ready for inference."""
+        kind = precision(self.cfg)
+        if kind == "fp16":
+            model.half()
+        elif kind == "bf16":
+            model.bfloat16()
+        if self.cuda:
+            model.cuda()
+        model.prepare_for_inference_(self.cfg)
+        return model
+
+    @cached_property
+    def max_positions(self) -> tuple[int, int]:
+        """Tokens of source and target that task and models can read."""
+        return utils.resolve_max_positions(self.task.max_positions(), *[model.max_positions() for model in self.models])
+
+    def load(self, subset: str) -> Any:
+        """The dataset of a subset; see `load_subset`."""
+        return load_subset(self.task, subset)
+
+    def usable(self, dataset: Any) -> list[int]:
+        """The sentences that the models can read, sorted by length as fairseq does: batches hold similar lengths."""
+        skip = self.cfg.dataset.skip_invalid_size_inputs_valid_test
+        order = self.task.filter_indices_by_size(dataset.ordered_indices(), dataset, self.max_positions, skip)
+        return [int(number) for number in order]
+
+    def batch(self, dataset: Any, numbers: Sequence[int]) -> dict[str, Any]:
+        """The fairseq sample that holds these sentences, on the device."""
+        sample = dataset.collater([dataset[number] for number in numbers])
+        return utils.move_to_cuda(sample) if self.cuda else sample
+
+    def generation(self, **changed: Any) -> DictConfig:
+        """A copy of fairseq's generation options, some changed: decoders without beams set the beam to 1 in it."""
+        options = OmegaConf.create(OmegaConf.to_container(self.cfg.generation))
+        options.update(changed)
+        return options
+
+    def generator(self, models: Sequence[nn.Module] | None = None, **generation: Any) -> Any:
+        """Build the task's generator, so that all generation options count.
+
+        Args:
+            models: to decode with (default: those of --path).
+            generation: fields of fairseq's generation options that differ from the command line's.
+        """
+        options = self.generation(**generation)
+        return self.task.build_generator(self.models if models is None else models, options)
+
+    def decode(self, generator: Any, sample: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        """Decode a batch, after --prefix-size tokens of its target: the hypotheses of each sentence, the best first."""
+        _set_beam(self.models, getattr(generator, "beam_size", 1))
+        size = self.cfg.generation.prefix_size
+        prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
+        with torch.no_grad():
+            return generator.generate(self.models, sample, prefix_tokens=prefix)
+
+    @cached_property
+    def text_tools(self) -> tuple[Any, Any]:
+        """The objects of --tokenizer and --bpe, None where there is none."""
+        return self.task.build_tokenizer(self.cfg.tokenizer), self.task.build_bpe(self.cfg.bpe)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return raw text: subwords joined and detokenised as --remove-bpe, --bpe and --tokenizer say."""
+        tokenizer, bpe = self.text_tools
+        line = self.task.target_dictionary.string(torch.tensor(tokens), self.cfg.common_eval.post_process)
+        line = bpe.decode(line) if bpe is not None else line
+        return tokenizer.decode(line) if tokenizer is not None else line
+
+
+def precision(cfg: DictConfig) -> str:
+    """What the weights of models are held in: fp16, bf16 or fp32."""
+    return "fp16" if cfg.common.fp16 else "bf16" if cfg.common.bf16 else "fp32"
+
+
+def load_subset(task: Any, subset: str) -> Any:
+    """The dataset of a subset, checked.
+
+    Raises:
+        ConfigurationError: when it is missing, empty or misaligned.
+    """
+    data = task.cfg.data
+    try:
+        task.load_dataset(subset)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
+        ) from error
+    except AssertionError as error:
+        raise ConfigurationError(
+            f"{data}: {subset} has different numbers of source and target sentences; binarise it again from text in "
+            "which line n of one side belongs to line n of the other"
+        ) from error
+    except ValueError as error:
+        if "empty file" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{data}: {subset} has no sentences; binarise it again from text that has some"
+        ) from error
+    return task.dataset(subset)
+
+
+def _set_beam(models: Sequence[nn.Module], beam: int) -> None:
+    """fairseq's BART keeps the beam of its last search in its layers, and never sets it back to 1."""
+    for model in models:
+        for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
+            layer.encoder_attn.set_beam_size(beam)

@@ -1,0 +1,205 @@
+"""Quality of hypotheses against references, in one command.
+
+    spec-dec-metrics --hypotheses generate.out [--references FILE ...] [--source FILE] [--baseline FILE]
+
+Files are plain text, a sentence a line, or the output of fairseq-generate or fairseq-interactive, whose sentences are
+put back in order. All values come from the tools that papers cite (sacrebleu, sacremoses, rouge-score, COMET), except
+SARI (`sari.py`), F0.5 of edits (`edits.py`) and the token repetition ratio, which have no packaged tool.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import sacrebleu
+from tabulate import tabulate
+
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.metrics.registry import METRICS, REWRITING, choose, compute
+from fairseq_plugins.metrics.sample import Sample, Score, Sentences, Settings
+from fairseq_plugins.metrics.significance import Difference, difference, significance
+from fairseq_plugins.metrics.texts import Text, aligned, read_text
+
+
+def load(args: argparse.Namespace, settings: Settings) -> Sample:
+    """Read the files of the command line and bring their sentences side by side."""
+    hypotheses = read_text(args.hypotheses, "--hypotheses")
+    warn_of_subwords(hypotheses)
+    warn_of_gaps(hypotheses)
+    references = [_reference(file, hypotheses) for file in args.references or []]
+    if not references:
+        if not hypotheses.references:
+            raise ConfigurationError(
+                f"--references: missing, and {args.hypotheses} has no T- lines to take them from; add --references FILE"
+            )
+        references = [aligned(hypotheses, hypotheses.references, hypotheses, "--hypotheses")]
+    if args.source is not None:
+        source = read_text(args.source, "--source")
+        sources = aligned(source, source.sources if source.generated else source.hypotheses, hypotheses, "--source")
+    elif hypotheses.sources:
+        sources = aligned(hypotheses, hypotheses.sources, hypotheses, "--hypotheses")
+    else:
+        sources = None
+    baseline = None
+    if args.baseline is not None:
+        text = read_text(args.baseline, "--baseline")
+        baseline = Sentences(aligned(text, text.hypotheses, hypotheses, "--baseline"), settings)
+    return Sample(
+        list(hypotheses.hypotheses),
+        Sentences(list(hypotheses.hypotheses.values()), settings),
+        [Sentences(lines, settings) for lines in references],
+        None if sources is None else Sentences(sources, settings),
+        baseline,
+        settings,
+    )
+
+
+def _reference(file: str, hypotheses: Text) -> list[str]:
+    text = read_text(file, "--references")
+    if text.generated and not text.references:
+        raise ConfigurationError(f"--references {file}: generate output without T- lines; give the references as text")
+    return aligned(text, text.references if text.generated else text.hypotheses, hypotheses, "--references")
+
+
+def warn_of_subwords(text: Text) -> None:
+    """Say so when the hypotheses still are subwords: every metric here wants words."""
+    marked = [number for number, line in text.hypotheses.items() if "@@ " in line or "\u2581" in line]
+    if marked:
+        print(
+            f"warning: {text.file}: sentence {marked[0]} is in subwords; generate with --remove-bpe "
+            "(--remove-bpe sentencepiece) for comparable values",
+            file=sys.stderr,
+        )
+
+
+def warn_of_gaps(text: Text) -> None:
+    """Say so when generate output has not all sentences: fairseq drops a last batch that is not full by default."""
+    missing = sorted(set(range(max(text.hypotheses) + 1)) - text.hypotheses.keys())
+    if missing:
+        print(
+            f"warning: {text.file}: {len(missing)} sentence(s) are missing, the first is {missing[0]}; fairseq leaves "
+            "out a last batch that is not full, and what --skip-invalid-size-inputs-valid-test skips: generate with "
+            "--required-batch-size-multiple 1",
+            file=sys.stderr,
+        )
+
+
+def report(
+    sample: Sample, scores: list[Score], left_out: list[str], tests: list[dict], differs: Difference | None
+) -> str:
+    """All results as text for a terminal."""
+    parts = [
+        f"{len(sample.numbers)} sentences, {len(sample.references)} reference(s) each",
+        tabulate(
+            [(score.metric, score.shown, score.details) for score in scores],
+            headers=["metric", "value", "details"],
+            colalign=["left", "right", "left"],
+            disable_numparse=True,
+        ),
+        "\n".join(f"{', '.join(names)}: {signature}" for signature, names in _by_signature(scores).items()),
+    ]
+    if tests:
+        rows = [
+            (
+                test["metric"],
+                *(f"{test[side]['score']:.2f} ({test[side]['mean']:.2f} ± {test[side]['interval']:.2f})"
+                  for side in ("baseline", "here")),
+                f"{test['p']:.4f}",
+            )
+            for test in tests
+        ]
+        samples = sample.settings.bootstrap_samples
+        parts.append(
+            f"Paired bootstrap, {samples} samples: value (mean ± 95 % interval)\n"
+            + tabulate(rows, headers=["metric", "baseline", "here", "p"], disable_numparse=True)
+        )
+    if differs is not None:
+        parts.append(_difference_text(differs))
+    if left_out:
+        parts.append("\n".join(f"left out: {reason}" for reason in left_out))
+    return "\n\n".join(parts)
+
+
+def _by_signature(scores: Sequence[Score]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for score in scores:
+        names.setdefault(score.signature, []).append(score.metric)
+    return names
+
+
+def _difference_text(differs: Difference) -> str:
+    text = f"Identical to the baseline: {differs.identical} of {differs.sentences} sentences"
+    if differs.first is None:
+        return text
+    return (
+        f"{text}; the first difference is in sentence {differs.first} (counted from 0), word {differs.word}:\n"
+        f"  baseline: {differs.baseline}\n  here:     {differs.hypothesis}"
+    )
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Options of `spec-dec-metrics`."""
+    parser = argparse.ArgumentParser(prog="spec-dec-metrics", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--hypotheses", required=True, metavar="FILE", help="plain text, or output of fairseq-generate")
+    add(
+        "--references",
+        nargs="+",
+        metavar="FILE",
+        help="one or several references (default: the T- lines of the hypotheses, when these are generate output)",
+    )
+    source = "source side, for SARI, F0.5 and COMET (default: the S- lines of generate output)"
+    add("--source", metavar="FILE", help=source)
+    add("--baseline", metavar="FILE", help="other hypotheses: count identical sentences, test the difference")
+    add("--metrics", metavar="NAME,NAME", help=f"which of {','.join(METRICS)} (default: all that can be computed)")
+    add("--lang", default="en", help="target language, for Moses and sacrebleu tokenisation (default: en)")
+    add("--tokenized", action="store_true", help="the files hold Moses tokens: use them, detokenise for sacreBLEU")
+    add("--compound-split", action="store_true", help="tokenised BLEU: split words at hyphens, as WMT14 en-de papers")
+    add("--tokenize", metavar="NAME", choices=sorted(sacrebleu.BLEU.TOKENIZERS), help="sacreBLEU's tokenizer")
+    add("--stemmer", action="store_true", help="ROUGE: stem words")
+    add("--sentence-separator", default="<q>", metavar="TEXT", help="ROUGE-Lsum: what parts sentences (default: <q>)")
+    add("--comet-model", metavar="MODEL.ckpt", help="COMET: model file on this machine; nothing is downloaded")
+    add("--bootstrap-samples", type=int, default=1000, metavar="N", help="for --baseline (default: 1000)")
+    add("--json", metavar="FILE", help="write all results there too")
+    return parser
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse, compute, print, write."""
+    args = get_parser().parse_args(argv)
+    names = choose(args.metrics, args.source is not None)
+    if args.bootstrap_samples < 1:
+        raise ConfigurationError(f"--bootstrap-samples {args.bootstrap_samples}: give at least 1")
+    settings = Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
+    sample = load(args, settings)
+    scores, left_out = compute(names, sample, insist=args.metrics is not None)
+    if args.metrics is None and args.source is None:
+        rewriting = "for rewriting, compares with the source; add --source FILE"
+        left_out += [f"{name}: {rewriting}" for name in REWRITING.values()]
+    tests = significance(names, sample) if sample.baseline is not None else []
+    differs = difference(sample) if sample.baseline is not None else None
+    print(report(sample, scores, left_out, tests, differs))
+    if args.json is not None:
+        result = {
+            "arguments": vars(args),
+            "sentences": len(sample.numbers),
+            "scores": [asdict(score) for score in scores],
+            "significance": tests,
+            "identical": None if differs is None else asdict(differs),
+            "left_out": left_out,
+        }
+        write_atomically(Path(args.json), json.dumps(result, indent=2, ensure_ascii=False) + "\n", "--json")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-metrics`."""
+    return run_command("spec-dec-metrics", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

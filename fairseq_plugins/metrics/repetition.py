@@ -1,0 +1,24 @@
+"""The token repetition ratio: words said twice, the sign of a drafter left alone."""
+
+from collections.abc import Sequence
+
+from fairseq_plugins.metrics.sample import Sample, Score
+
+
+def repetition_ratio(sentences: Sequence[Sequence[str]]) -> float:
+    """Share of tokens that equal the token before them (GAD Table 9), the sign of a drafter left alone.
+
+    Args:
+        sentences: tokens of each sentence; the first of a sentence has none before it.
+    """
+    tokens = sum(map(len, sentences))
+    repeated = sum(token == before for line in sentences for before, token in zip(line, line[1:], strict=False))
+    return repeated / tokens if tokens else 0.0
+
+
+def repetition(sample: Sample) -> list[Score]:
+    """The token repetition ratio in percent, with the references' own beside it."""
+    ratio = 100 * repetition_ratio(sample.hypotheses.tokens)
+    theirs = 100 * repetition_ratio([tokens for reference in sample.references for tokens in reference.tokens])
+    how = "share of Moses tokens equal to the one before"
+    return [Score("repetition", ratio, f"{ratio:.2f} %", f"references {theirs:.2f} %", how)]

@@ -1,0 +1,91 @@
+"""What is scored: the same sentences of hypotheses, references and sources; and what a score is."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import sacremoses
+
+
+@dataclass
+class Score:
+    """One value.
+
+    Attributes:
+        metric: its name as papers print it.
+        value: the number; higher is better except for TER and repetition.
+        shown: the number as printed.
+        details: parts of the value.
+        signature: how it was computed, for others to repeat it.
+    """
+
+    metric: str
+    value: float
+    shown: str
+    details: str
+    signature: str
+
+
+@dataclass
+class Settings:
+    """How to prepare text and which variant of a metric to compute; see the options of the same names."""
+
+    lang: str = "en"
+    tokenized: bool = False
+    compound_split: bool = False
+    tokenize: str | None = None
+    stemmer: bool = False
+    sentence_separator: str = "<q>"
+    comet_model: str | None = None
+    bootstrap_samples: int = 1000
+
+
+class Sentences:
+    """The same sentences raw, as sacreBLEU wants them, and split into Moses tokens, as papers before it did."""
+
+    def __init__(self, lines: Sequence[str], settings: Settings) -> None:
+        self.lines = list(lines)
+        self.settings = settings
+
+    @cached_property
+    def raw(self) -> list[str]:
+        """Text without tokenisation."""
+        if not self.settings.tokenized:
+            return self.lines
+        detokenizer = sacremoses.MosesDetokenizer(lang=self.settings.lang)
+        return [detokenizer.detokenize(line.split()) for line in self.lines]
+
+    @cached_property
+    def tokens(self) -> list[list[str]]:
+        """Moses tokens."""
+        if self.settings.tokenized:
+            return [line.split() for line in self.lines]
+        tokenizer = sacremoses.MosesTokenizer(lang=self.settings.lang)
+        return [tokenizer.tokenize(line, escape=False) for line in self.lines]
+
+    @property
+    def tokenized_lines(self) -> list[str]:
+        """Moses tokens with spaces between, hyphens split off with `--compound-split`."""
+        lines = [" ".join(tokens) for tokens in self.tokens]
+        return [split_compounds(line) for line in lines] if self.settings.compound_split else lines
+
+
+@dataclass
+class Sample:
+    """What is compared. `references` has one entry per reference file."""
+
+    numbers: list[int]
+    hypotheses: Sentences
+    references: list[Sentences]
+    sources: Sentences | None = None
+    baseline: Sentences | None = None
+    settings: Settings = field(default_factory=Settings)
+
+
+def split_compounds(line: str) -> str:
+    """Split words at hyphens into `a ##AT##-##AT## b`, as fairseq's `scripts/compound_split_bleu.sh` does.
+
+    English-German papers since Vaswani et al. 2017 report BLEU of text split so.
+    """
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)

@@ -1,0 +1,11 @@
+"""The NAT drafter: a Transformer whose decoder reads a prefix and fills a block of masks in one pass.
+
+The prefix is read as tokens, or as the verifier's states of them (`--drafter-context features`).
+"""
+
+from fairseq_plugins.models.block_nat.architectures import block_nat_base
+from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
+from fairseq_plugins.models.block_nat.fingerprints import dictionary_fingerprint
+from fairseq_plugins.models.block_nat.model import BlockNat
+
+__all__ = ["BlockNat", "BlockNatDecoder", "block_nat_base", "dictionary_fingerprint"]

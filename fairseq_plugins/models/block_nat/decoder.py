@@ -1,0 +1,132 @@
+"""The drafter's decoder: a prefix and blocks of masks in one pass."""
+
+from argparse import Namespace
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerDecoder
+from torch import Tensor, nn
+
+from fairseq_plugins.data.block_masking import Blocks
+from fairseq_plugins.models.block_nat.attention import Attended, MaskedAttention
+from fairseq_plugins.models.block_nat.fingerprints import dictionary_fingerprint
+from fairseq_plugins.models.positions import position_table
+from fairseq_plugins.models.transition import TransitionScores
+from fairseq_plugins.models.verifier_features import FeatureReader, layer_numbers
+
+
+class BlockNatDecoder(TransformerDecoder):
+    """Decoder of `block_nat`; its layers and weights are those of fairseq's Transformer decoder."""
+
+    # CachedDecoder knows what this class adds: mask vectors, and positions before every layer.
+    runs_in_cached_decoder = True
+
+    def __init__(self, args: Namespace, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
+        super().__init__(args, dictionary, embed_tokens)
+        width = embed_tokens.embedding_dim
+        self.mask_id = len(dictionary)
+        self.reads_features: bool = args.drafter_context == "features"
+        self.drafter_attention: str = "features" if self.reads_features else args.drafter_attention
+        if self.reads_features:
+            self.reader = FeatureReader(layer_numbers(args.feature_layers), len(self.layers), self.embed_dim)
+        self.positions_every_layer: bool = args.positions_every_layer
+        self.mask_vector = nn.Parameter(torch.randn(width) * width**-0.5 * self.embed_scale)
+        rank: int = args.transition_rank
+        self.transition = TransitionScores(len(dictionary), rank) if rank > 0 else None
+        self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
+        for layer in self.layers:
+            attention = MaskedAttention(
+                self.embed_dim, layer.nh, dropout=args.attention_dropout, self_attention=True
+            )
+            attention.load_state_dict(layer.self_attn.state_dict())
+            layer.self_attn = attention
+        # Kept in the checkpoint, so that decoding can refuse what does not fit.
+        self.register_buffer("trained_block_size", torch.tensor([args.block_size or 0]))
+        self.register_buffer("dictionary_fingerprint", dictionary_fingerprint(dictionary))
+        self.register_buffer("verifier_fingerprint", torch.tensor([0]))
+        # How often each token was a target: see decoding/drafters/vocabulary.py.
+        self.register_buffer("target_counts", torch.zeros(len(dictionary), dtype=torch.long))
+
+    def mask_vectors(self, positions: Tensor, encoder_out: dict[str, list[Tensor]]) -> Tensor:
+        """What masks at `positions` [B, T] are fed, [B, T, D] or broadcastable to it.
+
+        The learned vector; with `--src-embedding-copy` plus a soft copy of the source embeddings, attended from the
+        position in the target to position and embedding in the source (as GLAT feeds its decoder).
+        """
+        if self.copy_attention is None:
+            return self.mask_vector
+        source = encoder_out["encoder_embedding"][0]
+        # No look at the positions themselves, for which a device would be waited for.
+        table = position_table(self, max(self.max_positions(), positions.size(1), source.size(1)))
+        query = self.copy_attention(table[positions.clamp(max=table.size(0) - 1)])
+        padding = encoder_out["encoder_padding_mask"][0]
+        # Left-padded sources: the first real token has position 0.
+        position = ((~padding).cumsum(1) - 1).clamp(min=0, max=table.size(0) - 1)
+        copied = F.scaled_dot_product_attention(
+            query, source + table[position], source, attn_mask=~padding[:, None, :]
+        )
+        return self.mask_vector + copied
+
+    def block_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Scores [..., V] from hidden states [..., D] and the tokens [...] before."""
+        logits = self.output_layer(hidden)
+        return logits if self.transition is None else self.transition(logits, previous)
+
+    def block_hidden(
+        self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [B, N*K, D] of training blocks, all computed in one pass.
+
+        Args:
+            blocks: the blocks.
+            encoder_out: what the encoder returns.
+            features: [B, M, F] the verifier's states of the sentences, for drafters that read them.
+        """
+        # Where states stand for the sentence, only the blocks are run.
+        first = 0 if features is None else blocks.prefix_width
+        tokens, positions = blocks.tokens[:, first:], blocks.positions[:, first:]
+        is_mask = (tokens == self.mask_id)[:, :, None]
+        x = self.embed_scale * self.embed_tokens(tokens.clamp(max=self.mask_id - 1))
+        x = torch.where(is_mask, self.mask_vectors(positions, encoder_out).to(x), x)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        position = None
+        if self.embed_positions is not None:
+            table = position_table(self, blocks.prefix_width + blocks.block_size)
+            position = table[positions.clamp(max=table.size(0) - 1)]
+            x = x + position
+            position = position.transpose(0, 1)
+        contexts = None
+        if features is not None:
+            contexts, added = self.reader(features)
+            contexts = self.dropout_module(contexts).transpose(1, 2)
+            x = x + _before_anchors(added, blocks)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        x = self.dropout_module(x).transpose(0, 1)
+        memory, padding = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
+        for index, layer in enumerate(self.layers):
+            if self.positions_every_layer and index > 0 and position is not None:
+                x = x + position
+            context = None if contexts is None else contexts[index]
+            if context is not None and layer.normalize_before:
+                context = layer.self_attn_layer_norm(context)
+            x = layer(x, memory, padding, self_attn_mask=Attended(blocks.visible[:, None], context))[0]
+        x = x[blocks.prefix_width - first :]
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)
+        return x if self.project_out_dim is None else self.project_out_dim(x)
+
+
+def _before_anchors(states: Tensor, blocks: Blocks) -> Tensor:
+    """For every input of anchored blocks the state of the token before its anchor, [B, N*K, D]; 0 for none.
+
+    Args:
+        states: [B, M, D].
+        blocks: anchored blocks.
+    """
+    anchor = blocks.positions[:, blocks.prefix_width :] - (blocks.places - 1)
+    chosen = states.gather(1, (anchor - 1).clamp(min=0)[:, :, None].expand(-1, -1, states.size(2)))
+    return chosen.masked_fill((anchor == 0)[:, :, None], 0)

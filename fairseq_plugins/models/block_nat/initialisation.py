@@ -1,0 +1,65 @@
+"""Start a drafter from another model's weights: --init-encoder-from, --init-decoder-from."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import utils
+from torch import Tensor, nn
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import build_model, read_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]:
+    """Weights and activation function of the encoder or the decoder of a checkpoint."""
+    state, cfg = read_checkpoint(path, flag)
+    if "decoder.verifier_fingerprint" in state["model"]:
+        # A drafter that reads another verifier cannot be built here, and need not be.
+        beginning = f"{part}."
+        weights = {n.removeprefix(beginning): v for n, v in state["model"].items() if n.startswith(beginning)}
+        return weights, utils.get_activation_fn(cfg.activation_fn)
+    source = getattr(build_model(state, cfg, path, task, flag), part)
+    return source.state_dict(), source.layers[0].activation_fn
+
+
+def initialise(model: nn.Module, path: str, task: Any, option: str) -> None:
+    """Copy the encoder or the decoder of a checkpoint into the drafter, as far as it has layers.
+
+    Args:
+        model: the drafter, a `BlockNat`.
+        path: the checkpoint.
+        task: for the dictionaries.
+        option: "init_encoder_from" or "init_decoder_from".
+
+    Raises:
+        ConfigurationError: when activation functions or sizes differ, or the file is unfit.
+    """
+    flag = "--" + option.replace("_", "-")
+    part = "encoder" if "encoder" in option else "decoder"
+    given, theirs = _weights_of(path, task, flag, part)
+    ours = getattr(model, part).layers[0].activation_fn
+    if theirs is not ours:
+        raise ConfigurationError(
+            f"{flag} {path}: its layers use {theirs.__name__}, the drafter's {ours.__name__}; train the drafter with "
+            f"--activation-fn {theirs.__name__}"
+        )
+    wanted = getattr(model, part)
+    own = wanted.state_dict()
+    shared = {
+        name: value
+        for name, value in given.items()
+        if name in own
+        and not name.endswith(("fingerprint", "trained_block_size", "target_counts"))
+        and not f"{part}.{name}".startswith(model.borrowed)
+    }
+    for name, value in shared.items():
+        if own[name].shape != value.shape:
+            raise ConfigurationError(
+                f"{flag} {path}: {part}.{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the "
+                "drafter; give the drafter the same sizes"
+            )
+    wanted.load_state_dict(shared, strict=False)
+    logger.info("%s %s: %d of %d tensors of the %s taken over", flag, path, len(shared), len(own), part)

@@ -1,0 +1,224 @@
+"""The model `block_nat`: encoder, decoder, and what of the verifier it reads; how it is built, trained and saved."""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerModel
+from torch import Tensor, nn
+
+from fairseq_plugins.data.block_masking import Blocks, glance
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
+from fairseq_plugins.models.block_nat.fingerprints import weights_fingerprint
+from fairseq_plugins.models.block_nat.initialisation import initialise
+from fairseq_plugins.models.block_nat.options import add_options, set_defaults
+from fairseq_plugins.models.verifier_features import fit_to_verifier
+
+
+@register_model("block_nat")
+class BlockNat(TransformerModel):
+    """Non-autoregressive drafter of GAD and SpecDec (GAD section 3.1, Appendix C)."""
+
+    def __init__(self, args: Namespace, encoder: nn.Module, decoder: BlockNatDecoder) -> None:
+        super().__init__(args, encoder, decoder)
+        self.shares_encoder: bool = args.share_encoder
+        # The verifier's decoder, whose states are read: frozen, and not part of the checkpoint.
+        self.verifier_decoder: nn.Module | None = None
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether the prefix is read as the verifier's states."""
+        return self.decoder.reads_features
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add fairseq's Transformer options and the drafter's own."""
+        super().add_args(parser)
+        add_options(parser)
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any, verifier: nn.Module | None = None) -> "BlockNat":
+        """Build a drafter.
+
+        Args:
+            args: model options.
+            task: the task, for dictionaries and, in training, `--verifier-path` and `--block-size`.
+            verifier: whose encoder to share; by default the task's.
+
+        Raises:
+            ConfigurationError: when options contradict each other or an initial checkpoint does not fit.
+        """
+        set_defaults(args)
+        if args.transition_rank < 0:
+            raise ConfigurationError(f"--transition-rank {args.transition_rank}: give 0 (none) or more")
+        args.block_size = getattr(args, "block_size", None) or getattr(task.cfg, "block_size", None)
+        if args.share_encoder:
+            verifier = verifier or task.training_verifier()
+            if verifier is None:
+                needing = "--drafter-context features" if args.drafter_context == "features" else "--share-encoder"
+                raise ConfigurationError(f"{needing}: needs the verifier to read; add --verifier-path VERIFIER.pt")
+        if args.drafter_context == "features":
+            fit_to_verifier(args, verifier)
+        model = super().build_model(args, task)
+        source_width, target_width = args.encoder_embed_dim, model.decoder.embed_tokens.embedding_dim
+        if args.src_embedding_copy and source_width != target_width:
+            raise ConfigurationError(
+                f"--src-embedding-copy: feeds source embeddings ({source_width} wide) to the decoder ({target_width} "
+                "wide); give encoder and decoder the same --encoder-embed-dim and --decoder-embed-dim"
+            )
+        if args.drafter_context == "features":
+            model.adopt_verifier(verifier)
+        elif args.share_encoder:
+            model.adopt_encoder(verifier.encoder)
+        for option in ("init_encoder_from", "init_decoder_from"):
+            # Not when a trained drafter is loaded: its own weights follow, and the file may be gone.
+            if getattr(args, option, None) and not getattr(task, "loading_checkpoint", False):
+                initialise(model, getattr(args, option), task, option)
+        return model
+
+    @classmethod
+    def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> BlockNatDecoder:
+        return BlockNatDecoder(args, tgt_dict, embed_tokens)
+
+    def adopt_encoder(self, encoder: nn.Module) -> None:
+        """Read this encoder's output from now on; it is frozen and not part of the checkpoint.
+
+        Raises:
+            ConfigurationError: when the encoder's width differs from what the drafter's cross-attention reads.
+        """
+        width = encoder.layers[0].embed_dim
+        expected = self.decoder.layers[0].encoder_attn.kdim
+        if width != expected:
+            raise ConfigurationError(
+                f"--share-encoder: the verifier's encoder is {width} wide, the drafter reads {expected}; "
+                f"train it with --encoder-embed-dim {width}"
+            )
+        self.encoder = encoder.requires_grad_(False).eval()
+        self._remember_verifier(encoder)
+
+    def adopt_verifier(self, verifier: nn.Module) -> None:
+        """Read this verifier's encoder output and decoder states; its weights are frozen and not in the checkpoint."""
+        self.adopt_encoder(verifier.encoder)
+        decoder = self.verifier_decoder = verifier.decoder.requires_grad_(False).eval()
+        for name in ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim", "embed_scale"):
+            setattr(self.decoder, name, getattr(decoder, name))
+        self._remember_verifier(verifier)
+
+    def _remember_verifier(self, part: nn.Module) -> None:
+        self.decoder.verifier_fingerprint = weights_fingerprint(part).to(self.decoder.verifier_fingerprint.device)
+
+    @property
+    def borrowed(self) -> tuple[str, ...]:
+        """Beginnings of the names of weights that belong to the verifier."""
+        if self.reads_features:
+            parts = ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim")
+            return ("encoder.", "verifier_decoder.", *(f"decoder.{part}." for part in parts))
+        return ("encoder.",) if self.shares_encoder else ()
+
+    @torch.no_grad()
+    def _verifier_states(
+        self, prev_output_tokens: Tensor, encoder_out: dict[str, list[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Teacher forcing: states [B, M, F] of the layers to read, and [B, M, D] as they enter the projection."""
+        assert self.verifier_decoder is not None
+        last, extra = self.verifier_decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)
+        layers = [extra["inner_states"][number].transpose(0, 1) for number in self.decoder.reader.feature_layers]
+        return torch.cat(layers, -1), last
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        blocks: Blocks,
+        glancing_ratio: float = 0.0,
+        soft_targets: bool = False,
+    ) -> dict[str, Tensor]:
+        """Predict masked blocks, in training with glancing.
+
+        Args:
+            src_tokens: [B, S].
+            src_lengths: [B].
+            blocks: the masked blocks.
+            glancing_ratio: share of the wrong first predictions to reveal before the second pass; 0 for one pass.
+            soft_targets: return the verifier's distributions, too.
+
+        Returns:
+            logits: [n, V] for the n masks that are targets.
+            targets: [n].
+            draft_positions: [n], their positions in the draft, from 1.
+            verifier_log_probs: [n, V], what the verifier says of these targets, with `soft_targets`.
+            glanced_correct, glanced_total: counts [] of the first pass (0 without one).
+        """
+        encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
+        features, last = None, None
+        if self.reads_features:
+            features, last = self._verifier_states(blocks.tokens[:, : blocks.prefix_width], encoder_out)
+        elif soft_targets:
+            raise ConfigurationError("--soft-targets: needs the verifier's states; add --drafter-context features")
+        pad = self.decoder.padding_idx
+        if self.training:
+            seen = blocks.targets[blocks.targets != pad]
+            self.decoder.target_counts.index_add_(0, seen, torch.ones_like(seen))
+        zero = blocks.targets.new_zeros(())
+        correct, total = zero, zero
+        if glancing_ratio > 0:
+            with torch.no_grad():
+                hidden = self.decoder.block_hidden(blocks, encoder_out, features)
+                predicted = self.decoder.block_logits(hidden, blocks.previous).argmax(-1)
+                correct = ((predicted == blocks.targets) & (blocks.targets != pad)).sum()
+                total = (blocks.targets != pad).sum()
+                blocks = glance(blocks, predicted, glancing_ratio, pad)
+        is_target = blocks.targets != pad
+        hidden = self.decoder.block_hidden(blocks, encoder_out, features)[is_target]
+        output = {
+            "logits": self.decoder.block_logits(hidden, blocks.previous[is_target]),
+            "targets": blocks.targets[is_target],
+            "draft_positions": blocks.places.expand_as(is_target)[is_target],
+            "glanced_correct": correct,
+            "glanced_total": total,
+        }
+        if soft_targets:
+            output["verifier_log_probs"] = self._verifier_log_probs(last, blocks, is_target)
+        return output
+
+    @torch.no_grad()
+    def _verifier_log_probs(self, last: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:
+        """The verifier's log-probabilities [n, V] at the n targets, from its teacher-forced states [B, M, D]."""
+        assert self.verifier_decoder is not None
+        positions = blocks.positions[:, blocks.prefix_width :].clamp(max=last.size(1) - 1)
+        states = last.gather(1, positions[:, :, None].expand(-1, -1, last.size(2)))[is_target]
+        return self.verifier_decoder.output_layer(states).float().log_softmax(-1)
+
+    def train(self, mode: bool = True) -> "BlockNat":
+        super().train(mode)
+        if self.shares_encoder:
+            self.encoder.eval()
+        if self.verifier_decoder is not None:
+            # Its embeddings and projections, which the drafter uses, have no mode.
+            self.verifier_decoder.eval()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = super().state_dict(*args, **kwargs)
+        for name in [name for name in state if name.startswith(self.borrowed)]:
+            del state[name]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
+        # Drafters of earlier versions did not count.
+        counts = {"decoder.target_counts": self.decoder.target_counts}
+        state_dict = {**counts, **state_dict}
+        if self.borrowed:
+            trained = int(state_dict["decoder.verifier_fingerprint"])
+            if trained != int(self.decoder.verifier_fingerprint):
+                raise ConfigurationError(
+                    f"{'--drafter-context features' if self.reads_features else '--share-encoder'}: this drafter was "
+                    "trained on the states of another verifier; decode with the verifier it was trained with, or train "
+                    "a drafter for this one"
+                )
+            own = super().state_dict()
+            state_dict = {**{name: own[name] for name in own if name.startswith(self.borrowed)}, **state_dict}
+        return super().load_state_dict(state_dict, strict, **kwargs)

@@ -1,0 +1,82 @@
+"""The options of a drafter besides those of fairseq's Transformer."""
+
+from argparse import ArgumentParser, Namespace
+
+from fairseq.models.transformer import base_architecture
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add the drafter's own options."""
+    parser.add_argument(
+        "--drafter-attention",
+        choices=["full", "prefix-causal"],
+        help="what the prefix attends to: full = everything, as in the papers, computed anew every iteration; "
+        "prefix-causal = what is left of it, so that it can be cached (default: prefix-causal)",
+    )
+    parser.add_argument(
+        "--drafter-context",
+        choices=["tokens", "features"],
+        help="how the drafter reads the prefix: tokens = embeds and runs them, as in the papers; features = reads "
+        "the states that the verifier (--verifier-path) has of them, with its embeddings and vocabulary "
+        "projection, which makes a shallow drafter enough (default: tokens)",
+    )
+    parser.add_argument(
+        "--drafter-layers",
+        dest="decoder_layers",
+        type=int,
+        metavar="N",
+        help="the same as --decoder-layers (default with --drafter-context features: 2)",
+    )
+    parser.add_argument(
+        "--feature-layers",
+        metavar="N,N,...",
+        help="--drafter-context features: which of the verifier's decoder layers to read, 0 for the embedding "
+        "(default: what its first layers read, as many as the drafter has, and its last)",
+    )
+    parser.add_argument(
+        "--share-encoder",
+        action="store_true",
+        help="read the frozen encoder of --verifier-path instead of training one; the checkpoint then holds "
+        "the decoder only, and the drafter works with this verifier only",
+    )
+    parser.add_argument(
+        "--init-encoder-from", metavar="VERIFIER.pt", help="start the encoder from this checkpoint's"
+    )
+    parser.add_argument(
+        "--init-decoder-from",
+        metavar="MODEL.pt",
+        help="start the decoder from this checkpoint's: embeddings and as many layers as there are; the "
+        "verifier's, or a drafter's, whichever verifier that was trained with",
+    )
+    parser.add_argument(
+        "--src-embedding-copy",
+        action="store_true",
+        help="add a soft copy of the source embeddings to the mask vector, as GLAT does",
+    )
+    parser.add_argument(
+        "--transition-rank",
+        type=int,
+        metavar="R",
+        help="learn scores of a token given the drafted one before it, a V x V matrix of this rank, and choose a "
+        "draft's tokens one after the other among the best of each position (default: 0, each position by itself)",
+    )
+    parser.add_argument(
+        "--positions-every-layer",
+        action="store_true",
+        help="add position embeddings before every decoder layer, not only the first",
+    )
+
+
+def set_defaults(args: Namespace) -> None:
+    """Fill in what was not given: Transformer-base, 6-6 layers, 512/2048, 8 heads (GAD section 5.1)."""
+    args.drafter_context = getattr(args, "drafter_context", None) or "tokens"
+    args.feature_layers = getattr(args, "feature_layers", None)
+    args.drafter_attention = getattr(args, "drafter_attention", None) or "prefix-causal"
+    args.transition_rank = getattr(args, "transition_rank", None) or 0
+    for name in ("share_encoder", "src_embedding_copy", "positions_every_layer"):
+        setattr(args, name, getattr(args, name, False))
+    if args.drafter_context == "features":
+        args.share_encoder = True
+        args.decoder_layers = getattr(args, "decoder_layers", 2)
+    args.activation_fn = getattr(args, "activation_fn", "gelu")
+    base_architecture(args)

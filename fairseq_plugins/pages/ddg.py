@@ -1,0 +1,217 @@
+"""Decoding dependency graphs: which target tokens a model can decode together (Santilli et al. 2023, section 3.5).
+
+Greedy decoding is a triangular system of m equations (eq. 4), one for each target token. Parallel Jacobi iterations
+solve all of them at once, over and over. Tokens that become final in the same iteration did not need each other.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.drafters import DecodingState, Draft
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.verifier import Verification, Verifier
+
+SOURCE = -1
+"""The node of a graph that stands for the encoded source."""
+
+# First guess at the length of the target, in lengths of the source; the window grows when it was too short.
+_WINDOW_RATIO = 2.0
+_WINDOW_MARGIN = 10
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Parallel Jacobi iterations of one sentence of m target tokens, up to the fixed point in iteration K.
+
+    Attributes:
+        tokens: m token ids, the fixed point, EOS included.
+        predicted: K rows of m token ids, the most probable ones of every iteration.
+        probability: K rows of m, the probability of the final token in every iteration.
+        final_at: m iterations, counted from 1: from there on the token and all before it are final.
+        iterations: how many were run, the one included that finds nothing changed (eq. 5); m at most.
+    """
+
+    tokens: list[int]
+    predicted: list[list[int]]
+    probability: list[list[float]]
+    final_at: list[int]
+    iterations: int
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Positions that became final together, iteration by iteration."""
+        return [list(positions) for _, positions in groupby(range(len(self.tokens)), self.final_at.__getitem__)]
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """Edges of the dependency graph, (from, to) as positions, first `SOURCE`.
+
+        A token depends on the source and on every token that was final before its iteration. As in Figure 4,
+        redundant edges are left out (transitive reduction): those of the group just before imply the others.
+        """
+        edges: list[tuple[int, int]] = []
+        before = [SOURCE]
+        for group in self.groups:
+            edges += [(a, b) for b in group for a in before]
+            before = group
+        return edges
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence to be drawn.
+
+    Attributes:
+        number: its number in the subset, as in the H- lines of fairseq-generate.
+        source, output: as text.
+        labels: the target tokens as the dictionary has them, subword marks included.
+        predicted: K rows of m, what every iteration predicted.
+        trace: the iterations.
+        identical: whether the fixed point is fairseq's own output at `--beam 1`.
+    """
+
+    number: int
+    source: str
+    output: str
+    labels: list[str]
+    predicted: list[list[str]]
+    trace: Trace
+    identical: bool
+
+    @property
+    def right_to_left(self) -> bool:
+        """Whether the output is read from right to left, and drawn so."""
+        kinds = [unicodedata.bidirectional(c) for c in self.output]
+        return sum(kind in ("R", "AL") for kind in kinds) > kinds.count("L")
+
+    @property
+    def speed_up(self) -> float:
+        """Tokens per iteration, the last iteration that finds nothing changed included (eq. 5)."""
+        return len(self.labels) / self.trace.iterations
+
+    @property
+    def title(self) -> str:
+        """What the drawing is headed with."""
+        tokens, iterations = (
+            f"{count} {name}" + "s" * (count != 1)
+            for count, name in ((len(self.labels), "token"), (len(self.predicted), "parallel Jacobi iteration"))
+        )
+        return f"Sentence {self.number}: {tokens}, fixed point after {iterations}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that was computed, for other programs."""
+        return {
+            "sentence": self.number,
+            "source": self.source,
+            "output": self.output,
+            "labels": self.labels,
+            "predicted_labels": self.predicted,
+            **asdict(self.trace),
+            "probability": [[round(value, 6) for value in row] for row in self.trace.probability],
+            "groups": self.trace.groups,
+            "edges": self.trace.edges,
+            "speed_up": self.speed_up,
+            "right_to_left": self.right_to_left,
+            "identical_to_fairseq": self.identical,
+        }
+
+
+def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str = "pad") -> Trace:
+    """Solve one sentence by Parallel Jacobi iterations (Algorithm 1) and note what happened.
+
+    The length of the target is not given: iterations go on until the first EOS and all before it are a fixed point.
+
+    Args:
+        generator: a drafting generator, for its models and generation options.
+        sample: a fairseq batch of one sentence.
+        initial: first guess of every token: "pad" as in the paper, "unk", or "source" for the token at its position.
+    """
+    system = _System(generator, sample, initial)
+    window = min(system.max_len + 1, math.ceil(_WINDOW_RATIO * system.source.numel()) + _WINDOW_MARGIN)
+    while (solution := _solve(system, window)) is None:
+        # No token sees those after it, so a wider window repeats the same iterates and goes on from there.
+        window = min(system.max_len + 1, 2 * window)
+    iterates, length = solution
+    tokens = iterates[-1][:length]
+    final_at = _final_at(iterates, tokens)
+    probability = []
+    for before in iterates[: max(final_at)]:
+        log_probs = system.verify(before).log_probs(_padded(tokens, window, tokens[-1])[None])
+        probability.append(log_probs[0, :length].exp().tolist())
+    return Trace(
+        tokens=tokens.tolist(),
+        predicted=[iterate[:length].tolist() for iterate in iterates[1 : max(final_at) + 1]],
+        probability=probability,
+        final_at=final_at,
+        iterations=len(iterates) - 1,
+    )
+
+
+class _System:
+    """The equations of one sentence: next-token predictions of all positions at once, as `--beam 1` would choose."""
+
+    def __init__(self, generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str) -> None:
+        self.options = generator
+        verifier = generator.build_method().verifier
+        assert isinstance(verifier, Verifier)
+        self.verifier = verifier
+        tokens = sample["net_input"]["src_tokens"]
+        self.source = tokens[0][tokens[0] != generator.pad]
+        self.max_len = min(int(generator.max_len_a * tokens.size(1) + generator.max_len_b), generator.max_len - 1)
+        self.initial = initial
+        self.verifier.start(sample)
+
+    def first_guess(self, window: int) -> Tensor:
+        """INITT of Algorithm 1, [window]."""
+        if self.initial == "source":
+            return _padded(self.source, window, self.options.pad)
+        return self.source.new_full((window,), self.options.unk if self.initial == "unk" else self.options.pad)
+
+    def verify(self, guess: Tensor) -> Verification:
+        """Scores [1, window, V] of every position, given `guess` [window] for those before it."""
+        first = guess.new_full((1, 1), self.options.eos)
+        state = DecodingState(first, first.new_zeros(1), [0], self.max_len)
+        verification = self.verifier.verify(state, Draft(guess[None, :-1]))
+        scores = verification.scores
+        scores[..., self.options.pad] = -torch.inf
+        scores[..., self.options.unk] -= self.options.unk_penalty
+        scores[:, : self.options.min_len, self.options.eos] = -torch.inf
+        end = scores[:, self.max_len :, self.options.eos].clone()
+        scores[:, self.max_len :] = -torch.inf
+        scores[:, self.max_len :, self.options.eos] = end
+        return verification
+
+
+def _solve(system: _System, window: int) -> tuple[list[Tensor], int] | None:
+    """All iterates [window], the first guess first, and the length of the target; None when it exceeds the window."""
+    iterates = [system.first_guess(window)]
+    while True:
+        iterates.append(system.verify(iterates[-1]).scores[0].argmax(-1))
+        before, now = iterates[-2:]
+        ends = (now == system.options.eos).nonzero()
+        length = int(ends[0]) + 1 if len(ends) else window
+        # By Proposition 1 the first k tokens are final after k iterations, whatever the first guess was.
+        if torch.equal(before[:length], now[:length]) or len(iterates) - 1 >= length:
+            return (iterates, length) if len(ends) else None
+
+
+def _final_at(iterates: Sequence[Tensor], tokens: Tensor) -> list[int]:
+    """Iteration, from 1, in which every token and all before it have their final values."""
+    right = torch.stack([iterate[: len(tokens)] == tokens for iterate in iterates[1:]])
+    prefix_right = right.long().cumprod(1)
+    return (len(prefix_right) - prefix_right.sum(0) + 1).tolist()
+
+
+def _padded(tokens: Tensor, width: int, value: int | Tensor) -> Tensor:
+    """`tokens` cut or filled up to `width`."""
+    result = tokens.new_full((width,), int(value))
+    kept = tokens[:width]
+    result[: len(kept)] = kept
+    return result

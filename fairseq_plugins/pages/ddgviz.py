@@ -1,0 +1,202 @@
+"""Draw which target tokens a model decodes together: DDGviz (Santilli et al. 2023, sections 3.5 and 4.3).
+
+    spec-dec-ddgviz DATA_BIN --path MODEL.pt [--gen-subset test] --sentences 3,17 --output FOLDER
+
+All options of fairseq-generate are understood too. For every sentence FOLDER gets a PNG, an SVG and a JSON file, and
+one page, ddgviz.html, shows all of them interactively. Any Transformer of fairseq will do, or several as an ensemble
+(--path A.pt:B.pt); nothing is trained.
+"""
+
+import argparse
+import json
+import logging
+import re
+import statistics
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from tabulate import tabulate
+
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
+from fairseq_plugins.commands.session import Session
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.pages.ddg import Sentence, trace
+
+logger = logging.getLogger("spec-dec-ddgviz")
+
+GREEDY = "fairseq beam 1"
+
+
+def compute(session: Session, dataset: Any, number: int) -> Sentence:
+    """Solve one sentence by Jacobi iterations, and check the result against fairseq's own greedy decoding."""
+    sample = session.batch(dataset, [number])
+    solved = trace(_generator(session, "jacobi"), sample, str(session.cfg.task.jacobi_init))
+    expected = session.decode(_generator(session, "beam"), sample)[0][0]["tokens"].tolist()
+    symbols = session.task.target_dictionary.symbols
+    source = sample["net_input"]["src_tokens"][0].cpu()
+    return Sentence(
+        number=number,
+        source=session.task.source_dictionary.string(source, session.cfg.common_eval.post_process),
+        output=session.text(solved.tokens),
+        labels=[symbols[token] for token in solved.tokens],
+        predicted=[[symbols[token] for token in row] for row in solved.predicted],
+        trace=solved,
+        identical=solved.tokens == expected,
+    )
+
+
+def _generator(session: Session, decoder: str) -> Any:
+    session.task.cfg.decoding_method = decoder
+    return session.generator(beam=1, nbest=1)
+
+
+def summary(sentences: Sequence[Sentence]) -> str:
+    """Return a table: iterations against tokens, and the mean speed-up in iterations."""
+    rows = [
+        [s.number, len(s.labels), len(s.predicted), s.trace.iterations, s.speed_up, max(map(len, s.trace.groups))]
+        for s in sentences
+    ]
+    means = [statistics.fmean(column) for column in list(zip(*rows, strict=True))[1:]]
+    header = ["sentence", "tokens", "fixed point after", "iterations", "speed-up", "largest group"]
+    body = [[*map(str, row[:4]), f"{row[4]:.2f}", str(row[5])] for row in rows]
+    body.append(["mean", *(f"{mean:.2f}" for mean in means)])
+    return tabulate(body, headers=header, tablefmt="github", stralign="right", disable_numparse=True)
+
+
+NOTE = (
+    "iterations: with the last one, which finds nothing changed (eq. 5), at most one per token; "
+    "speed-up: tokens per iteration"
+)
+
+
+def sentence_numbers(text: str | None) -> list[int]:
+    """Parse `--sentences 3,17,20-22`; the order is kept.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    if text is None:
+        raise ConfigurationError("--sentences is missing; give numbers from 0 and ranges, such as 3,17,20-22")
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise ConfigurationError(f"--sentences {text}: give numbers from 0 and ranges, such as 3,17,20-22")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigurationError(f"--sentences {text}: {part.strip()} is empty; give the lower number first")
+        numbers += range(first, last + 1)
+    return list(dict.fromkeys(numbers))
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Return fairseq-generate's parser with our own options added."""
+    parser = generation_parser("spec-dec-ddgviz")
+    group = parser.add_argument_group("DDGviz")
+    group.add_argument(
+        "--sentences",
+        metavar="N,N-N",
+        help="which sentences of the subset, from 0, as in fairseq-generate's H- lines",
+    )
+    group.add_argument("--output", metavar="FOLDER", help="where to write the drawings")
+    return parser
+
+
+def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collection[int]) -> None:
+    """Refuse what cannot be drawn.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    size = len(dataset)
+    outside = [number for number in numbers if number >= size]
+    if outside:
+        raise ConfigurationError(
+            f"--sentences {outside[0]}: subset {cfg.dataset.gen_subset} has {size} sentences; give numbers from 0 to "
+            f"{size - 1}"
+        )
+    too_long = sorted(set(numbers) - set(usable))
+    if too_long:
+        raise ConfigurationError(
+            f"--sentences {too_long[0]}: longer than the model's positions; choose another sentence"
+        )
+
+
+def output_folder(path: str | None) -> Path:
+    """Make the folder of `--output`.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    if path is None:
+        raise ConfigurationError("--output is missing; give a folder for the drawings")
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--output {path}: cannot be made ({error.strerror}); give a folder") from error
+    return Path(path)
+
+
+def load(cfg: DictConfig) -> Session:
+    """Set up what decodes; the decoder is ours to choose.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    check_paths(cfg)
+    if cfg.generation.prefix_size > 0:
+        raise ConfigurationError(f"--prefix-size {cfg.generation.prefix_size}: cannot be drawn; leave it out")
+    cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None, jacobi_pool=False)
+    # One sentence that is too long must not keep the others from being drawn.
+    cfg.dataset.skip_invalid_size_inputs_valid_test = True
+    return Session(cfg)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse, compute, draw, print."""
+    args = parse_arguments(get_parser(), argv)
+    cfg = as_config(args)
+    try:
+        from fairseq_plugins.pages import ddgviz_figure, ddgviz_page
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{error.name} is not installed; install it with: pip install 'fairseq-spec-dec[reports]'"
+        ) from error
+    numbers, folder = sentence_numbers(args.sentences), output_folder(args.output)
+    session = load(cfg)
+    dataset = session.load(cfg.dataset.gen_subset)
+    check(cfg, numbers, dataset, session.usable(dataset))
+    sentences = []
+    for number in numbers:
+        sentence = compute(session, dataset, number)
+        sentences.append(sentence)
+        if not sentence.identical:
+            logger.warning(
+                "sentence %d: the fixed point differs from %s; in fp32 only two tokens of equal score can explain that",
+                number,
+                GREEDY,
+            )
+        stem = folder / f"sentence-{number}"
+        ddgviz_figure.save(sentence, stem)
+        text = json.dumps(sentence.as_json(), ensure_ascii=False)
+        write_atomically(stem.with_suffix(".json"), text + "\n", "--output")
+        logger.info("%s.png, .svg, .json", stem)
+    page = folder / "ddgviz.html"
+    write_atomically(page, ddgviz_page.page(sentences), "--output")
+    logger.info("%s", page)
+    print(f"{summary(sentences)}\n\n{NOTE}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-ddgviz`: 0, or 2 after a one-line error."""
+    logger.setLevel(logging.INFO)
+    return run_command("spec-dec-ddgviz", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

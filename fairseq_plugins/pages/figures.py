@@ -1,0 +1,260 @@
+"""Figures of reports, as PNG bytes: Okabe and Ito's colours, and a marker or line style of its own for each series."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairseq_plugins.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito 2008, "Color universal design", without the yellow, which is too light for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
+GREY = "#666666"
+
+_STYLE = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    # Labels come from file names and may hold dollar signs.
+    "text.parse_math": False,
+}
+# Beyond so many points a scatter plot shows the same and only takes longer.
+_MAX_POINTS = 5000
+
+
+def look(index: int) -> dict[str, Any]:
+    """Colour, marker and line style of the series with this index."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": LINES[index % len(LINES)],
+    }
+
+
+def draw(painter: Any, width: float = 7.5, height: float = 4.2, columns: int = 1) -> bytes:
+    """Return a figure as PNG.
+
+    Args:
+        painter: called with the axes, one or a sequence of `columns`.
+        width: inches.
+        height: inches.
+        columns: panels side by side.
+
+    Raises:
+        ConfigurationError: when matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError("matplotlib is not installed; pip install 'fairseq-spec-dec[reports]'") from error
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        painter(figure.subplots(1, columns))
+        target = io.BytesIO()
+        figure.savefig(target, format="png", dpi=130)
+    return target.getvalue()
+
+
+def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str) -> bytes:
+    """Histogram of speed-ups of single sentences, GAD Figure 4.
+
+    Args:
+        series: label -> speed-up of every sentence.
+        what: the label of the axis, which says how speed-up is measured.
+    """
+    # Bins fit for nearly all sentences; a few far out should make them neither coarse nor narrow.
+    step = _round_step(max(float(np.percentile(values, 98)) for values in series.values()) / 26)
+    usual = max(float(np.percentile(values, 99.5)) for values in series.values())
+    edges = np.arange(0, usual + 2 * step, step)
+    beyond = max(max(values) for values in series.values()) > edges[-1]
+
+    def paint(axes: "Axes") -> None:
+        for index, (label, values) in enumerate(series.items()):
+            style = look(index)
+            weights = np.full(len(values), 100 / len(values))
+            counts, _ = np.histogram(np.minimum(values, edges[-1]), edges, weights=weights)
+            if len(series) == 1:
+                axes.stairs(counts, edges, fill=True, color=style["color"], alpha=0.35)
+            line = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.8}
+            axes.stairs(counts, edges, **line, label=f"{label} (median {np.median(values):.2f}×)")
+        axes.axvline(1, color=GREY, linewidth=1)
+        label = what + ("; last bin: this or more" if beyond else "")
+        axes.set(xlabel=label, ylabel="sentences (%)", xlim=(0, edges[-1]))
+        axes.xaxis.set_major_formatter("{x:g}×")
+        _legend(axes)
+
+    return draw(paint)
+
+
+def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], what: str) -> bytes:
+    """Speed-up of every sentence over its edit ratio, Figure 5 of Aggressive Decoding, with medians as lines.
+
+    Args:
+        series: label -> (edit ratios, speed-ups).
+        what: the label of the axis.
+    """
+
+    def paint(axes: "Axes") -> None:
+        for index, (label, (ratios, speed_ups)) in enumerate(series.items()):
+            style = look(index)
+            x, y = np.asarray(ratios), np.asarray(speed_ups)
+            shown = np.arange(len(x))
+            if len(x) > _MAX_POINTS:
+                shown = np.random.default_rng(0).choice(len(x), _MAX_POINTS, replace=False)
+            dots = {"color": style["color"], "marker": style["marker"]}
+            axes.scatter(x[shown], y[shown], s=12, alpha=0.35, linewidths=0, **dots)
+            xs, medians = _binned(x, y, np.median)
+            axes.plot(xs, medians, **style, linewidth=2, markersize=6, markeredgecolor="white", label=label)
+        # A few runaway outputs, many times as long as their sources, would press all others into a corner.
+        usual = 1.02 * max(float(np.percentile(ratios, 99.5)) for ratios, _ in series.values())
+        beyond = any(max(ratios) > usual for ratios, _ in series.values())
+        label = "edit ratio (edits per source token)" + ("; the last 0.5 % are not shown" if beyond else "")
+        axes.set(xlabel=label, ylabel=what)
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(right=max(usual, 0.05))
+        axes.yaxis.set_major_formatter("{x:g}×")
+        _legend(axes, "median of")
+
+    return draw(paint)
+
+
+def accepted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]]) -> bytes:
+    """Mean accepted tokens in the first, second, ... iteration of a sentence.
+
+    Args:
+        series: label -> (iteration, mean, sentences that came so far).
+    """
+
+    def paint(axes: "Axes") -> None:
+        for index, (label, points) in enumerate(series.items()):
+            numbers, means = [number for number, _, _ in points], [mean for _, mean, _ in points]
+            axes.plot(numbers, means, **look(index), markersize=5, label=label)
+        axes.axhline(1, color=GREY, linewidth=1)
+        axes.set(xlabel="iteration of the sentence", ylabel="accepted tokens, mean")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _legend(axes)
+
+    return draw(paint)
+
+
+def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> bytes:
+    """Probability that drafted tokens are accepted, by position in the draft.
+
+    Args:
+        series: label -> (given that all before it were, together with all before it), by position from 1.
+    """
+
+    def paint(panels: Sequence["Axes"]) -> None:
+        titles = ("accepted, given all before it were", "accepted together with all before it")
+        for panel, title in enumerate(titles):
+            axes = panels[panel]
+            for index, (label, curves) in enumerate(series.items()):
+                values = curves[panel]
+                axes.plot(range(1, len(values) + 1), values, **look(index), markersize=5, label=label)
+            axes.set_title(title)
+            axes.set(xlabel="position in the draft", ylim=(0, 1.03))
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        panels[0].set_ylabel("probability")
+        _legend(panels[1])
+
+    return draw(paint, width=9.5, columns=2)
+
+
+def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> bytes:
+    """Mean iterations over the length of the output.
+
+    Args:
+        series: label -> (output tokens, iterations) of every sentence.
+    """
+
+    def paint(axes: "Axes") -> None:
+        longest, most = 0.0, 0.0
+        for index, (label, (tokens, iterations)) in enumerate(series.items()):
+            lengths, means = _binned(np.asarray(tokens), np.asarray(iterations), np.mean)
+            longest, most = max(longest, *lengths), max(most, *means)
+            axes.plot(lengths, means, **look(index), markersize=5, label=label)
+        longest *= 1.08
+        axes.plot([0, longest], [0, longest], color=GREY, linewidth=1, label="greedy: one token each")
+        axes.set(xlabel="tokens of the output", ylabel="iterations, mean", xlim=(0, longest), ylim=(0, 1.25 * most))
+        _legend(axes)
+
+    return draw(paint)
+
+
+def quality_against_speed(
+    series: Mapping[str, Sequence[tuple[float, float, str]]],
+    references: Mapping[str, float],
+    front: Sequence[tuple[float, float]],
+    speed_label: str,
+) -> bytes:
+    """BLEU over speed for the settings of a sweep, the Pareto front as a line.
+
+    Args:
+        series: label -> (speed, BLEU, text beside the point) of every setting.
+        references: label -> BLEU of decoders that are drawn as horizontal lines.
+        front: (speed, BLEU) of the settings that no other beats in both.
+        speed_label: the label of the axis.
+    """
+
+    def paint(axes: "Axes") -> None:
+        ordered = sorted(front)
+        axes.plot(
+            [x for x, _ in ordered], [y for _, y in ordered], color=GREY, linewidth=6, alpha=0.3, label="Pareto front",
+            solid_capstyle="round", zorder=1,
+        )
+        if len(ordered) == 1:
+            axes.scatter(*ordered[0], s=260, color=GREY, alpha=0.3, linewidths=0, zorder=1)
+        for index, (label, points) in enumerate(series.items()):
+            style = look(index)
+            axes.scatter(
+                [x for x, _, _ in points], [y for _, y, _ in points], color=style["color"], marker=style["marker"],
+                s=45, edgecolors="white", linewidths=0.6, label=label, zorder=3,
+            )
+            for x, y, text in points:
+                if text:
+                    # Above and below in turn: neighbours on the front often belong to neighbouring series.
+                    away = (5, 5 if index % 2 else -13)
+                    axes.annotate(text, (x, y), xytext=away, textcoords="offset points", fontsize=8.5)
+        for index, (label, value) in enumerate(references.items()):
+            line = {"linewidth": 1.2, "linestyle": LINES[1 + index % 3]}
+            axes.axhline(value, color=GREY, **line, label=f"{label}: {value:.2f}")
+        axes.set(xlabel=speed_label, ylabel="BLEU")
+        axes.margins(0.12, 0.15)
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+    return draw(paint, width=9.5, height=4.6)
+
+
+def _binned(x: np.ndarray, y: np.ndarray, summary: Any, bins: int = 12) -> tuple[list[float], list[float]]:
+    """Mean x and summary of y in bins that hold about equally many points."""
+    edges = np.unique(np.quantile(x, np.linspace(0, 1, bins + 1)))
+    members = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, max(len(edges) - 2, 0))
+    groups = [members == index for index in np.unique(members)]
+    return [float(x[group].mean()) for group in groups], [float(summary(y[group])) for group in groups]
+
+
+def _round_step(value: float) -> float:
+    """The next of 0.1, 0.2, 0.5, 1, ... that is not smaller."""
+    power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
+    return max(0.1, next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * 0.999))
+
+
+def _legend(axes: "Axes", title: str | None = None) -> None:
+    if len(axes.get_legend_handles_labels()[1]) > 0:
+        axes.legend(title=title)

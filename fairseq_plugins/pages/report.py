@@ -1,0 +1,307 @@
+"""Where the speed of a run comes from: tables and figures over one or several files of `--stats-file`.
+
+    spec-dec-report gad.jsonl gad++.jsonl --baseline greedy.jsonl --output FOLDER
+
+Writes `report.md` with its figures as PNG, and `report.html`, one file with everything in it.
+"""
+
+import argparse
+import base64
+import html
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sacrebleu
+
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.tables import table
+from fairseq_plugins.metrics.texts import pick
+from fairseq_plugins.pages import figures
+from fairseq_plugins.pages.findings import (
+    acceptance_by_position,
+    accepted_by_iteration,
+    edit_ratios,
+    speed_up_by_edits,
+    speed_ups,
+)
+from fairseq_plugins.pages.runs import Run, load_runs, names_of, read_stats, side
+from fairseq_plugins.pages.sweep_figure import quality_figure, read_sweep
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass
+class Report:
+    """A report in the making: Markdown, and the figures by file name."""
+
+    lines: list[str] = field(default_factory=list)
+    figures: dict[str, bytes] = field(default_factory=dict)
+
+    def section(self, title: str, *paragraphs: str) -> None:
+        """Append a heading and paragraphs."""
+        self.lines += [f"## {title}", *paragraphs]
+
+    def figure(self, name: str, alt: str, png: bytes) -> None:
+        """Append a figure."""
+        self.figures[f"{name}.png"] = png
+        self.lines.append(f"![{alt}]({name}.png)")
+
+    def markdown(self) -> str:
+        """The report in Markdown; figures are files beside it."""
+        return "\n\n".join(self.lines) + "\n"
+
+    def html(self) -> str:
+        """The report as one HTML file without references to others."""
+        from markdown import markdown
+
+        body = markdown(self.markdown(), extensions=["tables"])
+        for name, png in self.figures.items():
+            body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{base64.b64encode(png).decode()}"')
+        return _PAGE.format(body=body)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Decoding report</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; background: #fff; }}
+h2 {{ margin-top: 2.5rem; border-bottom: 1px solid #ddd; }}
+img {{ max-width: 100%; height: auto; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .25rem .75rem; border-bottom: 1px solid #ddd; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def plain(text: str) -> str:
+    """Text of the user's that means nothing in Markdown and HTML."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
+
+
+def write_up(
+    runs: Sequence[Run],
+    baseline: Run | None,
+    sources: Mapping[int, str] | None,
+    references: Mapping[int, str] | None,
+    sweep: Mapping[str, Any] | None,
+) -> Report:
+    """Make the report.
+
+    Args:
+        runs: what is reported.
+        baseline: whose wall-clock times speed-up is measured against; None: iterations count.
+        sources: source text by sentence, for the edit ratio.
+        references: reference text by sentence, for BLEU.
+        sweep: what `read_sweep` returns.
+    """
+    report = Report(["# Decoding report"])
+    faster = {run.label: speed_ups(run, baseline) for run in runs}
+    if baseline is None:
+        what = "speed-up in iterations (tokens per iteration)"
+        how = (
+            "Speed-up of a sentence: its tokens divided by its iterations, since greedy decoding runs once a token. "
+            "What an iteration costs is not in it; for wall-clock time give `--baseline`."
+        )
+    else:
+        what = f"speed-up in wall-clock time over {baseline.label}"
+        how = f"Speed-up of a sentence: its wall-clock time in {plain(baseline.label)} divided by that in the run."
+    _summary(report, [*runs, *([baseline] if baseline else [])], faster, references, how)
+    report.section(
+        "Speed-up of single sentences",
+        "As Figure 4 of Generalized Aggressive Decoding: how many sentences gain how much.",
+    )
+    alt = "Histogram of speed-ups"
+    report.figure(
+        "speed-up", alt, figures.speed_up_distribution({name: list(s.values()) for name, s in faster.items()}, what)
+    )
+    _edits(report, runs, faster, sources, what)
+    _acceptance(report, runs)
+    report.section("Iterations by length", "Mean iterations of sentences whose outputs are about as long.")
+    lengths = {
+        run.label: ([s.tokens for s in run.sentences.values()], [s.iterations for s in run.sentences.values()])
+        for run in runs
+    }
+    alt = "Iterations over output tokens"
+    report.figure("iterations-by-length", alt, figures.iterations_by_length(lengths))
+    if sweep is not None:
+        _quality_and_speed(report, sweep)
+    return report
+
+
+def _summary(
+    report: Report,
+    runs: Sequence[Run],
+    faster: Mapping[str, Mapping[int, float]],
+    references: Mapping[int, str] | None,
+    how: str,
+) -> None:
+    headers = ["run", "sentences", "tokens", "iterations", "accepted tokens", "tokens/s", "speed-up, median"]
+    with_bleu = references is not None and any(run.hypotheses is not None for run in runs)
+    rows = []
+    for run in runs:
+        speed_up = faster.get(run.label)
+        rows.append(
+            [
+                plain(run.label),
+                len(run.sentences),
+                run.tokens,
+                run.iterations,
+                f"{run.tokens / run.iterations:.2f}",
+                f"{run.tokens / max(run.seconds, 1e-9):.1f}",
+                "-" if speed_up is None else f"{np.median(list(speed_up.values())):.2f}",
+                *([_bleu(run, references)] if with_bleu and references is not None else []),
+            ]
+        )
+    report.section("Summary", table(rows, headers + (["sacreBLEU"] if with_bleu else []), "pipe"), how)
+    batches = sorted({sentence.batch_size for run in runs for sentence in run.sentences.values()})
+    latency = []
+    for run in runs:
+        milliseconds = [1000 * sentence.seconds for sentence in run.sentences.values()]
+        values = [f"{np.percentile(milliseconds, percentile):.1f}" for percentile in PERCENTILES]
+        latency.append([plain(run.label), f"{np.mean(milliseconds):.1f}", *values])
+    note = "Time of the decoder for a sentence."
+    if batches[-1] > 1:
+        shown = "1" if batches[0] == 1 else str(batches[0])
+        note += (
+            f" Sentences were decoded in batches of {shown} to {batches[-1]}, and each carries an equal share of its "
+            "batch's time: for latency, decode with `--batch-size 1`."
+        )
+    headers = ["milliseconds", "mean", *(f"p{percentile}" for percentile in PERCENTILES)]
+    report.section("Latency", table(latency, headers, "pipe"), note)
+
+
+def _bleu(run: Run, references: Mapping[int, str]) -> str:
+    if run.hypotheses is None:
+        return "-"
+    numbers = sorted(run.sentences.keys() & run.hypotheses.hypotheses.keys() & references.keys())
+    if not numbers:
+        return "-"
+    hypotheses = [run.hypotheses.hypotheses[number] for number in numbers]
+    return f"{sacrebleu.BLEU().corpus_score(hypotheses, [[references[number] for number in numbers]]).score:.2f}"
+
+
+def _edits(
+    report: Report,
+    runs: Sequence[Run],
+    faster: Mapping[str, Mapping[int, float]],
+    sources: Mapping[int, str] | None,
+    what: str,
+) -> None:
+    title = "Speed-up and edit ratio"
+    usable = [run for run in runs if run.hypotheses is not None]
+    if sources is None or not usable:
+        report.section(
+            title,
+            "Left out: needs source and output. Add `--hypotheses` with the output of fairseq-generate of each run.",
+        )
+        return
+    series = {}
+    for run in usable:
+        assert run.hypotheses is not None
+        numbers = [number for number in faster[run.label] if number in sources]
+        outputs = pick(run.hypotheses, run.hypotheses.hypotheses, numbers, "--hypotheses")
+        ratios = edit_ratios([sources[number] for number in numbers], outputs)
+        series[run.label] = (ratios, [faster[run.label][number] for number in numbers])
+    report.section(
+        title,
+        "As Figure 5 of Input-guided Aggressive Decoding. Edit ratio: edit distance between source and output in "
+        "words, divided by the words of the source. It is near 0 in rewriting only; a translation changes every word.",
+    )
+    report.figure("edit-ratio", "Speed-up over edit ratio", figures.speed_against_edits(series, what))
+    rows = [
+        [plain(name) if row == 0 else "", interval, str(count), f"{gain:.2f}×"]
+        for name, run_series in series.items()
+        for row, (interval, count, gain) in enumerate(speed_up_by_edits(*run_series))
+    ]
+    report.lines.append(table(rows, ["run", "edit ratio", "sentences", "median speed-up"], "pipe"))
+
+
+def _acceptance(report: Report, runs: Sequence[Run]) -> None:
+    report.section("Accepted tokens by iteration", "The verifier's own token included, so that greedy decoding has 1.")
+    by_iteration = {run.label: accepted_by_iteration(run) for run in runs}
+    report.figure(
+        "accepted-by-iteration", "Accepted tokens over iterations", figures.accepted_by_iteration(by_iteration)
+    )
+    by_position = {run.label: acceptance_by_position(run) for run in runs}
+    drafted = {label: curves for label, curves in by_position.items() if curves[0]}
+    report.section(
+        "Acceptance by position in the draft",
+        "Left: how probable a drafted token is accepted when all before it were. Right: that it is accepted together "
+        "with all before it, the product of the left (Kaplan and Meier's estimate: where a sentence ends, nothing is "
+        "known about the rest of the draft).",
+    )
+    if not drafted:
+        report.lines.append("Left out: no iteration gained more than one token, so nothing was drafted.")
+        return
+    report.figure(
+        "accepted-by-position", "Acceptance over position in the draft", figures.accepted_by_position(drafted)
+    )
+
+
+def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
+    report.section(
+        "Quality and speed over β and τ",
+        f"From a sweep with {len(sweep['cells'])} settings; BLEU on the development set over sentences per second.",
+    )
+    report.figure("quality-speed", "BLEU over speed", quality_figure(sweep))
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Options of `spec-dec-report`."""
+    parser = argparse.ArgumentParser(prog="spec-dec-report", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("stats", nargs="+", metavar="STATS.jsonl", help="files of --stats-file")
+    add("--output", required=True, metavar="FOLDER", help="write report.md, report.html and figures there")
+    add("--baseline", metavar="STATS.jsonl", help="measure speed-up in wall-clock time over this run (default: count "
+        "iterations)")
+    add("--labels", nargs="+", metavar="NAME", help="names of the runs (default: names of the files)")
+    add("--hypotheses", nargs="+", metavar="FILE", help="output of each run, plain or of fairseq-generate: edit ratio")
+    add("--source", metavar="FILE", help="source text, when the hypotheses are plain text")
+    add("--references", metavar="FILE", help="reference text: BLEU (default: T- lines of generate output)")
+    add("--sweep", metavar="sweep.json", help="of spec-dec-sweep: quality against speed")
+    return parser
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse, read, write."""
+    args = get_parser().parse_args(argv)
+    runs = load_runs(args.stats, args.labels, args.hypotheses)
+    baseline = None
+    if args.baseline is not None:
+        label = names_of([args.baseline])[0]
+        taken = label in {run.label for run in runs}
+        baseline = Run(f"{label} (baseline)" if taken else label, args.baseline, read_stats(args.baseline))
+    sources = side(args.source, "--source", "sources", runs)
+    references = side(args.references, "--references", "references", runs)
+    sweep = None if args.sweep is None else read_sweep(args.sweep)
+    report = write_up(runs, baseline, sources, references, sweep)
+    folder = Path(args.output)
+    for name, png in report.figures.items():
+        write_atomically(folder / name, png, "--output")
+    write_atomically(folder / "report.md", report.markdown(), "--output")
+    write_atomically(folder / "report.html", report.html(), "--output")
+    print(f"wrote {folder / 'report.md'} and {folder / 'report.html'}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-report`."""
+    return run_command("spec-dec-report", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

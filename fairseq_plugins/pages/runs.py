@@ -1,0 +1,161 @@
+"""Decoding runs as a report reads them: files of --stats-file, outputs, sources and references."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from fairseq_plugins.decoding.stats import SentenceStats
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.metrics.texts import Text, pick, read_text
+
+REMEDY = "give a file that --stats-file wrote"
+
+
+@dataclass
+class Run:
+    """One decoding run.
+
+    Attributes:
+        label: its name in tables and figures.
+        file: where its statistics come from.
+        sentences: by number.
+        hypotheses: its output, when given.
+    """
+
+    label: str
+    file: str
+    sentences: dict[int, SentenceStats]
+    hypotheses: Text | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all outputs."""
+        return sum(sentence.tokens for sentence in self.sentences.values())
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of all sentences."""
+        return sum(sentence.iterations for sentence in self.sentences.values())
+
+    @property
+    def seconds(self) -> float:
+        """Time of all sentences."""
+        return sum(sentence.seconds for sentence in self.sentences.values())
+
+
+def read_stats(file: str) -> dict[int, SentenceStats]:
+    """Read a file of `--stats-file`; unknown fields are ignored.
+
+    Raises:
+        ConfigurationError: naming file, line and remedy, when it is missing, empty, truncated or of another kind.
+    """
+    try:
+        lines = Path(file).read_bytes().decode("utf-8").split("\n")
+    except OSError as error:
+        unfinished = Path(f"{file}.partial").is_file()
+        hint = f"the run broke off, {file}.partial holds what it had decoded" if unfinished else REMEDY
+        raise ConfigurationError(f"{file}: {error.strerror}; {hint}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file}: is not text; {REMEDY}") from error
+    complete, rest = lines[:-1], lines[-1]
+    if not any(lines):
+        raise ConfigurationError(f"{file}: is empty; {REMEDY}, after a run that has ended")
+    sentences: dict[int, SentenceStats] = {}
+    for number, line in enumerate(complete, 1):
+        sentence = _read_line(file, number, line)
+        if sentence.id in sentences:
+            raise ConfigurationError(
+                f"{file}, line {number}: sentence {sentence.id} for the second time; give one run per file"
+            )
+        sentences[sentence.id] = sentence
+    if rest:
+        number = len(complete) + 1
+        if not complete:
+            _read_line(file, number, rest)  # not ours at all?
+        raise ConfigurationError(
+            f"{file}, line {number}: truncated; decode again, or drop the line: head -n {number - 1} {file} > FILE"
+        )
+    return sentences
+
+
+def _read_line(file: str, number: int, line: str) -> SentenceStats:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{file}, line {number}: is not JSON; {REMEDY}") from error
+    names = [item.name for item in fields(SentenceStats)]
+    missing = [name for name in names if not isinstance(record, dict) or name not in record]
+    if missing:
+        raise ConfigurationError(f"{file}, line {number}: has no field {missing[0]!r}; {REMEDY}")
+    sentence = SentenceStats(**{name: record[name] for name in names})
+    counts = [sentence.id, sentence.source_tokens, sentence.tokens, sentence.iterations, sentence.batch_size]
+    sound = (
+        isinstance(sentence.accepted, list)
+        and all(isinstance(count, int) for count in [*counts, *sentence.accepted])
+        and isinstance(sentence.seconds, (int, float))
+        and sum(sentence.accepted) == sentence.tokens
+        and len(sentence.accepted) == sentence.iterations > 0
+    )
+    if not sound:
+        raise ConfigurationError(
+            f"{file}, line {number}: 'accepted' must be the tokens of each iteration and add up to 'tokens'; {REMEDY}"
+        )
+    return sentence
+
+
+def load_runs(files: Sequence[str], labels: Sequence[str] | None, hypotheses: Sequence[str] | None) -> list[Run]:
+    """Read statistics, and the outputs that go with them.
+
+    Args:
+        files: of `--stats-file`.
+        labels: one for each, default: the names of the files.
+        hypotheses: outputs, one file for each.
+
+    Raises:
+        ConfigurationError: when the numbers of arguments do not fit, or for unfit files.
+    """
+    for option, given in (("--labels", labels), ("--hypotheses", hypotheses)):
+        if given is not None and len(given) != len(files):
+            raise ConfigurationError(f"{option}: {len(given)} given for {len(files)} stats files; give one for each")
+    names = list(labels) if labels is not None else names_of(files)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigurationError(f"--labels {twice[0]}: given twice; give each run its own")
+    runs = []
+    for number, (file, name) in enumerate(zip(files, names, strict=True)):
+        run = Run(name, file, read_stats(file))
+        if hypotheses is not None:
+            run.hypotheses = read_text(hypotheses[number], "--hypotheses")
+            pick(run.hypotheses, run.hypotheses.hypotheses, sorted(run.sentences), "--hypotheses")
+        runs.append(run)
+    return runs
+
+
+def names_of(files: Sequence[str]) -> list[str]:
+    """File names without ending; whole paths where these are the same."""
+    stems = [Path(file).stem for file in files]
+    return [stem if stems.count(stem) == 1 else file for stem, file in zip(stems, files, strict=True)]
+
+
+def side(file: str | None, option: str, kind: str, runs: Sequence[Run]) -> dict[int, str] | None:
+    """Sources or references by sentence number: from a file, else from generate output among the hypotheses.
+
+    Args:
+        file: plain text or generate output, None when not given.
+        option: that named it.
+        kind: "sources" or "references".
+        runs: whose hypotheses may hold them.
+    """
+    if file is not None:
+        text = read_text(file, option)
+        found = getattr(text, kind) if text.generated else text.hypotheses
+        if not found:
+            raise ConfigurationError(f"{option} {file}: generate output without {kind}; give them as plain text")
+        numbers = sorted({number for run in runs for number in run.sentences})
+        pick(text, found, numbers, option)
+        return found
+    for run in runs:
+        if run.hypotheses is not None and getattr(run.hypotheses, kind):
+            return getattr(run.hypotheses, kind)
+    return None

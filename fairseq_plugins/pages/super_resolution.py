@@ -1,0 +1,136 @@
+"""Image super-resolution by blockwise decoding (Stern et al. 2018, section 7.2): its data, and its pictures.
+
+    spec-dec-super-resolution data --out FOLDER --size 32          patches of photographs, as parallel text
+    spec-dec-super-resolution images --output picture.png greedy.out approximate.out
+
+Between them are fairseq-preprocess, fairseq-train and fairseq-generate: train_scripts/super_resolution.sh.
+"""
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.data.image_patches import from_line, shipped_photographs, write_corpus
+from fairseq_plugins.data.image_size import LOW_SIZE
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.metrics.texts import pick, read_text
+
+# Pixels: of an image's side in the picture, between images, of the line with the names of the columns.
+_SHOWN, _GAP, _TITLE = 96, 4, 16
+
+
+def psnr(image: np.ndarray, original: np.ndarray) -> float:
+    """Peak signal-to-noise ratio in dB of images, uint8 of the same shape; infinite where they are equal."""
+    error = np.mean((image.astype(float) - original.astype(float)) ** 2)
+    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
+
+
+def side_by_side(columns: dict[str, Sequence[np.ndarray]]) -> bytes:
+    """A PNG with one row per input and one named column per kind of image.
+
+    Args:
+        columns: name -> images [side, side, 3], uint8; equally many, of any size.
+    """
+    rows = len(next(iter(columns.values())))
+    step = _SHOWN + _GAP
+    picture = Image.new("RGB", (len(columns) * step - _GAP, _TITLE + rows * step - _GAP), "white")
+    text = ImageDraw.Draw(picture)
+    for column, (name, images) in enumerate(columns.items()):
+        text.text((column * step + 2, 1), name, fill="black")
+        for row, image in enumerate(images):
+            # Nearest: one pixel of the model is one square of the picture.
+            shown = Image.fromarray(image).resize((_SHOWN, _SHOWN), Image.Resampling.NEAREST)
+            picture.paste(shown, (column * step, _TITLE + row * step))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def read_images(lines: Sequence[str], file: str) -> list[np.ndarray]:
+    """Images [side, side, 3] out of lines of intensities; `file` is named in errors."""
+    try:
+        return [from_line(line) for line in lines]
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{file}: {error}") from error
+
+
+def _write_data(args: argparse.Namespace) -> None:
+    if args.size < LOW_SIZE or args.size % LOW_SIZE:
+        raise ConfigurationError(f"--size {args.size}: give a multiple of {LOW_SIZE}, the pixels of the input")
+    counts = {"train": args.train, "valid": args.valid, "test": args.test}
+    for split, count in counts.items():
+        if count < 1:
+            raise ConfigurationError(f"--{split} {count}: give at least 1 patch")
+    write_corpus(Path(args.out), args.photographs or shipped_photographs(), counts, args.size, args.seed)
+    print(f"{args.out}: {args.train} patches to train on, {args.valid} to validate and {args.test} to test")
+
+
+def _write_images(args: argparse.Namespace) -> None:
+    if args.images < 1:
+        raise ConfigurationError(f"--images {args.images}: give at least 1")
+    names = args.names.split(",") if args.names else [Path(file).stem for file in args.outputs]
+    if len(names) != len(args.outputs):
+        raise ConfigurationError(f"--names {args.names}: {len(names)} names for {len(args.outputs)} outputs")
+    outputs = [read_text(file, "OUTPUT") for file in args.outputs]
+    first = outputs[0]
+    if not first.generated or not first.sources:
+        raise ConfigurationError(f"OUTPUT {first.file}: not what fairseq-generate prints; give its output")
+    numbers = sorted(first.hypotheses)
+    originals = read_images(pick(first, first.references, numbers, "OUTPUT"), first.file)
+    columns = {"input": read_images(pick(first, first.sources, numbers, "OUTPUT"), first.file)}
+    for name, text in zip(names, outputs, strict=True):
+        images = read_images(pick(text, text.hypotheses, numbers, "OUTPUT"), text.file)
+        if images[0].shape != originals[0].shape:
+            raise ConfigurationError(f"OUTPUT {text.file}: its images are not as large as the originals")
+        columns[name] = images
+        print(f"{name}: PSNR {psnr(np.stack(images), np.stack(originals)):.2f} dB over {len(images)} images")
+    columns["original"] = originals
+    shown = {name: images[: args.images] for name, images in columns.items()}
+    write_atomically(Path(args.output), side_by_side(shown), "--output")
+    print(f"{args.output}: {', '.join(columns)}")
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Options of `spec-dec-super-resolution`."""
+    parser = argparse.ArgumentParser(prog="spec-dec-super-resolution", description=(__doc__ or "").split("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="data | images")
+    data = commands.add_parser("data", help="cut patches out of photographs, write them as parallel text")
+    data.set_defaults(act=_write_data)
+    add = data.add_argument
+    add("--out", required=True, metavar="FOLDER", help="where: train.low, train.high and so on, dict.txt")
+    add("--size", type=int, default=32, metavar="N", help="pixels along a side of the output (default: 32)")
+    add("--photographs", nargs="+", type=Path, metavar="FILE", help="default: the two that scikit-learn ships")
+    add("--train", type=int, default=4000, metavar="N", help="patches to train on (default: 4000)")
+    add("--valid", type=int, default=16, metavar="N", help="(default: 16)")
+    add("--test", type=int, default=32, metavar="N", help="(default: 32)")
+    add("--seed", type=int, default=1, help="another seed draws other patches")
+    images = commands.add_parser("images", help="input, outputs and original side by side as PNG; PSNR of all")
+    images.set_defaults(act=_write_images)
+    add = images.add_argument
+    add("outputs", nargs="+", metavar="OUTPUT", help="what fairseq-generate printed, one file a column")
+    add("--output", required=True, metavar="FILE.png", help="the picture")
+    add("--names", metavar="NAME,NAME", help="of the columns (default: the files' names)")
+    add("--images", type=int, default=8, metavar="N", help="rows of the picture (default: 8)")
+    return parser
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse and do what the subcommand says."""
+    args = get_parser().parse_args(argv)
+    args.act(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-super-resolution`."""
+    return run_command("spec-dec-super-resolution", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The figure of a sweep: which quality goes with which speed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.pages import figures
+
+
+def read_sweep(file: str) -> dict[str, Any]:
+    """Read what `spec-dec-sweep` wrote.
+
+    Raises:
+        ConfigurationError: when it is missing or of another kind.
+    """
+    try:
+        sweep = json.loads(Path(file).read_bytes())
+        keys = sweep["cells"][0].keys() & sweep["baselines"]["greedy"].keys()
+    except OSError as error:
+        raise ConfigurationError(f"--sweep {file}: {error.strerror}; give the sweep.json of spec-dec-sweep") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--sweep {file}: not written by spec-dec-sweep; give its sweep.json") from error
+    if "bleu" not in keys:
+        raise ConfigurationError(f"--sweep {file}: not written by spec-dec-sweep; give its sweep.json")
+    return sweep
+
+
+def quality_figure(sweep: Mapping[str, Any]) -> bytes:
+    """BLEU over sentences per second as PNG, from what `spec-dec-sweep` writes into `sweep.json`."""
+    series: dict[str, list[tuple[float, float, str]]] = {}
+    front = []
+    several = len({record["block_size"] for record in sweep["cells"]}) > 1
+    for record in sweep["cells"]:
+        is_exact = record["top_beta"] == 1 or record["tau"] == 0
+        name = "exact" if is_exact else f"top-{record['top_beta']}"
+        text = ", ".join(
+            ([f"k={record['block_size']}"] if several else []) + ([] if is_exact else [f"τ={record['tau']:g}"])
+        )
+        point = (record["sentences_per_second"], record["bleu"])
+        series.setdefault(name, []).append((*point, text if record["pareto_speed"] else ""))
+        if record["pareto_speed"]:
+            front.append(point)
+    lines = {record["baseline"]: record["bleu"] for record in sweep["baselines"].values()}
+    return figures.quality_against_speed(series, lines, front, "sentences per second")

@@ -1,0 +1,208 @@
+"""The page of a trace: one HTML file that needs nothing else, neither files nor a network."""
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from fairseq_plugins.decoding.trace import REASONS, Trace, TracedSentence, count_sentences
+from fairseq_plugins.metrics.edit_ratio import edit_ratio
+
+# What a browser opens without trouble.
+MAX_SENTENCES = 20_000
+MAX_BYTES = 200_000_000
+
+# Which edit ratio: what the decoder changed in its input, or how far it is from the reference.
+EDITS = {"source": "output against source", "reference": "output against reference"}
+# A task that leaves more than half of its input alone rewrites it.
+_REWRITING = 0.5
+
+# Settings that say nothing when they have these values.
+_IDLE = [
+    ("top_beta", 1),
+    ("tau", 0.0),
+    ("temperature", 1.0),
+    ("accept_score", "verifier"),
+    ("min_block", 1),
+    ("iad_lookup", "unique"),
+]
+
+
+def sample_evenly(count: int, keep: int) -> set[int]:
+    """Return `keep` of the numbers from 0 to `count` - 1, at even distances; all of them where `keep` is enough."""
+    if keep >= count:
+        return set(range(count))
+    return {number * count // keep for number in range(keep)}
+
+
+def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
+    """Return how many sentences a trace has, and how many of them a page should hold.
+
+    Args:
+        path: the trace.
+        limit: hold no more than this.
+
+    Raises:
+        ConfigurationError: for a file that cannot be read or is truncated.
+    """
+    count, size = count_sentences(path)
+    fitting = min(count, MAX_SENTENCES, count * MAX_BYTES // max(size, 1))
+    return count, min(fitting, count if limit is None else limit)
+
+
+def describe(trace: Trace) -> str:
+    """Return decoder and settings in words."""
+    settings = [
+        f"{name.replace('_', '-')} {value}"
+        for name, value in trace.options.items()
+        if value not in (None, "none", False) and (name, value) not in _IDLE and _concerns(name, trace.decoder)
+    ]
+    return " · ".join([f"decoder {trace.decoder}", *settings])
+
+
+def _concerns(option: str, decoder: str) -> bool:
+    """Whether an option that begins with the name of a decoder belongs to this one."""
+    if option == "jacobi_length":
+        return decoder == "hybrid-jacobi"
+    owner = option.split("_")[0]
+    return owner not in ("iad", "jacobi") or owner in decoder
+
+
+@dataclass
+class EditRatios:
+    """Edit ratios of sentences, against source and against reference; which to show is known when all are there."""
+
+    trace: Trace
+    source: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)
+    sentences: int = 0
+
+    def add(self, sentence: TracedSentence) -> None:
+        """Compute those that can be computed."""
+        self.sentences += 1
+        if self.trace.source_symbols == self.trace.target_symbols:
+            self.source.append(ratio_against("source", sentence))
+        if sentence.target is not None:
+            self.reference.append(ratio_against("reference", sentence))
+
+    def basis(self, wanted: str = "auto") -> str | None:
+        """Return "source" or "reference": the wanted one, or what suits the task; None where it cannot be had."""
+        known = {
+            "source": 0 < self.sentences == len(self.source),
+            "reference": 0 < self.sentences == len(self.reference),
+        }
+        if wanted != "auto":
+            return wanted if known[wanted] else None
+        rewrites = self.trace.decoder == "iad" or (known["source"] and statistics.median(self.source) < _REWRITING)
+        if rewrites and known["source"]:
+            return "source"
+        return "reference" if known["reference"] else None
+
+
+def ratio_against(basis: str, sentence: TracedSentence) -> float:
+    """Return one sentence's edit ratio, "source" or "reference"; EOS counts on neither side."""
+    before = sentence.source if basis == "source" else sentence.target
+    return edit_ratio((before or [])[:-1], sentence.output[:-1])
+
+
+class _Symbols:
+    """Numbers the symbols that occur, so that the page holds no others."""
+
+    def __init__(self, symbols: list[str]) -> None:
+        self._symbols = symbols
+        self._numbers: dict[int, int] = {}
+
+    def number(self, tokens: list[int]) -> list[int]:
+        numbers = self._numbers
+        return [numbers.setdefault(token, len(numbers)) for token in tokens]
+
+    def used(self) -> list[str]:
+        return [self._symbols[token] for token in self._numbers]
+
+
+def page(
+    name: str, trace: Trace, sentences: Iterable[TracedSentence], total: int, edits: str = "auto"
+) -> tuple[str, str | None]:
+    """Return the page, and which edit ratio it shows.
+
+    Args:
+        name: of the trace, for the title.
+        trace: its header.
+        sentences: the sentences to show.
+        total: how many the trace has; when these are more, the page says so.
+        edits: which edit ratio to show: "source", "reference" or "auto".
+    """
+    source, target = _Symbols(trace.source_symbols), _Symbols(trace.target_symbols)
+    reasons = {reason: number for number, reason in enumerate(sorted(REASONS))}
+    ratios = EditRatios(trace)
+    texts, iterations = [], []
+    ids, token_counts, iteration_counts = [], [], []
+    eos = "</s>"
+    for sentence in sentences:
+        ids.append(sentence.id)
+        token_counts.append(len(sentence.output))
+        iteration_counts.append(len(sentence.iterations))
+        ratios.add(sentence)
+        eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
+        reference = None if sentence.target is None else target.number(sentence.target)
+        texts.append([source.number(sentence.source), reference, target.number(sentence.output), sentence.scores])
+        texts[-1] = _json(texts[-1])
+        iterations.append(
+            _json(
+                [
+                    [
+                        target.number(note.draft),
+                        note.draft_scores,
+                        target.number(note.choice),
+                        note.choice_scores,
+                        note.accepted,
+                        note.bifurcation,
+                        [reasons[reason] for reason in note.why],
+                    ]
+                    for note in sentence.iterations
+                ]
+            )
+        )
+    basis = ratios.basis(edits)
+    summary: dict[str, Any] = {
+        "name": name,
+        "about": _about(trace, len(ids), sum(token_counts), sum(iteration_counts)),
+        "sampled": sampling_note(len(ids), total),
+        "reasons": list(reasons),
+        "eos": eos,
+        "source": source.used(),
+        "target": target.used(),
+        "ids": ids,
+        "tokens": token_counts,
+        "iterations": iteration_counts,
+        "edits": None if basis is None else EDITS[basis],
+        "editRatios": [] if basis is None else [round(ratio, 4) for ratio in getattr(ratios, basis)],
+    }
+    parts = {"@@SUMMARY@@": _json(summary), "@@TEXTS@@": "\n".join(texts), "@@ITERATIONS@@": "\n".join(iterations)}
+    filled = resources.files("fairseq_plugins.pages").joinpath("trace_page.html").read_text(encoding="utf-8")
+    pieces = []
+    for marker, text in parts.items():
+        before, filled = filled.split(marker)
+        pieces += [before, text]
+    return "".join([*pieces, filled]), basis
+
+
+def sampling_note(shown: int, total: int) -> str:
+    """Return what to say where only some of the sentences are shown, "" for all."""
+    if shown >= total:
+        return ""
+    return f"A sample: {shown:,} of the {total:,} sentences of the trace, taken at even distances"
+
+
+def _about(trace: Trace, sentences: int, tokens: int, iterations: int) -> str:
+    mean = tokens / max(iterations, 1)
+    count = "1 sentence" if sentences == 1 else f"{sentences:,} sentences"
+    return f"{describe(trace)} · {count} · {tokens:,} tokens · {mean:.2f} tokens per iteration"
+
+
+def _json(value: Any) -> str:
+    # A token such as </script> must not end the element that holds it.
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")

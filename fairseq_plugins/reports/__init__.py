@@ -1,1 +1,0 @@
-"""What happened, in tables: see `compare`."""

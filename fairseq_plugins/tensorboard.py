@@ -1,0 +1,205 @@
+"""TensorBoard, with fairseq's own `--tensorboard-logdir`: what training and decoding have to show besides scalars.
+
+fairseq itself logs every metric of training and validation, ours included: glancing_ratio, glancing_accuracy,
+accuracy, mean_accepted_tokens, and the accuracy at positions of the block, which is counted only with the option
+(criterions/block_accuracy.py). Added here are how one validation sentence is drafted and verified, and the statistics
+of decoding runs. Without the option nothing of this runs.
+"""
+
+import html
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from fairseq import utils
+from torch import Tensor
+
+from fairseq_plugins.data.block_masking import Blocks
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec
+from fairseq_plugins.decoding.state import Advance
+from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+
+SAMPLES = "samples"
+"""Folder of the text samples. fairseq writes to train, train_inner and valid, and TensorBoard wants one writer each."""
+
+
+def logdir(cfg: Any) -> str | None:
+    """Return the folder of `--tensorboard-logdir`, None without the option.
+
+    Args:
+        cfg: the task's settings. Made by hand, without fairseq's command line, the field is an unresolved reference.
+    """
+    folder = getattr(cfg, "tensorboard_logdir", None)
+    return None if not folder or folder.startswith("${") else folder
+
+
+@cache
+def _writer(folder: str) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(folder)
+
+
+# ------------------------------------------------------------------------------------------------- the sample
+
+
+class Notes:
+    """Takes down how one sentence is decoded, as a generator's `trace`."""
+
+    def __init__(self) -> None:
+        self.iterations: list[tuple[list[int], list[int], int]] = []
+
+    def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
+        """Note draft, verifier's tokens and number of accepted ones; arguments as for `TraceWriter.iteration`."""
+        draft, count = advance.draft, advance.draft.tokens.size(1)
+        drafted = draft.tokens[0, : count if draft.num_drafted is None else int(draft.num_drafted[0])]
+        verifier = advance.verification.best[0, : len(drafted) + 1]
+        self.iterations.append((drafted.tolist(), verifier.tolist(), int(advance.num_accepted[0])))
+
+    def write(self, sample: dict[str, Any], hypotheses: list, has_prefix: bool) -> None:
+        """Called when the sentence is finished; there is nothing left to do."""
+
+
+def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
+    """Decode one validation sentence and log its drafts and verifications as text.
+
+    It is always the same one, of median length, so that its drafts can be watched getting better.
+
+    Args:
+        task: the training task, for its options, dictionaries and validation data.
+        generator: decodes with the drafter in training; its `trace` is taken over.
+        step: number of updates so far.
+    """
+    folder = logdir(task.cfg)
+    subset = next((name for name in task.datasets if "train" not in name), None)
+    if folder is None or subset is None or not _is_first_worker():
+        return
+    dataset = task.dataset(subset)
+    # Not by ordered_indices(), which draws the order of sentences of the same length.
+    by_length = sorted(range(len(dataset)), key=dataset.num_tokens)
+    sample = dataset.collater([dataset[by_length[len(by_length) // 2]]])
+    if next(generator.parameters()).is_cuda:
+        sample = utils.move_to_cuda(sample)
+    notes = generator.trace = Notes()
+    output = generator.generate([], sample)[0][0]["tokens"]
+    source, target = sample["net_input"]["src_tokens"][0], sample["target"][0]
+    texts = {
+        "source": task.source_dictionary.string(source),
+        "reference": task.target_dictionary.string(target),
+        "output": task.target_dictionary.string(output),
+    }
+    writer = _writer(os.path.join(folder, SAMPLES))
+    writer.add_text("draft_and_verify", sample_text(texts, notes, task.target_dictionary.symbols), step)
+    writer.add_scalar("sample_iterations", len(notes.iterations), step)
+    writer.flush()
+
+
+def sample_text(texts: dict[str, str], notes: Notes, symbols: Sequence[str]) -> str:
+    """Return Markdown: the sentence, then draft and verifier line by line; accepted drafts are bold."""
+
+    def words(tokens: Sequence[int]) -> str:
+        return " ".join(_escaped(symbols[token]) for token in tokens)
+
+    lines = [f"**{name}** {_escaped(text)}\n" for name, text in texts.items()]
+    lines += ["| | draft (bold: accepted) | verifier |", "|---|---|---|"]
+    for number, (drafted, verifier, accepted) in enumerate(notes.iterations, 1):
+        bold = f"**{words(drafted[:accepted])}** " if accepted else ""
+        lines.append(f"| {number} | {bold}{words(drafted[accepted:])} | {words(verifier)} |")
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """`text` as it is, where Markdown or HTML would see a mark-up."""
+    return re.sub(r"([\\`*_{}\[\]()#+\-.!|~])", r"\\\1", html.escape(text, quote=False))
+
+
+def _is_first_worker() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+# --------------------------------------------------------------------------------------------- decoding runs
+
+
+class LoggedStats(DecodingStats):
+    """Statistics that go to TensorBoard as well: running means over the sentences, at the end the distributions.
+
+    Args:
+        decoder, file: as for `DecodingStats`.
+        folder: of `--tensorboard-logdir`; the run gets a folder of its own in it.
+        run: name of the run, such as `gad-k10`; a number is added when it is taken.
+    """
+
+    def __init__(self, decoder: str, file: str | None, folder: str, run: str) -> None:
+        super().__init__(decoder, file)
+        self._folder = unused(os.path.join(folder, run))
+        self._writer = _writer(self._folder)
+        self._emitted: list[int] = []
+        self._speed_ups: list[float] = []
+
+    def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
+        """Add a decoded batch that took so many seconds."""
+        super().record(batch, seconds)
+        for sentence in batch:
+            self._emitted += sentence.emitted
+            self._speed_ups.append(sentence.tokens / max(sentence.iterations, 1))
+        for name, value in (
+            ("mean_accepted_tokens", self.mean_accepted_tokens),
+            ("iterations_per_sentence", self.iterations / self.sentences),
+            ("tokens_per_second", self.tokens / max(self.seconds, 1e-9)),
+            ("seconds_per_sentence", self.seconds / self.sentences),
+        ):
+            self._writer.add_scalar(f"decoding/{name}", value, self.sentences)
+
+    def close(self) -> None:
+        """Log the distributions and the summary, and do what `DecodingStats` does."""
+        if self._emitted:
+            bins = [edge - 0.5 for edge in range(max(self._emitted) + 2)]
+            self._writer.add_histogram("decoding/accepted_tokens", torch.tensor(self._emitted), self.sentences, bins)
+            speed_ups = torch.tensor(self._speed_ups)
+            self._writer.add_histogram("decoding/tokens_per_iteration_of_a_sentence", speed_ups, self.sentences)
+            self._writer.add_text("decoding/summary", _escaped(self.summary()), self.sentences)
+        self._writer.close()
+        super().close()
+
+
+def decoding_stats(cfg: Any, spec: MethodSpec, options: MethodOptions, is_one_run: bool) -> DecodingStats:
+    """Return where a generator records: plain statistics, or logged ones with `--tensorboard-logdir`.
+
+    Args:
+        cfg: the task's settings.
+        spec, options: the method.
+        is_one_run: the generator serves a decoding run of its own, not validation or a comparison.
+    """
+    folder = logdir(cfg)
+    # Said where the output is not that of the model in fp32.
+    label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
+    if folder is None or not is_one_run:
+        return DecodingStats(label, cfg.stats_file)
+    return LoggedStats(label, cfg.stats_file, folder, run_name(spec, options, cfg.int8))
+
+
+def run_name(spec: MethodSpec, options: MethodOptions, int8: bool = False) -> str:
+    """Return decoder and settings, such as `gad++-k10-beta3-tau1`."""
+    shown = (("block_size", "k"), ("top_beta", "beta"), ("tau", "tau"))
+    defaults = spec.options()
+    parts = [spec.name]
+    for name, short in shown:
+        value = getattr(options, name, None)
+        if value != getattr(defaults, name, None):
+            parts.append(f"{short}{value:g}")
+    return "-".join([*parts, "int8"] if int8 else parts)
+
+
+def unused(folder: str) -> str:
+    """Return the folder, or it with a number after it when it is there: two runs in one cannot be told apart."""
+    number = 1
+    name = folder
+    while os.path.exists(name):
+        number += 1
+        name = f"{folder}-{number}"
+    return name

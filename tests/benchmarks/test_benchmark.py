@@ -1,0 +1,322 @@
+"""`spec-dec-bench`: one small real run with CTranslate2, memory and profile, the tables, and replayed drafts."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_plugins.benchmarks import benchmark, compare, ctranslate, long_run, peak_memory, replay, tables
+from fairseq_plugins.benchmarks.bench import Bench
+from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
+from fairseq_plugins.benchmarks.measuring import Row
+from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
+from fairseq_plugins.decoding.drafters.nat import NatDrafter
+from fairseq_plugins.errors import ConfigurationError
+from tests.conftest import Corpus
+from tests.support import decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux")
+
+
+def _rows(folder: Path) -> dict:
+    return {row["name"]: row for row in json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))["rows"]}
+
+
+@LINUX
+def test_a_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ctranslate2")
+    names = f"{CTRANSLATE2_GREEDY},gad,iad,gad fp32 drafts,gad int8,greedy int8"
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
+    arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4", "--threads", "1"]
+    assert benchmark.main([*arguments, "--decoders", names, "--profile", "--results", str(tmp_path)]) == 0
+
+    rows = _rows(tmp_path)
+    assert list(rows) == [BEAM_1, CTRANSLATE2_GREEDY, "gad", "gad fp32 drafts", "greedy int8", "gad int8"]
+    for name in list(rows)[:4]:
+        assert (rows[name]["identical"], rows[name]["identical_timed"]) == (36, {"1": 6, "4": 6}), name
+        assert len(rows[name]["latencies"]) == 6 and len(rows[name]["seconds"]["4"]) == 2
+        assert rows[name]["bleu"] == rows[BEAM_1]["bleu"]
+    assert rows["gad"]["lossless"] and not rows[CTRANSLATE2_GREEDY]["lossless"]
+    # Embeddings, positions and layers of a model this small: some tens of kilobytes.
+    assert rows["gad"]["weights"] > rows[BEAM_1]["weights"] > 10_000
+    assert rows["gad"]["peak_memory"].keys() == {"1", "4"} and all(rows["gad"]["peak_memory"].values())
+    # On paper: the model's weights, and keys and values of its one decoder layer for sources of up to 15 tokens.
+    assert rows[BEAM_1]["weights"] < rows[BEAM_1]["on_paper"]["1"] < rows[BEAM_1]["weights"] + 2 * 32 * 4 * 100
+    assert rows[BEAM_1]["on_paper"]["4"] > rows[BEAM_1]["on_paper"]["1"]
+    assert rows["gad"]["on_paper"]["4"] > rows["gad"]["weights"]
+    greedy, gad = rows["greedy int8"], rows["gad int8"]
+    assert greedy["lossy"] and gad["lossy"] and not gad["lossless"] and not rows["gad"]["lossy"]
+    assert (greedy["identical"], greedy["bleu"]) == (gad["identical"], gad["bleu"])
+    parts = {part["part"]: part["percent"] for part in rows["gad"]["profile"]}
+    assert parts["total"] == pytest.approx(100) and parts["drafter"] > 0 and parts["verifier"] > 0
+    assert "profile" not in rows[BEAM_1]
+
+    printed, log = capsys.readouterr()
+    text = (tmp_path / "benchmark.md").read_text(encoding="utf-8")
+    for title in ("Output", "Speed", f"Speed-up over {BEAM_1}", "Latency", "Memory", "Where the time goes: gad"):
+        assert f"## {title}" in printed and f"## {title}" in text
+    assert re.search(r"^\| gad int8 +\| +no, int8 \|", text, re.MULTILINE)
+    assert re.search(r"^\| gad +\| +yes \|", text, re.MULTILINE)
+    note = "Lossy, weights rounded to int8, the output may differ from that in fp32: greedy int8, gad int8."
+    assert note in text and note in printed
+    assert "1 threads" in text and "CTranslate2 4" in text and "Command: spec-dec-bench " in text
+    assert "dictionaries of source and target differ: left out iad" in log
+    assert "not measured (" not in log
+    assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+    converted = [folder.name for folder in (tmp_path / "ctranslate2").iterdir()]
+    assert len(converted) == 1 and not converted[0].endswith(".partial")
+
+
+def _lacks_a_library(*_: object) -> None:
+    raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_without_ctranslate2(
+    installed: bool,
+    corpus: Corpus,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ctranslate, "is_installed", lambda: installed)
+    monkeypatch.setattr(ctranslate, "convert", _lacks_a_library)
+    monkeypatch.setattr(benchmark, "_ctranslate2_version", lambda: "")
+    arguments = f"{corpus.data} --path {corpus.verifier} --cpu --repeats 1 --timing-sentences 2 --no-memory".split()
+    arguments += ["--timing-batch-sizes", "2", "--decoders", f"greedy,{CTRANSLATE2_GREEDY}", "--results", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    assert list(_rows(tmp_path)) == [BEAM_1, "greedy"]
+    printed, log = capsys.readouterr()
+    missing = "ctranslate2 is not installed (pip install 'fairseq-spec-dec[bench]')"
+    reason = "Library libcublas.so.12 is not found or cannot be loaded" if installed else missing
+    assert f"{reason}: left out {CTRANSLATE2_GREEDY}" in log
+    assert "## Memory" not in printed and "## Latency" not in printed
+
+
+def test_a_model_that_ctranslate2_cannot_convert(corpus: Corpus, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    task = make_task()
+    task.cfg.data, task.cfg.source_lang, task.cfg.target_lang = str(corpus.data), "src", "tgt"
+    with pytest.raises(ConfigurationError, match="CTranslate2 cannot convert it"):
+        ctranslate.convert(str(corpus.drafter), task.cfg, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if not path.name.endswith(".partial")]
+
+
+def _row(name: str, seconds: float, **more: object) -> Row:
+    times = {1: [seconds, 2 * seconds, 4 * seconds], 16: [seconds / 4] * 3}
+    latencies = [seconds / 100 * number for number in range(1, 102)]
+    return Row(
+        name, None, 4, 4, {1: 2, 16: 2}, 10, seconds=times, latencies=latencies, peak_memory={1: 5_000_000},
+        on_paper={1: 4_000_000}, **more
+    )
+
+
+def test_tables() -> None:
+    rows = [_row(BEAM_5, 4.0, weights=2_500_000), _row(BEAM_1, 2.0), _row("gad", 1.0, lossless=True)]
+
+    def cells(table: str) -> list[list[str]]:
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "---" not in line]
+
+    assert cells(tables.speed_table(rows, [1, 16]))[3] == ["gad", "5.0 (2.5–10.0)", "40.0 (40.0–40.0)"]
+    assert [row.name for row in tables.baselines(rows)] == [BEAM_5, BEAM_1]
+    assert cells(tables.speed_up_table(rows, [1, 16], rows[1]))[1:] == [
+        [BEAM_5, "0.50", "0.50"], [BEAM_1, "1.00", "1.00"], ["gad", "2.00", "2.00"]
+    ]
+    assert cells(tables.latency_table(rows))[3] == ["gad", "510.0", "910.0", "1000.0"]
+    memory = cells(tables.memory_table(rows, [1, 16]))
+    columns = ["peak, batch 1", "on paper", "ratio", "peak, batch 16", "on paper", "ratio"]
+    assert memory[0] == ["MB", "model weights", *columns]
+    assert memory[1] == [BEAM_5, "2.5", "5.0", "4.0", "1.25", "not measured", "-", "-"]
+    assert cells(tables.output_table(rows, [1, 16]))[3][:6] == [
+        "gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"
+    ]
+    assert [kind(row) for row in rows] == ["fairseq", "fairseq", "lossless"]
+    assert speed_figure(rows, [1, 16]).startswith(b"\x89PNG")
+
+
+@LINUX
+def test_peak_memory_sees_what_was_used_in_between() -> None:
+    peak_memory._forget_peak(cuda=False)
+    before = peak_memory._peak(cuda=False)
+    block = torch.ones(20_000_000)
+    del block
+    peak = peak_memory._peak(cuda=False)
+    assert before is not None and peak is not None
+    assert 75_000_000 < peak - before < 120_000_000
+    peak_memory._forget_peak(cuda=False)
+    assert peak_memory._peak(cuda=False) < peak - 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "--replay", "tiny", "--replay-lengths", "10"], "--replay-lengths 10: give the shortest, "),
+        (["none", "--path", "none.pt"], "none: no such folder; "),
+        (["data", "--by-length", "10,20"], "--by-length 10,20: is for random weights; add --replay"),
+        (["--replay", "tiny", "--by-length", "1,20"], "--by-length 1,20: a sentence has at least 2 tokens"),
+    ],
+)
+def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(arguments) == 2
+    assert f"spec-dec-bench: error: {message}" in capsys.readouterr().err
+
+
+def test_script_without_models() -> None:
+    script = Path(benchmark.__file__).parents[2] / "train_scripts" / "bench.sh"
+    result = subprocess.run(["bash", script], env={**os.environ, "NAME": "none.en-de"}, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: NAME=none.en-de: data-bin/none.en-de is missing; train the models first")
+
+
+# Replay
+
+
+def test_drawn_lengths_have_the_stated_mean() -> None:
+    probability = replay.acceptance_probability(6.13, 25)
+    assert sum(probability**power for power in range(26)) == pytest.approx(6.13)
+    drawn = replay.draw_accepted(200, 100, 25, 6.13)
+    assert drawn.float().mean().item() + 1 == pytest.approx(6.13, abs=0.15)
+    assert drawn.min() == 0 and drawn.max() == 25
+    assert torch.equal(drawn, replay.draw_accepted(200, 100, 25, 6.13))
+    with pytest.raises(ConfigurationError, match="--block-size 5: too short to replay 6.13 tokens per iteration"):
+        replay.acceptance_probability(6.13, 5)
+
+
+def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
+    task = make_task()
+    verifier = make_transformer(task)
+    sample = make_sample(task, [3, 9, 6, 12])
+    expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
+    drawn = replay.draw_accepted(4, 40, 6, 3.0)
+    seen = {}
+    for numbers in ([0, 1, 2, 3], [2]):
+        source = sample["net_input"]["src_tokens"][numbers]
+        part = {"id": torch.tensor(numbers), "net_input": {"src_tokens": source, "src_lengths": (source != 1).sum(1)}}
+        drafter = NatDrafter(make_drafter(task, block_size=6), 6)
+        replayed = replay.ReplayedDrafter(drafter, dict(enumerate(expected)), drawn, (4, 5))
+        outputs, stats = decode([verifier], task, part, replayed, max_len_b=30)
+        assert ids(outputs) == [expected[number] for number in numbers]
+        seen.update({(len(numbers), sentence.id): sentence.accepted for sentence in stats})
+    assert seen[4, 2] == seen[1, 2]
+    place = 0
+    for gained in seen[1, 2][:-1]:
+        assert gained == drawn[2, place] + 1
+        place += gained
+
+
+@pytest.mark.parametrize("drafter", ["tokens", "features"])
+def test_replay_of_a_shape(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "VOCABULARY", 200)
+    arguments = "--replay tiny --replay-lengths 8,20 --timing-sentences 4 --timing-batch-sizes 2 --repeats 1 --cpu"
+    names = "greedy,gad (replayed),gad++ high-quality (replayed)"
+    more = ["--no-memory", "--replay-drafter", drafter, "--decoders", names, "--results", str(tmp_path)]
+    assert benchmark.main([*arguments.split(), *more]) == 0
+    rows = _rows(tmp_path)
+    assert list(rows) == [BEAM_1, *names.split(",")]
+    assert {row["identical"] for row in rows.values()} == {4}
+    assert rows["gad (replayed)"]["accepted_tokens"] > 2
+    printed = capsys.readouterr().out
+    assert "REPLAYED, random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
+    assert "gad (replayed) 6.13" in printed
+
+
+def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = replay.prepare(tmp_path, "tiny", "features", 3, (6, 9), 200)
+    limits = "--cpu --repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --decoders nat,gad"
+    assert compare.main([*arguments, *limits.split()]) == 0
+    printed, log = capsys.readouterr()
+    assert "| gad " in printed and "| nat " not in printed
+    assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
+
+
+# Long runs and cost against length
+
+
+def test_a_long_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
+    arguments += ["--long-run", "45", "--batch-size", "4", "--decoders", "gad,greedy int8", "--results", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    printed, log = capsys.readouterr()
+    assert printed.startswith("## A long run\n")
+    assert (tmp_path / "long_run.md").read_text(encoding="utf-8") in printed
+    assert "its 36 sentences again and again" in printed and "Lossy, weights rounded to int8" in printed
+    lines = [line for line in printed.splitlines() if line.startswith("| ")]
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "sentences",
+        *("1 to 4", "5 to 9", "10 to 13", "14 to 18", "19 to 22"),
+        *("23 to 27", "28 to 31", "32 to 36", "37 to 40", "41 to 45"),
+        "last / first",
+    ]
+    rows = {row["name"]: row for row in json.loads((tmp_path / "long_run.json").read_text(encoding="utf-8"))["rows"]}
+    assert list(rows) == ["gad", "greedy int8"]
+    for row in rows.values():
+        first, last = row["parts"][0], row["parts"][-1]
+        assert sum(part["sentences"] for part in row["parts"]) == 45
+        speed = (last["sentences"] / last["seconds"]) / (first["sentences"] / first["seconds"])
+        assert row["speed_ratio"] == pytest.approx(speed)
+    assert not (tmp_path / "benchmark.md").exists()
+
+
+def test_sentences_of_a_long_run() -> None:
+    numbers = long_run.repeated([3, 5, 8], 8)
+    assert sorted(numbers[:3]) == sorted(numbers[3:6]) == [3, 5, 8] and set(numbers[6:]) < {3, 5, 8}
+    assert numbers == long_run.repeated([3, 5, 8], 8)
+    assert len({tuple(numbers[begin : begin + 3]) for begin in range(0, 30, 3)}) > 1
+    assert len({tuple(long_run.repeated(range(9), 90)[begin : begin + 9]) for begin in range(0, 90, 9)}) == 10
+
+
+def test_a_long_run_says_what_changed() -> None:
+    parts = [long_run.Part(100, 2.0, 4_000_000), long_run.Part(100, 4.0, 6_000_000)]
+    assert long_run.last_to_first(parts) == (0.5, 1.5)
+    unknown = [long_run.Part(100, 2.0, None), long_run.Part(100, 4.0, None)]
+    assert long_run.last_to_first(unknown) == (0.5, None)
+    lines = long_run.table({"a": parts, "b": unknown}).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[2] == ["1 to 100", "50.0", "4.0", "50.0", "not measured"]
+    assert cells[4] == ["last / first", "0.500", "1.500", "0.500", "-"]
+
+
+def test_too_short_a_long_run(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--long-run", "9", "--decoders", "greedy"]
+    assert benchmark.main(arguments) == 2
+    assert "error: --long-run 9: give at least 10 sentences" in capsys.readouterr().err
+
+
+def test_cost_by_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(replay, "VOCABULARY", 200)
+    decoded = []
+    decode_timed = Bench.decode_timed
+
+    def spy(self: Bench, generator: object, numbers: list[int], *rest: object) -> object:
+        outputs, seconds = decode_timed(self, generator, numbers, *rest)
+        decoded.append(({int(self.dataset.src_sizes[n]) for n in numbers}, {len(ids) for ids in outputs.values()}))
+        return outputs, seconds
+
+    monkeypatch.setattr(Bench, "decode_timed", spy)
+    arguments = "--replay tiny --by-length 4,12,30 --timing-sentences 2 --repeats 2 --cpu"
+    assert benchmark.main([*arguments.split(), "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
+    names = ["greedy", "gad (replayed)"]
+    slopes = [f"{name}, ms per further token" for name in names]
+    assert table[0] == ["tokens", *(f"{name}, ms" for name in names), *slopes, "gad (replayed) / greedy"]
+    assert [row[0] for row in table[2:]] == ["4", "12", "30"]
+    assert "sentences of 4, 12, 30 tokens, outputs as long" in printed
+    record = json.loads((tmp_path / "by_length.json").read_text(encoding="utf-8"))
+    for row, cells in zip(record["rows"], table[2:], strict=True):
+        assert list(row["seconds"]) == names and len(row["seconds"]["greedy"]) == 2
+        assert float(cells[2]) / float(cells[1]) == pytest.approx(float(cells[5]), abs=0.02)
+    assert table[2][3:5] == ["", ""]
+    for column in (1, 2):
+        added = float(table[4][column]) - float(table[3][column])
+        assert float(table[4][column + 2]) == pytest.approx(added / (30 - 12), abs=0.01)
+    # What the replayed drafter is told comes first, of all lengths; then one length at a time, outputs as long.
+    assert decoded[0][0] == {4, 12, 30}
+    assert [sources for sources, _ in decoded[1:]] == [{4}] * 6 + [{12}] * 6 + [{30}] * 6
+    assert all(max(outputs) <= max(sources) + 1 for sources, outputs in decoded)

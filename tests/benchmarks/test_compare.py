@@ -1,0 +1,252 @@
+"""`spec-dec-compare`: one small real run, the arithmetic of the table, and what it refuses."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import preprocess, train
+
+from fairseq_plugins.benchmarks import bench, compare, measuring
+from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, Contender
+from fairseq_plugins.benchmarks.machine import machine
+from fairseq_plugins.benchmarks.measuring import Row
+from fairseq_plugins.errors import ConfigurationError
+from tests.conftest import Corpus
+
+SENTENCES = 6
+WORDS = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
+
+
+def _train(*arguments: str) -> None:
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=list(arguments))
+    train.main(convert_namespace_to_omegaconf(args))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+    """A data folder, and a verifier, its drafter, and heads on it and on another base, after one update each."""
+    folder = tmp_path_factory.mktemp("trained")
+    lines = [" ".join(WORDS[start : start + 4]) for start in range(SENTENCES)]
+    for language in ("en", "de"):
+        (folder / f"text.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    data, text = str(folder / "data"), str(folder / "text")
+    arguments = ["--source-lang", "en", "--target-lang", "de", "--joined-dictionary", "--destdir", data]
+    arguments += ["--trainpref", text, "--validpref", text, "--testpref", text, "--workers", "1"]
+    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+
+    common = [
+        "--max-update",
+        "1",
+        "--max-tokens",
+        "100",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "0.01",
+        "--num-workers",
+        "0",
+    ]
+    common += ["--required-batch-size-multiple", "1", "--no-epoch-checkpoints"]
+    common += ["--log-format", "none", "--cpu", "--share-all-embeddings"]
+    for side in ("encoder", "decoder"):
+        common += [f"--{side}-layers", "1", f"--{side}-embed-dim", "16", f"--{side}-ffn-embed-dim", "16"]
+        common += [f"--{side}-attention-heads", "2"]
+    verifier = str(folder / "verifier" / "checkpoint_last.pt")
+    _train(data, "--arch", "transformer", "--save-dir", str(folder / "verifier"), *common)
+    drafter = ["--task", "spec_dec", "--arch", "block_nat", "--criterion", "glat_loss", "--block-size", "3"]
+    _train(
+        data,
+        *drafter,
+        "--verifier-path",
+        verifier,
+        "--share-encoder",
+        "--save-dir",
+        str(folder / "drafter"),
+        *common,
+    )
+    heads = ["--task", "spec_dec", "--arch", "blockwise_transformer", "--criterion", "blockwise_loss"]
+    heads += ["--blockwise-heads", "3", "--identity-first-head"]
+    _train(data, *heads, "--base-path", verifier, "--freeze-base", "--save-dir", str(folder / "heads"), *common)
+    _train(data, *heads, "--seed", "9", "--save-dir", str(folder / "other_heads"), *common)
+    return Namespace(
+        data=data,
+        verifier=verifier,
+        heads=str(folder / "heads" / "checkpoint_last.pt"),
+        other_heads=str(folder / "other_heads" / "checkpoint_last.pt"),
+        drafter=str(folder / "drafter" / "checkpoint_last.pt"),
+        reference=str(folder / "text.de"),
+    )
+
+
+def _quick(trained: Namespace) -> list[str]:
+    limits = ["--repeats", "2", "--timing-sentences", "3", "--timing-batch-sizes", "1,2", "--max-len-b", "12"]
+    return [trained.data, "--path", trained.verifier, "--cpu", *limits]
+
+
+def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2"]
+    arguments += ["--blockwise-path", trained.heads, "--results", str(tmp_path)]
+    assert compare.main([*arguments, "--reference", trained.reference]) == 0
+
+    result = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in result["rows"]}
+    assert list(rows) == [contender.name for contender in CONTENDERS]
+    for contender in CONTENDERS:
+        row = rows[contender.name]
+        if contender.lossless or contender.name == "blockwise":
+            assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
+        assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
+        assert row["bleu"] is not None
+    assert rows["greedy"]["accepted_tokens"] == 1
+    assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
+    assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
+    assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1
+
+    printed, progress = capsys.readouterr()
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert table.splitlines()[0] in printed
+    lossless = "Lossless by construction: greedy, gad, blockwise, iad, jacobi, gs-jacobi, hybrid-jacobi."
+    for line in ("sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
+        assert line in printed and line in table
+    assert "differs from" not in progress
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([*_quick(trained), "--decoders", "greedy int8"]) == 0
+    printed, log = capsys.readouterr()
+    assert "| greedy int8 " in printed and "Lossless by construction: none." in printed
+    assert "Lossy, weights rounded to int8, the output may differ from that in fp32: greedy int8." in printed
+    assert "differs from" not in log
+    assert compare.main([*_quick(trained), "--int8"]) == 2
+    assert "error: --int8: is for one decoder" in capsys.readouterr().err
+
+
+def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([*_quick(trained), "--timing-batch-sizes", "2"]) == 0
+    printed, log = capsys.readouterr()
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:5]] == [BEAM_5, BEAM_1, "greedy"]
+    assert "at batch 1" not in printed.splitlines()[0]
+    assert "without --drafter-path: left out nat, gad" in log
+    assert "without --blockwise-path: left out blockwise\n" in log
+
+
+def test_heads_on_another_base_are_not_lossless(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([*_quick(trained), "--decoders", "blockwise", "--blockwise-path", trained.other_heads]) == 0
+    printed, log = capsys.readouterr()
+    assert "| blockwise " in printed and "Lossless by construction: none." in printed
+    assert "differs from" not in log
+
+
+def test_rows_of_two_dictionaries(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = "--repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --cpu --decoders iad,gs-jacobi"
+    assert compare.main([str(corpus.data), "--path", str(corpus.verifier), *limits.split()]) == 0
+    printed, log = capsys.readouterr()
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:4]] == [BEAM_1, "gs-jacobi"]
+    assert "36 of 36" in printed.splitlines()[3]
+    assert "dictionaries of source and target differ: left out iad" in log
+
+
+def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        *_quick(trained),
+        "--path",
+        f"{trained.verifier}:{trained.verifier}",
+        "--drafter-path",
+        trained.drafter,
+    ]
+    assert compare.main([*arguments, "--decoders", "gad", "--profile"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table.count("Where the time goes: gad, batch 1") == 1 and table[-1].startswith("| total ")
+    assert [line.split("|")[1].strip() for line in table[2:4]] == [BEAM_1, "gad"]
+    assert f"{SENTENCES} of {SENTENCES}" in table[3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--path", "none.pt"], "--path none.pt: no such file; "),
+        (["--drafter-path", "none.pt"], "--drafter-path none.pt: no such file; "),
+        (["--blockwise-path", "none.pt"], "--blockwise-path none.pt: no such file; "),
+        (["--gen-subset", "none"], "--gen-subset none: no such subset in "),
+        (["--reference", "none"], "--reference none: No such file or directory; "),
+        (["--decoders", "gad,none"], "--decoders none: no such row; choose from: "),
+        (["--stats-file", "x"], "--stats-file x: is for one decoder; "),
+        (["--block-size", "0"], "--block-size 0: "),
+    ],
+)
+def test_errors(
+    trained: Namespace, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert compare.main([*_quick(trained), *arguments]) == 2
+    printed, log = capsys.readouterr()
+    assert printed == ""
+    assert f"spec-dec-compare: error: {message}" in log
+    assert "Traceback" not in log
+
+
+def test_reference_must_fit(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tmp_path / "short.de"
+    short.write_text("eine Zeile\n", encoding="utf-8")
+    assert compare.main([*_quick(trained), "--reference", str(short)]) == 2
+    assert (
+        f"--reference {short}: 1 lines, but the decoded subset has {SENTENCES}; " in capsys.readouterr().err
+    )
+
+
+def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes("a\u2028b\x0b\r\n\nc".encode())
+    assert bench.read_references(str(file), 3) == {0: "a\u2028b\x0b\r", 1: "", 2: "c"}
+    file.write_bytes(b"\xff\n")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        bench.read_references(str(file), 1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--repeats", "0"], ["--timing-batch-sizes", "1,x"], ["--timing-sentences", "-1"]]
+)
+def test_numbers_are_checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        compare.main(["data", *arguments])
+    assert end.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_rate_and_speed_up_are_of_the_median() -> None:
+    slow = Row("slow", timed_sentences=10, seconds={1: [20.0, 10.0, 30.0]})
+    fast = Row("fast", timed_sentences=10, seconds={1: [5.0, 4.0, 1.0]})
+    assert slow.rate(1) == 0.5
+    assert measuring.speed_up(fast, slow, 1) == 5
+    assert measuring.speed_up(fast, slow, 16) is None
+
+
+def test_table() -> None:
+    rows = [
+        Row(BEAM_5, 30.0, 1, 4, {1: 1}, 2, None, None, {1: [2.0], 16: [1.0]}),
+        Row(BEAM_1, 29.5, 4, 4, {1: 2}, 2, 12.0, 1.0, {1: [1.0], 16: [1.0]}),
+        Row("gad", None, 4, 4, {1: 2}, 2, 3.0, 4.0, {1: [0.25], 16: [0.5]}),
+    ]
+    lines = compare.markdown_table(rows, [1, 16]).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0][-4:] == ["sent/s, batch 1", "sent/s, batch 16", "× beam 5", "× beam 1"]
+    assert cells[2] == [BEAM_5, "30.00", "1 of 4", "1 of 2", "-", "-", "1.0", "2.0", "1.00", "0.50"]
+    assert cells[4] == ["gad", "-", "4 of 4", "2 of 2", "3.00", "4.00", "8.0", "4.0", "8.00", "4.00"]
+
+
+def test_a_lossy_lossless_decoder_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    contenders = [Contender("gad", "gad", lossless=True), Contender("nat", "nat")]
+    rows = [Row("gad", identical=3, sentences=4), Row("nat", identical=0, sentences=4)]
+    with caplog.at_level("WARNING"):
+        compare.warn_if_lossy(rows, contenders)
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        f"gad differs from {BEAM_1} in 1 of 4 sentences"
+    ]
+
+
+def test_machine_line_names_what_was_measured_on() -> None:
+    line = machine()
+    assert "threads" in line and "torch" in line and "\n" not in line

@@ -1,0 +1,254 @@
+"""`spec-dec-sweep`: tables against the paper's, choosing and resuming with a stub, and one small real run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.benchmarks import sweep
+from fairseq_plugins.benchmarks.sweep_cells import (
+    GREEDY,
+    Cell,
+    Result,
+    Results,
+    fastest,
+    grid,
+    pareto_front,
+    recommendations,
+)
+from fairseq_plugins.benchmarks.sweep_journal import Journal, sole_use
+from fairseq_plugins.benchmarks.sweep_tables import markdown, table_2, table_3, table_of_all
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.pages.sweep_figure import read_sweep
+from tests.conftest import Corpus
+
+# GAD Table 3: tau -> accepted tokens and BLEU with top-3, then with top-5; Table 2 has the rest.
+TABLE_3 = {
+    1: (7.56, 27.02, 7.58, 27.02),
+    2: (8.64, 26.92, 8.77, 26.92),
+    3: (9.46, 26.84, 9.72, 26.84),
+    4: (10.04, 26.78, 10.50, 26.74),
+    5: (10.38, 26.70, 10.99, 26.64),
+}
+BEAM = Cell(baseline="AT (b = 5)")
+
+
+def _result(tokens: float | None, bleu: float, rate: float) -> Result:
+    return Result(bleu, tokens, None if tokens is None else 25 / tokens, 100, 100 / rate)
+
+
+def _paper() -> Results:
+    results = {BEAM: _result(None, 26.72, 1.0), Cell(baseline=GREEDY): _result(1.0, 26.62, 1.1)}
+    for tau, (tokens_3, bleu_3, tokens_5, bleu_5) in TABLE_3.items():
+        results[Cell(25, 1, tau)] = _result(6.13, 26.62, 3.0)
+        results[Cell(25, 3, tau)] = _result(tokens_3, bleu_3, tokens_3 / 2)
+        results[Cell(25, 5, tau)] = _result(tokens_5, bleu_5, tokens_5 / 2)
+    results[Cell(10, 3, 1)] = _result(5.97, 26.68, 3.04)
+    return results
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+
+# Tables
+
+
+def test_table_3_of_the_paper() -> None:
+    rows = _cells(table_3(_paper(), 25))
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
+    for row, (tokens_3, bleu_3, tokens_5, bleu_5) in zip(rows, TABLE_3.values(), strict=True):
+        assert [cell.strip("*") for cell in row[1:]] == [
+            "6.13/26.62", f"{tokens_3:.2f}/{bleu_3:.2f}", f"{tokens_5:.2f}/{bleu_5:.2f}"
+        ]
+    # At tau 4 both beta are on the front, at the others top-5 accepts more at no lower BLEU.
+    assert rows[3][2] == "**10.04/26.78**" and rows[3][3] == "**10.50/26.74**"
+    assert rows[0][2] == "7.56/27.02" and rows[0][3] == "**7.58/27.02**"
+
+
+def test_table_2_of_the_paper() -> None:
+    """AT first, then exact, then the paper's setting by block size."""
+    rows = _cells(table_2(_paper()))
+    assert rows[0] == ["AT (b = 5)", "/", "/", "26.72", "1.00×", "1.0"]
+    assert rows[1] == ["AT, greedy", "/", "1.00", "26.62", "1.10×", "1.1"]
+    assert rows[2] == ["GAD", "25", "6.13", "26.62", "3.00×", "3.0"]
+    assert rows[3] == ["GAD++ (top-3, τ = 1)", "10", "5.97", "26.68", "3.04×", "3.0"]
+    assert rows[4] == ["", "25", "7.56", "27.02", "3.78×", "3.8"]
+
+
+def test_table_2_without_the_papers_setting() -> None:
+    results = {cell: result for cell, result in _paper().items() if cell.baseline or cell.tau > 1 and cell.top_beta > 3}
+    assert _cells(table_2(results))[2][0] == "GAD++ (top-5, τ = 2)"
+
+
+def test_all_settings_once() -> None:
+    """Exact settings are one, whatever their tau; both fronts are marked."""
+    rows = _cells(table_of_all(_paper()))
+    assert len(rows) == 1 + 1 + 10
+    assert [row[0] for row in rows[:2]] == ["k = 10, top-3, τ = 1", "k = 25, exact"]
+    assert [row[0] for row in rows if row[7] == "●"] == [row[0] for row in rows if row[8] == "●"]
+    assert rows[1][4] == "+0.00"
+
+
+# Choosing
+
+
+def test_pareto_front() -> None:
+    results = {
+        Cell(1): _result(1.0, 30.0, 1),
+        Cell(2): _result(2.0, 29.0, 1),
+        Cell(3): _result(2.0, 28.0, 1),  # as fast, worse
+        Cell(4): _result(3.0, 29.0, 1),  # beats the second
+        Cell(5): _result(3.0, 29.0, 1),  # equals the fourth
+    }
+    assert pareto_front(results, lambda result: result.accepted_tokens) == {Cell(1), Cell(4)}
+
+
+def test_recommendations() -> None:
+    """At least greedy's 26.62: the paper's fastest is top-5, tau 5. Within 0.2 below: the same."""
+    results = _paper()
+    assert list(recommendations(results, 0.2).values()) == [Cell(25, 5, 5)] * 2
+    results[Cell(25, 5, 5)] = _result(10.99, 26.60, 5.5)
+    assert list(recommendations(results, 0.2).values()) == [Cell(25, 5, 4), Cell(25, 5, 5)]
+    assert "`--decoder gad++ --block-size 25 --top-beta 5 --tau 4`" in markdown(results, 0.2, [])
+
+
+def test_nothing_to_recommend() -> None:
+    results = {Cell(baseline=GREEDY): _result(1.0, 30.0, 1), Cell(5, 3, 1): _result(3.0, 20.0, 3)}
+    assert "none of these; add --top-betas 1" in markdown(results, 0.2, [])
+
+
+def test_equal_as_printed() -> None:
+    """A difference behind the second decimal is none."""
+    assert fastest({Cell(5): _result(3.0, 26.6199, 3)}, 26.62) == Cell(5)
+
+
+# Resuming
+
+
+def _measure_all(cells: list[Cell], journal: Journal, fail_at: int | None = None) -> list[Cell]:
+    measured: list[Cell] = []
+
+    def measure(cell: Cell) -> Result:
+        if len(measured) == fail_at:
+            raise KeyboardInterrupt
+        measured.append(cell)
+        return _result(1.0 + cell.tau, 30.0, 1.0)
+
+    try:
+        results = sweep.sweep(cells, journal, measure, lambda cell: None)
+    except KeyboardInterrupt:
+        return measured
+    assert list(results) == cells
+    return measured
+
+
+def test_same_outcomes_are_measured_once(tmp_path: Path) -> None:
+    cells = [Cell(baseline=GREEDY), *grid([2, 4], [1, 3], [0.0, 1.0])]
+    measured = _measure_all(cells, Journal(tmp_path / "cells.jsonl", {}))
+    assert measured == [Cell(baseline=GREEDY), Cell(2), Cell(2, 3, 1.0), Cell(4), Cell(4, 3, 1.0)]
+
+
+def test_resumes(tmp_path: Path) -> None:
+    """What was finished when the sweep broke off is not decoded again; every line is whole."""
+    file, cells = tmp_path / "cells.jsonl", grid([2, 4], [1, 3], [1.0])
+    assert len(_measure_all(cells, Journal(file, {"verifier": "a"}), fail_at=3)) == 3
+    assert len(file.read_text().splitlines()) == 3
+    journal = Journal(file, {"verifier": "a"})
+    assert len(journal.results) == 3
+    assert _measure_all(cells, journal) == [Cell(4, 3, 1.0)]
+    assert Journal(file, {"verifier": "a"}).results == journal.results
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_other_checkpoints_count_for_nothing(tmp_path: Path) -> None:
+    file, cells = tmp_path / "cells.jsonl", grid([2], [1, 3], [1.0])
+    _measure_all(cells, Journal(file, {"verifier": "a"}))
+    journal = Journal(file, {"verifier": "b"})
+    assert (journal.results, journal.foreign) == ({}, 2)
+    assert len(_measure_all(cells, journal)) == 2
+    assert len(Journal(file, {"verifier": "a"}).results) == 2  # and are kept
+
+
+@pytest.mark.parametrize("content", ["nonsense\n", '{"cell": 1}\n', "[]\n"])
+def test_foreign_journal(content: str, tmp_path: Path) -> None:
+    (tmp_path / "cells.jsonl").write_text(content)
+    with pytest.raises(ConfigurationError, match="line 1: not written by spec-dec-sweep; remove the file or choose"):
+        Journal(tmp_path / "cells.jsonl", {})
+
+
+def test_one_sweep_at_a_time(tmp_path: Path) -> None:
+    with sole_use(tmp_path), pytest.raises(ConfigurationError, match="another sweep is running there"):
+        with sole_use(tmp_path):
+            pass
+    with sole_use(tmp_path):
+        pass
+
+
+# The command
+
+
+def _arguments(corpus: Corpus, folder: Path) -> list[str]:
+    models = ["--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu", "--beam", "2"]
+    return [str(corpus.data), *models, "--output", str(folder)]
+
+
+def test_real_sweep(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid_options = ["--block-sizes", "2,6", "--top-betas", "1,3", "--taus", "0,2", "--sentences", "8"]
+    arguments = [*_arguments(corpus, tmp_path), *grid_options]
+    assert sweep.main(arguments) == 0
+    printed = capsys.readouterr().out
+    content = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
+    cells = {(cell["block_size"], cell["top_beta"], cell["tau"]): cell for cell in content["cells"]}
+    assert cells.keys() == {(2, 1, 0), (2, 3, 2), (6, 1, 0), (6, 3, 2)}
+    greedy = content["baselines"]["greedy"]
+    for key in ((2, 1, 0), (6, 1, 0)):
+        assert cells[key]["bleu"] == greedy["bleu"]
+        assert cells[key]["iterations"] <= greedy["iterations"]
+    # A relaxed run writes another output, perhaps a shorter one: only greedy's single token is a bound.
+    assert min(cell["accepted_tokens"] for cell in cells.values()) > greedy["accepted_tokens"] == 1
+    assert content["baselines"]["beam"]["baseline"] == "AT (b = 2)"
+    assert content["recommended"]["no_quality_loss"].startswith("--decoder gad")
+    assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == "# Sweep\n\n" + printed.rstrip("\n") + "\n"
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert read_sweep(str(tmp_path / "sweep.json")) == content
+
+    before = (tmp_path / "cells.jsonl").read_text()
+    assert len(before.splitlines()) == 6
+    assert sweep.main(arguments) == 0
+    again, log = capsys.readouterr()
+    assert again == printed
+    assert "6 settings finished before, 0 to do" in log
+    assert (tmp_path / "cells.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--path", "none.pt"], "--path none.pt: no such file; "),
+        (["--drafter-path", "none.pt"], "--drafter-path none.pt: no such file; "),
+        (["--block-sizes", "2,7"], "--block-size 7: the drafter was trained for blocks of 6; "),
+        (["--reference", "none"], "--reference none: no such file; "),
+        (["--gen-subset", "none"], "--gen-subset none: no such subset in "),
+        (["--output", __file__], "cannot be written (File exists); "),
+        (["--stats-file", "x"], "--stats-file x: is for one decoder; "),
+    ],
+)
+def test_errors(
+    changed: list[str], message: str, corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main([*_arguments(corpus, tmp_path), *changed]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("spec-dec-sweep: error: ") and message in error
+
+
+def test_drafter_is_needed(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main([str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--output", str(tmp_path)]) == 2
+    assert "--drafter-path is missing; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--taus", "1,x"], ["--taus", "-1"], ["--taus", "nan"], ["--tolerance", "1,2"]])
+def test_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sweep.get_parser().parse_args(["data", "--path", "v", "--output", "o", *option])
+    assert "error: argument" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""What commands load: precision of the models, options that stay as they were, prefixes, text."""
+
+import pytest
+import torch
+
+from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments
+from fairseq_plugins.commands.session import Session, precision
+from tests.conftest import Corpus
+
+
+def open_session(corpus: Corpus, *more: str) -> Session:
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", *more]
+    return Session(as_config(parse_arguments(generation_parser("test"), arguments)))
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "dtype"),
+    [([], "fp32", torch.float32), (["--fp16"], "fp16", torch.float16), (["--bf16"], "bf16", torch.bfloat16)],
+)
+def test_models_get_the_wanted_precision(corpus: Corpus, options: list[str], name: str, dtype: torch.dtype) -> None:
+    session = open_session(corpus, *options)
+    assert precision(session.cfg) == name
+    assert {parameter.dtype for model in session.models for parameter in model.parameters()} == {dtype}
+    assert not any(model.training for model in session.models)
+
+
+def test_a_generator_leaves_the_options_as_they_were(corpus: Corpus) -> None:
+    session = open_session(corpus, "--decoder", "greedy", "--beam", "3")
+    session.generator()  # sets the beam of what it is given to 1
+    assert session.cfg.generation.beam == 3
+    assert session.generation(beam=2, nbest=1).beam == 2 and session.cfg.generation.beam == 3
+
+
+def test_decodes_after_the_prefix(corpus: Corpus) -> None:
+    session = open_session(corpus, "--decoder", "greedy", "--prefix-size", "2")
+    dataset = session.load("test")
+    numbers = session.usable(dataset)
+    assert sorted(numbers) == list(range(len(dataset)))
+    sample = session.batch(dataset, numbers[-3:])
+    # One token twice, with which no output of this model would begin by itself.
+    sample["target"][:, :2] = sample["target"].max()
+    hypotheses = session.decode(session.generator(), sample)
+    for row, (best, *_) in enumerate(hypotheses):
+        assert best["tokens"][:2].tolist() == sample["target"][row, :2].tolist()
+
+
+def test_text_without_subwords(corpus: Corpus) -> None:
+    session = open_session(corpus, "--remove-bpe")
+    dictionary = session.task.target_dictionary
+    tokens = [dictionary.add_symbol(symbol) for symbol in ("ha@@", "lo", "du")]
+    assert session.text(tokens) == "halo du"
+    session.cfg.common_eval.post_process = None
+    assert session.text(tokens) == "ha@@ lo du"

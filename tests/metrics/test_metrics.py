@@ -1,0 +1,390 @@
+"""`spec-dec-metrics`: values against the upstream tools, hand-worked examples, and what it refuses."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import sacremoses
+from rouge_score.rouge_scorer import RougeScorer
+
+from fairseq_plugins.metrics import cli, registry
+from fairseq_plugins.metrics.repetition import repetition_ratio
+from fairseq_plugins.metrics.sample import split_compounds
+from fairseq_plugins.metrics.sari import corpus_sari, mean_sari, sari_tokens, sentence_sari
+from tests.support import run_in_process
+
+REFERENCE = [
+    "Die Katze saß auf der alten Fußmatte, die im Flur liegt.",
+    "Das U-Bahn-Netz wird in den nächsten fünf Jahren deutlich ausgebaut.",
+    "„Wir haben nichts gewusst“, sagte der Minister am Dienstag in Berlin.",
+    "Zwei Männer in grünen Westen beladen einen weißen Lastwagen.",
+    "Ein kleiner Hund läuft schnell durch das hohe Gras am Rand der Straße.",
+]
+SECOND = [
+    "Auf der alten Matte im Flur saß die Katze.",
+    "Das U-Bahn-Netz soll in den kommenden fünf Jahren stark wachsen.",
+    "„Wir wussten nichts davon“, sagte der Minister am Dienstag in Berlin.",
+    "Zwei Männer mit grünen Westen beladen einen weißen Laster.",
+    "Ein kleiner Hund rennt am Straßenrand durch das hohe Gras.",
+]
+HYPOTHESIS = [
+    "Die Katze saß auf der alten Matte, die im Flur liegt.",
+    "Das U-Bahn-Netz wird in den kommenden fünf Jahren ausgebaut.",
+    "„Wir haben nichts gewusst“, sagte der der Minister am Dienstag in Berlin.",
+    "Zwei Männer mit grünen Westen beladen einen weißen Lastwagen.",
+    "Ein kleiner Hund läuft durch das hohe Gras am Straßenrand.",
+]
+BASELINE = [
+    "Die Katze saß auf der alten Matte.",
+    "Das U-Bahn-Netz wird in den kommenden fünf Jahren ausgebaut.",
+    "„Wir haben gewusst“, sagte der Minister am Mittwoch in Bonn.",
+    "Zwei Männer beladen einen Wagen.",
+    "Ein Hund läuft durch das Gras am Straßenrand.",
+]
+SOURCE = [f"source sentence {number} ." for number in range(5)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SimpleNamespace:
+    """The sentences above as files."""
+    written = {}
+    for name, lines in (
+        ("reference", REFERENCE), ("second", SECOND), ("hypothesis", HYPOTHESIS), ("baseline", BASELINE),
+        ("source", SOURCE),
+    ):
+        path = tmp_path / f"{name}.txt"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        written[name] = str(path)
+    # fairseq-generate prints sentences in the order of their length.
+    order = [3, 0, 4, 1, 2]
+    blocks = [
+        f"S-{n}\t{SOURCE[n]}\nT-{n}\t{REFERENCE[n]}\nH-{n}\t-0.5\t@@ {n}\nD-{n}\t-0.5\t{HYPOTHESIS[n]}\nP-{n}\t-0.5"
+        for n in order
+    ]
+    generated = tmp_path / "generate.out"
+    lines = ["2026-01-01 | INFO | loading", *blocks, "Generate valid: BLEU4 = 1"]
+    generated.write_text("\n".join(lines), encoding="utf-8")
+    return SimpleNamespace(**written, generated=str(generated), folder=tmp_path)
+
+
+def _run(*arguments: str) -> None:
+    assert cli.main(arguments) == 0
+
+
+def _values(text: str) -> dict[str, str]:
+    """Metric -> printed value, from the first table."""
+    table = text.split("\n\n")[1].splitlines()[2:]
+    return {re.split(r"\s{2,}", row)[0]: re.split(r"\s{2,}", row)[1] for row in table}
+
+
+def _sacrebleu(*arguments: str) -> str:
+    command = [sys.executable, "-m", "sacrebleu", *arguments, "-w", "2", "--format", "text"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout
+
+
+def test_values_equal_sacrebleu(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    _run("--hypotheses", files.hypothesis, "--references", files.reference, files.second)
+    printed = capsys.readouterr().out
+    upstream = _sacrebleu(files.reference, files.second, "-i", files.hypothesis, "-m", "bleu", "chrf", "ter")
+    expected = re.findall(r"^ *(\w+)\|(\S+) = ([\d.]+)", upstream, flags=re.MULTILINE)
+    assert [name for name, _, _ in expected] == ["BLEU", "chrF2", "TER"]
+    for name, signature, value in expected:
+        name = {"BLEU": "sacreBLEU"}.get(name, name)
+        assert _values(printed)[name] == value
+        assert f"{name}: {signature}" in printed
+
+
+def test_significance_equals_sacrebleu(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--hypotheses", files.hypothesis, "--references", files.reference, "--baseline", files.baseline]
+    _run(*arguments, "--bootstrap-samples", "200")
+    printed = capsys.readouterr().out
+    metric = ["-m", "bleu", "chrf", "ter", "--paired-bs", "--paired-bs-n", "200"]
+    upstream = _sacrebleu(files.reference, "-i", files.baseline, files.hypothesis, *metric)
+    baseline, here, p_values = (
+        re.findall(pattern, upstream)
+        for pattern in (r"Baseline.*?│(.*)│", r"hypothesis\.txt *│(.*)│", r"\(p = ([\d.]+)\)")
+    )
+    cells = zip(*([cell.strip() for cell in row[0].split("│")] for row in (baseline, here)), p_values, strict=True)
+    for name, (before, after, p) in zip(("sacreBLEU", "chrF2", "TER"), cells, strict=True):
+        assert re.search(rf"^{name} +{re.escape(before)} +{re.escape(after)} +{p}$", printed, flags=re.MULTILINE), name
+
+
+@pytest.mark.parametrize("compounds", [False, True])
+def test_tokenised_bleu_equals_fairseq_score(
+    compounds: bool, files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--hypotheses", files.hypothesis, "--references", files.reference, "--lang", "de", "--metrics", "bleu"]
+    _run(*arguments, *(["--compound-split"] if compounds else []))
+    printed = capsys.readouterr().out
+    tokenizer = sacremoses.MosesTokenizer(lang="de")
+    for name, lines in (("sys", HYPOTHESIS), ("ref", REFERENCE)):
+        tokens = [tokenizer.tokenize(line, return_str=True) for line in lines]
+        tokens = [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line) for line in tokens] if compounds else tokens
+        (files.folder / name).write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    upstream = run_in_process("score", f"--sys {files.folder}/sys --ref {files.folder}/ref", plugin=False).stdout
+    value, precisions = re.search(r"BLEU4 = ([\d.]+), (\S+) ", upstream).groups()
+    assert _values(printed)["BLEU, tokenised"] == value
+    assert precisions in printed
+    assert ("compounds split" in printed) == compounds
+
+
+def test_tokens_given(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Moses tokens give the values of the raw text they were made from."""
+    tokenizer = sacremoses.MosesTokenizer(lang="de")
+    for name, lines in (("sys", HYPOTHESIS), ("ref", REFERENCE)):
+        tokens = [tokenizer.tokenize(line, return_str=True) for line in lines]
+        (files.folder / name).write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    more = ["--lang", "de", "--metrics", "bleu,repetition"]
+    _run("--hypotheses", files.hypothesis, "--references", files.reference, *more)
+    raw = _values(capsys.readouterr().out)
+    _run("--hypotheses", f"{files.folder}/sys", "--references", f"{files.folder}/ref", *more, "--tokenized")
+    assert _values(capsys.readouterr().out) == raw
+
+
+@pytest.mark.parametrize("stemmer", [False, True])
+def test_rouge_equals_rouge_score(
+    stemmer: bool, files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several references the best counts, and `<q>` parts sentences for the summary-level variant."""
+    english = {
+        "h": ["the cats sat<q>a dog barked loudly", "he was running"],
+        "r": ["a dog barks<q>the cat sat down", "he runs"],
+        "q": ["nothing alike", "he was running home"],
+    }
+    for name, lines in english.items():
+        (files.folder / name).write_text("\n".join(lines) + "\n")
+    folder = files.folder
+    arguments = ["--hypotheses", f"{folder}/h", "--references", f"{folder}/r", f"{folder}/q", "--metrics", "rouge"]
+    _run(*arguments, *(["--stemmer"] if stemmer else []))
+    values = _values(capsys.readouterr().out)
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=stemmer)
+    lines = {name: [line.replace("<q>", "\n") for line in text] for name, text in english.items()}
+    for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
+        best = [
+            max(scorer.score(target, hypothesis)[kind].fmeasure for target in targets)
+            for hypothesis, *targets in zip(lines["h"], lines["r"], lines["q"], strict=True)
+        ]
+        assert values[kind.replace("rouge", "ROUGE-")] == f"{100 * sum(best) / len(best):.2f}"
+    assert float(values["ROUGE-Lsum"]) > float(values["ROUGE-L"])
+
+
+# SARI
+
+
+def test_sari_equals_published_values() -> None:
+    """The examples and values of the authors' `SARI.py`."""
+    source = "About 95 species are currently accepted ."
+    references = [
+        "About 95 species are currently known .",
+        "About 95 species are now accepted .",
+        "95 species are now accepted .",
+    ]
+    for output, value in (
+        ("About 95 you now get in .", 26.82782411698074),
+        ("About 95 species are now agreed .", 58.89995423074248),
+        ("About 95 species are currently agreed .", 50.71608864657479),
+    ):
+        tokens = [sari_tokens(line, tokenize=False) for line in (source, output, *references)]
+        assert sentence_sari(tokens[0], tokens[1], tokens[2:]).score == pytest.approx(value)
+
+
+def test_sari_by_hand_one_reference() -> None:
+    """Everything right, but trigrams keep nothing and there are no 4-grams: add 3/4, keep 2/4, delete 3/4."""
+    value = sentence_sari("a b c".split(), "a b d".split(), ["a b d".split()])
+    assert (value.add, value.keep, value.delete) == (75, 50, 75)
+    assert value.score == pytest.approx(200 / 3)
+
+
+def test_sari_by_hand_two_references() -> None:
+    """Source "a b", output "a c", references "a c" and "a b"; source and output count double.
+
+    Unigrams: added {c} of {c}: 1. Kept {a: 2}, the references keep {a: 2, b: 1}: precision 1, recall (1 + 0) / 2,
+    F1 2/3. Deleted {b: 2}, the references {b: 1}: precision 1/2.
+    Bigrams: added {ac} of {ac}: 1. Kept none of {ab: 1}: 0. Deleted {ab: 2}, the references {ab: 1}: 1/2.
+    """
+    source, output, references = ["a", "b"], ["a", "c"], [["a", "c"], ["a", "b"]]
+    value = sentence_sari(source, output, references)
+    assert value.add == pytest.approx(100 * (1 + 1) / 4)
+    assert value.keep == pytest.approx(100 * (2 / 3) / 4)
+    assert value.delete == pytest.approx(100 * (1 / 2 + 1 / 2) / 4)
+
+    # Counts first: keep has precision (2/2 + 0) / 4 and recall (2/3 + 0) / 4, delete (1/2 + 1/2) / 4 and (1 + 1) / 4.
+    value = corpus_sari([source], [output], [[line] for line in references])
+    assert value.add == pytest.approx(50)
+    assert value.keep == pytest.approx(100 * 2 * (1 / 4) * (1 / 6) / (1 / 4 + 1 / 6))
+    assert value.delete == pytest.approx(100 * 2 * (1 / 4) * (1 / 2) / (1 / 4 + 1 / 2))
+
+
+def test_sari_of_a_corpus() -> None:
+    """The mean of the sentences, by either count of references; copying the source is no simplification."""
+    sources, outputs = [["a", "b"], ["a", "b", "c"]], [["a", "c"], ["a", "b", "d"]]
+    references = [[["a", "c"], ["a", "b", "d"]]]
+    scores = [sentence_sari(sources[i], outputs[i], [references[0][i]]).score for i in range(2)]
+    assert mean_sari(sources, outputs, references).score == pytest.approx(sum(scores) / 2)
+    assert mean_sari(sources, sources, references).add == 0
+
+
+def test_sari_needs_source(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    _run("--hypotheses", files.hypothesis, "--references", files.reference)
+    assert "left out: SARI: for rewriting, compares with the source; add --source FILE" in capsys.readouterr().out
+    _run("--hypotheses", files.hypothesis, "--references", files.reference, "--source", files.source)
+    values = _values(capsys.readouterr().out)
+    tokens = [[sari_tokens(line) for line in lines] for lines in (SOURCE, HYPOTHESIS, REFERENCE)]
+    assert values["SARI"] == f"{mean_sari(tokens[0], tokens[1], [tokens[2]]).score:.2f}"
+    assert values["SARI, EASSE"] == f"{corpus_sari(tokens[0], tokens[1], [tokens[2]]).score:.2f}"
+
+
+# F0.5 of edits
+
+
+def test_edit_f(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three corrections: one of two edits found, one wrong and one missed, one wrong: P = 1/3, R = 1/3."""
+    texts = {
+        "source": ["Він є лікар в місті.", "Я читати книга.", "Все добре."],
+        "output": ["Він є лікар у місті.", "Я читаю книга.", "Все гарно."],
+        "target": ["Він — лікар у місті.", "Я читав книга.", "Все добре."],
+    }
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    arguments = ["--hypotheses", f"{tmp_path}/output", "--references", f"{tmp_path}/target"]
+    _run(*arguments, "--source", f"{tmp_path}/source", "--lang", "uk", "--metrics", "f0.5")
+    printed = capsys.readouterr().out
+    assert _values(printed) == {"edit F0.5": "33.33"}
+    assert "precision 33.33, recall 33.33; 1 edits right, 2 wrong, 2 missed" in printed
+    assert "Moses tokens, uk; not M2, not ERRANT" in printed
+    assert cli.main([*arguments, "--metrics", "f0.5"]) == 2
+    assert "edit F0.5: compares with the source; add --source FILE" in capsys.readouterr().err
+
+
+# Repetition, compounds, comparison with a baseline
+
+
+def test_repetition_by_hand(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    # "der der" and "a a a": 3 of 9 tokens equal the one before; across sentences nothing counts.
+    assert repetition_ratio([["der", "der", "Hund"], ["Hund", "a", "a", "a"], ["a", "b"]]) == pytest.approx(3 / 9)
+    assert repetition_ratio([]) == 0
+    _run("--hypotheses", files.hypothesis, "--references", files.reference, "--metrics", "repetition", "--lang", "de")
+    tokenizer = sacremoses.MosesTokenizer(lang="de")
+    tokens = sum(len(tokenizer.tokenize(line)) for line in HYPOTHESIS)
+    printed = capsys.readouterr().out
+    assert _values(printed)["repetition"] == f"{100 / tokens:.2f} %"  # "der der" in the third sentence
+    assert "references 0.00 %" in printed
+
+
+def test_compounds() -> None:
+    assert split_compounds("das U-Bahn-Netz - ja") == "das U ##AT##-##AT## Bahn ##AT##-##AT## Netz - ja"
+
+
+def test_identical(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--hypotheses", files.hypothesis, "--references", files.reference, "--metrics", "repetition"]
+    _run(*common, "--baseline", files.baseline)
+    printed = capsys.readouterr().out
+    assert "Identical to the baseline: 1 of 5 sentences; the first difference is in sentence 0 " in printed
+    assert f"word 7:\n  baseline: {BASELINE[0]}\n  here:     {HYPOTHESIS[0]}" in printed
+    _run(*common, "--baseline", files.hypothesis)
+    assert capsys.readouterr().out.rstrip().endswith("Identical to the baseline: 5 of 5 sentences")
+
+
+# Generate output
+
+
+def test_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Same values as plain text, in whatever order the sentences stand; references come with it."""
+    _run("--hypotheses", files.hypothesis, "--references", files.reference, "--json", f"{files.folder}/plain.json")
+    _run("--hypotheses", files.generated, "--json", f"{files.folder}/generated.json")
+    plain, generated = (json.loads((files.folder / f"{name}.json").read_text()) for name in ("plain", "generated"))
+    assert plain["scores"] == generated["scores"]
+    assert len(plain["scores"]) == 9
+    _run("--hypotheses", files.generated, "--references", files.second, "--baseline", files.generated)
+    assert "Identical to the baseline: 5 of 5" in capsys.readouterr().out
+
+
+def test_part_of_a_set(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sentences that fairseq skipped are left out of the references."""
+    blocks = Path(files.generated).read_text(encoding="utf-8").splitlines()
+    some = [line for line in blocks if not re.match(r"[A-Z]-[13]\t", line)]
+    (files.folder / "some.out").write_text("\n".join(some), encoding="utf-8")
+    _run("--hypotheses", f"{files.folder}/some.out", "--references", files.reference, "--metrics", "sacrebleu")
+    printed, log = capsys.readouterr()
+    assert printed.startswith("3 sentences, ")
+    assert "2 sentence(s) are missing, the first is 1; " in log and "--required-batch-size-multiple 1" in log
+
+
+def test_subwords_are_noticed(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    (files.folder / "bpe.txt").write_text("\n".join(["▁Die ▁Kat ze", *HYPOTHESIS[1:]]), encoding="utf-8")
+    _run("--hypotheses", f"{files.folder}/bpe.txt", "--references", files.reference, "--metrics", "sacrebleu")
+    assert "sentence 0 is in subwords; generate with --remove-bpe" in capsys.readouterr().err
+
+
+# COMET
+
+
+def test_comet(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+
+    class Model:
+        def predict(self, data: list[dict], **options: object) -> SimpleNamespace:
+            seen.extend(data)
+            return SimpleNamespace(system_score=0.8125)
+
+    module = ModuleType("comet")
+    module.load_from_checkpoint = lambda path: Model()
+    module.__spec__ = SimpleNamespace(name="comet")
+    monkeypatch.setitem(sys.modules, "comet", module)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    (files.folder / "model.ckpt").write_bytes(b"")
+    _run("--hypotheses", files.generated, "--metrics", "comet", "--comet-model", f"{files.folder}/model.ckpt")
+    assert _values(capsys.readouterr().out)["COMET"] == "0.8125"
+    assert seen[2] == {"src": SOURCE[2], "mt": HYPOTHESIS[2], "ref": REFERENCE[2]}
+
+    assert cli.main(["--hypotheses", files.generated, "--metrics", "comet"]) == 2
+    assert "COMET: no model given; add --comet-model MODEL.ckpt" in capsys.readouterr().err
+    assert cli.main(["--hypotheses", files.generated, "--metrics", "comet", "--comet-model", "none"]) == 2
+    assert "--comet-model none is no file; fetch the model once" in capsys.readouterr().err
+
+
+def test_without_comet(
+    files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "comet", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None if name == "comet" else object())
+    _run("--hypotheses", files.generated)
+    assert "left out: COMET: unbabel-comet is not installed; pip install unbabel-comet" in capsys.readouterr().out
+
+
+# Errors
+
+
+def test_errors(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    (files.folder / "short.txt").write_text("one line\n")
+    (files.folder / "latin1.txt").write_bytes("Männer\n".encode("latin-1"))
+    (files.folder / "empty.txt").write_bytes(b"")
+    lines = Path(files.generated).read_text(encoding="utf-8").splitlines()
+    (files.folder / "broken.out").write_text("\n".join(lines[:8]), encoding="utf-8")
+    targetless = [line for line in lines if not line.startswith("T-")]
+    (files.folder / "targetless.out").write_text("\n".join(targetless), encoding="utf-8")
+    folder, hypotheses, references = files.folder, ["--hypotheses", files.hypothesis], ["--references", files.reference]
+    for arguments, message in (
+        ([*hypotheses], "--references: missing, and "),
+        ([*hypotheses, "--references", "none"], "--references none: No such file or directory; "),
+        (["--hypotheses", "none", *references], "--hypotheses none: No such file or directory; "),
+        ([*hypotheses, "--references", f"{folder}/short.txt"], "1 sentences, but "),
+        ([*hypotheses, "--references", f"{folder}/latin1.txt"], "not UTF-8 (byte 1); convert it with iconv -t UTF-8"),
+        ([*hypotheses, "--references", f"{folder}/empty.txt"], "is empty; "),
+        ([*hypotheses, *references, "--baseline", f"{folder}/short.txt"], "1 sentences, but "),
+        ([*hypotheses, *references, "--metrics", "bleu,none"], "--metrics none: no such metric; choose from bleu, "),
+        ([*hypotheses, *references, "--metrics", "sari"], "SARI: compares with the source; add --source FILE"),
+        ([*hypotheses, *references, "--bootstrap-samples", "0"], "--bootstrap-samples 0: "),
+        (["--hypotheses", f"{folder}/broken.out"], "broken.out: generate output that broke off (sentence 0 has no "),
+        (["--hypotheses", f"{folder}/targetless.out"], "has no T- lines to take them from; add --references FILE"),
+        ([*hypotheses, "--references", f"{folder}/targetless.out"], "generate output without T- lines; "),
+        (["--hypotheses", files.generated, "--references", f"{folder}/short.txt"], "has no sentence 1 (1 "),
+        ([*hypotheses, *references, "--json", f"{folder}/short.txt/x"], "cannot be written (File exists); "),
+    ):
+        assert cli.main(arguments) == 2, message
+        error = capsys.readouterr().err.strip()
+        assert message in error and error.startswith("spec-dec-metrics: error: ") and "\n" not in error

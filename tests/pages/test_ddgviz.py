@@ -1,0 +1,458 @@
+"""DDGviz: Jacobi iterations against fairseq's own decoding, the dependency graph, and what the drawings look like."""
+
+import dataclasses
+import json
+import logging
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from PIL import Image
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.stats import DecodingStats
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.pages import ddgviz, ddgviz_figure, ddgviz_page, fonts
+from fairseq_plugins.pages.ddg import SOURCE, Sentence, Trace, trace
+from tests.conftest import Corpus
+from tests.support import fairseq_greedy, ids, make_sample, make_task, make_transformer, scores
+
+# ---------------------------------------------------------------------------------------------- the iterations
+
+
+def solve(models: list, task: Any, sample: dict, initial: str = "pad", **options: Any) -> Trace:
+    """The Jacobi iterations of a sample of one sentence."""
+    settings = methods.Options(decoder="greedy", temperature=options.get("temperature", 1.0))
+    generator = DraftVerifyGenerator(
+        models,
+        task.target_dictionary,
+        build_method=lambda: methods.build(models, None, settings, task.target_dictionary),
+        stats=DecodingStats("test"),
+        **options,
+    )
+    with torch.no_grad():
+        return trace(generator, sample, initial)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("initial", ["pad", "unk", "source"])
+def test_the_fixed_point_is_the_greedy_output(seed: int, initial: str) -> None:
+    task = make_task()
+    model = make_transformer(task, seed=seed)
+    sample = make_sample(task, [3 * seed], seed=seed)
+    solved = solve([model], task, sample, initial, max_len_b=50)
+    greedy = fairseq_greedy([model], task, sample, max_len_b=50)
+    assert solved.tokens == ids(greedy)[0]
+    assert all(0 <= value <= 1 + 1e-6 for row in solved.probability for value in row)
+    # Where all before a token was final already, its probability is the one of greedy decoding.
+    settled = sum(k < solved.final_at[-1] for k in solved.final_at) + 1
+    probability, expected = torch.tensor(solved.probability[-1]), scores(greedy)[0].exp()
+    torch.testing.assert_close(probability[:settled], expected[:settled], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_len_b": 1},
+        {"max_len_b": 7},
+        {"max_len_a": 0.5, "max_len_b": 2},
+        {"max_len_b": 40, "min_len": 12},
+        {"max_len_b": 40, "unk_penalty": -4.0},
+        {"max_len_b": 40, "temperature": 2.5},
+        {"max_len_b": 200, "min_len": 60},
+    ],
+)
+def test_generation_options_are_honoured(options: dict[str, Any]) -> None:
+    task = make_task()
+    model = make_transformer(task, seed=5)
+    sample = make_sample(task, [4])
+    assert solve([model], task, sample, **options).tokens == ids(fairseq_greedy([model], task, sample, **options))[0]
+
+
+def test_an_ensemble() -> None:
+    task = make_task()
+    models = [make_transformer(task, seed=seed) for seed in (1, 2)]
+    sample = make_sample(task, [9])
+    solved = solve(models, task, sample, max_len_b=30)
+    assert solved.tokens == ids(fairseq_greedy(models, task, sample, max_len_b=30))[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_iterates_are_those_of_the_model_run_by_fairseq(seed: int) -> None:
+    task = make_task()
+    model = make_transformer(task, seed=seed)
+    sample = make_sample(task, [8], seed=seed)
+    # fairseq's own forward pass hides pads from attention, so the first guess is another one here.
+    solved = solve([model], task, sample, "unk", max_len_b=40)
+    dictionary = task.target_dictionary
+    guess = torch.full((1, len(solved.tokens)), dictionary.unk())
+    for predicted, probability in zip(solved.predicted, solved.probability, strict=True):
+        previous = torch.cat([torch.tensor([[dictionary.eos()]]), guess[:, :-1]], dim=1)
+        with torch.no_grad():
+            logits, _ = model(**sample["net_input"], prev_output_tokens=previous)
+        expected = logits.softmax(-1)[0].gather(1, torch.tensor(solved.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(probability), expected, rtol=0, atol=1e-4)
+        logits[..., dictionary.pad()] = -torch.inf
+        logits[:, 0, dictionary.eos()] = -torch.inf  # --min-len 1
+        logits[:, 40:, dictionary.eos()] = torch.inf  # --max-len-b
+        assert logits.argmax(-1)[0].tolist() == predicted
+        guess = torch.tensor([predicted])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_never_more_iterations_than_tokens(seed: int) -> None:
+    """Proposition 1, and what follows: every iteration makes at least one more token final."""
+    task = make_task()
+    model = make_transformer(task, seed=seed)
+    solved = solve([model], task, make_sample(task, [seed + 1], seed=seed), max_len_b=40)
+    assert solved.iterations <= len(solved.tokens)
+    assert all(k <= i + 1 for i, k in enumerate(solved.final_at))
+    steps = [b - a for a, b in zip([0, *solved.final_at], solved.final_at, strict=False)]
+    assert steps[0] == 1 and set(steps) <= {0, 1}
+    assert len(solved.predicted) == len(solved.probability) == solved.final_at[-1]
+    for i, k in enumerate(solved.final_at):
+        assert all(row[: i + 1] == solved.tokens[: i + 1] for row in solved.predicted[k - 1 :])
+        assert k == 1 or solved.predicted[k - 2][: i + 1] != solved.tokens[: i + 1]
+
+
+# --------------------------------------------------------------------------------------------------- the graph
+
+
+def make_trace(final_at: list[int]) -> Trace:
+    """A trace by hand: a token is predicted from the iteration on in which it becomes final."""
+    size, rows = len(final_at), range(1, max(final_at) + 1)
+    predicted = [[i if k >= final_at[i] else 99 for i in range(size)] for k in rows]
+    probability = [[0.4 + 0.05 * (i % 12) if k >= final_at[i] else 0.01 * (i % 30) for i in range(size)] for k in rows]
+    return Trace(list(range(size)), predicted, probability, final_at, min(max(final_at) + 1, size))
+
+
+def make_sentence(labels: str, final_at: list[int], source: str = "a source", output: str | None = None) -> Sentence:
+    """A sentence by hand; labels are separated by spaces."""
+    names = labels.split()
+    solved = make_trace(final_at)
+    predicted = [[names[token] if token < len(names) else "<unk>" for token in row] for row in solved.predicted]
+    text = labels.replace(" ", "").replace("▁", " ").replace("</s>", "") if output is None else output
+    return Sentence(3, source, text, names, predicted, solved, True)
+
+
+def test_groups_and_edges_by_hand() -> None:
+    solved = make_trace([1, 1, 2, 3, 3, 3])
+    assert solved.groups == [[0, 1], [2], [3, 4, 5]]
+    assert solved.edges == [(SOURCE, 0), (SOURCE, 1), (0, 2), (1, 2), (2, 3), (2, 4), (2, 5)]
+
+
+def test_the_edges_say_all_that_a_token_depends_on() -> None:
+    solved = make_trace([1, 2, 2, 2, 3, 4, 4, 5])
+    ancestors: dict[int, set[int]] = {SOURCE: set()}
+    for b in range(len(solved.tokens)):
+        direct = [a for a, other in solved.edges if other == b]
+        ancestors[b] = set(direct).union(*(ancestors[a] for a in direct))
+        earlier = {i for i, k in enumerate(solved.final_at) if k < solved.final_at[b]}
+        assert ancestors[b] == earlier | {SOURCE}
+
+
+def test_greedy_decoding_is_a_chain() -> None:
+    assert make_trace([1, 2, 3]).edges == [(SOURCE, 0), (0, 1), (1, 2)]
+
+
+# ------------------------------------------------------------------------------------------------ the drawings
+
+ARABIC = "▁كيف ▁حال ك ▁اليوم ▁يا ▁صديق ي ؟ </s>"
+HEBREW = "▁שלום ▁עול ם , ▁מה ▁שלומ ך </s>"
+CHINESE = "▁ 今天 天气 很 好 , 我们 去 公园 散步 吧 。 </s>"
+LATIN = "▁Ein ▁Mann ▁fährt @@x $5 und $6 \\frac{a}{b} _^ <unk> a_token_that_is_longer_than_all_others & </s>"
+
+
+def ends(labels: str) -> list[int]:
+    """Some iterations for labels, with groups of one, two and three."""
+    pattern = [1, 2, 2, 3, 4, 4, 4]
+    return [pattern[i % 7] + 4 * (i // 7) for i in range(len(labels.split()))]
+
+
+SENTENCES = {
+    "latin": make_sentence(LATIN, ends(LATIN), source="Costs $5 and $6. " * 12),
+    "arabic": make_sentence(ARABIC, ends(ARABIC)),
+    "hebrew": make_sentence(HEBREW, ends(HEBREW)),
+    "one token": make_sentence("</s>", [1], source="", output=""),
+    "all at once": make_sentence("▁a " * 50 + "</s>", [1] * 51),
+    "long": make_sentence("▁ab " * 79 + "</s>", list(range(1, 41)) + [41] * 20 + list(range(42, 62))),
+    "unbroken": make_sentence("▁ab </s>", [1, 2], output="x" * 400),
+}
+
+
+def texts(figure: Figure) -> list[Text]:
+    """All that is written in a figure."""
+    return [text for axes in figure.axes for text in axes.findobj(Text) if text.get_text() and text.get_visible()]
+
+
+# A missing glyph is a warning of matplotlib.
+all_glyphs = pytest.mark.filterwarnings("error:Glyph")
+
+
+@all_glyphs
+@pytest.mark.parametrize("name", SENTENCES)
+def test_everything_is_inside_the_canvas(name: str) -> None:
+    sentence = SENTENCES[name]
+    figure = ddgviz_figure.draw(sentence)
+    figure.canvas.draw()
+    canvas = figure.bbox
+    written = texts(figure)
+    for text in written:
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= canvas.x1 and box.y1 <= canvas.y1, text
+    shown = [text.get_text() for text in written]
+    for label in sentence.labels:
+        assert ddgviz_figure.short(label) in shown
+    for patch in figure.axes[0].patches:
+        box = patch.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= canvas.x1 and box.y1 <= canvas.y1, patch
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_labels_do_not_overlap(name: str) -> None:
+    sentence = SENTENCES[name]
+    figure = ddgviz_figure.draw(sentence)
+    figure.canvas.draw()
+    labels = {ddgviz_figure.short(label) for label in sentence.labels}
+    row = [text for text in texts(figure) if text.get_text() in labels and text.get_size() == ddgviz_figure.LABEL_SIZE]
+    heights = [round(text.get_position()[1], 3) for text in row]
+    row = [text for text, height in zip(row, heights, strict=True) if height == max(set(heights), key=heights.count)]
+    boxes = sorted((text.get_window_extent() for text in row), key=lambda box: box.x0)
+    assert len(boxes) == len(sentence.labels)
+    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", ["arabic", "hebrew", "latin"])
+def test_right_to_left_text_is_drawn_right_to_left(name: str) -> None:
+    sentence = SENTENCES[name]
+    assert sentence.right_to_left == (name != "latin")
+    figure = ddgviz_figure.draw(sentence)
+    places = {text.get_text(): text.get_position()[0] for text in figure.axes[0].texts}
+    xs = [places[ddgviz_figure.short(label)] for label in sentence.labels]
+    assert xs == sorted(xs, reverse=sentence.right_to_left)
+    assert (places["x"] > xs[0]) == sentence.right_to_left
+
+
+def test_cells_where_a_token_becomes_final_are_outlined() -> None:
+    sentence = SENTENCES["latin"]
+    figure = ddgviz_figure.draw(sentence)
+    outlines = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and not p.get_fill()]
+    assert len(outlines) == len(sentence.trace.groups)
+    rows = sorted({round(outline.get_y(), 3) for outline in outlines})
+    assert len(rows) == len(outlines)
+
+
+def test_numbers_are_the_probabilities_of_right_predictions() -> None:
+    sentence = SENTENCES["hebrew"]
+    figure = ddgviz_figure.draw(sentence)
+    numbers = [t.get_text() for t in figure.axes[0].texts if re.fullmatch(r"[01]\.\d\d", t.get_text())]
+    trace = sentence.trace
+    expected = [f"{trace.probability[k - 1][i]:.2f}" for i, k in enumerate(trace.final_at)]
+    assert sorted(numbers) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", ["latin", "arabic", "one token", "all at once"])
+def test_files_are_not_blank(name: str, tmp_path: Path) -> None:
+    png, svg = ddgviz_figure.save(SENTENCES[name], tmp_path / "sentence-3")
+    with Image.open(png) as image:
+        assert image.width > 500 and image.height > 200
+        colours = image.convert("RGB").getcolors(image.width * image.height)
+    background = max(colours)
+    assert background[1] == (255, 255, 255)
+    assert len(colours) > 20
+    assert svg.read_text(encoding="utf-8").count("<path") > 10
+
+
+def test_drawing_twice_gives_the_same_picture(tmp_path: Path) -> None:
+    for name in "ab":
+        ddgviz_figure.save(SENTENCES["arabic"], tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def has_glyphs(text: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable()
+        try:
+            known = set().union(*(fonts._glyphs(fonts.font_manager.findfont(f)) for f in fonts.families([text])))
+        finally:
+            logging.disable(logging.NOTSET)
+    return set(text) <= known
+
+
+@all_glyphs
+def test_chinese_with_a_font_that_has_it(tmp_path: Path) -> None:
+    if not has_glyphs("今天气很好我们"):
+        pytest.skip("no font with Chinese glyphs (Debian: fonts-noto-cjk)")
+    sentence = make_sentence(CHINESE, ends(CHINESE))
+    figure = ddgviz_figure.draw(sentence)
+    figure.canvas.draw()  # a missing glyph would be a warning, and an error here
+    ddgviz_figure.save(sentence, tmp_path / "sentence")
+
+
+def test_a_missing_font_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fonts, "_installed", tuple)
+    ddgviz_figure.save(make_sentence(CHINESE, ends(CHINESE)), tmp_path / "sentence")
+    assert "fonts-noto-cjk" in caplog.text and "fonts-noto-core" not in caplog.text
+    caplog.clear()
+    assert fonts.families(["ক"]) == [fonts.BASE]
+    assert "fonts-noto-core" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+def page_of(*names: str) -> str:
+    return ddgviz_page.page([SENTENCES[name] for name in names])
+
+
+def test_the_page_needs_nothing_from_outside() -> None:
+    page = page_of("latin", "arabic")
+    addresses = set(re.findall(r"[a-z]+://[^\s\"'<>]*", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not fetched
+    assert not re.search(r"<link|<img|\bsrc=|@import|fetch\(|XMLHttpRequest|import\(", page)
+
+
+def test_tokens_cannot_break_the_page() -> None:
+    sentence = make_sentence("</script> <!-- & \" </s>", [1, 2, 3, 4, 5])
+    page = ddgviz_page.page([sentence])
+    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
+    assert data is not None
+    record = json.loads(data[1])["sentences"][0]
+    assert record["labels"] == sentence.labels
+    assert record["edges"] == [list(edge) for edge in sentence.trace.edges]
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser")
+    file = tmp_path / "ddgviz.html"
+    # What the page's own script throws ends up in the title.
+    catcher = "<script>addEventListener('error', e => { document.title = 'failed: ' + e.message; });</script>"
+    file.write_text(page_of("arabic", "latin").replace("<head>", "<head>" + catcher), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    run = subprocess.run(
+        [browser, *options, "--virtual-time-budget=2000", "--dump-dom", file.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "<title>DDGviz</title>" in run.stdout
+    sentence = SENTENCES["arabic"]
+    cells = len(sentence.labels) * len(sentence.predicted)
+    assert run.stdout.count('class="cell"') == cells
+    assert run.stdout.count('class="token"') == len(sentence.labels)
+    assert run.stdout.count('class="edge"') == len(sentence.trace.edges)
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command sets up logging for its process, which here is that of the other tests as well."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.fixture(scope="module")
+def options_of(corpus: Corpus) -> list[str]:
+    """Data and model of a small real run."""
+    return [str(corpus.data), "--path", str(corpus.verifier), "--cpu"]
+
+
+def test_the_command(options_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ddgviz.main([*options_of, "--sentences", "5,0-1,1", "--output", str(tmp_path / "out")]) == 0
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    kinds = ("png", "svg", "json")
+    assert names == {"ddgviz.html", *(f"sentence-{number}.{kind}" for number in (0, 1, 5) for kind in kinds)}
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in printed if line.startswith("|")][2:] == ["5", "0", "1", "mean"]
+    for number in (0, 1, 5):
+        record = json.loads((tmp_path / "out" / f"sentence-{number}.json").read_text(encoding="utf-8"))
+        assert record["sentence"] == number
+        assert record["identical_to_fairseq"] is True
+        assert record["labels"][-1] == "</s>"
+        assert record["speed_up"] == len(record["tokens"]) / record["iterations"]
+        assert sorted(sum(record["groups"], [])) == list(range(len(record["tokens"])))
+
+
+def test_another_first_guess_and_an_ensemble(
+    options_of: list[str], corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [str(corpus.data), "--path", f"{corpus.verifier}:{corpus.verifier}", "--cpu", "--jacobi-init", "unk"]
+    for name, command in (("one", options_of), ("two", two)):
+        assert ddgviz.main([*command, "--sentences", "2", "--output", str(tmp_path / name)]) == 0
+    one, other = (json.loads((tmp_path / name / "sentence-2.json").read_text()) for name in ("one", "two"))
+    assert one["tokens"] == other["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--sentences", "36"], "--sentences 36: subset test has 36 sentences; give numbers from 0 to 35"),
+        (["--sentences", "three"], "--sentences three: give numbers"),
+        (["--sentences", "5-3"], "--sentences 5-3: 5-3 is empty"),
+        (["--sentences", "-1"], "--sentences"),
+        (["--gen-subset", "train9"], "--gen-subset train9: no such subset"),
+        (["--output", "/proc/nowhere/x"], "--output /proc/nowhere/x: cannot be made"),
+        (["--path", "nowhere.pt"], "--path nowhere.pt: no such file"),
+        (["--prefix-size", "2"], "--prefix-size 2: cannot be drawn"),
+        (["--no-repeat-ngram-size", "3"], "--no-repeat-ngram-size is not supported"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    options_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], message: str
+) -> None:
+    name = changes[0]
+    given = {"--sentences": "0", "--output": str(tmp_path), name: changes[1]}
+    arguments = [f"{option}={value}" for option, value in given.items()]
+    assert ddgviz.main([*options_of, *arguments]) == 2
+    captured = capsys.readouterr()
+    errors = [line for line in captured.err.splitlines() if "error: " in line]
+    assert len(errors) == 1 and message in errors[0]
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("missing", ["--sentences", "--output"])
+def test_missing_options(options_of: list[str], capsys: pytest.CaptureFixture[str], missing: str) -> None:
+    given = {"--sentences": "0", "--output": "/tmp"}
+    del given[missing]
+    assert ddgviz.main([*options_of, *(item for pair in given.items() for item in pair)]) == 2
+    assert f"error: {missing} is missing" in capsys.readouterr().err
+
+
+def test_a_drafter_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [str(corpus.data), "--path", str(corpus.own_encoder), "--cpu", "--sentences", "0"]
+    assert ddgviz.main([*command, "--output", str(tmp_path)]) == 2
+    assert "is a drafter" in capsys.readouterr().err
+
+
+def test_sentence_numbers() -> None:
+    assert ddgviz.sentence_numbers("3, 17,20-22,3") == [3, 17, 20, 21, 22]
+    with pytest.raises(ConfigurationError):
+        ddgviz.sentence_numbers("")
+
+
+def test_a_difference_from_fairseq_is_said(tmp_path: Path) -> None:
+    sentence = dataclasses.replace(SENTENCES["hebrew"], identical=False)
+    assert sentence.as_json()["identical_to_fairseq"] is False
+    assert '"identical_to_fairseq":false' in ddgviz_page.page([sentence])

@@ -1,0 +1,250 @@
+"""`spec-dec-report`: what it counts, by hand; the files it writes; and what it refuses."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.pages import report
+from fairseq_plugins.pages.findings import (
+    acceptance_by_position,
+    accepted_by_iteration,
+    edit_ratios,
+    speed_up_by_edits,
+    speed_ups,
+)
+from fairseq_plugins.pages.runs import Run, load_runs, read_stats
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _sentence(number: int, accepted: list[int], seconds: float = 0.5, batch_size: int = 1) -> SentenceStats:
+    return SentenceStats(number, 7, sum(accepted), len(accepted), accepted, batch_size, seconds)
+
+
+def _run_of(*accepted: list[int], seconds: float = 0.5) -> Run:
+    return Run("run", "run.jsonl", {number: _sentence(number, gains, seconds) for number, gains in enumerate(accepted)})
+
+
+def _write(path: Path, sentences: list[SentenceStats]) -> str:
+    path.write_text("".join(json.dumps(vars(sentence)) + "\n" for sentence in sentences))
+    return str(path)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    """Three stats files: greedy, gad, and gad++ over the same 40 sentences."""
+    files = []
+    for name, gains in (("greedy", [1] * 12), ("gad", [4, 3, 1, 4]), ("gad++", [6, 6])):
+        sentences = [_sentence(n, gains[n % 2 :] if name != "gad++" else gains, 0.01 * len(gains)) for n in range(40)]
+        files.append(_write(tmp_path / f"{name}.jsonl", sentences))
+    return files
+
+
+# What is counted
+
+
+def test_reads_what_decoding_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    file = str(tmp_path / "stats.jsonl")
+    stats = DecodingStats("gad", file)
+    sentences = [_sentence(3, [2, 5]), _sentence(1, [1])]
+    stats.record(sentences, 1.0)
+    stats.close()
+    assert read_stats(file) == {3: sentences[0], 1: sentences[1]}
+
+
+def test_further_fields_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "new.jsonl").write_text(json.dumps({**vars(_sentence(0, [2])), "drafter": "nat"}) + "\n")
+    assert read_stats(str(tmp_path / "new.jsonl")) == {0: _sentence(0, [2])}
+
+
+def test_speed_up_in_iterations() -> None:
+    assert speed_ups(_run_of([4, 2], [1, 1]), None) == {0: 3.0, 1: 1.0}
+
+
+def test_speed_up_in_time() -> None:
+    """Only sentences that both runs have are compared."""
+    assert speed_ups(_run_of([4], [4], seconds=0.25), _run_of([1] * 4, seconds=1.0)) == {0: 4.0}
+    with pytest.raises(ConfigurationError, match="no sentence number in common"):
+        speed_ups(_run_of([1]), Run("other", "other.jsonl", {7: _sentence(7, [1])}))
+
+
+def test_accepted_by_iteration() -> None:
+    assert accepted_by_iteration(_run_of([4, 2, 1], [2, 3])) == [(1, 3.0, 2), (2, 2.5, 2), (3, 1.0, 1)]
+
+
+def test_acceptance_by_position() -> None:
+    """Gains 3, 1 and then, at the end of sentences, 2 and 4.
+
+    Position 1: accepted in 3, 2 and 4, rejected in 1: 3/4. Position 2: accepted in 3 and 4; the sentence that ended
+    with 2 tells nothing of it: 1. Position 3: rejected in 3, accepted in 4: 1/2.
+    """
+    given, together = acceptance_by_position(_run_of([3, 2], [1, 4]))
+    assert given == [3 / 4, 1, 1 / 2]
+    assert together == [3 / 4, 3 / 4, 3 / 8]
+
+
+def test_acceptance_without_drafts() -> None:
+    assert acceptance_by_position(_run_of([1, 1, 1], [1])) == ([], [])
+
+
+def test_edit_ratio() -> None:
+    """One replacement in four words; two insertions into two; an empty source counts as one word."""
+    sources, outputs = ["a b c d", "a b", ""], ["a x c d", "a b c d", "a"]
+    assert edit_ratios(sources, outputs) == [0.25, 1.0, 1.0]
+
+
+def test_speed_up_by_edit_ratio() -> None:
+    """Ranges hold their upper end; unchanged sentences are on their own."""
+    ratios, gains = [0.0, 0.0, 0.05, 0.06, 0.1, 0.1, 0.7], [10.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    assert speed_up_by_edits(ratios, gains) == [
+        ("0 (unchanged)", 2, 8.0),
+        ("above 0, to 0.05", 1, 5.0),
+        ("above 0.05, to 0.1", 3, 3.0),
+        ("above 0.5", 1, 1.0),
+    ]
+
+
+# The report
+
+
+def _image_names(markdown: str) -> list[str]:
+    return re.findall(r"!\[[^]]+\]\(([^)]+)\)", markdown)
+
+
+def test_report_in_iterations(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out" / "report"
+    assert report.main([*runs[1:], "--output", str(folder)]) == 0
+    assert "report.md and " in capsys.readouterr().out
+    markdown = (folder / "report.md").read_text(encoding="utf-8")
+    names = ["speed-up", "accepted-by-iteration", "accepted-by-position", "iterations-by-length"]
+    assert _image_names(markdown) == [f"{name}.png" for name in names]
+    for name in names:
+        assert (folder / f"{name}.png").read_bytes().startswith(PNG)
+    summary, latency = ([cell.strip() for cell in row.split("|")[1:-1]] for row in markdown.splitlines()
+                        if row.startswith("| gad  "))
+    # 20 sentences of 4 + 3 + 1 + 4 tokens in 4 iterations, and 20 of 3 + 1 + 4 in 3; median of 12/4 and 8/3
+    assert summary[:5] == ["gad", "40", "400", "140", "2.86"]
+    assert summary[6] == "2.83"
+    # 10 ms an iteration of the longer one
+    assert latency == ["gad", *["40.0"] * 5]
+    assert "needs source and output. Add `--hypotheses`" in markdown
+    assert "for wall-clock time give `--baseline`" in markdown
+    assert not list(folder.glob("*.partial"))
+
+
+def test_report_is_self_contained(runs: list[str], tmp_path: Path) -> None:
+    """The HTML file has all figures inside and asks for nothing."""
+    assert report.main([*runs[1:], "--baseline", runs[0], "--output", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(sources) == 4 and all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "<table>" in page and "http" not in re.sub(r'"data:[^"]+"', "", page)
+    assert "Speed-up of a sentence: its wall-clock time in greedy divided by that in the run." in page
+
+
+def test_report_with_everything(runs: list[str], tmp_path: Path) -> None:
+    output = [f"S-{n}\tein Haus {n}\nT-{n}\tein altes Haus {n}\nH-{n}\t-1\tein Haus {n}" for n in range(40)]
+    (tmp_path / "gad.out").write_text("\n".join(output) + "\n")
+    (tmp_path / "gad++.txt").write_text("".join(f"ein altes Haus {n}\n" for n in range(40)))
+    sweep = tmp_path / "sweep.json"
+    cell = {"block_size": 5, "top_beta": 1, "tau": 0.0, "bleu": 27.0, "accepted_tokens": 3.0}
+    cell |= {"sentences_per_second": 9.0, "pareto_speed": True}
+    greedy = {"bleu": 27.0, "baseline": "AT, greedy", "sentences_per_second": 3.0}
+    sweep.write_text(json.dumps({"cells": [cell], "baselines": {"greedy": greedy}}))
+    hypotheses = ["--hypotheses", str(tmp_path / "gad.out"), str(tmp_path / "gad++.txt")]
+    labels = ["--labels", "exact <b>|</b>", "relaxed $x_1"]
+    arguments = [*runs[1:], *labels, *hypotheses, "--sweep", str(sweep), "--output", str(tmp_path / "out")]
+    assert report.main(arguments) == 0
+    markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert {"edit-ratio.png", "quality-speed.png"} < set(_image_names(markdown))
+    assert re.search(r"\| +0 \(unchanged\) \| +40 \|", markdown)
+    assert re.search(r"\| +above 0.3, to 0.5 \| +40 \|", markdown)
+    assert "sacreBLEU" in markdown and "100.00" in markdown
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "exact &lt;b&gt;|&lt;/b&gt;" in page and "relaxed $x_1" in page
+
+
+def test_batches_are_mentioned(tmp_path: Path) -> None:
+    file = _write(tmp_path / "a.jsonl", [_sentence(n, [2, 2], batch_size=8) for n in range(8)])
+    assert report.main([file, "--output", str(tmp_path / "out")]) == 0
+    assert "decode with `--batch-size 1`" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_greedy_alone(runs: list[str], tmp_path: Path) -> None:
+    assert report.main([runs[0], "--output", str(tmp_path / "out")]) == 0
+    assert "nothing was drafted" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_same_file_names(tmp_path: Path) -> None:
+    """Files of the same name in different folders keep their folder in the label."""
+    files = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        files.append(_write(tmp_path / name / "stats.jsonl", [_sentence(0, [2])]))
+    assert [run.label for run in load_runs(files, None, None)] == files
+
+
+# Errors
+
+
+def _record(**changed: Any) -> str:
+    return json.dumps({**vars(_sentence(1, [2, 2])), **changed})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "stats.jsonl: is empty; "),
+        (f"{_record()}\n" + _record(id=2)[:30], "line 2: truncated; decode again, or drop the line: head -n 1 "),
+        (f"{_record()}\nnot json\n", "line 2: is not JSON; give a file that --stats-file wrote"),
+        ("epoch,loss\n1,2\n", "line 1: is not JSON; "),
+        ('{"loss": 1}\n', "line 1: has no field 'id'; give a file that --stats-file wrote"),
+        ('[1, 2]\n', "line 1: has no field 'id'; "),
+        (f"{_record(tokens=5)}\n", "line 1: 'accepted' must be the tokens of each iteration and add up to 'tokens'; "),
+        (f"{_record(accepted=None)}\n", "line 1: 'accepted' must be "),
+        (f"{_record(seconds='fast')}\n", "line 1: 'accepted' must be "),
+        (f"{_record()}\n{_record()}\n", "line 2: sentence 1 for the second time; give one run per file"),
+        (b"\xff\xfe\x00", "is not text; "),
+    ],
+)
+def test_unfit_stats(content: str | bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "stats.jsonl"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert report.main([str(file), "--output", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and error.startswith(f"spec-dec-report: error: {file}") and "\n" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_that_broke_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "stats.jsonl.partial").write_text(_record() + "\n")
+    assert report.main([f"{tmp_path}/stats.jsonl", "--output", "out"]) == 2
+    assert "the run broke off, " in capsys.readouterr().err
+
+
+def test_errors(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "short.txt").write_text("one\n")
+    (tmp_path / "no.json").write_text('{"cells": []}')
+    full = tmp_path / "full.txt"
+    full.write_text("word\n" * 40)
+    for arguments, message in (
+        ([runs[0], "--labels", "a", "b"], "--labels: 2 given for 1 stats files; give one for each"),
+        ([*runs[:2], "--labels", "a", "a"], "--labels a: given twice; "),
+        ([runs[0], "--hypotheses", str(tmp_path / "short.txt")], "has no sentence 1 (1 sentences, 40 wanted)"),
+        ([runs[0], "--hypotheses", str(full), "--source", str(tmp_path / "short.txt")], "--source "),
+        ([runs[0], "--sweep", str(tmp_path / "no.json")], "not written by spec-dec-sweep; give its sweep.json"),
+        ([runs[0], "--sweep", "none"], "--sweep none: No such file or directory; "),
+        ([runs[0], "--baseline", "none"], "none: No such file or directory; give a file that --stats-file wrote"),
+    ):
+        assert report.main([*arguments, "--output", str(tmp_path / "out")]) == 2, message
+        error = capsys.readouterr().err.strip()
+        assert message in error and "\n" not in error
+    assert report.main([runs[0], "--output", str(full)]) == 2
+    assert "cannot be written" in capsys.readouterr().err

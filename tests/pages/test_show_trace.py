@@ -1,0 +1,311 @@
+"""The terminal view, the page's data, and what the command says to bad input."""
+
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fairseq_plugins.decoding.trace import read_trace, stream_trace
+from fairseq_plugins.metrics.edit_ratio import edit_distance, edit_ratio
+from fairseq_plugins.pages import trace_page
+from fairseq_plugins.pages.show_trace import TerminalView, main, plain_text
+from fairseq_plugins.pages.trace_page import EditRatios, describe, how_many_fit, page, sample_evenly
+from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
+from tests.support import REPOSITORY
+
+
+def run(capsys: pytest.CaptureFixture, *argv: str) -> tuple[int, str, str]:
+    status = main(argv)
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def embedded(html: str, name: str) -> list[Any]:
+    """The JSON lines of one data element of a page."""
+    (text,) = re.findall(rf'<script type="application/json" id="{name}">(.*?)</script>', html, flags=re.DOTALL)
+    return [json.loads(line) for line in text.split("\n")] if text else []
+
+
+# ---------------------------------------------------------------------------------------------------- terminal
+
+
+def test_case_study_reads_as_in_the_papers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    status, out, err = run(capsys, case_study(tmp_path / "t.jsonl"))
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == "decoder gad++ · block-size 10 · top-beta 3 · tau 1.0"
+    assert out.splitlines()[3:] == [
+        "Sentence 7: 15 tokens in 3 iterations, speed-up 5.00 tokens per iteration, "
+        "edit ratio (output against reference) 0.07",
+        "SOURCE According to the details provided , the tunnel had not yet been put into use .",
+        "D      Nach den [Angaben] Angaben war der Tunnel noch nicht in",
+        "V      Nach den [vorliegenden] war war der Tunnel noch nicht in Betrieb",
+        "D      Nach den vorliegenden | ~Angaben~ war der Tunnel noch nicht in Betrieb genommen [</s>]",
+        "V      Nach den vorliegenden | ~Angaben~ war der Tunnel noch nicht in Betrieb genommen [worden] </s>",
+        "D      Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden | . </s>",
+        "V      Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden | . </s>",
+        "TARGET Nach den vorliegenden Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden .",
+        "RESULT Nach den vorliegenden Angaben war der Tunnel noch nicht in Betrieb genommen worden .",
+    ]
+
+
+def test_colours_on_a_terminal(tmp_path: Path) -> None:
+    trace = read_trace(case_study(tmp_path / "t.jsonl"))
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="truecolor", width=60, _environ={})
+    view = TerminalView(console, trace)
+    view.head()
+    view.sentence(trace.sentences[0])
+    text = out.getvalue()
+    assert "\x1b[38;2;0;158;115mNach" in text, "accepted tokens are green"
+    assert "\x1b[4;38;2;86;180;233mAngaben" in text, "relaxed tokens are blue and underlined"
+    assert "\x1b[9;38;2;213;94;0mwar" in text, "discarded tokens are struck through"
+    assert "\x1b[1;7;38;2;213;94;0mvorliegenden" in text, "the bifurcation is reversed"
+    assert "\x1b[2mNach" in text, "earlier iterations are dim"
+    assert "[vorliegenden]" not in text and "~" not in text
+    assert all(len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= 60 for line in text.splitlines())
+
+
+def test_no_color_brings_the_marks_back(tmp_path: Path) -> None:
+    trace = read_trace(case_study(tmp_path / "t.jsonl"))
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, no_color=True, width=200, _environ={})
+    TerminalView(console, trace).sentence(trace.sentences[0])
+    assert "[vorliegenden]" in out.getvalue() and "~Angaben~" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["▁A", "▁tun", "nel", "▁.", "</s>"], "A tunnel ."),
+        (["A", "tun@@", "nel", ".", "</s>"], "A tunnel ."),
+        (["A", "tunnel", ".", "</s>"], "A tunnel ."),
+        (["A", "tun@@", "</s>"], "A tun"),
+        (["</s>"], ""),
+        (["\x1b[31mred", "</s>"], "\ufffd[31mred"),
+    ],
+)
+def test_plain_text(words: list[str], text: str) -> None:
+    assert plain_text(range(len(words)), words) == text
+
+
+def test_limit_and_sentences(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = random_trace(tmp_path / "t", 30)
+    status, out, err = run(capsys, path)
+    assert status == 0 and out.count("SOURCE") == 10 and "10 of 30 sentences shown" in err
+    assert run(capsys, path, "--limit", "2")[1].count("SOURCE") == 2
+    status, out, err = run(capsys, path, "--sentence", "12", "3", "12")
+    assert re.findall(r"^Sentence (\d+)", out, flags=re.MULTILINE) == ["12", "3", "12"] and err == ""
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    path = random_trace(tmp_path / "t", 200)
+    command = f"{sys.executable} -m fairseq_plugins.pages.show_trace {path} --limit 200 | head -n 1"
+    done = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("decoder gad++")
+    assert "Error" not in done.stderr and "Exception" not in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["{folder}/none"], "none: cannot be read"),
+        (["{folder}/foreign"], "foreign, line 1: not the header of a trace"),
+        (["{folder}/foreign", "--html", "{folder}/p.html"], "foreign, line 1: not the header of a trace"),
+        (["{folder}/cut"], "cut, line 3: breaks off"),
+        (["{folder}/cut", "--html", "{folder}/p.html"], "cut, line 3: breaks off"),
+        (["{folder}/t", "--sentence", "99"], "--sentence 99: is not in {folder}/t, which has 3 sentences, from 0 to 2"),
+        (["{folder}/t", "--html", "{folder}/t/p.html"], "--html {folder}/t/p.html: cannot be written"),
+    ],
+)
+def test_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture, argv: list[str], message: str) -> None:
+    path = random_trace(tmp_path / "t", 3)
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "foreign").write_text('{"id": 0, "tokens": 12}\n', encoding="utf-8")
+    (tmp_path / "cut").write_text("".join(lines[:2]) + lines[2][:40], encoding="utf-8")
+    status, out, err = run(capsys, *(word.format(folder=tmp_path) for word in argv))
+    assert status == 2 and out == ""
+    assert len(err.splitlines()) == 1
+    assert f"error: {tmp_path}/"[:7] in err and message.format(folder=tmp_path) in err
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_edit_ratio_that_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    record = sentence(0, [4, EOS], [4, EOS], [note([], [4], 0, 1), note([], [EOS], 0, 1)])
+    path = write(tmp_path / "t", [header([*SPECIAL, "a"], [*SPECIAL, "b"]), record])
+    status, out, err = run(capsys, path, "--edit-ratio", "reference")
+    assert status == 0 and "no references" in err and "edit ratio" not in out
+    assert "different dictionaries" in run(capsys, path, "--edit-ratio", "source")[2]
+    assert "no references" in run(capsys, path, "--edit-ratio", "reference", "--html", str(tmp_path / "p.html"))[2]
+
+
+# --------------------------------------------------------------------------------------------------- edit ratio
+
+SHORT = st.lists(st.integers(0, 3), max_size=9)
+
+
+@given(left=SHORT, right=SHORT)
+def test_edit_distance_is_levenshteins(left: list[int], right: list[int]) -> None:
+    row = list(range(len(right) + 1))
+    for i, one in enumerate(left, 1):
+        above, row = row, [i]
+        for j, other in enumerate(right, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (one != other)))
+    assert edit_distance(left, right) == row[-1]
+
+
+def test_edit_ratio_is_normalised_by_the_length_before() -> None:
+    assert edit_ratio("kitten", "sitting") == 3 / 6
+    assert edit_ratio("", "ab") == 2.0
+    assert edit_ratio("", "") == 0.0
+    generator = random.Random(1)
+    long = [generator.randrange(50) for _ in range(300)]
+    assert edit_distance(long, long[:100] + long[103:]) == 3
+
+
+@pytest.mark.parametrize(
+    ("decoder", "changed", "has_reference", "basis"),
+    [
+        ("gad", 1, True, "source"),  # one word in six: a rewriting task
+        ("gad", 6, True, "reference"),  # everything: translation
+        ("gad", 6, False, None),
+        ("iad", 6, True, "source"),
+    ],
+)
+def test_which_edit_ratio(tmp_path: Path, decoder: str, changed: int, has_reference: bool, basis: str | None) -> None:
+    symbols = [*SPECIAL, *"abcdefghijkl"]
+    source = [4, 5, 6, 7, 8, 9, EOS]
+    output = [token + 6 * (place < changed) for place, token in enumerate(source[:-1])] + [EOS]
+    record = sentence(
+        0, source, output, [note([], [token], 0, 1) for token in output], source if has_reference else None
+    )
+    trace = read_trace(write(tmp_path / "t", [header(symbols, symbols, decoder), record]))
+    ratios = EditRatios(trace)
+    ratios.add(trace.sentences[0])
+    assert ratios.basis() == basis
+    assert ratios.basis("source") == "source"
+    assert ratios.source == [changed / 6]
+
+
+def test_describe_leaves_out_what_says_nothing(tmp_path: Path) -> None:
+    options = {"block_size": 5, "top_beta": 1, "tau": 0.0, "jacobi_init": "pad", "iad_lookup": "recent", "x": None}
+    trace = read_trace(write(tmp_path / "t", [header(SPECIAL, SPECIAL, "iad", **options)]))
+    assert describe(trace) == "decoder iad · block-size 5 · iad-lookup recent"
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    target = tmp_path / "new" / "page.html"
+    status, out, err = run(capsys, random_trace(tmp_path / "t", 30), "--html", str(target))
+    assert (status, err) == (0, "") and str(target) in out
+    html = target.read_text(encoding="utf-8")
+    (summary,) = embedded(html, "summary")
+    assert summary["ids"] == list(range(30)) and summary["sampled"] == ""
+    assert len(summary["editRatios"]) == 30 and summary["edits"] == "output against reference"
+    assert len(embedded(html, "texts")) == len(embedded(html, "iterations")) == 30
+    trace = read_trace(str(tmp_path / "t"))
+    for original, (source, _, output, scores), notes in zip(
+        trace.sentences, embedded(html, "texts"), embedded(html, "iterations"), strict=True
+    ):
+        assert [summary["source"][n] for n in source] == [trace.source_symbols[n] for n in original.source]
+        assert [summary["target"][n] for n in output] == [trace.target_symbols[n] for n in original.output]
+        assert scores == original.scores
+        assert [[summary["reasons"][n] for n in row[6]] for row in notes] == [row.why for row in original.iterations]
+    assert "@@SUMMARY@@" not in html
+
+
+def test_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
+    trace = read_trace(case_study(tmp_path / "t"))
+    html, _ = page("t", trace, trace.sentences, 1)
+    assert "default-src 'none'" in html
+    assert not re.search(r"https?://|//cdn|@import|url\(|<link[^>]*href=\"(?!data:)|\bsrc=|fetch\(|XMLHttp", html)
+
+
+NASTY = ["</script><script>alert(1)</script>", "<!--<script>", "@@TEXTS@@", "&lt;b&gt;", "\u2028", "\\u003c", '"', "'"]
+
+
+def test_tokens_cannot_break_out(tmp_path: Path) -> None:
+    symbols = [*SPECIAL, *NASTY]
+    tokens = [*range(4, len(symbols)), EOS]
+    record = sentence(0, tokens, tokens, [note(tokens, [*tokens, EOS], len(tokens), len(tokens))], tokens)
+    trace = read_trace(write(tmp_path / "t", [header(symbols, symbols), record]))
+    html, _ = page("</title><b>name", trace, trace.sentences, 1)
+    template = trace_page.resources.files("fairseq_plugins.pages").joinpath("trace_page.html").read_text("utf-8")
+    for tag in ("<script", "</script", "<!--", "<b>", "</title"):
+        assert html.count(tag) == template.count(tag)
+    (summary,) = embedded(html, "summary")
+    assert set(NASTY) <= set(summary["target"]) and summary["name"] == "</title><b>name"
+
+
+def test_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = write(tmp_path / "t", [header(SPECIAL, SPECIAL)])
+    assert run(capsys, path)[0] == 0
+    assert run(capsys, path, "--html", str(tmp_path / "p.html"))[0] == 0
+    (summary,) = embedded((tmp_path / "p.html").read_text(encoding="utf-8"), "summary")
+    assert summary["ids"] == []
+    assert "has no sentences" in run(capsys, path, "--sentence", "1")[2]
+
+
+# ---------------------------------------------------------------------------------------------------- sampling
+
+
+@given(count=st.integers(0, 400), keep=st.integers(1, 400))
+def test_samples_are_even(count: int, keep: int) -> None:
+    chosen = sorted(sample_evenly(count, keep))
+    assert len(chosen) == min(count, keep)
+    assert all(0 <= place < count for place in chosen)
+    gaps = {after - before for before, after in zip(chosen, chosen[1:], strict=False)}
+    assert len(gaps) <= 2 and max(gaps, default=1) - min(gaps, default=1) <= 1
+
+
+def test_too_many_sentences_are_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = random_trace(tmp_path / "t", 50)
+    monkeypatch.setattr(trace_page, "MAX_SENTENCES", 20)
+    status, _, err = run(capsys, path, "--html", str(tmp_path / "p.html"))
+    assert status == 0 and "20 of the 50 sentences" in err and "a browser takes no more" in err
+    (summary,) = embedded((tmp_path / "p.html").read_text(encoding="utf-8"), "summary")
+    assert "20 of the 50 sentences" in summary["sampled"]
+    assert summary["ids"] == [place * 50 // 20 for place in range(20)]
+
+
+def test_too_many_bytes_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = random_trace(tmp_path / "t", 40)
+    size = Path(path).stat().st_size - len(Path(path).read_bytes().split(b"\n", 1)[0]) - 1
+    assert how_many_fit(path) == (40, 40)
+    monkeypatch.setattr(trace_page, "MAX_BYTES", size // 4)
+    assert how_many_fit(path) in [(40, 9), (40, 10)]
+    assert how_many_fit(path, limit=3) == (40, 3)
+
+
+def test_limit_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = random_trace(tmp_path / "t", 50)
+    target = tmp_path / "p.html"
+    status, _, err = run(capsys, path, "--html", str(target), "--limit", "5")
+    assert status == 0 and "5 of the 50 sentences" in err and "browser" not in err
+    assert embedded(target.read_text(encoding="utf-8"), "summary")[0]["ids"] == [0, 10, 20, 30, 40]
+    run(capsys, path, "--html", str(target), "--sentence", "7", "9")
+    assert embedded(target.read_text(encoding="utf-8"), "summary")[0]["ids"] == [7, 9]
+
+
+def test_only_wanted_sentences_are_parsed(tmp_path: Path) -> None:
+    path = random_trace(tmp_path / "t", 6)
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[3] = "not JSON\n"
+    Path(path).write_text("".join(lines), encoding="utf-8")
+    _, sentences = stream_trace(path, {0, 5}.__contains__)
+    assert [record.id for record in sentences] == [0, 5]

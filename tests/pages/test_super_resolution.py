@@ -1,0 +1,110 @@
+"""`spec-dec-super-resolution`: its picture by pixels, bad input, and the whole recipe on very small images."""
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairseq_plugins.data.image_patches import as_line
+from fairseq_plugins.pages.super_resolution import main, psnr, side_by_side
+from tests.test_demo_script import ROOT, run_recipe
+
+
+def plain(value: int, size: int = 8) -> np.ndarray:
+    return np.full((size, size, 3), value, np.uint8)
+
+
+def write_output(file: Path, outputs: dict[int, np.ndarray]) -> Path:
+    """What fairseq-generate prints of images whose input is 8 x 8 and white, and whose original is all 100."""
+    lines = ["INFO"]
+    for number, image in outputs.items():
+        lines += [f"S-{number}\t{as_line(plain(255))}", f"T-{number}\t{as_line(plain(100, 16))}"]
+        lines += [f"H-{number}\t-0.5\t{as_line(image)}", f"D-{number}\t-0.5\t{as_line(image)}", f"P-{number}\t-0.5"]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_psnr_by_hand() -> None:
+    assert psnr(plain(110), plain(100)) == pytest.approx(10 * np.log10(255**2 / 100))
+    assert psnr(plain(100), plain(100)) == float("inf")
+
+
+def test_images_stand_side_by_side(tmp_path: Path) -> None:
+    greedy = write_output(tmp_path / "greedy.out", {1: plain(110, 16), 0: plain(90, 16)})
+    other = write_output(tmp_path / "other.out", {0: plain(100, 16), 1: plain(120, 16)})
+    picture = tmp_path / "deep/picture.png"
+    assert main(["images", "--output", str(picture), "--names", "greedy,eps = 2", str(greedy), str(other)]) == 0
+    with Image.open(picture) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    # Columns: input, greedy, approximate, original; 96 pixels an image, 4 between, 16 for the names.
+    assert pixels.shape == (16 + 2 * 96 + 4, 4 * 96 + 3 * 4, 3)
+    centres = pixels[[64, 164]][:, [48, 148, 248, 348], 0]
+    assert centres.tolist() == [[255, 90, 100, 100], [255, 110, 120, 100]]
+    assert main(["images", "--output", str(picture), "--images", "1", str(greedy)]) == 0
+    with Image.open(picture) as image:
+        assert image.size == (3 * 96 + 2 * 4, 16 + 96)
+
+
+def test_one_pixel_is_one_square() -> None:
+    checkers = (np.indices((8, 8)).sum(0) % 2 * 255).astype(np.uint8)
+    png = side_by_side({"input": [np.repeat(checkers[..., None], 3, axis=2)]})
+    with Image.open(io.BytesIO(png)) as image:
+        shown = np.asarray(image)[16:]
+    np.testing.assert_array_equal(shown[..., 0], checkers.repeat(12, axis=0).repeat(12, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("data --out {folder}/new --size 20", "--size 20: give a multiple of 8"),
+        ("data --out {folder}/new --train 0", "--train 0: give at least 1"),
+        ("data --out {folder}/new --photographs {folder}/none.jpg", "none.jpg: No such file"),
+        ("data --out {folder}/new --size 512", "--size 512: the train part"),
+        ("images --output {folder}/p.png {folder}/none.out", "none.out: No such file"),
+        ("images --output {folder}/p.png {folder}/text", "not what fairseq-generate prints"),
+        ("images --output {folder}/p.png --names a,b {folder}/good", "2 names for 1 outputs"),
+        ("images --output {folder}/p.png --images 0 {folder}/good", "--images 0: give at least 1"),
+        ("images --output {folder}/p.png {folder}/small", "not as large as the originals"),
+        ("images --output {folder}/p.png {folder}/odd", "odd: an image of 4 intensities is not square"),
+        ("images --output {folder}/p.png {folder}/good {folder}/few", "few: has no sentence 1"),
+    ],
+)
+def test_bad_input_in_one_line(
+    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_output(tmp_path / "good", {0: plain(1, 16), 1: plain(2, 16)})
+    write_output(tmp_path / "few", {0: plain(1, 16)})
+    write_output(tmp_path / "small", {0: plain(1)})
+    (tmp_path / "text").write_text("1 2 3\n")
+    (tmp_path / "odd").write_text("S-0\t1 2 3\nT-0\t1 2 3\nH-0\t-1\t1 2 3 4\n")
+    assert main(arguments.format(folder=tmp_path).split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("spec-dec-super-resolution: error: ") and message in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "p.png").exists() and not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_whole_recipe(tmp_path: Path) -> None:
+    for part in ("train_scripts", "fairseq_plugins"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    small = {"LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2", "BASE_EPOCHS": "1", "BLOCKWISE_EPOCHS": "1"}
+    # More tokens than the 1024 that fairseq takes by default.
+    patches = {"SIZE": "24", "TRAIN_PATCHES": "2", "VALID_PATCHES": "1", "TEST_PATCHES": "2", "BLOCKWISE_HEADS": "3"}
+    first = run_recipe("super_resolution.sh", tmp_path, **small, **patches)
+    assert first.returncode == 0, first.stdout + first.stderr
+    results = tmp_path / "results/super-resolution-24"
+    with Image.open(results / "images.png") as image:
+        assert image.size == (5 * 96 + 4 * 4, 16 + 2 * 96 + 4)
+    table = (results / "summary.md").read_text().splitlines()[2:5]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table]
+    accepted = [float(row[3]) for row in rows]
+    assert accepted[0] == 1.0 <= accepted[1] <= accepted[2] <= 3.0
+    assert all(re.fullmatch(r"\d+\.\d\d", row[4]) for row in rows)
+    again = run_recipe("super_resolution.sh", tmp_path, **small, **patches)
+    assert "[done]" not in again.stdout and again.stdout.count("[have]") == 8
+    refused = run_recipe("super_resolution.sh", tmp_path, SIZE="12")
+    assert refused.returncode == 2 and refused.stderr.startswith("error: SIZE=12: give a multiple of 8")

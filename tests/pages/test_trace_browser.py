@@ -1,0 +1,270 @@
+"""The page of a trace in a real browser: it opens, steps, searches and sorts, and its console stays silent."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.pages.show_trace import main
+from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMEDRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or CHROMEDRIVER is None,
+    reason="no chromium with chromedriver here; on Debian: apt-get install chromium chromium-driver",
+)
+
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
+).split()
+
+
+class Page:
+    """A page that is open in the browser."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, path: Path) -> float:
+        """Open a file; return the seconds until it could be used."""
+        started = time.perf_counter()
+        self.driver.get(path.as_uri())
+        assert self.script("return document.documentElement.dataset.ready") is not None
+        return time.perf_counter() - started
+
+    def script(self, text: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(text, *arguments)
+
+    def all(self, css: str) -> list[Any]:
+        return self.driver.find_elements("css selector", css)
+
+    def one(self, css: str) -> Any:
+        return self.driver.find_element("css selector", css)
+
+    def texts(self, css: str) -> list[str]:
+        return self.script("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", css)
+
+    def press(self, *keys: str, into: str = "body") -> None:
+        self.one(into).send_keys(*keys)
+
+    def ids(self) -> list[int]:
+        """Numbers of the sentences in the drawn part of the list."""
+        return [int(text.split(" ")[0].lstrip("#")) for text in self.texts(".row .faint")]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium here; pip install selenium")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in [*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def opened(driver: Any) -> Iterator[Page]:
+    """A page; after the test the console must be empty, and nothing may have been asked for from elsewhere."""
+    driver.get_log("browser")
+    driver.get_log("performance")
+    yield Page(driver)
+    assert driver.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith(("file:", "data:", "chrome:"))] == []
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("paper")
+    return html(case_study(folder / "t.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return html(random_trace(tmp_path_factory.mktemp("hundred") / "t.jsonl", 100))
+
+
+def html(trace: str) -> Path:
+    target = Path(trace).with_suffix(".html")
+    assert main([trace, "--html", str(target)]) == 0
+    return target
+
+
+def marked(page: Page, kind: str) -> list[str]:
+    return page.texts(f"#pairs .token.{kind}")
+
+
+def test_steps_through_iterations(opened: Page, paper: Path) -> None:
+    opened.open(paper)
+    assert opened.one("#heading").text == "Sentence 7"
+    assert opened.one("#numbers").text == (
+        "×5.00 · 15 tokens · 3 iterations · edit ratio (output against reference) 0.07"
+    )
+    assert opened.one("#source").text.startswith("According to the details provided")
+    assert opened.one("#reference").text.startswith("Nach den vorliegenden Einzelheiten")
+    # D and V under each other
+    assert marked(opened, "accepted") == ["Nach", "den"] == marked(opened, "agrees")
+    assert marked(opened, "bifurcation") == ["Angaben"] and marked(opened, "own") == ["vorliegenden"]
+    assert opened.one("#status").text == (
+        "Iteration 1 of 3: 2 of 10 drafted tokens accepted, then the verifier's own; bifurcation at place 3"
+    )
+    assert not opened.one("#previous").is_enabled()
+
+    opened.press("\ue014")  # right arrow
+    assert opened.texts("#earlier .earlier") == ["Nach", "den", "vorliegenden"]
+    assert marked(opened, "relaxed") == ["Angaben"] and marked(opened, "agrees")[0] == "Einzelheiten"
+    assert marked(opened, "own") == ["worden"]
+    title = opened.script("return document.querySelector('#pairs .pair:has(.relaxed)').title")
+    assert "probability 0.3679" in title and "probability 0.7788" in title and "top-beta" in title
+
+    opened.one("#next").click()
+    assert opened.one("#status").text.startswith("Iteration 3 of 3") and marked(opened, "own") == []
+    assert not opened.one("#next").is_enabled()
+    opened.press("\ue012", "\ue012", "\ue012")  # left arrow, once more than there are steps
+    assert opened.one("#status").text.startswith("Iteration 1 of 3")
+    opened.all("#pills button")[1].click()
+    assert opened.one("#status").text.startswith("Iteration 2 of 3")
+    assert opened.texts("#pills button small") == ["+3", "+10", "+2"]
+
+
+def test_output_shows_how_every_token_came(opened: Page, paper: Path) -> None:
+    opened.open(paper)
+    opened.press("\ue014")
+    assert opened.texts("#output .own") == ["vorliegenden", "worden"]
+    assert opened.texts("#output .relaxed") == ["Angaben"]
+    assert len(opened.texts("#output .now")) == 10 and opened.texts("#output .later") == [".", "</s>"]
+
+
+def test_probabilities_as_a_table(opened: Page, paper: Path) -> None:
+    opened.open(paper)
+    opened.one("#details summary").click()
+    rows = [[cell.text for cell in row.find_elements("css selector", "td")] for row in opened.all("#table tr")]
+    assert rows[0] == ["1", "Nach", "0.7788", "Nach", "0.7788", "accepted (top-1)"]
+    assert rows[2] == ["3", "Angaben", "0.3679", "vorliegenden", "0.7788", "the verifier's own token"]
+    assert rows[3][-1] == "discarded"
+
+
+def test_searches(opened: Page, hundred: Path) -> None:
+    opened.open(hundred)
+    assert opened.one("#count").text == "100 sentences"
+    opened.press("FIRST42", into="#search")
+    assert opened.ids() == [42] and opened.one("#count").text == "1 sentence"
+    opened.one(".row").click()
+    assert opened.one("#heading").text == "Sentence 42" and "first42" in opened.one("#source").text
+    opened.one("#search").clear()
+    opened.press("#17", into="#search")
+    assert opened.ids() == [17]
+    opened.one("#search").clear()
+    opened.press("nowhere to be found", into="#search")
+    assert opened.ids() == [] and opened.one("#count").text == "No sentence matches"
+    opened.one("#search").clear()
+    opened.press(" ", "\ue003", into="#search")
+    assert opened.one("#count").text == "100 sentences"
+
+
+@pytest.mark.parametrize("key", ["speed", "edits", "iterations", "id"])
+def test_sorts(opened: Page, hundred: Path, key: str) -> None:
+    opened.open(hundred)
+    values = opened.script(f"return Object.fromEntries(summary.ids.map((id, n) => [id, sortKeys.{key}(n)]))")
+    opened.one(f"#sort option[value={key}]").click()
+    high_first = key != "id"
+    for reverse in (high_first, not high_first):
+        shown = [values[str(number)] for number in opened.ids()]
+        assert len(shown) > 8 and shown == sorted(values.values(), reverse=reverse)[: len(shown)]
+        opened.one("#direction").click()
+    assert "output against reference" in opened.one("#sort").text
+
+
+def test_keyboard_alone(opened: Page, hundred: Path) -> None:
+    opened.open(hundred)
+    opened.press("\ue015", "\ue015", into="#list")  # down
+    assert opened.one("#heading").text == "Sentence 2"
+    active = opened.one("#list").get_attribute("aria-activedescendant")
+    assert active == opened.one("[aria-selected=true]").get_attribute("id")
+    opened.press("\ue010", into="#list")  # end
+    assert opened.one("#heading").text == "Sentence 99" and 99 in opened.ids()
+    assert opened.one("[aria-selected=true]").is_displayed()
+    opened.press("\ue011", "\ue014", into="#list")  # home, and a step from within the list
+    assert opened.one("#heading").text == "Sentence 0" and opened.one("#status").text.startswith("Iteration 2")
+    opened.press("\ue014", into="#search")  # belongs to the text there
+    assert opened.one("#status").text.startswith("Iteration 2")
+
+
+def test_address_names_sentence_and_iteration(opened: Page, hundred: Path) -> None:
+    opened.open(hundred)
+    opened.press("\ue015", into="#list")
+    opened.press("\ue014")
+    deadline = time.monotonic() + 10
+    while not opened.driver.current_url.endswith(".html#1/2"):
+        assert time.monotonic() < deadline, opened.driver.current_url
+        time.sleep(0.05)
+    opened.driver.get(f"{hundred.as_uri()}#71/2")
+    assert opened.one("#heading").text == "Sentence 71" and opened.one("#status").text.startswith("Iteration 2")
+    assert 71 in opened.ids()
+    opened.driver.get(f"{hundred.as_uri()}#99999")
+    assert opened.one("#heading").text == "Sentence 71"
+
+
+def test_theme(opened: Page, paper: Path) -> None:
+    opened.open(paper)
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    before = opened.script(colour)
+    opened.one("#theme").click()
+    assert opened.script(colour) != before
+
+
+def test_right_to_left(opened: Page, tmp_path: Path) -> None:
+    symbols = [*SPECIAL, "שלום", "עולם", "طيب", "one"]
+    tokens = [4, 5, EOS]
+    record = sentence(0, tokens, tokens, [note([4, 7], [4, 5, EOS], 1, 2), note([], [EOS], 0, 1)], tokens)
+    opened.open(html(write(tmp_path / "t.jsonl", [header(symbols, symbols), record])))
+    for name in ("source", "pairs", "output", "reference"):
+        assert opened.script(f"return getComputedStyle(document.getElementById('{name}')).direction") == "rtl"
+    first, second = opened.all("#output .token")[:2]
+    assert first.location["x"] > second.location["x"]
+
+
+def test_tokens_are_only_text(opened: Page, tmp_path: Path) -> None:
+    nasty = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "<!--", "&amp;", "${1}", "\u2028"]
+    symbols = [*SPECIAL, *nasty]
+    tokens = [*range(4, len(symbols)), EOS]
+    iterations = [note(tokens, [*tokens, EOS], len(tokens), len(tokens))]
+    opened.open(html(write(tmp_path / "t.jsonl", [header(symbols, symbols), sentence(0, tokens, tokens, iterations)])))
+    assert opened.texts("#output .token")[:-1] == nasty
+    assert opened.all("img") == [] and "<img src=x" in opened.one("#source").text
+    assert not opened.one("#reference-part").is_displayed()
+
+
+def test_empty_trace(opened: Page, tmp_path: Path) -> None:
+    opened.open(html(write(tmp_path / "t.jsonl", [header(SPECIAL, SPECIAL)])))
+    assert opened.one("#heading").text == "This trace has no sentences"
+    opened.press("\ue014")
+
+
+def test_says_that_it_is_a_sample(opened: Page, tmp_path: Path) -> None:
+    trace = random_trace(tmp_path / "t.jsonl", 30)
+    assert main([trace, "--html", str(tmp_path / "p.html"), "--limit", "10"]) == 0
+    opened.open(tmp_path / "p.html")
+    assert opened.one("#sampled").text == ("A sample: 10 of the 30 sentences of the trace, taken at even distances")
+
+
+def test_five_thousand_sentences_open_in_two_seconds(opened: Page, tmp_path: Path) -> None:
+    path = html(random_trace(tmp_path / "t.jsonl", 5000))
+    seconds = min(opened.open(path) for _ in range(2))
+    print(f"5,000 sentences, {path.stat().st_size / 1e6:.1f} MB: open after {seconds:.2f} s")
+    assert seconds < 2
+    assert opened.one("#count").text == "5,000 sentences" and len(opened.ids()) < 40
+    started = time.perf_counter()
+    opened.press("first4321", into="#search")
+    assert opened.ids() == [4321]
+    assert time.perf_counter() - started < 5

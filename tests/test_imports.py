@@ -1,0 +1,161 @@
+"""Imports of the package point one way: no module imports what stands above it, and none imports itself by a detour."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import fairseq_plugins
+
+# From bottom to top; what stands in a line stands side by side. A module imports from its own shelf and from lines
+# below it. "" is the package itself.
+LAYERS = (
+    ("errors", "safe_loading"),
+    ("commands", "loading"),
+    ("data",),
+    ("models",),
+    ("decoding",),
+    ("metrics",),
+    ("pages",),
+    ("averaging", "benchmarks", "demo_corpus", "distillation", "tensorboard"),
+    ("criterions",),
+    ("tasks",),
+    ("",),
+)
+
+
+def modules_of(folder: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module of a package, `__init__` files under the names of their packages."""
+    modules = {}
+    for file in sorted(folder.rglob("*.py")):
+        parts = [folder.name, *file.relative_to(folder).with_suffix("").parts]
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return modules
+
+
+def statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """All imports, those inside of functions too, but for those under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for other in node.orelse:
+                yield from statements(ast.Module([other], []))
+        else:
+            yield from statements(node)
+
+
+def imports_of(folder: Path) -> dict[str, set[str]]:
+    """Module -> modules of the same package that it imports.
+
+    `from package import name` imports the submodule of this name where there is one, else the package.
+    """
+    modules = modules_of(folder)
+    found: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        found[module] = set()
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        for statement in statements(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(statement, ast.Import):
+                names = [alias.name for alias in statement.names]
+            else:
+                # One dot is the package itself, every further one a package up.
+                above = package.split(".")[: len(package.split(".")) - statement.level + 1] if statement.level else []
+                source = ".".join([*above, *([statement.module] if statement.module else [])])
+                targets = [f"{source}.{alias.name}" for alias in statement.names]
+                names = [target if target in modules else source for target in targets]
+            found[module] |= modules.keys() & set(names)
+    return found
+
+
+def shelf_of(module: str) -> str:
+    """The part of the package that a module belongs to: the second part of its name, "" for the package."""
+    return [*module.split("."), ""][1]
+
+
+def upward(imports: dict[str, set[str]], layers: Sequence[Sequence[str]]) -> list[str]:
+    """The imports that point up or sideways, each as a line."""
+    height = {shelf: number for number, layer in enumerate(layers) for shelf in layer}
+    return [
+        f"{module} imports {other}"
+        for module, others in sorted(imports.items())
+        for other in sorted(others)
+        if shelf_of(module) != shelf_of(other) and height[shelf_of(module)] <= height[shelf_of(other)]
+    ]
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """The modules of a circle in order, the first again at the end; empty where there is none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+IMPORTS = imports_of(Path(fairseq_plugins.__file__).parent)
+
+
+def test_every_shelf_has_its_layer() -> None:
+    shelves = [shelf for layer in LAYERS for shelf in layer]
+    assert sorted(shelves) == sorted({shelf_of(module) for module in IMPORTS})
+
+
+def test_imports_are_found() -> None:
+    assert "fairseq_plugins.decoding.stats" in IMPORTS["fairseq_plugins.tensorboard"]
+    assert "fairseq_plugins.pages.ddgviz_page" in IMPORTS["fairseq_plugins.pages.ddgviz"]  # inside of a function
+
+
+def test_no_import_points_up() -> None:
+    assert upward(IMPORTS, LAYERS) == []
+
+
+def test_no_circle() -> None:
+    assert circle(IMPORTS) == []
+
+
+def package(folder: Path, files: dict[str, str]) -> Path:
+    """Write the modules of a made-up package."""
+    for name, text in {"__init__.py": "", **files}.items():
+        file = folder / "made_up" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder / "made_up"
+
+
+def test_an_upward_import_is_found(tmp_path: Path) -> None:
+    files = {
+        "low/__init__.py": "",
+        "low/one.py": "def late():\n    from made_up.high import two\n",
+        "low/two.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from made_up.high import two\n",
+        "high/__init__.py": "",
+        "high/two.py": "from made_up.low.one import late\n",
+        "beside.py": "import made_up.high.two\n",
+    }
+    imports = imports_of(package(tmp_path, files))
+    layers = (("low",), ("high", "beside"), ("",))
+    assert upward(imports, layers) == [
+        "made_up.beside imports made_up.high.two",
+        "made_up.low.one imports made_up.high.two",
+    ]
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    files = {
+        "one.py": "from made_up import two\n",
+        "two.py": "from .part import three\n",
+        "part/__init__.py": "from made_up.part import three\n",
+        "part/three.py": "def late():\n    from .. import one\n",
+    }
+    found = circle(imports_of(package(tmp_path, files)))
+    assert found[0] == found[-1]
+    assert set(found) == {"made_up.one", "made_up.two", "made_up.part.three"}
+
+
+def test_a_package_that_imports_its_modules_is_no_circle(tmp_path: Path) -> None:
+    files = {
+        "part/__init__.py": "from made_up.part import one, two\n",
+        "part/one.py": "from made_up.part import two\n",
+        "part/two.py": "",
+    }
+    assert circle(imports_of(package(tmp_path, files))) == []

@@ -1,0 +1,174 @@
+"""TensorBoard: what arrives in the event files of a real training and a real decoding run."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fairseq_plugins import tensorboard
+from fairseq_plugins.criterions import glat_loss
+from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.decoding.stats import DecodingStats
+from tests.conftest import TINY, TRAINING, Corpus
+from tests.support import make_task, run_command, run_in_process
+
+
+def read(folder: Path) -> EventAccumulator:
+    """What a run wrote."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def scalars(events: EventAccumulator, name: str) -> dict[int, float]:
+    """Step -> value."""
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
+def texts(events: EventAccumulator, name: str) -> dict[int, str]:
+    """Step -> text."""
+    return {
+        event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{name}/text_summary")
+    }
+
+
+def train(corpus: Corpus, folder: Path, *more: str) -> str:
+    """Train a drafter for two epochs or so; return its log."""
+    run = run_in_process(
+        "train",
+        f"{corpus.data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 24 "
+        f"--block-size 6 --share-encoder --verifier-path {corpus.verifier} --validate-interval-updates 12 "
+        f"--save-dir {folder / 'save'} --no-save --log-interval 4",
+        *more,
+    )
+    return run.stdout + run.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of events of a drafter's training, and what the training printed."""
+    folder = tmp_path_factory.mktemp("training")
+    return folder / "events", train(corpus, folder, "--tensorboard-logdir", str(folder / "events"))
+
+
+def test_glancing_arrives(trained: tuple[Path, str]) -> None:
+    events = read(trained[0] / "train_inner")
+    ratios = scalars(events, "glancing_ratio")
+    assert len(ratios) == 6
+    assert sorted(ratios.values(), reverse=True) == list(ratios.values())
+    assert 0.3 <= min(ratios.values()) < max(ratios.values()) <= 0.5
+    assert all(0 <= value <= 100 for value in scalars(events, "glancing_accuracy").values())
+
+
+def test_accuracy_by_position_arrives(trained: tuple[Path, str]) -> None:
+    events = read(trained[0] / "valid")
+    names = {name for name in events.Tags()["scalars"] if name.startswith("accuracy_at_")}
+    assert names == {"accuracy_at_1", "accuracy_at_2", "accuracy_at_4", "accuracy_at_6"}
+    for name in names:
+        values = scalars(events, name)
+        assert list(values) == sorted(scalars(events, "accuracy"))
+        assert all(0 <= value <= 100 for value in values.values())
+
+
+def test_mean_accepted_tokens_arrives(trained: tuple[Path, str]) -> None:
+    values = scalars(read(trained[0] / "valid"), "mean_accepted_tokens")
+    assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
+    assert f"mean_accepted_tokens {round(list(values.values())[-1], 3):g} " in trained[1]
+
+
+def test_one_sample_a_validation(trained: tuple[Path, str]) -> None:
+    events = read(trained[0] / tensorboard.SAMPLES)
+    samples = texts(events, "draft_and_verify")
+    assert list(samples) == list(scalars(read(trained[0] / "valid"), "loss"))
+    sources = {re.search(r"\*\*source\*\* (.*)", sample)[1] for sample in samples.values()}
+    assert len(sources) == 1
+    iterations = scalars(events, "sample_iterations")
+    for step, sample in samples.items():
+        rows = [line for line in sample.splitlines() if re.match(r"\| \d+ \|", line)]
+        assert len(rows) == iterations[step]
+        assert all(row.count(" | ") == 2 for row in rows)
+        # The verifier's line holds what was output: as many tokens as are bold, and one more.
+        output = re.search(r"\*\*output\*\* (.*)", sample)[1].split()
+        gained: list[str] = []
+        for row in rows:
+            bold = re.search(r"\*\*(.*?)\*\*", row)
+            accepted = len(bold[1].split()) if bold else 0
+            gained += row.split(" | ")[2].strip(" |").split()[: accepted + 1]
+        assert gained[: gained.index("&lt;/s&gt;")] == output
+
+
+def test_nothing_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("called without --tensorboard-logdir")
+
+    for name in ("_writer", "log_sample", "LoggedStats"):
+        monkeypatch.setattr(tensorboard, name, refuse)
+    monkeypatch.setattr(glat_loss, "accuracy_by_position", refuse)
+    log = train(corpus, tmp_path)
+    assert "accuracy_at" not in log and "mean_accepted_tokens" in log
+    run_in_process("generate", f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --cpu")
+
+
+def test_decoding_runs(corpus: Corpus, tmp_path: Path) -> None:
+    command = (
+        f"{corpus.data} --task spec_dec --decoder gad --path {corpus.verifier} --drafter-path {corpus.drafter} "
+        f"--block-size 4 --batch-size 7 --tensorboard-logdir {tmp_path} --stats-file {tmp_path / 'stats.jsonl'} --cpu"
+    )
+    runs = [run_command("generate", command) for _ in range(2)]
+    for run, name in zip(runs, ("gad-k4", "gad-k4-2"), strict=True):
+        assert run.returncode == 0, run.stderr
+        events = read(tmp_path / name)
+        means = scalars(events, "decoding/mean_accepted_tokens")
+        sentences = max(means)
+        assert list(means)[:2] == [7, 14]
+        summary = texts(events, "decoding/summary")[sentences].replace("\\", "")
+        assert summary in run.stderr
+        assert f" {sentences} sentences" in summary
+        assert f"{means[sentences]:.2f} mean accepted tokens" in summary
+        histogram = events.Histograms("decoding/accepted_tokens")[0].histogram_value
+        iterations = int(re.search(r"(\d+) iterations", summary)[1])
+        assert histogram.num == iterations and histogram.min >= 1 and histogram.max <= 5
+        per_sentence = events.Histograms("decoding/tokens_per_iteration_of_a_sentence")[0].histogram_value
+        assert per_sentence.num == sentences
+        assert scalars(events, "decoding/iterations_per_sentence")[sentences] == pytest.approx(iterations / sentences)
+
+
+def test_fairseqs_own_search_writes_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    arguments = f"{corpus.data} --task spec_dec --path {corpus.verifier} --tensorboard-logdir {tmp_path / 'x'} --cpu"
+    run_in_process("generate", arguments)
+    assert not (tmp_path / "x").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- the parts
+
+
+def test_sample_text_by_hand() -> None:
+    notes = tensorboard.Notes()
+    notes.iterations = [([0, 1, 2], [0, 1, 1, 2], 2), ([3], [2, 3], 0)]
+    text = tensorboard.sample_text({"source": "a * b"}, notes, ["▁a", "@@|", "</s>", "<unk>"])
+    assert text.splitlines() == [
+        r"**source** a \* b",
+        "",
+        "| | draft (bold: accepted) | verifier |",
+        "|---|---|---|",
+        r"| 1 | **▁a @@\|** &lt;/s&gt; | ▁a @@\| @@\| &lt;/s&gt; |",
+        "| 2 | &lt;unk&gt; | &lt;/s&gt; &lt;unk&gt; |",
+    ]
+
+
+def test_names_of_runs(tmp_path: Path) -> None:
+    assert tensorboard.run_name(Options(decoder="jacobi")) == "jacobi"
+    relaxed = Options(decoder="gad++", block_size=10, top_beta=3, tau=1.0)
+    assert tensorboard.run_name(relaxed) == "gad++-k10-beta3-tau1"
+    assert tensorboard.unused(str(tmp_path / "gad")) == str(tmp_path / "gad")
+    for number in ("gad", "gad-2"):
+        (tmp_path / number).mkdir()
+    assert tensorboard.unused(str(tmp_path / "gad")) == str(tmp_path / "gad-3")
+
+
+def test_settings_made_by_hand_log_nothing() -> None:
+    task = make_task()
+    assert tensorboard.logdir(task.cfg) is None
+    assert type(tensorboard.decoding_stats(task.cfg, Options(decoder="greedy"), True)) is DecodingStats
