@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from torch import Tensor
 
-from fairseq_plugins.data.block_masking import Blocks
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodOptions, MethodSpec
 from fairseq_plugins.decoding.state import Advance
@@ -159,7 +157,7 @@ class LoggedStats(DecodingStats):
         """Log the distributions and the summary, and do what `DecodingStats` does."""
         if self._emitted:
             bins = [edge - 0.5 for edge in range(max(self._emitted) + 2)]
-            self._writer.add_histogram("decoding/accepted_tokens", torch.tensor(self._emitted), self.sentences, bins)
+            self._writer.add_histogram("decoding/emitted_tokens", torch.tensor(self._emitted), self.sentences, bins)
             speed_ups = torch.tensor(self._speed_ups)
             self._writer.add_histogram("decoding/tokens_per_iteration_of_a_sentence", speed_ups, self.sentences)
             self._writer.add_text("decoding/summary", _escaped(self.summary()), self.sentences)

@@ -17,6 +17,7 @@ from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
 from fairseq_plugins.benchmarks.replay import replay_drafts
 from fairseq_plugins.commands.session import Session, precision
+from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
@@ -118,11 +119,10 @@ class Bench:
         if contender.decoder == CTRANSLATE2:
             verifiers = len(utils.split_paths(self.cfg.common_eval.path))
             return ctranslate.requirements(self.cfg.generation, verifiers) or self._ctranslate2_fails(contender)
-        if contender.decoder == "iad" and self.task.source_dictionary != self.task.target_dictionary:
+        spec = methods.find(contender.decoder)
+        if spec.copies_source(spec.options()) and self.task.source_dictionary != self.task.target_dictionary:
             return "dictionaries of source and target differ"
-        if contender.decoder == "nat":
-            return self._cannot_decode_alone(contender)
-        return None
+        return None if spec.runs_verifier else self._cannot_decode_alone(contender)
 
     def _ctranslate2_fails(self, contender: Contender) -> str | None:
         """Try it: it knows only then that it lacks a library, a kind of model or a precision on this machine."""

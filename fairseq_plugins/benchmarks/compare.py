@@ -44,14 +44,14 @@ def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     first = batch_sizes[0]
     header = ["decoder", "BLEU", "identical"]
     header += ["at batch 1"] if 1 in batch_sizes else []
-    header += ["iterations", "accepted"]
+    header += ["iterations", "mean accepted"]
     header += [f"sent/s, batch {size}" for size in batch_sizes]
     header += [f"× {name.removeprefix('fairseq ')}" for name in baselines]
     body = []
     for row in rows:
         cells = [row.name, shown(row.bleu, ".2f"), f"{row.identical} of {row.sentences}"]
         cells += [f"{row.identical_timed[1]} of {row.timed_sentences}"] if 1 in batch_sizes else []
-        cells += [shown(row.iterations, ".2f"), shown(row.accepted_tokens, ".2f")]
+        cells += [shown(row.iterations, ".2f"), shown(row.mean_accepted_tokens, ".2f")]
         cells += [shown(row.rate(size), ".1f") for size in batch_sizes]
         cells += [shown(speed_up(row, baseline, first), ".2f") for baseline in baselines.values()]
         body.append(cells)

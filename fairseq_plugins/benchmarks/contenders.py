@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairseq_plugins.decoding.method import MethodSpec
+from fairseq_plugins.decoding.methods import METHODS
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table: a decoder and its settings. A new decoder is a new line in `CONTENDERS`."""
+    """One row of the table: a decoder and its settings. Those of our methods come from their `MethodSpec`s."""
 
     name: str
     decoder: str  # value of --decoder
@@ -36,23 +38,24 @@ CTRANSLATE2 = "ctranslate2"  # stands for a decoder that is none of ours
 CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
 
 DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"
-# --block-size is the drafter's: the other methods have widths of their own.
-_OWN_WIDTH = {"block_size": None}
 
+def _rows(spec: MethodSpec) -> list[Contender]:
+    """The rows of one of our methods."""
+    needs_drafter = spec.needs_drafter(spec.options())
+    # --block-size is the drafter's: the other methods have widths of their own.
+    own_width = {} if needs_drafter else {"block_size": None}
+    needs = DRAFTER if needs_drafter else None if spec.verifier_class is None else BLOCKWISE
+    return [
+        Contender(name, spec.name, task_options={**own_width, **options}, needs=needs, lossless=spec.is_lossless)
+        for name, options in spec.table_rows.items()
+    ]
+
+
+# Blockwise is lossless only on the verifier's own weights: see `heads_are_lossless`.
 CONTENDERS: tuple[Contender, ...] = (
     Contender(BEAM_5, "beam", beam=5),
     Contender(BEAM_1, "beam"),
-    Contender("greedy", "greedy", lossless=True),
-    Contender("nat", "nat", needs=DRAFTER),
-    Contender("gad", "gad", needs=DRAFTER, lossless=True),
-    Contender("gad++ high-quality", "gad++", task_options={"preset": "high-quality"}, needs=DRAFTER),
-    Contender("gad++ high-efficiency", "gad++", task_options={"preset": "high-efficiency"}, needs=DRAFTER),
-    # Lossless only on the verifier's own weights: see `heads_are_lossless`.
-    Contender("blockwise", "blockwise", task_options=_OWN_WIDTH, needs=BLOCKWISE),
-    Contender("iad", "iad", lossless=True),
-    Contender("jacobi", "jacobi", task_options=_OWN_WIDTH, lossless=True),
-    Contender("gs-jacobi", "gs-jacobi", task_options=_OWN_WIDTH, lossless=True),
-    Contender("hybrid-jacobi", "hybrid-jacobi", task_options=_OWN_WIDTH, lossless=True),
+    *[row for spec in METHODS if spec.build is not None for row in _rows(spec)],
 )
 
 

@@ -30,7 +30,7 @@ class Row:
     identical_timed: dict[int, int] = field(default_factory=dict)  # the same on the timed ones, by batch size
     timed_sentences: int = 0
     iterations: float | None = None  # decoder runs per sentence
-    accepted_tokens: float | None = None  # tokens per decoder run
+    mean_accepted_tokens: float | None = None  # tokens per decoder run
     seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
     lossless: bool = False  # by construction
     lossy: bool = False  # weights are rounded
@@ -98,7 +98,7 @@ def measure_quality(
         bar.set_description(f"quality, {contender.name}", refresh=False)
         generator = bench.generator(contender)
         outputs[contender.name], _ = bench.decode(generator, bench.order, batch_size, bar)
-        row.iterations, row.accepted_tokens = iterations(generator, contender, outputs[contender.name])
+        row.iterations, row.mean_accepted_tokens = iterations(generator, contender, outputs[contender.name])
         if references is not None:
             row.bleu = bleu(bench, outputs[contender.name], references)
     for row in rows:

@@ -19,8 +19,11 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_cli import preprocess
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter, Verdict
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
+from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.errors import ConfigurationError
 
 _TINY = (
@@ -64,14 +67,14 @@ class ReplayedDrafter:
         self.words = words
         self.rows = torch.empty(0, dtype=torch.long)
 
-    def start(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         self.inner.start(sample, encoder_out)
         self.rows = self._rows(sample)
         device = self.rows.device
         self.outputs, self.accepted = self.outputs.to(device), self.accepted.to(device)
 
-    def join(self, sample: dict[str, Any], encoder_out: dict[str, list[Tensor]] | None) -> None:
-        self.inner.join(sample, encoder_out)
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.inner.append_rows(sample, encoder_out)
         self.rows = torch.cat([self.rows, self._rows(sample)])
 
     def _rows(self, sample: dict[str, Any]) -> Tensor:
@@ -86,13 +89,13 @@ class ReplayedDrafter:
         length = state.lengths.clamp(max=self.accepted.size(1) - 1)
         first_wrong = self.accepted[self.rows, length][:, None]
         wrong = torch.where(right == self.words[0], self.words[1], self.words[0])
-        return Draft(torch.where(columns == first_wrong, wrong, right), draft.widths, draft.logits)
+        return Draft(torch.where(columns == first_wrong, wrong, right), draft.num_drafted, draft.log_probs)
 
-    def observe(self, verdict: Verdict) -> None:
-        self.inner.observe(verdict)
+    def observe(self, advance: Advance) -> None:
+        self.inner.observe(advance)
 
-    def keep(self, rows: Tensor) -> None:
-        self.inner.keep(rows)
+    def select_rows(self, rows: Tensor) -> None:
+        self.inner.select_rows(rows)
         self.rows = self.rows.index_select(0, rows)
 
 
@@ -139,7 +142,7 @@ def replay_drafts(
         method = build()
         longest = max(map(len, outputs.values()))
         accepted = draw_accepted(len(outputs), longest, method.drafter.block_size, tokens)
-        return Method(method.verifier, ReplayedDrafter(method.drafter, outputs, accepted, words), method.rule)
+        return Method(method.verifier, ReplayedDrafter(method.drafter, outputs, accepted, words), method.search)
 
     generator.build_method = replayed
 

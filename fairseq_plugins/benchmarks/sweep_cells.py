@@ -44,14 +44,14 @@ class Result:
 
     Attributes:
         bleu: sacreBLEU of raw text.
-        accepted_tokens: tokens per iteration, None where they are not counted (beam search).
+        mean_accepted_tokens: tokens per iteration, None where they are not counted (beam search).
         iterations: per sentence.
         sentences: how many were decoded.
         seconds: time in the decoder, the median over repetitions.
     """
 
     bleu: float
-    accepted_tokens: float | None
+    mean_accepted_tokens: float | None
     iterations: float | None
     sentences: int
     seconds: float
@@ -99,7 +99,7 @@ def distinct(results: Mapping[Cell, Result]) -> Results:
 
 def tokens_per_iteration(result: Result) -> float:
     """The speed that does not depend on the machine."""
-    return result.accepted_tokens or 0.0
+    return result.mean_accepted_tokens or 0.0
 
 
 def sentences_per_second(result: Result) -> float:

@@ -32,7 +32,7 @@ def table_2(results: Mapping[Cell, Result]) -> str:
     for cell in shown:
         result = results[cell] if cell in results else distinct(results)[cell]
         name = cell.baseline or ("GAD" if cell.exact else f"GAD++ (top-{cell.top_beta}, τ = {cell.tau:g})")
-        accepted = "/" if result.accepted_tokens is None else f"{result.accepted_tokens:.2f}"
+        accepted = "/" if result.mean_accepted_tokens is None else f"{result.mean_accepted_tokens:.2f}"
         rows.append(
             ["" if name == before else name, cell.block_size or "/", accepted, f"{result.bleu:.2f}",
              f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
@@ -51,7 +51,7 @@ def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
         row = [f"{tau:g}"]
         for beta in betas:
             cell = Cell(block_size, beta, tau)
-            text = f"{results[cell].accepted_tokens:.2f}/{results[cell].bleu:.2f}"
+            text = f"{results[cell].mean_accepted_tokens:.2f}/{results[cell].bleu:.2f}"
             row.append(f"**{text}**" if cell.effective in front else text)
         rows.append(row)
     return table(rows, ["τ", *(f"Top-{beta} (β = {beta})" for beta in betas)], "pipe")
@@ -64,7 +64,7 @@ def table_of_all(results: Mapping[Cell, Result]) -> str:
     greedy = results[Cell(baseline=GREEDY)]
     rows = [
         [
-            str(cell), f"{result.accepted_tokens:.2f}", f"{result.iterations:.2f}", f"{result.bleu:.2f}",
+            str(cell), f"{result.mean_accepted_tokens:.2f}", f"{result.iterations:.2f}", f"{result.bleu:.2f}",
             f"{result.bleu - greedy.bleu:+.2f}", f"{result.rate:.1f}", f"{result.rate / greedy.rate:.2f}×",
             "●" if cell in by_tokens else "", "●" if cell in by_rate else "",
         ]

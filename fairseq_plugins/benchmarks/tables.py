@@ -14,7 +14,7 @@ _MEGABYTE = 1e6
 
 def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     """BLEU, sentences with fairseq's ids (of all, and of the timed ones by batch size), iterations, accepted tokens."""
-    header = ["decoder", "lossless", "BLEU", "identical", *_batches(batch_sizes), "iterations", "accepted"]
+    header = ["decoder", "lossless", "BLEU", "identical", *_batches(batch_sizes), "iterations", "mean accepted"]
     body = [
         [
             row.name,
@@ -23,7 +23,7 @@ def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
             f"{row.identical} of {row.sentences}",
             *(f"{row.identical_timed[size]} of {row.timed_sentences}" for size in batch_sizes),
             shown(row.iterations, ".2f"),
-            shown(row.accepted_tokens, ".2f"),
+            shown(row.mean_accepted_tokens, ".2f"),
         ]
         for row in rows
     ]

@@ -46,6 +46,11 @@ def check_fit(spec: MethodSpec, options: MethodOptions, parts: Parts) -> None:
             )
     if parts.engine.precision is Precision.INT8_WEIGHTS:
         _check_int8(parts.models)
+    if spec.copies_source(options) and parts.source != parts.target:
+        raise ConfigurationError(
+            f"--decoder {spec.name}: copies source tokens into the output, but the dictionaries of source and "
+            "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
+        )
     spec.check_fit(parts, options)
 
 
@@ -58,19 +63,6 @@ def _check_int8(models: Sequence[nn.Module]) -> None:
         if parameter.dtype != torch.float32:
             name = str(parameter.dtype).removeprefix("torch.")
             raise ConfigurationError(f"--int8: rounds fp32 weights, and this model is in {name}; leave out --fp16")
-
-
-def check_same_dictionaries(parts: Parts, name: str) -> None:
-    """Refuse to copy source tokens into the output where they mean something else there.
-
-    Raises:
-        ConfigurationError: naming the decoder.
-    """
-    if parts.source != parts.target:
-        raise ConfigurationError(
-            f"--decoder {name}: copies source tokens into the output, but the dictionaries of source and "
-            "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
-        )
 
 
 def check_thresholds(beta: int, tau: float) -> None:

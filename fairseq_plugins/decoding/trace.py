@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_plugins.decoding.method import GIVEN, TOP_1, VERIFIER, MethodSpec
-from fairseq_plugins.decoding.methods import METHODS
+from fairseq_plugins.decoding.methods import DECODERS, METHODS
 from fairseq_plugins.decoding.partial_file import PartialFile
 from fairseq_plugins.decoding.search import Search
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, Verification
@@ -325,6 +325,8 @@ def _header(path: str, line: bytes) -> Trace:
             symbols = header["source_symbols"], header["target_symbols"]
             if not all(isinstance(symbol, str) for side in symbols for symbol in side):
                 raise ValueError("symbols are not text")
+            if header["decoder"] not in DECODERS:
+                raise ValueError(f"unknown decoder {header['decoder']}")
             return Trace(str(header["decoder"]), dict(header["options"]), *symbols)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _unreadable(path, 1, "not the header of a trace", error) from error

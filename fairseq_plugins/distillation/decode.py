@@ -109,11 +109,11 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         "model_overrides": cfg.common_eval.model_overrides,
         **{name: value for name, value in generation.items() if name not in _IRRELEVANT},
     }
-    drafting = methods.Options.from_config(task)
-    if drafting.int8:
+    if task.int8:
         found["int8"] = True
-    if drafting.decoder in methods.NOT_LOSSLESS:
-        found["drafting"] = asdict(drafting)
+    spec, options = methods.chosen(task)
+    if not spec.is_lossless:
+        found["drafting"] = asdict(options)
         found["drafter"] = sha256([Path(task.drafter_path)]) if task.drafter_path else None
     return json.loads(json.dumps(found, default=str))  # as it will be read back
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters import DecodingState, Draft
+from fairseq_plugins.decoding.constraints import constraints_of
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.verifier import Verification, Verifier
+from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
+from fairseq_plugins.decoding.verifier import Verifier
 
 SOURCE = -1
 """The node of a graph that stands for the encoded source."""
@@ -143,7 +144,7 @@ def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str 
     final_at = _final_at(iterates, tokens)
     probability = []
     for before in iterates[: max(final_at)]:
-        log_probs = system.verify(before).log_probs(_padded(tokens, window, tokens[-1])[None])
+        log_probs = system.verify(before).log_probs_of(_padded(tokens, window, tokens[-1])[None])
         probability.append(log_probs[0, :length].exp().tolist())
     return Trace(
         tokens=tokens.tolist(),
@@ -164,7 +165,8 @@ class _System:
         self.verifier = verifier
         tokens = sample["net_input"]["src_tokens"]
         self.source = tokens[0][tokens[0] != generator.pad]
-        self.max_len = min(int(generator.max_len_a * tokens.size(1) + generator.max_len_b), generator.max_len - 1)
+        self.constraints = constraints_of(generator, tokens, None)
+        self.max_len = self.constraints.max_len
         self.initial = initial
         self.verifier.start(sample)
 
@@ -177,23 +179,15 @@ class _System:
     def verify(self, guess: Tensor) -> Verification:
         """Scores [1, window, V] of every position, given `guess` [window] for those before it."""
         first = guess.new_full((1, 1), self.options.eos)
-        state = DecodingState(first, first.new_zeros(1), [0], self.max_len)
-        verification = self.verifier.verify(state, Draft(guess[None, :-1]))
-        scores = verification.scores
-        scores[..., self.options.pad] = -torch.inf
-        scores[..., self.options.unk] -= self.options.unk_penalty
-        scores[:, : self.options.min_len, self.options.eos] = -torch.inf
-        end = scores[:, self.max_len :, self.options.eos].clone()
-        scores[:, self.max_len :] = -torch.inf
-        scores[:, self.max_len :, self.options.eos] = end
-        return verification
+        state = DecodingState(first, first.new_zeros(1), [0], self.constraints, first.new_empty(0))
+        return self.verifier.verify(state, Draft(guess[None, :-1]))
 
 
 def _solve(system: _System, window: int) -> tuple[list[Tensor], int] | None:
     """All iterates [window], the first guess first, and the length of the target; None when it exceeds the window."""
     iterates = [system.first_guess(window)]
     while True:
-        iterates.append(system.verify(iterates[-1]).scores[0].argmax(-1))
+        iterates.append(system.verify(iterates[-1]).best[0])
         before, now = iterates[-2:]
         ends = (now == system.options.eos).nonzero()
         length = int(ends[0]) + 1 if len(ends) else window

@@ -133,8 +133,8 @@ def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[flo
     return draw(paint)
 
 
-def accepted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]]) -> bytes:
-    """Mean accepted tokens in the first, second, ... iteration of a sentence.
+def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]]) -> bytes:
+    """Mean emitted tokens in the first, second, ... iteration of a sentence.
 
     Args:
         series: label -> (iteration, mean, sentences that came so far).
@@ -145,7 +145,7 @@ def accepted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]]
             numbers, means = [number for number, _, _ in points], [mean for _, mean, _ in points]
             axes.plot(numbers, means, **look(index), markersize=5, label=label)
         axes.axhline(1, color=GREY, linewidth=1)
-        axes.set(xlabel="iteration of the sentence", ylabel="accepted tokens, mean")
+        axes.set(xlabel="iteration of the sentence", ylabel="emitted tokens, mean")
         axes.set_ylim(bottom=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes)

@@ -1,4 +1,4 @@
-"""What happened in a run, as numbers: speed-ups, edit ratios, accepted tokens by iteration and by position."""
+"""What happened in a run, as numbers: speed-ups, edit ratios, emitted tokens by iteration, acceptance by position."""
 
 import math
 import statistics
@@ -65,13 +65,13 @@ def speed_up_by_edits(ratios: Sequence[float], speed_ups: Sequence[float]) -> li
     return rows
 
 
-def accepted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
-    """(iteration from 1, mean accepted tokens in it, sentences that had it), as long as enough sentences have it."""
-    lists = [sentence.accepted for sentence in run.sentences.values()]
+def emitted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
+    """(iteration from 1, mean emitted tokens in it, sentences that had it), as long as enough sentences have it."""
+    lists = [sentence.emitted for sentence in run.sentences.values()]
     enough = max(1.0, _SENTENCES_SHARE * len(lists))
     points = []
     for iteration in range(max(map(len, lists))):
-        counts = [accepted[iteration] for accepted in lists if len(accepted) > iteration]
+        counts = [emitted[iteration] for emitted in lists if len(emitted) > iteration]
         if len(counts) < enough:
             break
         points.append((iteration + 1, sum(counts) / len(counts), len(counts)))
@@ -81,7 +81,7 @@ def accepted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
 def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:
     """Probability that the token at a position of the draft is accepted.
 
-    An iteration that gains g tokens has accepted the drafted positions 1 to g - 1; the verifier's own token was the
+    An iteration that emits g tokens has accepted the drafted positions 1 to g - 1; the verifier's own token was the
     last. What it says of position g depends: it was rejected, unless the sentence ended there, where nothing is known
     of it. So this is a survival curve with censored observations, estimated as by Kaplan and Meier (1958). Drafts are
     taken to be one token shorter than the largest gain; one that is shorter itself counts as rejected after its end.
@@ -89,8 +89,8 @@ def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:
     Returns:
         by position: the probability given that all before it were accepted, and the product of these.
     """
-    ended = [sentence.accepted[-1] for sentence in run.sentences.values()]
-    went_on = [gain for sentence in run.sentences.values() for gain in sentence.accepted[:-1]]
+    ended = [sentence.emitted[-1] for sentence in run.sentences.values()]
+    went_on = [gain for sentence in run.sentences.values() for gain in sentence.emitted[:-1]]
     given: list[float] = []
     together: list[float] = []
     enough = max(1.0, _ITERATIONS_SHARE * (len(ended) + len(went_on)))

@@ -25,8 +25,8 @@ from fairseq_plugins.metrics.texts import pick
 from fairseq_plugins.pages import figures
 from fairseq_plugins.pages.findings import (
     acceptance_by_position,
-    accepted_by_iteration,
     edit_ratios,
+    emitted_by_iteration,
     speed_up_by_edits,
     speed_ups,
 )
@@ -150,7 +150,7 @@ def _summary(
     references: Mapping[int, str] | None,
     how: str,
 ) -> None:
-    headers = ["run", "sentences", "tokens", "iterations", "accepted tokens", "tokens/s", "speed-up, median"]
+    headers = ["run", "sentences", "tokens", "iterations", "mean accepted tokens", "tokens/s", "speed-up, median"]
     with_bleu = references is not None and any(run.hypotheses is not None for run in runs)
     rows = []
     for run in runs:
@@ -233,9 +233,9 @@ def _edits(
 
 def _acceptance(report: Report, runs: Sequence[Run]) -> None:
     report.section("Accepted tokens by iteration", "The verifier's own token included, so that greedy decoding has 1.")
-    by_iteration = {run.label: accepted_by_iteration(run) for run in runs}
+    by_iteration = {run.label: emitted_by_iteration(run) for run in runs}
     report.figure(
-        "accepted-by-iteration", "Accepted tokens over iterations", figures.accepted_by_iteration(by_iteration)
+        "emitted-by-iteration", "Emitted tokens over iterations", figures.emitted_by_iteration(by_iteration)
     )
     by_position = {run.label: acceptance_by_position(run) for run in runs}
     drafted = {label: curves for label, curves in by_position.items() if curves[0]}

@@ -91,15 +91,15 @@ def _read_line(file: str, number: int, line: str) -> SentenceStats:
     sentence = SentenceStats(**{name: record[name] for name in names})
     counts = [sentence.id, sentence.source_tokens, sentence.tokens, sentence.iterations, sentence.batch_size]
     sound = (
-        isinstance(sentence.accepted, list)
-        and all(isinstance(count, int) for count in [*counts, *sentence.accepted])
+        isinstance(sentence.emitted, list)
+        and all(isinstance(count, int) for count in [*counts, *sentence.emitted])
         and isinstance(sentence.seconds, (int, float))
-        and sum(sentence.accepted) == sentence.tokens
-        and len(sentence.accepted) == sentence.iterations > 0
+        and sum(sentence.emitted) == sentence.tokens
+        and len(sentence.emitted) == sentence.iterations > 0
     )
     if not sound:
         raise ConfigurationError(
-            f"{file}, line {number}: 'accepted' must be the tokens of each iteration and add up to 'tokens'; {REMEDY}"
+            f"{file}, line {number}: 'emitted' must be the tokens of each iteration and add up to 'tokens'; {REMEDY}"
         )
     return sentence
 

@@ -85,8 +85,8 @@ def verifier_line(note: Iteration, word: Callable[[int], str], eos: int) -> list
         for drafted, relaxed in zip(note.draft[: note.accepted], note.relaxed, strict=False)
     ]
     if note.accepted < len(note.why):
-        stands.append((note.choice[note.accepted], "own" if note.bifurcation is None else "bifurcation"))
-        stands += [(token, "rejected") for token in note.choice[note.accepted + 1 :]]
+        stands.append((note.verifier[note.accepted], "own" if note.bifurcation is None else "bifurcation"))
+        stands += [(token, "rejected") for token in note.verifier[note.accepted + 1 :]]
     return [(word(token), kind) for token, kind in _until(eos, stands)]
 
 

@@ -3,10 +3,11 @@
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import Any
 
+from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.trace import REASONS, Trace, TracedSentence, count_sentences
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 
@@ -18,17 +19,6 @@ MAX_BYTES = 200_000_000
 EDITS = {"source": "output against source", "reference": "output against reference"}
 # A task that leaves more than half of its input alone rewrites it.
 _REWRITING = 0.5
-
-# Settings that say nothing when they have these values.
-_IDLE = [
-    ("top_beta", 1),
-    ("tau", 0.0),
-    ("temperature", 1.0),
-    ("accept_score", "verifier"),
-    ("min_block", 1),
-    ("iad_lookup", "unique"),
-]
-
 
 def sample_evenly(count: int, keep: int) -> set[int]:
     """Return `keep` of the numbers from 0 to `count` - 1, at even distances; all of them where `keep` is enough."""
@@ -53,21 +43,14 @@ def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
 
 
 def describe(trace: Trace) -> str:
-    """Return decoder and settings in words."""
+    """Return decoder and settings in words, without those that are as they are by default."""
+    defaults = {"temperature": 1.0, **asdict(methods.find(trace.decoder).options())}
     settings = [
         f"{name.replace('_', '-')} {value}"
         for name, value in trace.options.items()
-        if value not in (None, "none", False) and (name, value) not in _IDLE and _concerns(name, trace.decoder)
+        if value not in (None, "none", False) and value != defaults.get(name)
     ]
     return " · ".join([f"decoder {trace.decoder}", *settings])
-
-
-def _concerns(option: str, decoder: str) -> bool:
-    """Whether an option that begins with the name of a decoder belongs to this one."""
-    if option == "jacobi_length":
-        return decoder == "hybrid-jacobi"
-    owner = option.split("_")[0]
-    return owner not in ("iad", "jacobi") or owner in decoder
 
 
 @dataclass
@@ -95,7 +78,9 @@ class EditRatios:
         }
         if wanted != "auto":
             return wanted if known[wanted] else None
-        rewrites = self.trace.decoder == "iad" or (known["source"] and statistics.median(self.source) < _REWRITING)
+        spec = methods.find(self.trace.decoder)
+        copies = spec.copies_source(spec.options())
+        rewrites = copies or (known["source"] and statistics.median(self.source) < _REWRITING)
         if rewrites and known["source"]:
             return "source"
         return "reference" if known["reference"] else None
@@ -147,16 +132,16 @@ def page(
         ratios.add(sentence)
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
         reference = None if sentence.target is None else target.number(sentence.target)
-        texts.append([source.number(sentence.source), reference, target.number(sentence.output), sentence.scores])
+        texts.append([source.number(sentence.source), reference, target.number(sentence.output), sentence.log_probs])
         texts[-1] = _json(texts[-1])
         iterations.append(
             _json(
                 [
                     [
                         target.number(note.draft),
-                        note.draft_scores,
-                        target.number(note.choice),
-                        note.choice_scores,
+                        note.draft_log_probs,
+                        target.number(note.verifier),
+                        note.verifier_log_probs,
                         note.accepted,
                         note.bifurcation,
                         [reasons[reason] for reason in note.why],

@@ -155,6 +155,7 @@ METHODS = [
         options=BlockwiseOptions,
         # Its head 1 need not be the model that the heads were trained on.
         is_lossless=False,
+        verifier_class=BlockwiseTransformer,
         check=_check,
         check_fit=_check_fit,
         build=_build,

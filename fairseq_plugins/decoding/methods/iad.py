@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
-from fairseq_plugins.decoding.checks import check_same_dictionaries
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.trained import (
     TrainedDrafterOptions,
@@ -137,7 +136,6 @@ def _check(options: SourceCopyOptions) -> None:
 
 
 def _check_fit(parts: Parts, options: SourceCopyOptions) -> None:
-    check_same_dictionaries(parts, "iad")
     if _has_fallback(options):
         check_drafter(parts, options.block_size, options.draft_vocabulary)
 
@@ -158,6 +156,7 @@ METHODS = [
         paper="Aggressive Decoding, Algorithm 1",
         options=SourceCopyOptions,
         needs_drafter=_has_fallback,
+        copies_source=lambda options: True,
         check=_check,
         check_fit=_check_fit,
         build=_build,

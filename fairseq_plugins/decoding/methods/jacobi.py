@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
-from fairseq_plugins.decoding.checks import check_same_dictionaries
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
@@ -178,9 +177,8 @@ def _check_length(options: HybridJacobiOptions) -> None:
         raise ConfigurationError(f"--jacobi-length {options.jacobi_length}: give at least 1 token to solve in parallel")
 
 
-def _check_fit(parts: Parts, options: JacobiOptions) -> None:
-    if options.jacobi_init == "source":
-        check_same_dictionaries(parts, "jacobi")
+def _starts_from_source(options: JacobiOptions) -> bool:
+    return options.jacobi_init == "source"
 
 
 def _method(parts: Parts, options: JacobiOptions, block_size: int | None, length: int | None = None) -> Method:
@@ -212,7 +210,7 @@ METHODS = [
         accepts="exact top-1",
         paper="Santilli et al. 2023, Algorithm 1",
         options=JacobiOptions,
-        check_fit=_check_fit,
+        copies_source=_starts_from_source,
         build=_build,
         agreed="fixed point",
         order=42,
@@ -225,7 +223,7 @@ METHODS = [
         accepts="exact top-1",
         paper="Algorithm 2",
         options=BlockJacobiOptions,
-        check_fit=_check_fit,
+        copies_source=_starts_from_source,
         build=_build_block,
         agreed="fixed point",
         order=43,
@@ -239,7 +237,7 @@ METHODS = [
         paper="Algorithm 3",
         options=HybridJacobiOptions,
         check=_check_length,
-        check_fit=_check_fit,
+        copies_source=_starts_from_source,
         build=_build_hybrid,
         agreed="fixed point",
         order=44,
