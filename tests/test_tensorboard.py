@@ -9,10 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fairseq_plugins import tensorboard
 from fairseq_plugins.criterions import glat_loss
-from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.decoding.stats import DecodingStats
 from tests.conftest import TINY, TRAINING, Corpus
-from tests.support import make_task, run_command, run_in_process
+from tests.support import Options, make_task, run_command, run_in_process
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -127,7 +126,7 @@ def test_decoding_runs(corpus: Corpus, tmp_path: Path) -> None:
         assert summary in run.stderr
         assert f" {sentences} sentences" in summary
         assert f"{means[sentences]:.2f} mean accepted tokens" in summary
-        histogram = events.Histograms("decoding/accepted_tokens")[0].histogram_value
+        histogram = events.Histograms("decoding/emitted_tokens")[0].histogram_value
         iterations = int(re.search(r"(\d+) iterations", summary)[1])
         assert histogram.num == iterations and histogram.min >= 1 and histogram.max <= 5
         per_sentence = events.Histograms("decoding/tokens_per_iteration_of_a_sentence")[0].histogram_value
@@ -159,9 +158,10 @@ def test_sample_text_by_hand() -> None:
 
 
 def test_names_of_runs(tmp_path: Path) -> None:
-    assert tensorboard.run_name(Options(decoder="jacobi")) == "jacobi"
-    relaxed = Options(decoder="gad++", block_size=10, top_beta=3, tau=1.0)
-    assert tensorboard.run_name(relaxed) == "gad++-k10-beta3-tau1"
+    jacobi = Options("jacobi")
+    assert tensorboard.run_name(jacobi.spec, jacobi.options) == "jacobi"
+    relaxed = Options("gad++", block_size=10, top_beta=3, tau=1.0)
+    assert tensorboard.run_name(relaxed.spec, relaxed.options) == "gad++-k10-beta3-tau1"
     assert tensorboard.unused(str(tmp_path / "gad")) == str(tmp_path / "gad")
     for number in ("gad", "gad-2"):
         (tmp_path / number).mkdir()
@@ -171,4 +171,5 @@ def test_names_of_runs(tmp_path: Path) -> None:
 def test_settings_made_by_hand_log_nothing() -> None:
     task = make_task()
     assert tensorboard.logdir(task.cfg) is None
-    assert type(tensorboard.decoding_stats(task.cfg, Options(decoder="greedy"), True)) is DecodingStats
+    greedy = Options("greedy")
+    assert type(tensorboard.decoding_stats(task.cfg, greedy.spec, greedy.options, True)) is DecodingStats

@@ -15,6 +15,7 @@ from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GR
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.engine.engine import make_engine
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
@@ -196,16 +197,16 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
     for numbers in ([0, 1, 2, 3], [2]):
         source = sample["net_input"]["src_tokens"][numbers]
         part = {"id": torch.tensor(numbers), "net_input": {"src_tokens": source, "src_lengths": (source != 1).sum(1)}}
-        drafter = NatDrafter(make_drafter(task, block_size=6), 6)
+        drafter = NatDrafter(make_drafter(task, block_size=6), 6, make_engine())
         replayed = replay.ReplayedDrafter(drafter, dict(enumerate(expected)), drawn, (4, 5))
         outputs, stats = decode([verifier], task, part, replayed, max_len_b=30)
         assert ids(outputs) == [expected[number] for number in numbers]
-        seen.update({(len(numbers), sentence.id): sentence.accepted for sentence in stats})
+        seen.update({(len(numbers), sentence.id): sentence.emitted for sentence in stats})
     assert seen[4, 2] == seen[1, 2]
-    place = 0
-    for gained in seen[1, 2][:-1]:
-        assert gained == drawn[2, place] + 1
-        place += gained
+    position = 0
+    for emitted in seen[1, 2][:-1]:
+        assert emitted == drawn[2, position] + 1
+        position += emitted
 
 
 @pytest.mark.parametrize("drafter", ["tokens", "features"])
@@ -220,7 +221,7 @@ def test_replay_of_a_shape(
     rows = _rows(tmp_path)
     assert list(rows) == [BEAM_1, *names.split(",")]
     assert {row["identical"] for row in rows.values()} == {4}
-    assert rows["gad (replayed)"]["accepted_tokens"] > 2
+    assert rows["gad (replayed)"]["mean_accepted_tokens"] > 2
     printed = capsys.readouterr().out
     assert "REPLAYED, random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
     assert "gad (replayed) 6.13" in printed

@@ -100,7 +100,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
             assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
         assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
         assert row["bleu"] is not None
-    assert rows["greedy"]["accepted_tokens"] == 1
+    assert rows["greedy"]["mean_accepted_tokens"] == 1
     assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
     assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
     assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1

@@ -13,8 +13,8 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import report
 from fairseq_plugins.pages.findings import (
     acceptance_by_position,
-    accepted_by_iteration,
     edit_ratios,
+    emitted_by_iteration,
     speed_up_by_edits,
     speed_ups,
 )
@@ -23,12 +23,12 @@ from fairseq_plugins.pages.runs import Run, load_runs, read_stats
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def _sentence(number: int, accepted: list[int], seconds: float = 0.5, batch_size: int = 1) -> SentenceStats:
-    return SentenceStats(number, 7, sum(accepted), len(accepted), accepted, batch_size, seconds)
+def _sentence(number: int, emitted: list[int], seconds: float = 0.5, batch_size: int = 1) -> SentenceStats:
+    return SentenceStats(number, 7, sum(emitted), len(emitted), emitted, batch_size, seconds)
 
 
-def _run_of(*accepted: list[int], seconds: float = 0.5) -> Run:
-    return Run("run", "run.jsonl", {number: _sentence(number, gains, seconds) for number, gains in enumerate(accepted)})
+def _run_of(*emitted: list[int], seconds: float = 0.5) -> Run:
+    return Run("run", "run.jsonl", {number: _sentence(number, gains, seconds) for number, gains in enumerate(emitted)})
 
 
 def _write(path: Path, sentences: list[SentenceStats]) -> str:
@@ -75,8 +75,8 @@ def test_speed_up_in_time() -> None:
         speed_ups(_run_of([1]), Run("other", "other.jsonl", {7: _sentence(7, [1])}))
 
 
-def test_accepted_by_iteration() -> None:
-    assert accepted_by_iteration(_run_of([4, 2, 1], [2, 3])) == [(1, 3.0, 2), (2, 2.5, 2), (3, 1.0, 1)]
+def test_emitted_by_iteration() -> None:
+    assert emitted_by_iteration(_run_of([4, 2, 1], [2, 3])) == [(1, 3.0, 2), (2, 2.5, 2), (3, 1.0, 1)]
 
 
 def test_acceptance_by_position() -> None:
@@ -123,7 +123,7 @@ def test_report_in_iterations(runs: list[str], tmp_path: Path, capsys: pytest.Ca
     assert report.main([*runs[1:], "--output", str(folder)]) == 0
     assert "report.md and " in capsys.readouterr().out
     markdown = (folder / "report.md").read_text(encoding="utf-8")
-    names = ["speed-up", "accepted-by-iteration", "accepted-by-position", "iterations-by-length"]
+    names = ["speed-up", "emitted-by-iteration", "accepted-by-position", "iterations-by-length"]
     assert _image_names(markdown) == [f"{name}.png" for name in names]
     for name in names:
         assert (folder / f"{name}.png").read_bytes().startswith(PNG)
@@ -154,7 +154,7 @@ def test_report_with_everything(runs: list[str], tmp_path: Path) -> None:
     (tmp_path / "gad.out").write_text("\n".join(output) + "\n")
     (tmp_path / "gad++.txt").write_text("".join(f"ein altes Haus {n}\n" for n in range(40)))
     sweep = tmp_path / "sweep.json"
-    cell = {"block_size": 5, "top_beta": 1, "tau": 0.0, "bleu": 27.0, "accepted_tokens": 3.0}
+    cell = {"block_size": 5, "top_beta": 1, "tau": 0.0, "bleu": 27.0, "mean_accepted_tokens": 3.0}
     cell |= {"sentences_per_second": 9.0, "pareto_speed": True}
     greedy = {"bleu": 27.0, "baseline": "AT, greedy", "sentences_per_second": 3.0}
     sweep.write_text(json.dumps({"cells": [cell], "baselines": {"greedy": greedy}}))
@@ -207,9 +207,9 @@ def _record(**changed: Any) -> str:
         ("epoch,loss\n1,2\n", "line 1: is not JSON; "),
         ('{"loss": 1}\n', "line 1: has no field 'id'; give a file that --stats-file wrote"),
         ('[1, 2]\n', "line 1: has no field 'id'; "),
-        (f"{_record(tokens=5)}\n", "line 1: 'accepted' must be the tokens of each iteration and add up to 'tokens'; "),
-        (f"{_record(accepted=None)}\n", "line 1: 'accepted' must be "),
-        (f"{_record(seconds='fast')}\n", "line 1: 'accepted' must be "),
+        (f"{_record(tokens=5)}\n", "line 1: 'emitted' must be the tokens of each iteration and add up to 'tokens'; "),
+        (f"{_record(emitted=None)}\n", "line 1: 'emitted' must be "),
+        (f"{_record(seconds='fast')}\n", "line 1: 'emitted' must be "),
         (f"{_record()}\n{_record()}\n", "line 2: sentence 1 for the second time; give one run per file"),
         (b"\xff\xfe\x00", "is not text; "),
     ],

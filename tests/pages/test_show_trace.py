@@ -199,7 +199,7 @@ def test_which_edit_ratio(tmp_path: Path, decoder: str, changed: int, has_refere
 
 
 def test_describe_leaves_out_what_says_nothing(tmp_path: Path) -> None:
-    options = {"block_size": 5, "top_beta": 1, "tau": 0.0, "jacobi_init": "pad", "iad_lookup": "recent", "x": None}
+    options = {"block_size": 5, "temperature": 1.0, "iad_fallback": "none", "iad_lookup": "recent", "int8": False}
     trace = read_trace(write(tmp_path / "t", [header(SPECIAL, SPECIAL, "iad", **options)]))
     assert describe(trace) == "decoder iad · block-size 5 · iad-lookup recent"
 
@@ -217,12 +217,12 @@ def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert len(summary["editRatios"]) == 30 and summary["edits"] == "output against reference"
     assert len(embedded(html, "texts")) == len(embedded(html, "iterations")) == 30
     trace = read_trace(str(tmp_path / "t"))
-    for original, (source, _, output, scores), notes in zip(
+    for original, (source, _, output, log_probs), notes in zip(
         trace.sentences, embedded(html, "texts"), embedded(html, "iterations"), strict=True
     ):
         assert [summary["source"][n] for n in source] == [trace.source_symbols[n] for n in original.source]
         assert [summary["target"][n] for n in output] == [trace.target_symbols[n] for n in original.output]
-        assert scores == original.scores
+        assert log_probs == original.log_probs
         assert [[summary["reasons"][n] for n in row[6]] for row in notes] == [row.why for row in original.iterations]
     assert "@@SUMMARY@@" not in html
 

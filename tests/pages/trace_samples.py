@@ -23,17 +23,17 @@ def header(source: Sequence[str], target: Sequence[str], decoder: str = "gad++",
     return {"format": FORMAT, "version": VERSION, "decoder": decoder, "options": options, **names}
 
 
-def note(draft: list[int], choice: list[int], accepted: int, gained: int) -> dict[str, Any]:
+def note(draft: list[int], verifier: list[int], accepted: int, emitted: int) -> dict[str, Any]:
     """One iteration; what was accepted though the verifier chose another is top-beta."""
-    why = ["top-1" if draft[i] == choice[i] else "top-beta" for i in range(accepted)]
+    why = ["top-1" if draft[i] == verifier[i] else "top-beta" for i in range(accepted)]
     return {
         "draft": draft,
-        "draft_scores": [-0.25 if token == best else -1.0 for token, best in zip(draft, choice, strict=False)],
-        "choice": choice,
-        "choice_scores": [-0.25] * len(choice),
+        "draft_log_probs": [-0.25 if token == best else -1.0 for token, best in zip(draft, verifier, strict=False)],
+        "verifier": verifier,
+        "verifier_log_probs": [-0.25] * len(verifier),
         "accepted": accepted,
-        "bifurcation": accepted if accepted < min(gained, len(draft)) else None,
-        "why": why + ["verifier"] * (gained - accepted),
+        "bifurcation": accepted if accepted < min(emitted, len(draft)) else None,
+        "why": why + ["verifier"] * (emitted - accepted),
     }
 
 
@@ -46,7 +46,7 @@ def sentence(
         "source": source,
         "target": target,
         "output": output,
-        "scores": [-0.25] * len(output),
+        "log_probs": [-0.25] * len(output),
         "iterations": iterations,
     }
 
@@ -69,15 +69,15 @@ def case_study(path: Path) -> str:
         tokens("Nach den Angaben Angaben war der Tunnel noch nicht in"),
         tokens("Nach den vorliegenden war war der Tunnel noch nicht in Betrieb"),
         accepted=2,
-        gained=3,
+        emitted=3,
     )
     second = note(
         [*tokens("Angaben war der Tunnel noch nicht in Betrieb genommen"), EOS],
         [*tokens("Einzelheiten war der Tunnel noch nicht in Betrieb genommen worden"), EOS],
         accepted=9,
-        gained=10,
+        emitted=10,
     )
-    third = note([*tokens("."), EOS, EOS], [*tokens("."), EOS, EOS, EOS], accepted=2, gained=2)
+    third = note([*tokens("."), EOS, EOS], [*tokens("."), EOS, EOS, EOS], accepted=2, emitted=2)
     record = sentence(
         7, [*tokens(SOURCE), EOS], [*tokens(OUTPUT), EOS], [first, second, third], [*tokens(REFERENCE), EOS]
     )
@@ -108,9 +108,9 @@ def random_trace(
             draft = best[:accepted] + [word() for _ in range(block_size - accepted)]
             if accepted > 1 and generator.random() < 0.3:
                 best[accepted // 2] = word()  # accepted all the same
-            gained = min(accepted + 1, left)
-            iterations.append(note(draft, best, accepted, gained))
-            done += gained
+            emitted = min(accepted + 1, left)
+            iterations.append(note(draft, best, accepted, emitted))
+            done += emitted
         source = [begin + len(ordinary) + number, *(word() for _ in range(length)), EOS]
         records.append(sentence(number, source, output, iterations, [word() for _ in range(length)] + [EOS]))
     return write(path, records)
