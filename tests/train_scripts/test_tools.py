@@ -71,8 +71,8 @@ def test_held_out_sentences_are_in_one_set_only(tmp_path: Path) -> None:
     write(tmp_path / "whole.tgt", [f"{line} {number}" for number, line in enumerate(sources)])
 
     def hold_out(one_in: int) -> None:
-        places = [tmp_path / name for name in ("whole", "valid", "train")]
-        run("hold-out", *places, "--languages", "src", "tgt", "--one-in", one_in)
+        files = [tmp_path / name for name in ("whole", "valid", "train")]
+        run("hold-out", *files, "--languages", "src", "tgt", "--one-in", one_in)
 
     hold_out(5)
     valid, train = ([read(tmp_path / f"{name}.{side}") for side in ("src", "tgt")] for name in ("valid", "train"))
