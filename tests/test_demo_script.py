@@ -1,6 +1,7 @@
 """`train_scripts/demo.sh`: what it refuses, its functions, and one small real run that is interrupted."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.command_server import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = "ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
@@ -160,27 +163,6 @@ def test_only_one_run_at_a_time(tmp_path: Path) -> None:
     _refused(result, "another run is writing to models; ")
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_subwords_give_back_the_text(tmp_path: Path, kind: str) -> None:
-    lines = ["Ein Satz, größer als 5 km².", "İstanbul  hat\tviele   Leute …", "a\u2028b\x0bc\r"] * 20
-    (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
-    result = call(f"learn_subwords model {kind} 80 text; apply_subwords model text pieces", tmp_path)
-    assert result.returncode == 0, result.stderr
-    pieces = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")[:-1]
-    assert len(pieces) == len(lines)
-    joined = [line.replace(" ", "").replace("\u2581", " ").strip() for line in pieces]
-    assert joined == [" ".join(line.split()) for line in lines]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "pieces", "text"]
-
-
-def test_updates_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "source").write_text("a b c\na\n")
-    (tmp_path / "target").write_text("a\na b\n")
-    assert (
-        call("count_updates 10 7 source target", tmp_path).stdout == "11\n"
-    )  # 10 epochs of (3 + 1) + (2 + 1) tokens
-
-
 def _checkpoint(file: Path, text: str, whole: bool = True) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("data", text * 1000)
@@ -217,16 +199,16 @@ def test_progress_of_training(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- the whole recipe
 
 SMALL = {
-    "VOCABULARY": "60", "ENCODER_LAYERS": "1", "DECODER_LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16",
-    "FFN_WIDTH": "16", "HEADS": "2", "VERIFIER_EPOCHS": "2", "DRAFTER_EPOCHS": "2", "BLOCK_SIZE": "3",
-    "BLOCKWISE_EPOCHS": "2", "BLOCKWISE_HEADS": "3",
-    "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "DISTIL_BATCH": "16",
-    "REPEATS": "1", "TIMING_SENTENCES": "2",
+    "VOCABULARY": "60", "LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2",
+    "VERIFIER_EPOCHS": "2", "DRAFTER_EPOCHS": "2", "BLOCK_SIZE": "3", "BLOCKWISE_EPOCHS": "2", "BLOCKWISE_HEADS": "3",
+    "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
 }  # fmt: skip
 
 
 @pytest.mark.slow
-def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path) -> None:
+def test_whole_recipe_goes_on_after_being_killed(
+    checkout: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     variables = {"DATA": "text", "NAME": "small.en-de", **SMALL}
     first = subprocess.Popen(
         ["bash", "train_scripts/demo.sh"],
@@ -234,25 +216,32 @@ def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path) -> 
     )  # fmt: skip
     assert first.stdout is not None
     for line in first.stdout:
-        if line.startswith("[....] 4."):
+        if line.startswith("[....] train the verifier"):
             time.sleep(1)
             break
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    assert not (checkout / "checkpoints/small.en-de/verifier").exists()
+    models, results = checkout / "checkpoints/small.en-de", checkout / "results/small.en-de"
+    assert not (models / "training/verifier").exists()
 
-    second = demo(checkout, **variables)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert "[have] 3." in second.stdout and "[done] 8." in second.stdout
+    with commands(tmp_path_factory.mktemp("commands")) as programs:
+        quick = {**variables, "PATH": os.pathsep.join([str(programs), _environment()["PATH"]])}
+        second = demo(checkout, **quick)
+        assert second.returncode == 0, second.stdout + second.stderr
+        third = demo(checkout, **quick)
+    assert "[have] cut into subwords" in second.stdout and "[done] compare decoders" in second.stdout
     for model in ("verifier", "drafter", "blockwise"):
-        assert (checkout / f"checkpoints/small.en-de/{model}/checkpoint_best.pt").exists()
-    table = (checkout / "results/small.en-de/table.md").read_text(encoding="utf-8")
+        assert (models / f"{model}.pt").exists()
+    log = (models / "logs/drafter.log").read_text(encoding="utf-8")
+    assert re.search(r"'max_update': \d\d?,", log) and "'stop_time_hours': 0.0," in log
+    assert "fairseq-interactive checkpoints/small.en-de" in (models / "README.md").read_text(encoding="utf-8")
+    table = (results / "table.md").read_text(encoding="utf-8")
+    assert table in second.stdout
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     for lossless in ("gad", "blockwise", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi"):
         assert "8 of 8" in rows[lossless]
     assert not [str(path) for path in checkout.rglob("*.partial*")]
 
-    third = demo(checkout, **variables)
     assert third.returncode == 0
     assert "[done]" not in third.stdout and "[....]" not in third.stdout
     assert "| gad " in third.stdout

@@ -13,13 +13,13 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 @pytest.fixture
 def checkout(tmp_path: Path, corpus: Corpus) -> Path:
-    """A copy of the repository after a demo of the toy corpus."""
+    """A copy of the repository after a recipe for the toy corpus."""
     for part in ("train_scripts", "fairseq_plugins"):
         (tmp_path / part).symlink_to(ROOT / part)
     shutil.copytree(corpus.data, tmp_path / "data-bin/toy")
     shutil.copytree(corpus.data, tmp_path / "data-bin/toy/distilled")
-    (tmp_path / "checkpoints/toy/verifier").mkdir(parents=True)
-    shutil.copy(corpus.verifier, tmp_path / "checkpoints/toy/verifier/checkpoint_best.pt")
+    (tmp_path / "checkpoints/toy").mkdir(parents=True)
+    shutil.copy(corpus.verifier, tmp_path / "checkpoints/toy/verifier.pt")
     return tmp_path
 
 
@@ -67,8 +67,7 @@ def test_jacobi_table(checkout: Path) -> None:
 
 @pytest.mark.slow
 def test_drafter_table(checkout: Path) -> None:
-    """On the model of a recipe; one drafter is trained and decoded with, and the second time nothing is left to do."""
-    (checkout / "checkpoints/toy/verifier/checkpoint_best.pt").rename(checkout / "checkpoints/toy/verifier.pt")
+    """One drafter is trained and decoded with, and the second time nothing is left to do."""
     options = {"NAME": "toy", "MINUTES": "0.05", "KS": "3", "BLOCK_SIZE": "3", "TIMED_K": "2", "REPEATS": "1"}
     options |= {"TIMING_SENTENCES": "2", "DRAFTERS": "features-transition"}
     run = run_recipe("drafter_table.sh", checkout, **options)
@@ -98,6 +97,6 @@ def test_bad_input(tmp_path: Path, script: str, variables: dict[str, str], messa
     for part in ("train_scripts", "fairseq_plugins"):
         (tmp_path / part).symlink_to(ROOT / part)
     (tmp_path / "data-bin/toy/distilled").mkdir(parents=True)
-    (tmp_path / "checkpoints/toy/verifier").mkdir(parents=True)
-    (tmp_path / "checkpoints/toy/verifier/checkpoint_best.pt").touch()
+    (tmp_path / "checkpoints/toy").mkdir(parents=True)
+    (tmp_path / "checkpoints/toy/verifier.pt").touch()
     _refused(run_recipe(script, tmp_path, **{"NAME": "toy", **variables}), message)

@@ -3,7 +3,7 @@
 # `make bench`, after `make demo`, on a machine that does nothing else.
 #
 #   train_scripts/bench.sh                       the demo's models
-#   NAME=multi30k.en-de train_scripts/bench.sh   others that demo.sh or a recipe trained
+#   NAME=multi30k.en-de train_scripts/bench.sh   others that a recipe trained
 #   SHAPE=base train_scripts/bench.sh            random weights of Transformer-base (big, 12-2, tiny) and replayed drafts
 #
 # Results: results/NAME/bench/benchmark.md, .json and .png. REPEATS, TIMING_SENTENCES, BATCH_SIZES and THREADS change what is

@@ -3,7 +3,7 @@
 # or fine-tuned, on the raw data or on its own translations. After `make demo`, with the same NAME.
 #
 #   train_scripts/blockwise_table.sh                                                  the demo's model
-#   NAME=multi30k.en-de EPOCHS=10 SUBSET=test train_scripts/blockwise_table.sh       another that demo.sh or a recipe trained
+#   NAME=multi30k.en-de EPOCHS=10 SUBSET=test train_scripts/blockwise_table.sh       another that a recipe trained
 #
 # Trains 4 models for every k: set EPOCHS, or MINUTES for each. Models and decodings that exist are kept: an interrupted run goes
 # on where it was. The table: results/NAME/blockwise.md.

@@ -3,7 +3,7 @@
 # the same time on one verifier. After `make demo`, with the same NAME.
 #
 #   train_scripts/drafter_table.sh                                                    the demo's verifier, 5 minutes each
-#   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that demo.sh or a recipe trained
+#   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that a recipe trained
 #   SEEDS="1 2 3" DRAFTERS="shared features-1" train_scripts/drafter_table.sh         some of them, several times
 #
 # Models and measurements that exist are kept: an interrupted run goes on where it was. The table: results/NAME/drafters.md.
@@ -55,7 +55,7 @@ set_drafter() {
             data=$raw options=("${begun[@]}" --blocks-per-sentence 4) ;;
         features-1 | features-2 | features-4) what="verifier's states, ${1#features-} layers"
             options=("${features[@]}" --drafter-layers "${1#features-}") ;;
-        features-no-decay) what="1 layer, all places weigh the same"
+        features-no-decay) what="1 layer, all positions weigh the same"
             options=("${one[@]}" --position-decay 0) ;;
         features-glancing) what="1 layer, glancing"
             options=("${one[@]}" "${glancing[@]}") ;;
@@ -75,20 +75,7 @@ all+=" features-no-decay features-glancing features-soft features-transition fea
 : "${DRAFTERS:=$all}"
 
 # The papers' drafter has the verifier's shape.
-shape() { python - "$verifier" <<'PY'
-import sys
-
-import torch
-from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
-
-allow_fairseq_checkpoints()
-sizes = vars(torch.load(sys.argv[1], map_location="cpu")["cfg"]["model"])
-for part in ("encoder", "decoder"):
-    for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
-        print(f"--{part}-{name.replace('_', '-')}", sizes[f"{part}_{name}"])
-PY
-}
-read -ra sizes <<<"$(shape | tr '\n' ' ')"
+read -ra sizes <<<"$("${tool[@]}" size-options "$verifier" | tr '\n' ' ')"
 
 # The distilled data of the demo, of Multi30k and of UA-GEC are the verifier's greedy output.
 make_beam() {
@@ -126,54 +113,12 @@ time_one() {
 }
 
 write_table() {
-    python - "$table.partial" "$cells" "$models" "$KS" "$DRAFTERS" "$SEEDS" "$TIMED_K" "$MINUTES" "${OMP_NUM_THREADS:-$(nproc)}" <<'PY'
-import json
-import re
-import statistics
-import sys
-from pathlib import Path
-
-import torch
-from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
-from tabulate import tabulate
-
-allow_fairseq_checkpoints()
-target, cells, models, ks, drafters, seeds, timed_k, minutes, threads = sys.argv[1:]
-cells, rows = Path(cells), []
-
-
-def show(values: list[float], form: str) -> str:
-    spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{form}}{spread}"
-
-
-for name in drafters.split():
-    runs = [f"{name}-{seed}" for seed in seeds.split()]
-    accepted = [[float((cells / f"{run}-{k}").read_text().split()[3]) for run in runs] for k in ks.split()]
-    weights = torch.load(Path(models) / runs[0] / "checkpoint_best.pt", map_location="cpu")["model"]
-    parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
-    logs = [(Path(models) / "logs" / f"{run}.log").read_text() for run in runs]
-    updates = [float(re.findall(r"num_updates (\d+)", log)[-1]) for log in logs]
-    bleu = [float((cells / f"{run}-relaxed").read_text().split()[0]) for run in runs]
-    draft, single, batch, gain = [], [], [], []
-    for run in runs:
-        found = json.loads((cells / f"{run}-timing" / "table.json").read_text())["rows"]
-        row = next(row for row in found if row["name"] == "gad")
-        log = (cells / f"{run}-timing" / "profile.log").read_text().split("Where the time goes: gad", 1)[1]
-        draft.append(float(re.search(r"\| drafter +\| +([\d.]+)", log)[1]) / row["iterations"])
-        single.append(row["sentences_per_second"]["1"])
-        batch.append(row["sentences_per_second"]["16"])
-        gain.append(row["speed_up_over_fairseq_beam_1"]["1"])
-    what = (cells / f"{name}.what").read_text().strip()
-    rows.append([what, *(show(values, ".2f") for values in accepted), show(bleu, ".2f"), show(updates, ".0f"),
-                 f"{parameters / 1000:,.0f}", show(draft, ".2f"), show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")])
-header = ["drafter", *(f"accepted, k = {k}" for k in ks.split()), "BLEU of gad++", "updates", "1000 parameters", "ms per draft",
-          "sent/s, batch 1", "sent/s, batch 16", "× beam 1"]
-note = (f"Every drafter: {minutes} minutes of training on {threads} thread(s). BLEU of gad++ (high-quality), speeds and "
-        f"milliseconds: k = {timed_k}.")
-Path(target).write_text(tabulate(rows, header, tablefmt="github", colalign=("left", *["right"] * (len(header) - 1)), disable_numparse=True)
-                        + f"\n\n{note}\n")
-PY
+    local ks drafters seeds note="$MINUTES minutes of training on ${OMP_NUM_THREADS:-$(nproc)} thread(s)"
+    read -ra ks <<<"$KS"
+    read -ra drafters <<<"$DRAFTERS"
+    read -ra seeds <<<"$SEEDS"
+    "${tool[@]}" drafter-table "$table.partial" --cells "$cells" --models "$models" --drafters "${drafters[@]}" --seeds "${seeds[@]}" \
+        --block-sizes "${ks[@]}" --timed "$TIMED_K" --note "$note"
     mv "$table.partial" "$table"
 }
 

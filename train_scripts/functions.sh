@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shared by the recipes in this folder, to be sourced: messages, stages, input checks, text, subwords, training with
-# progress, and the path that all recipes take from text to a measured drafter (run_recipe).
+# Shared by the recipes in this folder, to be sourced: messages, stages, input checks, text, training with progress, and the path
+# that all recipes take from text to a measured drafter (run_recipe). What is easier in Python is in tools/.
 #
 # A stage writes under a name that ends in .partial and renames at the end, so what has its final name is complete,
 # and a recipe that is started again goes on where it was interrupted.
@@ -88,6 +88,9 @@ logged() {
     "$@" >"$current_log" 2>&1
 }
 
+# What is easier in Python: "${tool[@]}" NAME ARGUMENTS..., from the root of the repository.
+tool=(python -m train_scripts.tools)
+
 # ------------------------------------------------------------------------------------------------ input
 
 # find_set FOLDER SRC TGT PREFIX...: print the path of the first PREFIX for which both languages exist.
@@ -132,6 +135,14 @@ check_pair() {
     [ "${lines[0]}" -eq "${lines[1]}" ] || die "$1.$2 has ${lines[0]} lines but $1.$3 has ${lines[1]}; line n of one must be the translation of line n of the other"
 }
 
+# check_origin FOLDER ORIGIN: FOLDER is not to be made of one text and go on with another. Remembers ORIGIN, a few words, in it.
+check_origin() {
+    local file=$1/origin.txt
+    if [ ! -e "$file" ]; then say "$2" >"$file"; fi
+    [ "$(cat "$file")" = "$2" ] ||
+        die "NAME=$NAME: $1 was made from $(cat "$file"); choose another NAME, or remove $1, $models and $results"
+}
+
 # fetch URL FILE BYTES [SHA256]: download FILE unless it is there; BYTES is the least it must have. Where no checksum is
 # published only the size is checked.
 fetch() {
@@ -152,22 +163,6 @@ fetch() {
 
 # ------------------------------------------------------------------------------------------------ text
 
-# clean_lines IN OUT [lower]: every kind of white space becomes one blank, so that nothing else breaks a line. IN may be
-# compressed (.gz).
-clean_lines() {
-    python - "$@" <<'PY'
-import gzip
-import sys
-
-source, target, *lower = sys.argv[1:]
-opener = gzip.open if source.endswith(".gz") else open
-with opener(source, "rt", encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8", newline="\n") as out:
-    for line in lines:
-        line = " ".join(line.split())
-        out.write((line.lower() if lower else line) + "\n")
-PY
-}
-
 # from_tar OUT ARCHIVE:MEMBER...: members of archives (tar, or zip by their name) one after the other, cleaned.
 from_tar() {
     local out=$1 item
@@ -182,62 +177,15 @@ from_tar() {
             *) tar -xzOf "${item%%:*}" "${item#*:}" ;;
         esac
     done >"$out.whole"
-    clean_lines "$out.whole" "$out"
+    "${tool[@]}" clean-lines "$out.whole" "$out"
     rm "$out.whole"
 }
 
 # from_sacrebleu SET PAIR SIDE OUT: a published test set; sacrebleu checks its checksum. SIDE is src or ref.
 from_sacrebleu() {
     perform_to "$4.whole" sacrebleu --test-set "$1" --language-pair "$2" --echo "$3"
-    perform clean_lines "$4.whole" "$4"
+    perform "${tool[@]}" clean-lines "$4.whole" "$4"
     perform rm "$4.whole"
-}
-
-# clean_pairs PREFIX SRC TGT LENGTH RATIO OUT: leave out pairs with an empty side, a side of more than LENGTH tokens, or one of
-# more than RATIO times the other (0: any).
-clean_pairs() {
-    python - "$@" <<'PY'
-import sys
-
-prefix, source, target, length, ratio, out = sys.argv[1:]
-length, ratio = int(length) or 10**9, float(ratio) or 1e9
-kept = total = 0
-names = [f"{prefix}.{source}", f"{prefix}.{target}", f"{out}.{source}", f"{out}.{target}"]
-with (
-    open(names[0], encoding="utf-8", newline="\n") as sources,
-    open(names[1], encoding="utf-8", newline="\n") as targets,
-    open(names[2], "w", encoding="utf-8", newline="\n") as out_sources,
-    open(names[3], "w", encoding="utf-8", newline="\n") as out_targets,
-):
-    for pair in zip(sources, targets, strict=True):
-        total += 1
-        short, long = sorted(len(line.split()) for line in pair)
-        if short > 0 and long <= length and long <= ratio * short:
-            kept += 1
-            out_sources.write(pair[0])
-            out_targets.write(pair[1])
-print(f"       {kept} of {total} training pairs kept")
-PY
-}
-
-# hold_out PREFIX SRC TGT N VALID TRAIN: one source sentence in N, with all its targets, goes to VALID, the rest to TRAIN. Which
-# ones depends on their text alone.
-hold_out() {
-    python - "$@" <<'PY'
-import sys
-import zlib
-
-prefix, source, target, n, valid, train = sys.argv[1:]
-sides = [open(f"{prefix}.{side}", encoding="utf-8", newline="\n").read().split("\n")[:-1] for side in (source, target)]
-chosen = [zlib.crc32(line.encode()) % int(n) == 0 for line in sides[0]]
-for lines, side in zip(sides, (source, target), strict=True):
-    for name, wanted in ((valid, True), (train, False)):
-        picked = [line for line, held in zip(lines, chosen, strict=True) if held == wanted]
-        if not picked:
-            sys.exit(f"{prefix}.{source}: too little text to hold out one sentence in {n}; set HOLD_OUT to less")
-        with open(f"{name}.{side}", "w", encoding="utf-8", newline="\n") as out:
-            out.write("".join(line + "\n" for line in picked))
-PY
 }
 
 # moses_tokens LANGUAGE IN OUT: punctuation normalised, split into Moses tokens with hyphens apart, as fairseq's WMT scripts do.
@@ -249,91 +197,6 @@ learn_moses_bpe() {
     shift 2
     cat "$@" | subword-nmt learn-bpe --symbols "$size" --num-workers "${WORKERS:-1}" >"$codes.partial" 2>/dev/null
     mv "$codes.partial" "$codes"
-}
-
-# apply_gpt2_bpe FOLDER IN OUT [IN OUT]...: the byte-level BPE of GPT-2 and BART; FOLDER has encoder.json and vocab.bpe.
-apply_gpt2_bpe() {
-    python - "$@" <<'PY'
-import sys
-
-from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
-
-folder, *files = sys.argv[1:]
-encoder = get_encoder(f"{folder}/encoder.json", f"{folder}/vocab.bpe")
-for source, target in zip(files[::2], files[1::2], strict=True):
-    with open(source, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8", newline="\n") as out:
-        for line in lines:
-            out.write(" ".join(map(str, encoder.encode(" ".join(line.split())))) + "\n")
-PY
-}
-
-# keep_decoder_layers IN LAYER,LAYER OUT: a checkpoint with only these decoder layers of IN, for a shallower decoder.
-keep_decoder_layers() {
-    python - "$@" <<'PY'
-import sys
-
-import torch
-
-import fairseq_plugins  # lets torch read fairseq's checkpoints
-
-source, layers, target = sys.argv[1:]
-state, kept = torch.load(source, map_location="cpu"), {}
-numbers = layers.split(",")
-for name, value in state["model"].items():
-    part, _, rest = name.partition("decoder.layers.")
-    number, _, parameter = rest.partition(".")
-    if not rest or part:
-        kept[name] = value
-    elif number in numbers:
-        kept[f"decoder.layers.{numbers.index(number)}.{parameter}"] = value
-state["model"] = kept
-torch.save(state, target)
-PY
-}
-
-# ------------------------------------------------------------------------------------------------ subwords
-
-# learn_subwords MODEL KIND SIZE FILE...: one sentencepiece model for all files; KIND is bpe or unigram. Text is kept as it
-# is: case, no normalisation.
-learn_subwords() {
-    python - "$@" <<'PY'
-import os
-import sys
-
-import sentencepiece
-
-model, kind, size, *files = sys.argv[1:]
-sentencepiece.SentencePieceTrainer.train(
-    input=files,
-    model_prefix=model + ".partial",
-    model_type=kind,
-    vocab_size=int(size),
-    hard_vocab_limit=False,  # a small corpus has fewer
-    character_coverage=1.0 if int(size) < 5000 else 0.9999,
-    normalization_rule_name="identity",
-    input_sentence_size=1_000_000,
-    shuffle_input_sentence=True,
-)
-os.remove(model + ".partial.vocab")
-os.replace(model + ".partial.model", model)
-PY
-}
-
-# apply_subwords MODEL IN OUT
-apply_subwords() {
-    python - "$@" <<'PY'
-import sys
-
-import sentencepiece
-
-model, source, target = sys.argv[1:]
-processor = sentencepiece.SentencePieceProcessor(model_file=model)
-with open(source, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8", newline="\n") as out:
-    for line in lines:
-        # One kind of white space: anything else that breaks a line, such as U+2028 or a carriage return, would break pairs.
-        pieces = processor.encode(" ".join(line.split()), out_type=str)
-        out.write(" ".join(pieces) + "\n")
-PY
 }
 
 # ------------------------------------------------------------------------------------------------ training
@@ -391,14 +254,6 @@ train() {
     mv "$folder.partial" "$folder"
 }
 
-# count_updates EPOCHS MAX_TOKENS SOURCE TARGET: about how many updates fairseq makes of two files of subwords. Its batches
-# hold sentences of one length, so hardly any padding.
-count_updates() {
-    paste "$3" "$4" | awk -F '\t' -v epochs="$1" -v max_tokens="$2" '
-        { source = split($1, unused, " "); target = split($2, unused, " "); tokens += (source > target ? source : target) + 1 }
-        END { printf "%d\n", epochs * tokens / max_tokens + 1 }'
-}
-
 # fairseq copies checkpoint_best.pt to checkpoint_last.pt; a kill in between leaves a broken copy, which it could not resume from.
 mend_last_checkpoint() {
     local file
@@ -414,10 +269,13 @@ mend_last_checkpoint() {
 
 # ------------------------------------------------------------------------------------------------ the path of a recipe
 #
-# text -> binarise -> [teacher -> decode -> merge ->] verifier -> [decode -> merge ->] drafter -> sweep -> test -> card
+# text -> binarise -> [teacher -> decode -> merge ->] verifier -> [decode -> merge ->] drafter [-> blockwise] -> sweep -> test ->
+# table -> card
 #
 # With a teacher of its own, verifier and drafter both learn from its translations (Seq-KD by a shared teacher: GAD section 5.1);
 # without, or with DRAFTER_DATA=verifier, the drafter learns from the verifier's.
+#
+# With BLOCKWISE_HEADS the verifier also gets heads for blockwise decoding, trained on the drafter's data.
 #
 # With FROM=name of a finished run, a second round: verifier and drafter of that run go on, the verifier with what gad++ says with
 # both, so that it comes to say what its drafter can guess, and the drafter with what the new verifier says.
@@ -427,9 +285,11 @@ mend_last_checkpoint() {
 
 # What most recipes have none of.
 task_options=() search_options=() distil_options=() teacher_options=() metric_options=() decoders=() test_references=()
-licence=unknown
+blockwise_training=()
+licence=unknown origin=''
 
-recipe_stages=text,binarise,teacher,decode,merge,verifier,drafter,sweep,test,card
+# A recipe that has fewer of them says so before `recipe_options`.
+recipe_stages=text,binarise,teacher,decode,merge,verifier,drafter,blockwise,sweep,test,table,card
 
 # Hyper-parameters of the papers: GAD Table 10, left (the verifier) and right (the drafter); the same in SpecDec Table 7 and
 # Aggressive Decoding Table 13. β2 of the verifier is the usual 0.98 (Vaswani et al. 2017); the tables say 0.99. Dropout: the
@@ -481,6 +341,7 @@ recipe_options() {
         esac
         shift
     done
+    [ -z "${DATA:-}" ] || [ -d "$DATA" ] || die "DATA=$DATA: no such folder; give one with the text: train.*, valid.* and test.*"
 }
 
 # step STAGE OUTPUT MESSAGE COMMAND...: a stage that --skip and --only can leave out.
@@ -490,13 +351,16 @@ step() {
     if wanted "$name"; then stage "$@"; fi
 }
 
-wanted() { if [ -n "$only" ]; then [[ ,$only, == *,$1,* ]]; else [[ ,$skip, != *,$1,* ]]; fi; }
+wanted() {
+    [[ ,$recipe_stages, == *,$1,* ]] || return 1
+    if [ -n "$only" ]; then [[ ,$only, == *,$1,* ]]; else [[ ,$skip, != *,$1,* ]]; fi
+}
 
 # batch TOKENS MAX_TOKENS: options for updates of TOKENS in all, of at most MAX_TOKENS at once on each GPU.
 batch() {
-    local processes=$((GPUS > 0 ? GPUS : 1)) most
-    most=$(($2 * processes < $1 ? $2 : $1 / processes))
-    say "--max-tokens $most --update-freq $((($1 + most * processes / 2) / (most * processes)))"
+    local processes=$((GPUS > 0 ? GPUS : 1)) at_once
+    at_once=$(($2 * processes < $1 ? $2 : $1 / processes))
+    say "--max-tokens $at_once --update-freq $((($1 + at_once * processes / 2) / (at_once * processes)))"
 }
 
 # The drafter's own options, in one place. DRAFTER=features reads the verifier's states, with a few layers and without glancing;
@@ -546,27 +410,40 @@ small_models() {
         "${drafter_batch[@]}" --lr "$DRAFTER_LR" --dropout "$DRAFTER_DROPOUT" --max-update "$DRAFTER_UPDATES"
         --warmup-updates "$((DRAFTER_UPDATES / 15))" # it begins as a copy of the verifier's layers
     )
+    blockwise_training=("${training[@]}" "${verifier_batch[@]}" --lr "$VERIFIER_LR" --max-update "$VERIFIER_UPDATES")
+}
+
+# find_text: where the sets of DATA=folder are (text_sets), which are checked. TEST=name chooses among several test sets.
+find_text() {
+    local prefix
+    text_sets=() # one after the other: a set that is refused ends the recipe
+    text_sets+=("$(find_set "$DATA" "$src" "$tgt" train)")
+    text_sets+=("$(find_set "$DATA" "$src" "$tgt" valid val dev tune)")
+    if [ -n "${TEST:-}" ]; then
+        text_sets+=("$(find_set "$DATA" "$src" "$tgt" "$TEST")")
+    else
+        text_sets+=("$(find_test_set "$DATA" "$src" "$tgt")")
+    fi
+    for prefix in "${text_sets[@]}"; do check_pair "$prefix" "$src" "$tgt"; done
 }
 
 # copy_text FOLDER: the text of DATA=folder, for `get_text`.
 copy_text() {
-    local prefixes=() names=(train valid test) i language
-    prefixes[0]=$(find_set "$DATA" "$src" "$tgt" train)
-    prefixes[1]=$(find_set "$DATA" "$src" "$tgt" valid val dev tune)
-    prefixes[2]=$(find_test_set "$DATA" "$src" "$tgt")
+    local names=(train valid test) i language files=()
+    find_text
     for i in 0 1 2; do
-        check_pair "${prefixes[$i]}" "$src" "$tgt"
-        for language in "$src" "$tgt"; do perform clean_lines "${prefixes[$i]}.$language" "$1/${names[$i]}.$language"; done
+        for language in "$src" "$tgt"; do files+=("${text_sets[$i]}.$language" "$1/${names[$i]}.$language"); done
     done
+    perform "${tool[@]}" clean-lines "${files[@]}"
 }
 
 # run_recipe: all stages. The recipe has set
 #   NAME, src, tgt                        name of the results, suffixes of the text files
 #   SUBWORDS                              unigram or bpe (sentencepiece, raw text), moses (Moses tokens, BPE) or gpt2 (BART's)
-#   VOCABULARY, MAX_LENGTH, MAX_RATIO     number of subwords; which training pairs are left out (clean_pairs)
+#   VOCABULARY, MAX_LENGTH, MAX_RATIO     number of subwords; which training pairs are left out (tool clean-pairs)
 #   TEACHERS, teacher_options             number of teachers to train, 0 for none, and their options
 #   DRAFTER_DATA                          whose translations the drafter learns from: teacher, or verifier (greedy ones)
-#   verifier_options, drafter_training    options of fairseq-train
+#   verifier_options, drafter_training    options of fairseq-train; blockwise_training where it can have BLOCKWISE_HEADS
 #   BLOCK_SIZE, BLOCKS_PER_SENTENCE       drafting: k, and training blocks per sentence
 #   LANGUAGE_OF_TARGET                    for Moses tokens and sacreBLEU
 # and where it needs them
@@ -577,12 +454,19 @@ copy_text() {
 #   FROM                                  name of the run to go on from
 #   COMPARED                              rows of the table of decoders, all by default: see spec-dec-compare --decoders
 #   licence                               of the data, for the model card
+#   origin                                what the text comes from, where NAME is not to go on with another
+# Settings of all recipes: MINUTES or TEACHER_MINUTES, VERIFIER_MINUTES, DRAFTER_MINUTES, BLOCKWISE_MINUTES of training at most
+# (0: any); DRAFTER_EPOCHS instead of a number of updates; BLOCKWISE_HEADS (0: no such model); FP16=0 for full precision on a GPU;
+# DECODING_THREADS for the table of decoders (all by default).
 run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
     : "${DISTIL_DECODER:=beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
     : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${AGREED:=--top-beta 5 --tau 3}"
     [[ $DRAFTER_DATA =~ ^(teacher|verifier)$ ]] || die "DRAFTER_DATA=$DRAFTER_DATA: choose from teacher, verifier"
+    : "${TEACHER_MINUTES:=$MINUTES}" "${VERIFIER_MINUTES:=$MINUTES}" "${DRAFTER_MINUTES:=$MINUTES}" "${BLOCKWISE_MINUTES:=$MINUTES}"
+    : "${DRAFTER_EPOCHS:=}" "${BLOCKWISE_HEADS:=0}" "${FP16:=1}" "${DECODING_THREADS:=}"
+    [ "$BLOCKWISE_HEADS" = 0 ] || [ ${#blockwise_training[@]} -gt 0 ] || die "BLOCKWISE_HEADS=$BLOCKWISE_HEADS: this recipe has no options to train them with; leave it out"
     : "${TOP_BETAS:=1,3,5}" "${TAUS:=1,2,3,4,5}" "${SWEEP_SENTENCES:=}" "${REPEATS:=3}" "${TIMING_SENTENCES:=100}"
     bin=data-bin/$NAME models=checkpoints/$NAME results=results/$NAME
     logs=$models/logs runs=$models/training raw=$bin/raw
@@ -593,13 +477,10 @@ run_recipe() {
     read -ra extra <<<"${DECODING_OPTIONS:-}"
     distil_options+=("${extra[@]}")
     search_options+=("${extra[@]}")
-    read -ra extra <<<"${TRAINING_OPTIONS:-}"
-    verifier_options+=("${extra[@]}")
-    teacher_options+=("${extra[@]}")
-    drafter_training+=("${extra[@]}")
+    read -ra training_options <<<"${TRAINING_OPTIONS:-}"
 
     precision=()
-    if [ "$GPUS" -gt 0 ]; then precision=(--fp16); fi
+    if [ "$GPUS" -gt 0 ] && [ "$FP16" != 0 ]; then precision=(--fp16); fi
     launch=(fairseq-train)
     if [ -n "${TORCHRUN:-}" ] || [ "$GPUS" -gt 1 ]; then
         read -ra launch <<<"${TORCHRUN:-torchrun --standalone --nproc-per-node $GPUS}"
@@ -613,12 +494,12 @@ run_recipe() {
         gpt2) text_options=(--bpe gpt2 --gpt2-encoder-json "$BART/encoder.json" --gpt2-vocab-bpe "$BART/vocab.bpe") ;;
         *) die "SUBWORDS=$SUBWORDS: choose from unigram, bpe, moses, gpt2" ;;
     esac
-    if [ -n "${DATA:-}" ] && ! [ -d "$DATA" ]; then die "DATA=$DATA: no such folder; give one with train.$src, train.$tgt and so on"; fi
     if [ -z "$dry_run" ]; then
         mkdir -p "$bin" "$models" "$logs" "$runs" "$results"
         # Jobs of an array decode side by side.
         if [ "$only" != decode ]; then lock "$models/.lock"; fi
         trap on_exit EXIT
+        if [ -n "$origin" ]; then check_origin "$bin" "$origin"; fi
     fi
     say "Recipe $NAME: models in $models, logs in $logs, results in $results; $GPUS GPUs."
 
@@ -643,12 +524,21 @@ run_recipe() {
         distil "$TEACHER" "$DISTIL_DECODER" distilled
         train_model verifier verifier "$bin/distilled" --seed "$SEED" "${verifier_options[@]}"
     fi
+    if [ -n "$DRAFTER_EPOCHS" ]; then limit_epochs; fi
     train_model drafter drafter "$bin/distilled" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$models/verifier.pt" \
         --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}"
+    if [ "$BLOCKWISE_HEADS" != 0 ]; then train_blockwise; fi
     step sweep "$results/sweep/sweep.json" "choose k, β and τ on the validation set" sweep
-    step test "$results/table.json" "measure on the test set" measure_test
-    if wanted card; then drop_older "$models/README.md" "$results/table.json"; fi
+    step test "$results/test" "translate the test set and score it" measure_test
+    step table "$results/table.md" "compare decoders on the test set" compare_decoders
+    if wanted card; then drop_older "$models/README.md" "$results/table.md"; fi
     step card "$models/README.md" "write the model card" write_card
+    if [ -z "$dry_run" ] && [ -e "$results/table.md" ]; then
+        say
+        cat "$results/table.md"
+        say
+        say "The table is also in $results/table.md and table.json; remove table.md to measure again."
+    fi
     say "Finished in $(duration $SECONDS) min."
 }
 
@@ -692,19 +582,21 @@ make_binarised() {
     elif [ "$SUBWORDS" = gpt2 ]; then
         dictionary=(--srcdict "$BART/dict.txt" --tgtdict "$BART/dict.txt")
     elif [ ! -e "$bin/subwords.model" ]; then
-        logged "$logs/subwords.log" learn_subwords "$bin/subwords.model" "$SUBWORDS" "$VOCABULARY" "$raw/train.$src" "$raw/train.$tgt"
+        logged "$logs/subwords.log" "${tool[@]}" learn-subwords "$bin/subwords.model" --kind "$SUBWORDS" --size "$VOCABULARY" "$raw/train.$src" "$raw/train.$tgt"
     fi
     for set in train valid test; do
         for language in "$src" "$tgt"; do
             case $SUBWORDS in
                 moses) perform_to "$part/text/$set.$language" subword-nmt apply-bpe --codes "$bin/bpe.codes" --input "$text/$set.$language" ;;
-                gpt2) files+=("$text/$set.$language" "$part/text/$set.$language") ;;
-                *) perform apply_subwords "$bin/subwords.model" "$text/$set.$language" "$part/text/$set.$language" ;;
+                *) files+=("$text/$set.$language" "$part/text/$set.$language") ;;
             esac
         done
     done
-    if [ "$SUBWORDS" = gpt2 ]; then perform apply_gpt2_bpe "$BART" "${files[@]}"; fi
-    perform clean_pairs "$part/text/train" "$src" "$tgt" "$MAX_LENGTH" "$MAX_RATIO" "$part/text/clean"
+    case $SUBWORDS in
+        gpt2) perform "${tool[@]}" apply-gpt2-bpe "$BART" "${files[@]}" ;;
+        unigram | bpe) perform "${tool[@]}" apply-subwords "$bin/subwords.model" "${files[@]}" ;;
+    esac
+    perform "${tool[@]}" clean-pairs "$part/text/train" "$part/text/clean" --languages "$src" "$tgt" --max-length "$MAX_LENGTH" --max-ratio "$MAX_RATIO"
     logged "$logs/preprocess.log" fairseq-preprocess "${languages[@]}" "${dictionary[@]}" --workers "$WORKERS" --destdir "$part" \
         --trainpref "$part/text/clean" --validpref "$part/text/valid" --testpref "$part/text/test"
     perform rm -rf "$part/tokens" "$part/text"
@@ -715,15 +607,36 @@ make_binarised() {
 
 # train_model STAGE MODEL DATA OPTIONS...: train, then average into $models/MODEL.pt.
 train_model() {
-    local name=$1 model=$2 data=$3 tensorboard=()
+    local name=$1 model=$2 data=$3 minutes=${1^^}_MINUTES title=${2/#blockwise/blockwise heads} what="average the last checkpoints" tensorboard=()
     shift 3
+    if [ "$AVERAGE" -eq 0 ]; then what="take the best checkpoint"; fi
     if [ "$TENSORBOARD" != 0 ]; then tensorboard=(--tensorboard-logdir "$models/tensorboard/$model"); fi
-    KEEP_CHECKPOINTS=$AVERAGE step "$name" "$runs/$model" "train the $model" train "$runs/$model" "$logs/$model.log" "$MINUTES" \
+    KEEP_CHECKPOINTS=$AVERAGE step "$name" "$runs/$model" "train the $title" train "$runs/$model" "$logs/$model.log" "${!minutes}" \
         "${launch[@]}" "$data" --user-dir fairseq_plugins "${languages[@]}" "${task_options[@]}" \
         "${precision[@]}" "${tensorboard[@]}" --save-interval-updates "$SAVE_INTERVAL_UPDATES" \
-        --skip-invalid-size-inputs-valid-test "$@"
+        --skip-invalid-size-inputs-valid-test "$@" "${training_options[@]}"
     if wanted "$name"; then drop_older "$models/$model.pt" "$runs/$model/checkpoint_last.pt"; fi
-    step "$name" "$models/$model.pt" "average the last checkpoints of the $model" average "$model"
+    step "$name" "$models/$model.pt" "$what of the $title" average "$model"
+}
+
+# limit_epochs: the drafter's learning rate may depend on the number of its updates, so epochs are counted as updates.
+limit_epochs() {
+    if [ -n "$dry_run" ]; then
+        drafter_training+=(--max-update "UPDATES_OF_${DRAFTER_EPOCHS}_EPOCHS")
+    elif wanted drafter && [ ! -e "$runs/drafter" ]; then
+        local updates
+        updates=$("${tool[@]}" count-updates "$bin/distilled" --languages "$src" "$tgt" --epochs "$DRAFTER_EPOCHS" --tokens "$DRAFTER_TOKENS")
+        drafter_training+=(--max-update "$updates")
+    fi
+}
+
+# train_blockwise: heads on the verifier. With the base frozen and an identity first head the output is the verifier's own (Stern et
+# al. 2018, footnote 1). Its sizes are the verifier's.
+train_blockwise() {
+    train_model blockwise blockwise "$bin/distilled" --seed "$SEED" --task spec_dec --arch blockwise_transformer \
+        --base-path "$models/verifier.pt" --freeze-base --identity-first-head --blockwise-heads "$BLOCKWISE_HEADS" \
+        --criterion blockwise_loss --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric \
+        "${blockwise_training[@]}"
 }
 
 # drop_older FILE NEWER: the repository comes with models and cards: they are not those of a recipe that was run since.
@@ -772,35 +685,47 @@ sweep() {
         "${some[@]}" --output "$results/sweep"
 }
 
-# chosen NAME: options of gad++ that the sweep recommends: no_quality_loss or within_tolerance.
-chosen() {
-    if [ -n "$dry_run" ]; then say "--decoder gad++ CHOSEN_BY_SWEEP"; return; fi
-    [ -e "$results/sweep/sweep.json" ] || return 0
-    python -c 'import json, sys; print(json.load(open(sys.argv[1]))["recommended"][sys.argv[2]] or "")' "$results/sweep/sweep.json" "$1"
+# recommended: lines NAME OPTIONS, the settings of gad++ that the sweep recommends: no_quality_loss and within_tolerance.
+recommended() {
+    if [ -n "$dry_run" ]; then
+        say "no_quality_loss --decoder gad++ CHOSEN_BY_SWEEP"
+        say "within_tolerance --decoder gad++ CHOSEN_BY_SWEEP"
+    else
+        "${tool[@]}" recommended "$results/sweep/sweep.json"
+    fi
 }
 
-# Text and scores by decoder in $results/test, then the table of decoders.
+# Text and scores by decoder, in $results/test.
 measure_test() {
-    local name options
+    local name options lines
     decoding_options
-    perform mkdir -p "$results/test"
+    perform rm -rf "$results/test.partial"
+    perform mkdir -p "$results/test.partial"
     test_decoder beam --decoder beam --beam 5
     test_decoder greedy --decoder greedy
     test_decoder gad --decoder gad --drafter-path "$models/drafter.pt"
-    for name in no_quality_loss within_tolerance; do
-        read -ra options <<<"$(chosen "$name")"
-        if [ "${#options[@]}" -gt 0 ]; then test_decoder "$name" "${options[@]}" --drafter-path "$models/drafter.pt"; fi
-    done
+    lines=$(recommended)
+    while [ -n "$lines" ] && read -r -u 3 -a options; do
+        test_decoder "${options[@]}" --drafter-path "$models/drafter.pt"
+    done 3<<<"$lines"
     for name in "${decoders[@]}"; do test_decoder "$name" --decoder "$name"; done
-    local rows=()
-    if [ -n "${COMPARED:-}" ]; then rows=(--decoders "$COMPARED"); fi
-    logged "$logs/compare.log" spec-dec-compare "$bin" "${decoding[@]}" --drafter-path "$models/drafter.pt" --reference "$raw/test.$tgt" "${rows[@]}" \
-        --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$results"
+    perform mv "$results/test.partial" "$results/test"
+}
+
+# The table of decoders, in $results.
+compare_decoders() {
+    local options=() threads=()
+    decoding_options
+    if [ -n "${COMPARED:-}" ]; then options+=(--decoders "$COMPARED"); fi
+    if [ "$BLOCKWISE_HEADS" != 0 ]; then options+=(--blockwise-path "$models/blockwise.pt"); fi
+    if [ -n "$DECODING_THREADS" ]; then threads=(env "OMP_NUM_THREADS=$DECODING_THREADS"); fi
+    perform_to "$logs/compare.log" "${threads[@]}" spec-dec-compare "$bin" "${decoding[@]}" --drafter-path "$models/drafter.pt" \
+        --reference "$raw/test.$tgt" "${options[@]}" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$results"
 }
 
 # test_decoder NAME OPTIONS...: text and scores of one decoder. Tokenised BLEU as in the papers, and sacreBLEU with signature.
 test_decoder() {
-    local out=$results/test/$1 references=("$raw/test.$tgt")
+    local out=$results/test.partial/$1 references=("$raw/test.$tgt")
     shift
     if [ ${#test_references[@]} -gt 0 ]; then references=("${test_references[@]}"); fi
     if [ -z "$dry_run" ]; then current_log=$out.log; fi
@@ -815,23 +740,19 @@ write_card() {
     for file in "$bin/dict.$src.txt" "$bin/dict.$tgt.txt" "$bin/subwords.model" "$bin/bpe.codes"; do
         if [ -n "$dry_run" ] || [ -e "$file" ]; then perform cp "$file" "$models"; fi
     done
-    perform python train_scripts/model_card.py "$NAME" "$src" "$tgt" --subwords "$SUBWORDS" --licence "$licence" --recipe "${FROM:+FROM=$FROM }train_scripts/$(basename "$recipe")"
+    perform "${tool[@]}" model-card "$NAME" --languages "$src" "$tgt" --subwords "$SUBWORDS" --licence "$licence" --recipe "${FROM:+FROM=$FROM }train_scripts/$(basename "$recipe")"
 }
 
 # ------------------------------------------------------------------------------------------------ measuring
 
-# find_trained NAME KIND...: where demo.sh or a recipe put data (raw, distilled) and models (verifier, drafter, blockwise); dies where
-# one of the KINDs is missing.
+# find_trained NAME KIND...: where a recipe put data (raw, distilled) and models (verifier, drafter, blockwise); dies where one of
+# the KINDs is missing.
 # shellcheck disable=SC2034  # used by the scripts
 find_trained() {
-    local name=$1 kind
+    local name=$1 kind models=checkpoints/$1
     shift
     raw=data-bin/$name distilled=data-bin/$name/distilled
-    blockwise=checkpoints/$name/blockwise/checkpoint_best.pt
-    verifier=checkpoints/$name/verifier.pt drafter=checkpoints/$name/drafter.pt
-    if [ -e "checkpoints/$name/verifier/checkpoint_best.pt" ] || [ ! -e "$verifier" ]; then # of demo.sh
-        verifier=checkpoints/$name/verifier/checkpoint_best.pt drafter=checkpoints/$name/drafter/checkpoint_best.pt
-    fi
+    verifier=$models/verifier.pt drafter=$models/drafter.pt blockwise=$models/blockwise.pt
     for kind in raw "$@"; do
         [ -e "${!kind}" ] || die "NAME=$name: ${!kind} is missing; train the models first: make demo (with the same NAME and DATA), or a recipe"
     done

@@ -61,7 +61,7 @@ case $MODEL in
         fi
         start=data-bin/$NAME/bart.pt
         perform mkdir -p "data-bin/$NAME"
-        if [ ! -e "$start" ]; then perform keep_decoder_layers "$BART/model.pt" "$BART_LAYERS" "$start"; fi
+        if [ ! -e "$start" ]; then perform "${tool[@]}" keep-decoder-layers "$BART/model.pt" "$start" --layers "$BART_LAYERS"; fi
         verifier_options=(
             --task translation --arch bart_large --decoder-layers 2 --finetune-from-model "$start" --share-all-embeddings
             --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1

@@ -43,30 +43,6 @@ drafter_training=(
     --dropout 0.1 --max-update "$DRAFTER_UPDATES"
 )
 
-# talks FOLDER OUT: fairseq's sets of the archive unpacked in FOLDER: lower case, every 23rd line of the training text is for validation.
-talks() {
-    python - "$@" <<'PY'
-import re
-import sys
-from pathlib import Path
-
-folder, out = map(Path, sys.argv[1:])
-tests = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-for language in ("de", "en"):
-    lines = (folder / f"train.tags.de-en.{language}").read_text(encoding="utf-8").split("\n")[:-1]
-    lines = [line for line in lines if not re.search("<(url|talkid|keywords)>", line)]
-    lines = [re.sub("</?(title|description)>", "", line) for line in lines]
-    found = {"valid": lines[22::23], "train": [line for place, line in enumerate(lines, 1) if place % 23]}
-    files = [folder / f"IWSLT14.{name}.de-en.{language}.xml" for name in tests]
-    found["test"] = [
-        line for file in files for line in re.findall(r"<seg id=.*?>(.*?)</seg>", file.read_text(encoding="utf-8"))
-    ]
-    for name, text in found.items():
-        text = [" ".join(line.split()).lower().replace("’", "'") for line in text]
-        (out / f"{name}.{language}").write_text("".join(line + "\n" for line in text), encoding="utf-8", newline="\n")
-PY
-}
-
 get_text() {
     if [ -n "${DATA:-}" ]; then
         copy_text "$1"
@@ -75,7 +51,7 @@ get_text() {
     # No checksum is published; fairseq's copy has about 19 MB.
     fetch http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz downloads/iwslt14/de-en.tgz 15000000
     perform tar -xzf downloads/iwslt14/de-en.tgz -C downloads/iwslt14
-    perform talks downloads/iwslt14/de-en "$1"
+    perform "${tool[@]}" ted-talks downloads/iwslt14/de-en "$1"
 }
 
 run_recipe

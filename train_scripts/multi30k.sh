@@ -14,7 +14,7 @@ set -euo pipefail
 source "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}/train_scripts/functions.sh"
 recipe_options "$@"
 
-: "${NAME:=multi30k.en-de}" "${TEST:=test_2016_flickr}"
+: "${NAME:=multi30k.en-de}"
 src=en tgt=de LANGUAGE_OF_TARGET=de
 metric_options=(--metrics "bleu,sacrebleu,chrf")
 licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial research"
@@ -43,14 +43,15 @@ get_text() {
         return
     fi
     # No checksums are published; the least sizes are guesses that catch an error page or a torn file, no more.
-    local item set name bytes language url=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
-    for item in train:train:400000 val:valid:10000 "$TEST:test:10000"; do
+    local item set name bytes language files=() url=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
+    for item in train:train:400000 val:valid:10000 "${TEST:-test_2016_flickr}:test:10000"; do
         IFS=: read -r set name bytes <<<"$item"
         for language in en de; do
             fetch "$url/$set.$language.gz" "downloads/multi30k/$set.$language.gz" "$bytes"
-            perform clean_lines "downloads/multi30k/$set.$language.gz" "$1/$name.$language"
+            files+=("downloads/multi30k/$set.$language.gz" "$1/$name.$language")
         done
     done
+    perform "${tool[@]}" clean-lines "${files[@]}"
 }
 
 run_recipe

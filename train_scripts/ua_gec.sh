@@ -35,15 +35,15 @@ metric_options=(--metrics "f0.5,bleu,sacrebleu" --source "data-bin/$NAME/raw/tes
 small_models
 
 get_text() {
-    local set language
+    local set language files=()
     for set in train test; do
         if [ -z "$dry_run" ]; then check_pair "$DATA/$set" "$src" "$tgt"; fi
     done
     for language in "$src" "$tgt"; do
-        perform clean_lines "$DATA/train.$language" "$1/whole.$language"
-        perform clean_lines "$DATA/test.$language" "$1/test.$language"
+        files+=("$DATA/train.$language" "$1/whole.$language" "$DATA/test.$language" "$1/test.$language")
     done
-    perform hold_out "$1/whole" "$src" "$tgt" "$HOLD_OUT" "$1/valid" "$1/train"
+    perform "${tool[@]}" clean-lines "${files[@]}"
+    perform "${tool[@]}" hold-out "$1/whole" "$1/valid" "$1/train" --languages "$src" "$tgt" --one-in "$HOLD_OUT"
 }
 
 run_recipe

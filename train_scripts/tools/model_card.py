@@ -1,15 +1,11 @@
-"""Write README.md beside exported models: what they are, what they were trained on, how they score, how to use them.
-
-    python train_scripts/model_card.py multi30k.en-de en de --subwords unigram --licence "..." --recipe multi30k.sh
+"""README.md beside exported models: what they are, what they were trained on, how they score, how to use them.
 
 Everything in it is read from files: results/NAME (what the recipe measured) and the models in checkpoints/NAME.
 """
 
-import argparse
 import hashlib
 import json
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,10 +22,12 @@ SUBWORD_OPTIONS = {
 
 
 def model_rows(folder: Path) -> list[list[str]]:
-    """File, parameters, size and hash of each model."""
+    """File, parameters, size and hash of each model; blockwise.pt where there is one."""
     rows = []
-    for name in ("verifier", "drafter"):
+    for name in ("verifier", "drafter", "blockwise"):
         file = folder / f"{name}.pt"
+        if name == "blockwise" and not file.exists():
+            continue
         weights = torch.load(file, map_location="cpu")["model"]
         count = sum(value.numel() for value in weights.values() if value.is_floating_point())
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -55,46 +53,43 @@ def commit() -> str:
     return (git("rev-parse", "HEAD") or "not in a git repository") + (" with local changes" if changed else "")
 
 
-def card(args: argparse.Namespace) -> str:
-    """The text of the card."""
-    folder, results = Path("checkpoints") / args.name, Path("results") / args.name
-    subwords = SUBWORD_OPTIONS[args.subwords].format(folder=folder)
-    table = (results / "table.md").read_text(encoding="utf-8").strip()
+def card(name: str, source: str, target: str, subwords: str, licence: str, recipe: str) -> str:
+    """The text of the card (arguments: see `write`)."""
+    folder, results = Path("checkpoints") / name, Path("results") / name
+    scores = score_rows(results)
     parts = [
-        f"# {args.name}",
+        f"# {name}",
         "A verifier (an ordinary fairseq Transformer) and the drafter trained for it, in half precision and without "
         "optimiser state.",
         tabulate(model_rows(folder), ["file", "parameters", "size", "sha256"], tablefmt="github"),
-        f"- Data: {args.name}. Licence: {args.licence}\n- Recipe: `{args.recipe}`, commit {commit()}",
+        f"- Data: {name}. Licence: {licence}\n- Recipe: `{recipe}`, commit {commit()}",
         "Translate what you type:",
-        f"    fairseq-interactive {folder} --source-lang {args.source} --target-lang {args.target} \\\n"
+        f"    fairseq-interactive {folder} --source-lang {source} --target-lang {target} \\\n"
         "        --user-dir fairseq_plugins --task spec_dec --decoder gad \\\n"
         f"        --path {folder}/verifier.pt --drafter-path {folder}/drafter.pt \\\n"
-        f"        {subwords}",
+        f"        {SUBWORD_OPTIONS[subwords].format(folder=folder)}",
         "Decoders on the test set:",
-        table,
-        "Scores:",
-        tabulate(
-            score_rows(results),
-            ["decoder", "metric", "value", "signature"],
-            tablefmt="github",
-            disable_numparse=True,
-        ),
+        (results / "table.md").read_text(encoding="utf-8").strip(),
     ]
+    if scores:
+        header = ["decoder", "metric", "value", "signature"]
+        parts += ["Scores:", tabulate(scores, header, tablefmt="github", disable_numparse=True)]
     return "\n\n".join(parts) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write checkpoints/NAME/README.md."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    for name in ("name", "source", "target"):
-        parser.add_argument(name)
-    parser.add_argument("--subwords", required=True, choices=sorted(SUBWORD_OPTIONS))
-    parser.add_argument("--licence", required=True, help="of the data")
-    parser.add_argument("--recipe", required=True)
-    args = parser.parse_args(argv)
-    write_atomically(Path("checkpoints") / args.name / "README.md", card(args), "checkpoints")
+def write(name: str, source: str, target: str, subwords: str, licence: str, recipe: str) -> None:
+    """Write checkpoints/NAME/README.md.
 
+    Args:
+        name: of the data and the results.
+        source: source language.
+        target: target language.
+        subwords: a key of SUBWORD_OPTIONS.
+        licence: of the data.
+        recipe: the command that made the models.
 
-if __name__ == "__main__":
-    main()
+    Raises:
+        ConfigurationError: when it cannot be written.
+    """
+    text = card(name, source, target, subwords, licence, recipe)
+    write_atomically(Path("checkpoints") / name / "README.md", text, "checkpoints")

@@ -1,0 +1,218 @@
+"""`python -m train_scripts.tools`: what the recipes do in Python."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_plugins.errors import ConfigurationError
+from tests.command_server import REPOSITORY
+from tests.conftest import Corpus
+from train_scripts.tools import drafter_table, model_card, models
+from train_scripts.tools.__main__ import main
+
+ODD_LINES = ["Ein Satz, größer als 5 km².", "İstanbul  hat\tviele   Leute …", "a\u2028b\x0bc\r"]
+CLEAN_LINES = ["Ein Satz, größer als 5 km².", "İstanbul hat viele Leute …", "a b c"]
+
+
+def write(file: Path, lines: list[str]) -> Path:
+    """A file of lines as they are."""
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    return file
+
+
+def read(file: Path) -> list[str]:
+    """The lines of a file; only a line feed ends one."""
+    return file.read_bytes().decode().split("\n")[:-1]
+
+
+def run(*arguments: object) -> int:
+    """Run a tool in this process."""
+    return main([str(argument) for argument in arguments])
+
+
+# ---------------------------------------------------------------------------------------- text
+
+
+def test_lines_are_cleaned(tmp_path: Path) -> None:
+    text = write(tmp_path / "text", ODD_LINES)
+    (tmp_path / "text.gz").write_bytes(gzip.compress(text.read_bytes()))
+    run("clean-lines", text, tmp_path / "clean", tmp_path / "text.gz", tmp_path / "unpacked")
+    assert read(tmp_path / "clean") == read(tmp_path / "unpacked") == CLEAN_LINES
+
+
+def test_pairs_that_do_not_fit_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [("a b", "c"), ("", "d"), ("e", " "), ("f " * 5, "g " * 5), ("h", "i j k"), ("l", "m")]
+    for side, language in enumerate(("en", "de")):
+        write(tmp_path / f"train.{language}", [pair[side] for pair in pairs])
+
+    def kept(*options: object) -> str:
+        run("clean-pairs", tmp_path / "train", tmp_path / "clean", "--languages", "en", "de", *options)
+        sources, targets = (read(tmp_path / f"clean.{language}") for language in ("en", "de"))
+        assert set(zip(sources, targets, strict=True)) <= set(pairs)
+        return " ".join(line[0] for line in sources)
+
+    assert kept() == "a f h l"
+    assert "4 of 6 training pairs kept" in capsys.readouterr().out
+    assert kept("--max-length", 4) == "a h l"
+    assert kept("--max-ratio", 2) == "a f l"
+    write(tmp_path / "train.de", ["c"])
+    with pytest.raises(ConfigurationError, match="not as many lines as"):
+        kept()
+
+
+def test_held_out_sentences_are_in_one_set_only(tmp_path: Path) -> None:
+    sources = [f"satz {number % 40}" for number in range(120)]
+    write(tmp_path / "whole.src", sources)
+    write(tmp_path / "whole.tgt", [f"{line} {number}" for number, line in enumerate(sources)])
+
+    def hold_out(one_in: int) -> None:
+        files = [tmp_path / name for name in ("whole", "valid", "train")]
+        run("hold-out", *files, "--languages", "src", "tgt", "--one-in", one_in)
+
+    hold_out(5)
+    valid, train = ([read(tmp_path / f"{name}.{side}") for side in ("src", "tgt")] for name in ("valid", "train"))
+    assert len(valid[0]) + len(train[0]) == 120 and 0 < len(valid[0]) < 60
+    assert not set(valid[0]) & set(train[0])
+    for sides in (valid, train):
+        assert all(target.startswith(source + " ") for source, target in zip(*sides, strict=True))
+    with pytest.raises(ConfigurationError, match="one sentence in 1; set HOLD_OUT to less"):
+        hold_out(1)
+
+
+def test_sets_of_ted_talks(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for language in ("de", "en"):
+        lines = ["<url>http</url>", "<title>Der Titel</title>", *(f"Satz’ {n}" for n in range(2, 47))]
+        write(tmp_path / f"train.tags.de-en.{language}", lines)
+        for year in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"):
+            text = f'<doc>\n<seg id="1"> Ein {year} </seg>\n</doc>\n'
+            (tmp_path / f"IWSLT14.{year}.de-en.{language}.xml").write_text(text)
+    run("ted-talks", tmp_path, tmp_path / "out")
+    assert read(tmp_path / "out/valid.de") == ["satz' 23", "satz' 46"]
+    train = read(tmp_path / "out/train.en")
+    assert train[:2] == ["der titel", "satz' 2"] and len(train) == 44 and "satz' 23" not in train
+    assert read(tmp_path / "out/test.en")[1] == "ein tedx.dev2012"
+
+
+# ---------------------------------------------------------------------------------------- subwords
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_subwords_give_back_the_text(tmp_path: Path, kind: str) -> None:
+    text, model, pieces = write(tmp_path / "text", ODD_LINES * 20), tmp_path / "model", tmp_path / "pieces"
+    run("learn-subwords", model, text, "--kind", kind, "--size", 80)
+    run("apply-subwords", model, text, pieces)
+    joined = [line.replace(" ", "").replace("\u2581", " ").strip() for line in read(pieces)]
+    assert joined == CLEAN_LINES * 20
+    assert max(len(line.split()) for line in read(pieces)) > 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "pieces", "text"]
+
+
+def test_byte_level_subwords(tmp_path: Path) -> None:
+    (tmp_path / "encoder.json").write_text(json.dumps({"a": 7, "b": 8, "ab": 9, "\u0120": 5}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
+    run("apply-gpt2-bpe", tmp_path, write(tmp_path / "text", ["ab  a"]), tmp_path / "numbers")
+    assert read(tmp_path / "numbers") == ["9 5 7"]
+
+
+def test_files_come_in_pairs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has no file to write to after it"):
+        run("clean-lines", tmp_path / "a", tmp_path / "b", tmp_path / "c")
+
+
+# ---------------------------------------------------------------------------------------- models
+
+
+def test_decoder_layers_are_kept_in_order(tmp_path: Path) -> None:
+    weights = {f"decoder.layers.{layer}.fc1.weight": torch.full((2,), float(layer)) for layer in range(3)}
+    weights |= {"encoder.layers.1.fc1.weight": torch.ones(2), "decoder.embed_tokens.weight": torch.zeros(2)}
+    torch.save({"model": weights, "args": None}, tmp_path / "whole.pt")
+    run("keep-decoder-layers", tmp_path / "whole.pt", tmp_path / "part.pt", "--layers", "0,2")
+    kept = torch.load(tmp_path / "part.pt")["model"]
+    assert kept["decoder.layers.1.fc1.weight"].tolist() == [2.0, 2.0]
+    assert sorted(kept) == sorted(set(weights) - {"decoder.layers.2.fc1.weight"})
+    with pytest.raises(ConfigurationError, match="its decoder has no layer 5; "):
+        models.keep_decoder_layers(tmp_path / "whole.pt", [0, 5], tmp_path / "other.pt")
+    assert not (tmp_path / "other.pt").exists()
+
+
+@pytest.mark.slow
+def test_options_and_updates_of_what_was_trained(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    run("size-options", corpus.verifier)
+    options = capsys.readouterr().out.split()
+    assert options[:4] == ["--encoder-layers", "1", "--encoder-embed-dim", "32"] and len(options) == 16
+    sources, targets = (read(corpus.text / f"train.{side}") for side in ("src", "tgt"))
+    tokens = sum(max(len(line.split()) for line in pair) + 1 for pair in zip(sources, targets, strict=True))
+    run("count-updates", corpus.data, "--languages", "src", "tgt", "--epochs", 2.5, "--tokens", 100)
+    assert int(capsys.readouterr().out) == int(2.5 * tokens / 100) + 1
+    with pytest.raises(ConfigurationError, match="train.tgt-src.tgt: no such data; "):
+        models.count_updates(corpus.data, "tgt", "src", 1, 100)
+
+
+# ---------------------------------------------------------------------------------------- results
+
+
+def test_recommended_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"recommended": {"no_quality_loss": None, "within_tolerance": "--decoder gad++ --tau 2"}}
+    (tmp_path / "sweep.json").write_text(json.dumps(found))
+    run("recommended", tmp_path / "sweep.json")
+    assert capsys.readouterr().out == "within_tolerance --decoder gad++ --tau 2\n"
+    run("recommended", tmp_path / "none.json")
+    assert capsys.readouterr().out.strip() == ""
+
+
+def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, results = Path("checkpoints/toy.en-de"), Path("results/toy.en-de")
+    folder.mkdir(parents=True)
+    (results / "test").mkdir(parents=True)
+    for name, size in (("verifier", 3000), ("drafter", 200)):
+        torch.save({"model": {"weight": torch.zeros(size * 100)}}, folder / f"{name}.pt")
+    (results / "table.md").write_text("| gad | 2.2 |\n")
+    arguments = "model-card toy.en-de --languages en de --subwords bpe --licence free --recipe demo.sh".split()
+    run(*arguments)
+    card = (folder / "README.md").read_text()
+    assert "| verifier.pt | 0.3 M" in card and "| gad | 2.2 |" in card and "Licence: free" in card
+    assert "Scores:" not in card and "blockwise" not in card
+    torch.save({"model": {"weight": torch.zeros(100_000)}}, folder / "blockwise.pt")
+    score = {"metric": "BLEU", "shown": "31.50", "signature": "nrefs:1"}
+    (results / "test/gad.json").write_text(json.dumps({"scores": [score]}))
+    run(*arguments)
+    card = (folder / "README.md").read_text()
+    assert "| blockwise.pt | 0.1 M" in card
+    assert [cell.strip() for cell in card.splitlines()[-1].split("|")[1:-1]] == ["gad", "BLEU", "31.50", "nrefs:1"]
+    assert set(model_card.SUBWORD_OPTIONS) == {"unigram", "bpe", "moses", "gpt2"}
+
+
+def test_spread_is_shown_for_several_seeds() -> None:
+    assert drafter_table.show([2.0], ".2f") == "2.00"
+    assert drafter_table.show([1.0, 3.0], ".1f") == "2.0 ± 1.4"
+
+
+# ---------------------------------------------------------------------------------------- the command line
+
+
+def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool as a recipe does."""
+    command = [sys.executable, "-m", "train_scripts.tools", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"\xff\xfe\n")
+    for file, message in (("none", "No such file or directory"), ("text", "not UTF-8; convert it: iconv")):
+        result = tool("clean-lines", f"{tmp_path}/{file}", f"{tmp_path}/out")
+        assert result.returncode != 0 and result.stdout == ""
+        assert result.stderr.startswith(f"error: {tmp_path}/{file}: {message}") and result.stderr.count("\n") == 1
+
+
+def test_text_needs_no_torch(tmp_path: Path) -> None:
+    """A recipe calls these tools often."""
+    script = "import sys, train_scripts.tools.__main__; print({'torch', 'fairseq', 'sentencepiece'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert result.stdout == "set()\n", result.stderr

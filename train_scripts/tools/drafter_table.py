@@ -1,0 +1,88 @@
+"""The table of `train_scripts/drafter_table.sh`: what each drafter gained, over one or several seeds."""
+
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+
+import fairseq_plugins  # noqa: F401  (lets torch read fairseq's checkpoints)
+
+
+def show(values: Sequence[float], form: str) -> str:
+    """The mean of values and, of several, their standard deviation."""
+    spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{form}}{spread}"
+
+
+def cell(file: Path) -> list[float]:
+    """BLEU, tokens, iterations and mean accepted tokens of a decoding: a line that `measure_decoding` wrote."""
+    return [float(number) for number in file.read_text(encoding="utf-8").split()]
+
+
+def timing(folder: Path) -> tuple[float, float, float, float]:
+    """Milliseconds of a draft, sentences per second at batch sizes 1 and 16, × fairseq's beam 1 at batch size 1."""
+    rows = json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
+    row = next(row for row in rows if row["name"] == "gad")
+    profile = (folder / "profile.log").read_text(encoding="utf-8").split("Where the time goes: gad", 1)[1]
+    drafting = re.search(r"\| drafter +\| +([\d.]+)", profile)
+    assert drafting is not None
+    rates = row["sentences_per_second"]
+    return float(drafting[1]) / row["iterations"], rates["1"], rates["16"], row["speed_up_over_fairseq_beam_1"]["1"]
+
+
+def row(name: str, runs: Sequence[str], block_sizes: Sequence[str], cells: Path, models: Path) -> list[str]:
+    """One drafter's line of the table.
+
+    Args:
+        name: of the drafter; NAME.what says what it is.
+        runs: its trainings, one a seed.
+        block_sizes: those that it was decoded with.
+        cells: folder of what was measured.
+        models: folder of the trained drafters, with their logs.
+    """
+    accepted = [[cell(cells / f"{run}-{k}")[3] for run in runs] for k in block_sizes]
+    bleu = [cell(cells / f"{run}-relaxed")[0] for run in runs]
+    logs = [(models / "logs" / f"{run}.log").read_text(encoding="utf-8") for run in runs]
+    updates = [float(re.findall(r"num_updates (\d+)", log)[-1]) for log in logs]
+    weights = torch.load(models / runs[0] / "checkpoint_best.pt", map_location="cpu")["model"]
+    parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
+    draft, single, batch, gain = zip(*(timing(cells / f"{run}-timing") for run in runs), strict=True)
+    what = (cells / f"{name}.what").read_text(encoding="utf-8").strip()
+    measured = [show(values, ".2f") for values in (*accepted, bleu)]
+    speed = [show(draft, ".2f"), show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")]
+    return [what, *measured, show(updates, ".0f"), f"{parameters / 1000:,.0f}", *speed]
+
+
+def write(
+    out: Path,
+    cells: Path,
+    models: Path,
+    drafters: Sequence[str],
+    seeds: Sequence[str],
+    block_sizes: Sequence[str],
+    timed: str,
+    note: str,
+) -> None:
+    """Write the table.
+
+    Args:
+        out: where.
+        cells: folder of what was measured.
+        models: folder of the trained drafters, with their logs.
+        drafters: names, one a row.
+        seeds: of the trainings.
+        block_sizes: those that were decoded with.
+        timed: block size of the timings, and of gad++.
+        note: how long they were trained.
+    """
+    header = ["drafter", *(f"accepted, k = {k}" for k in block_sizes), "BLEU of gad++", "updates", "1000 parameters"]
+    header += ["ms per draft", "sent/s, batch 1", "sent/s, batch 16", "× beam 1"]
+    rows = [row(name, [f"{name}-{seed}" for seed in seeds], block_sizes, cells, models) for name in drafters]
+    alignment = ["left"] + ["right"] * (len(header) - 1)
+    table = tabulate(rows, header, tablefmt="github", colalign=alignment, disable_numparse=True)
+    notes = f"Every drafter: {note}. BLEU of gad++ (high-quality), speeds and milliseconds: k = {timed}."
+    out.write_text(f"{table}\n\n{notes}\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Checkpoints and binarised data: shallower decoders, options for a model of the same shape, numbers of updates."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from fairseq.data import data_utils
+
+from fairseq_plugins.errors import ConfigurationError  # the plugin also lets torch read fairseq's checkpoints
+
+
+def keep_decoder_layers(source: Path, layers: Sequence[int], target: Path) -> None:
+    """Write a checkpoint whose decoder has only some of the layers of another.
+
+    Args:
+        source: a checkpoint of fairseq.
+        layers: which, counted from 0, in their new order.
+        target: where the checkpoint goes.
+
+    Raises:
+        ConfigurationError: when there is no such layer.
+    """
+    state = torch.load(source, map_location="cpu")
+    kept: dict[str, Any] = {}
+    found = set()
+    for name, value in state["model"].items():
+        part, _, rest = name.partition("decoder.layers.")
+        if not rest or part:
+            kept[name] = value
+            continue
+        number, _, parameter = rest.partition(".")
+        if int(number) in layers:
+            found.add(int(number))
+            kept[f"decoder.layers.{layers.index(int(number))}.{parameter}"] = value
+    if missing := sorted(set(layers) - found):
+        raise ConfigurationError(f"{source}: its decoder has no layer {missing[0]}; choose others, counted from 0")
+    torch.save({**state, "model": kept}, target)
+
+
+def size_options(model: Path) -> list[str]:
+    """The options of fairseq-train that give a Transformer the shape of this one, each with its value."""
+    sizes = vars(torch.load(model, map_location="cpu")["cfg"]["model"])
+    return [
+        f"--{part}-{name.replace('_', '-')} {sizes[f'{part}_{name}']}"
+        for part in ("encoder", "decoder")
+        for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
+    ]
+
+
+def count_updates(data: Path, source: str, target: str, epochs: float, tokens: int) -> int:
+    """About how many updates fairseq makes of a training set.
+
+    Its batches hold sentences of like lengths, so there is hardly any padding.
+
+    Args:
+        data: binarised data.
+        source: source language.
+        target: target language.
+        epochs: how often it is read.
+        tokens: in an update, as for --max-tokens.
+
+    Raises:
+        ConfigurationError: when there is no such training set.
+    """
+    sizes = []
+    for language in (source, target):
+        prefix = data / f"train.{source}-{target}.{language}"
+        side = data_utils.load_indexed_dataset(str(prefix))
+        if side is None:
+            raise ConfigurationError(f"{prefix}: no such data; binarise it with fairseq-preprocess")
+        sizes.append(side.sizes.copy())  # the original is a view of the file, which closes with the data set
+    in_all = int(numpy.maximum(*sizes).sum())
+    return int(epochs * in_all / tokens) + 1

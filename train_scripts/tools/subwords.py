@@ -1,0 +1,63 @@
+"""Subwords: sentencepiece models, and the byte-level BPE of GPT-2 and BART."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from train_scripts.tools.text import read_lines, write_lines
+
+SMALL = 5000  # subwords; with fewer, every character of the text is one of them
+
+
+def learn(model: Path, files: Sequence[Path], kind: str, size: int) -> None:
+    """Learn one sentencepiece model of all files. Text is kept as it is: case, no normalisation.
+
+    Args:
+        model: where it goes.
+        files: raw text.
+        kind: bpe or unigram.
+        size: number of subwords at most; a small corpus has fewer.
+    """
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        input=[str(file) for file in files],
+        model_prefix=f"{model}.partial",
+        model_type=kind,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        character_coverage=1.0 if size < SMALL else 0.9999,
+        normalization_rule_name="identity",
+        input_sentence_size=1_000_000,
+        shuffle_input_sentence=True,
+    )
+    os.remove(f"{model}.partial.vocab")
+    os.replace(f"{model}.partial.model", model)
+
+
+def apply(model: Path, pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Cut texts into the subwords of a sentencepiece model.
+
+    Args:
+        model: the model.
+        pairs: texts, and where their subwords go, with blanks between.
+    """
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    for source, target in pairs:
+        write_lines(target, (" ".join(processor.encode(line, out_type=str)) for line in read_lines(source)))
+
+
+def apply_gpt2(folder: Path, pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Cut texts into the byte-level subwords of GPT-2, which fairseq writes as numbers.
+
+    Args:
+        folder: holds encoder.json and vocab.bpe.
+        pairs: texts, and where their subwords go.
+    """
+    from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+    encoder = get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    for source, target in pairs:
+        write_lines(target, (" ".join(map(str, encoder.encode(line))) for line in read_lines(source)))
