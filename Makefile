@@ -22,7 +22,7 @@ help:  ## list the targets
 	@echo
 	@echo 'DATA=folder NAME=name   demo: a folder of raw text and a name for the results, instead of the generated corpus'
 	@echo 'SHAPE=base THREADS=2     bench: random weights of a shape (base, big, 12-2, tiny) instead; threads (default: 1)'
-	@echo 'PYTEST_ARGS="..."       test: passed to pytest'
+	@echo 'PYTEST_ARGS="..."       test: passed to pytest (-n 0: in one process, not one for each core)'
 	@echo 'PYTHON=python3.11       setup: the interpreter (default: the first of python3.12, python3.11 that runs)'
 	@echo 'TORCH_INDEX=URL         setup: where to find torch, such as https://download.pytorch.org/whl/cpu'
 
@@ -41,7 +41,7 @@ bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, o
 
 test: lint  ## ruff, shellcheck and the whole test suite
 	@echo 'Running the tests ...'
-	@$(IN_VENV) python -m pytest -q --durations=10 $(PYTEST_ARGS)
+	@$(IN_VENV) python -m pytest -q --durations=10 -n auto --maxprocesses 8 --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(READY)  ## ruff on the Python files, shellcheck on the scripts
 	@echo 'Checking the code with ruff and the scripts with shellcheck ...'

@@ -45,8 +45,10 @@ setup(
         "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10", "plotly>=5.18", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "test": [
+            "filelock>=3.12",
             "pytest>=8",
             "pytest-timeout>=2.2",
+            "pytest-xdist>=3.5",
             "hypothesis>=6.90",
             "ruff>=0.6",
             "selenium>=4.20",

@@ -1,24 +1,23 @@
 """Runs console commands for scripts under test without their imports: a process that has them forks for each.
 
 A recipe starts some twenty commands, each of which imports torch and fairseq for seconds. Here they are small clients
-on PATH that pass arguments, environment and output on.
+on PATH that pass arguments, environment and output on. A client that is killed takes its command with it.
 """
 
 import atexit
-import contextlib
 import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-import traceback
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
-from types import FrameType
 
 REPOSITORY = Path(__file__).parents[1]
 COMMANDS = {
@@ -26,6 +25,7 @@ COMMANDS = {
     "fairseq-interactive": "fairseq_cli.interactive:cli_main",
     "fairseq-preprocess": "fairseq_cli.preprocess:cli_main",
     "fairseq-train": "fairseq_cli.train:cli_main",
+    "python": "tests.command_server:python",
     "sacremoses": "sacremoses.cli:cli",
     "spec-dec-average": "fairseq_plugins.averaging:main",
     "spec-dec-compare": "fairseq_plugins.benchmarks.compare:main",
@@ -46,41 +46,80 @@ sys.exit(int(server.recv(16) or b"1"))
 """
 
 
-@contextlib.contextmanager
-def commands(folder: Path) -> Iterator[Path]:
-    """Start the server; yields a folder of commands to put first on PATH."""
+def start(folder: Path, owner: int) -> None:
+    """Make `folder`/bin, a folder of commands to put first on PATH, and start their server.
+
+    Args:
+        folder: an empty folder.
+        owner: the server ends when the process of this id has ended.
+    """
     programs, path = folder / "bin", str(folder / "socket")
     programs.mkdir()
     for name in COMMANDS:
         (programs / name).write_text(CLIENT.format(python=sys.executable, path=path))
         (programs / name).chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen([sys.executable, "-m", "tests.command_server", path], cwd=REPOSITORY, env=environment)
-    try:
-        while not Path(path).exists():
-            assert server.poll() is None, "the server ended at once"
-            time.sleep(0.05)
-        yield programs
-    finally:
-        server.terminate()
-        server.wait()
+    command = [sys.executable, "-m", "tests.command_server", path, str(owner)]
+    server = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
+    while not Path(path).exists():
+        assert server.poll() is None, "the server ended at once"
+        time.sleep(0.05)
 
 
-def serve(path: str) -> None:
-    """Accept commands until killed."""
+def serve(path: str, owner: int) -> None:
+    """Accept commands until the owner has ended."""
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path + ".partial")
     listener.listen()
+    listener.settimeout(1)
     os.rename(path + ".partial", path)
-    while True:
-        client, _ = listener.accept()
+    # What is there now stays: collections of garbage in the forked processes need not look at it.
+    gc.collect()
+    gc.freeze()
+    while _is_running(owner):
+        try:
+            client, _ = listener.accept()
+        except TimeoutError:
+            continue
+        client.setblocking(True)
         if os.fork() == 0:
             listener.close()
             _run(client)
         client.close()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end_with(client: socket.socket) -> None:
+    """End this command and what it started, as hard as its client was ended."""
+    if client.recv(1) == b"":
+        os.killpg(0, signal.SIGKILL)
+
+
+def python() -> None:
+    """`python -m MODULE`, `python -c CODE`, `python -` with the code on standard input, `python FILE`."""
+    kind, *rest = sys.argv[1:]
+    if kind == "-m":
+        sys.argv = rest
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind in ("-", "-c"):
+        code, *arguments = rest if kind == "-c" else [sys.stdin.read(), *rest]
+        sys.argv = [kind, *arguments]
+        exec(compile(code, f"<{kind}>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = [kind, *rest]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(kind)))
+        runpy.run_path(kind, run_name="__main__")
 
 
 def _run(client: socket.socket) -> None:
@@ -91,8 +130,11 @@ def _run(client: socket.socket) -> None:
     while not message.endswith(b"\n"):
         message += client.recv(1 << 16)
     name, arguments, folder, environment = json.loads(message)
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with, args=[client], daemon=True).start()
     for number, file in enumerate(files):
         os.dup2(file, number)
+        os.close(file)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(folder)
@@ -105,22 +147,20 @@ def _run(client: socket.socket) -> None:
     status = 1
     try:
         status = getattr(importlib.import_module(module), function)() or 0
-        gc.collect()
-        atexit._run_exitfuncs()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
+    # The rest of what the end of a process brings.
+    gc.collect()
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     client.sendall(str(status).encode())
     os._exit(0)
 
 
-def _end(signal_number: int, frame: FrameType | None) -> None:
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]))

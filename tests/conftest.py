@@ -1,17 +1,24 @@
-"""Settings of all tests, and the tiny corpus and checkpoints that the command-line tests share."""
+"""Settings of all tests, and the tiny corpus and checkpoints that the command-line tests share.
 
+Nothing here imports torch at once: the process that hands tests out to others does not need it.
+"""
+
+import gc
+import os
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.support import run_command, run_in_process
+from tests import command_server
+from tests.sharing import made_once
 
 # Many small models: threads cost more than they give.
-torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+SPREAD = "PYTEST_XDIST_WORKER" in os.environ
+"""Whether this is one of several processes that share the tests."""
 
 TINY = (
     "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 48 "
@@ -64,16 +71,18 @@ def _write_text(folder: Path) -> None:
 
 
 def _preprocess(text: Path, out: Path, *more: str) -> None:
+    from tests.support import run_in_process
+
     prefixes = [f"--{split}pref" for split in ("train", "valid", "test")]
     files = [str(text / split) for split in ("train", "valid", "test")]
     pairs = [item for pair in zip(prefixes, files, strict=True) for item in pair]
     run_in_process("preprocess", f"--source-lang src --target-lang tgt --destdir {out} --workers 1", *pairs, *more)
 
 
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
-    """The toy corpus and its models, made once."""
-    folder = tmp_path_factory.mktemp("corpus")
+def _make_corpus(folder: Path) -> None:
+    """Fill the folder that `corpus` gives out."""
+    from tests.support import run_command, run_in_process
+
     text, data, other = folder / "text", folder / "data", folder / "other"
     text.mkdir()
     _write_text(text)
@@ -100,11 +109,46 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
         "--best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "
         f"--save-dir {drafter}",
     )
+    (folder / "log").write_text(log.stdout + log.stderr)
     run_in_process(
         "train",
         f"{data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 30 "
         f"--block-size 6 --drafter-attention full --activation-fn relu --save-dir {own} "
         f"--init-encoder-from {verifier}/checkpoint_best.pt --init-decoder-from {verifier}/checkpoint_best.pt",
     )
-    best = "checkpoint_best.pt"
-    yield Corpus(data, text, other, verifier / best, drafter / best, own / best, log.stdout + log.stderr)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The toy corpus and its models."""
+    folder = made_once(tmp_path_factory, "corpus", _make_corpus)
+    models = [folder / name / "checkpoint_best.pt" for name in ("verifier", "drafter", "own")]
+    return Corpus(folder / "data", folder / "text", folder / "other", *models, (folder / "log").read_text())
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of quick console commands, to be put first on PATH."""
+    owner = os.getppid() if SPREAD else os.getpid()
+    return made_once(tmp_path_factory, "commands", lambda folder: command_server.start(folder, owner)) / "bin"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that are spread over processes begin with the long ones, so that none of these is left at the end."""
+    if SPREAD:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: tests that collect garbage need not look at its 300,000 objects."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_built_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes that begin at the same time would all compile them."""
+    if SPREAD:
+        from fairseq_plugins.decoding.native import build
+
+        made_once(tmp_path_factory, "kernels", lambda folder: build.library())

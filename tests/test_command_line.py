@@ -325,11 +325,16 @@ def test_bad_input_is_explained_in_one_line(corpus: Corpus, tmp_path: Path, name
     "names",
     [["missing verifier", "truncated verifier", "missing drafter"], ["block beyond the trained", "beta below 1"]],
 )
-def test_bad_input_ends_a_command_with_that_line(corpus: Corpus, tmp_path: Path, names: list[str]) -> None:
-    """As a user sees it: exit status, and no traceback."""
+def test_bad_input_ends_a_command_with_that_line(
+    corpus: Corpus, programs: Path, tmp_path: Path, names: list[str]
+) -> None:
+    """As a user sees it: exit status, and no traceback. One of these commands imports everything itself."""
     inputs = bad_inputs(corpus, tmp_path)
     cases = [inputs[name] for name in names]
-    running = [start_command("generate", f"{options} --cpu") for options, _ in cases]
+    running = [
+        start_command("generate", f"{options} --cpu", programs=programs if number else None)
+        for number, (options, _) in enumerate(cases)
+    ]
     for process, (_, named) in zip(running, cases, strict=True):
         finished = finish_command(process)
         assert finished.returncode == 1
@@ -338,8 +343,9 @@ def test_bad_input_ends_a_command_with_that_line(corpus: Corpus, tmp_path: Path,
         assert "Traceback" not in finished.stderr and not hypotheses(finished.stdout)
 
 
-def test_unknown_decoder(corpus: Corpus) -> None:
-    finished = run_command("generate", f"{corpus.data} --task spec_dec --path {corpus.verifier} --decoder magic --cpu")
+def test_unknown_decoder(corpus: Corpus, programs: Path) -> None:
+    options = f"{corpus.data} --task spec_dec --path {corpus.verifier} --decoder magic --cpu"
+    finished = run_command("generate", options, programs=programs)
     assert finished.returncode == 2
     assert "--decoder" in finished.stderr and "magic" in finished.stderr and "gad++" in finished.stderr
 

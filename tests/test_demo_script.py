@@ -30,6 +30,11 @@ def _environment(**variables: str) -> dict[str, str]:
     }
 
 
+def quick(programs: Path) -> dict[str, str]:
+    """Variables that let a script take the commands of this folder (see `command_server`)."""
+    return {"PATH": os.pathsep.join([str(programs), _environment()["PATH"]])}
+
+
 def call(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run lines of bash that use functions.sh, in `folder`."""
     lines = f"set -euo pipefail\nsource '{ROOT}/train_scripts/functions.sh'\n{script}"
@@ -206,9 +211,7 @@ SMALL = {
 
 
 @pytest.mark.slow
-def test_whole_recipe_goes_on_after_being_killed(
-    checkout: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path, programs: Path) -> None:
     variables = {"DATA": "text", "NAME": "small.en-de", **SMALL}
     first = subprocess.Popen(
         ["bash", "train_scripts/demo.sh"],
@@ -224,11 +227,8 @@ def test_whole_recipe_goes_on_after_being_killed(
     models, results = checkout / "checkpoints/small.en-de", checkout / "results/small.en-de"
     assert not (models / "training/verifier").exists()
 
-    with commands(tmp_path_factory.mktemp("commands")) as programs:
-        quick = {**variables, "PATH": os.pathsep.join([str(programs), _environment()["PATH"]])}
-        second = demo(checkout, **quick)
-        assert second.returncode == 0, second.stdout + second.stderr
-        third = demo(checkout, **quick)
+    second = demo(checkout, **variables, **quick(programs))
+    assert second.returncode == 0, second.stdout + second.stderr
     assert "[have] cut into subwords" in second.stdout and "[done] compare decoders" in second.stdout
     for model in ("verifier", "drafter", "blockwise"):
         assert (models / f"{model}.pt").exists()
@@ -242,6 +242,7 @@ def test_whole_recipe_goes_on_after_being_killed(
         assert "8 of 8" in rows[lossless]
     assert not [str(path) for path in checkout.rglob("*.partial*")]
 
+    third = demo(checkout, **variables, **quick(programs))
     assert third.returncode == 0
     assert "[done]" not in third.stdout and "[....]" not in third.stdout
     assert "| gad " in third.stdout

@@ -7,14 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.command_server import REPOSITORY, commands
-from tests.support import run_in_process
+from tests.sharing import made_once
+from tests.support import REPOSITORY, run_in_process
 
 WORDS = "ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
 RECIPES = ["multi30k", "iwslt14", "wmt14", "wmt16", "cnn_dm", "gec", "ua_gec", "simplification"]
@@ -37,13 +36,6 @@ TINY = {
     "--num-workers 0",  # starting and ending them takes seconds
     "DECODING_OPTIONS": "--max-len-b 8 --max-len-a 0 --min-len 1 --num-workers 0",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folder of quick console commands."""
-    with commands(tmp_path_factory.mktemp("commands")) as folder:
-        yield folder
 
 
 @pytest.fixture
@@ -83,7 +75,10 @@ def run(
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder like BART's: byte-level subwords without merges, a dictionary, and an untrained model."""
-    folder = tmp_path_factory.mktemp("bart")
+    return made_once(tmp_path_factory, "bart", _make_bart)
+
+
+def _make_bart(folder: Path) -> None:
     characters = [chr(n) for n in range(33, 127)] + [chr(n) for n in range(161, 324)]
     encoder = {character: number for number, character in enumerate(characters)}
     (folder / "encoder.json").write_text(json.dumps(encoder))
@@ -104,7 +99,6 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plugin=False,
     )
     (folder / "checkpoint_last.pt").rename(folder / "model.pt")
-    return folder
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Corpus
-from tests.test_demo_script import ROOT, _refused, run_recipe
+from tests.test_demo_script import ROOT, _refused, quick, run_recipe
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
@@ -24,7 +24,7 @@ def checkout(tmp_path: Path, corpus: Corpus) -> Path:
 
 
 @pytest.mark.slow
-def test_blockwise_table(checkout: Path) -> None:
+def test_blockwise_table(checkout: Path, programs: Path) -> None:
     """All but one model and two decodings are there from before."""
     cells = checkout / "results/toy/blockwise-table"
     cells.mkdir(parents=True)
@@ -32,7 +32,7 @@ def test_blockwise_table(checkout: Path) -> None:
         (checkout / f"checkpoints/toy/blockwise-table/{column}-2").mkdir(parents=True)
         (cells / f"test-{column}-2").write_text("31.50 200 160 1.25\n")
     options = {"NAME": "toy", "KS": "2", "EPOCHS": "1", "SUBSET": "test", "IDENTITY_FIRST_HEAD": "yes"}
-    run = run_recipe("blockwise_table.sh", checkout, **options)
+    run = run_recipe("blockwise_table.sh", checkout, **options, **quick(programs))
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("[have]") == 6 and run.stdout.count("[done]") == 3
     table = (checkout / "results/toy/blockwise.md").read_text(encoding="utf-8").splitlines()
@@ -45,14 +45,14 @@ def test_blockwise_table(checkout: Path) -> None:
 
 
 @pytest.mark.slow
-def test_jacobi_table(checkout: Path) -> None:
+def test_jacobi_table(checkout: Path, programs: Path) -> None:
     """Two decodings are missing; another is there from before and differs from greedy's."""
     cells = checkout / "results/toy/jacobi-table"
     cells.mkdir(parents=True)
     for decoder in ("jacobi", "hybrid-jacobi", "gs-jacobi-pool", "jacobi-pool", "hybrid-jacobi-pool"):
         (cells / f"test-{decoder}").write_text("31.50 400 100 4.00\n")
         (cells / f"test-{decoder}.out").write_text("H-0\t-1\tanother\n")
-    run = run_recipe("jacobi_table.sh", checkout, NAME="toy", DECODING_BATCH="12")
+    run = run_recipe("jacobi_table.sh", checkout, NAME="toy", DECODING_BATCH="12", **quick(programs))
     assert run.returncode == 0, run.stdout + run.stderr
     table = (checkout / "results/toy/jacobi.md").read_text(encoding="utf-8").splitlines()
     rows = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in table[2:9])}
@@ -66,10 +66,10 @@ def test_jacobi_table(checkout: Path) -> None:
 
 
 @pytest.mark.slow
-def test_drafter_table(checkout: Path) -> None:
+def test_drafter_table(checkout: Path, programs: Path) -> None:
     """One drafter is trained and decoded with, and the second time nothing is left to do."""
     options = {"NAME": "toy", "MINUTES": "0.05", "KS": "3", "BLOCK_SIZE": "3", "TIMED_K": "2", "REPEATS": "1"}
-    options |= {"TIMING_SENTENCES": "2", "DRAFTERS": "features-transition"}
+    options |= {"TIMING_SENTENCES": "2", "DRAFTERS": "features-transition", **quick(programs)}
     run = run_recipe("drafter_table.sh", checkout, **options)
     assert run.returncode == 0, run.stdout + run.stderr
     table = (checkout / "results/toy/drafters.md").read_text(encoding="utf-8").splitlines()

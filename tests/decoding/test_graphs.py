@@ -49,41 +49,44 @@ from tests.support import (
 )
 
 
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
 def storages(values: Any) -> set[int]:
-    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors(values)}
 
 
 class Recording(TorchDispatchMode):
-    """Takes down every operation with the tensors that it read and wrote, and refuses what waits for the device."""
+    """Takes down every operation with the tensors that it read and made, and refuses what waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[tuple[Callable, tuple, dict, Any]] = []
+        self.operations: list[tuple[Callable, tuple, dict, list[torch.Tensor]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func.overloadpacket.__name__
         if name in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "lift_fresh", "_to_copy"):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         result = func(*args, **(kwargs or {}))
-        self.operations.append((func, args, kwargs or {}, result))
+        # What shares memory with the input is a view or was changed in place.
+        is_new = not storages(result) & storages((args, kwargs))
+        self.operations.append((func, args, kwargs or {}, tensors(result) if is_new else []))
         return result
 
     def forget(self) -> None:
         """Overwrite what the operations allocated, as another graph in the same memory may."""
-        for _, args, kwargs, result in self.operations:
-            if not storages(result) & storages((args, kwargs)):
-                for value in tree_leaves(result):
-                    if isinstance(value, torch.Tensor) and value.is_floating_point():
-                        value.fill_(torch.nan)
+        for *_, made in self.operations:
+            for value in made:
+                if value.is_floating_point():
+                    value.fill_(torch.nan)
 
     def replay(self) -> None:
-        for func, args, kwargs, result in self.operations:
+        for func, args, kwargs, made in self.operations:
             new = func(*args, **kwargs)
-            # What shares memory with the input is a view or was changed in place.
-            if not storages(result) & storages((args, kwargs)):
-                for old, value in zip(tree_leaves(result), tree_leaves(new), strict=True):
-                    if isinstance(old, torch.Tensor):
-                        old.copy_(value)
+            if made:
+                for old, value in zip(made, tensors(new), strict=True):
+                    old.copy_(value)
 
 
 class Recorder:

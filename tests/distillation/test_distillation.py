@@ -26,6 +26,9 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process
 
+# One folder of shards for all of them.
+pytestmark = pytest.mark.xdist_group("distillation")
+
 TRAIN = 300
 
 
@@ -35,9 +38,9 @@ def decode(corpus: Corpus, output: Path, *more: str) -> None:
     cli.run(["decode", str(corpus.data), *arguments])
 
 
-def start(corpus: Corpus, output: Path, *more: str) -> subprocess.Popen:
-    """Decode in processes of their own."""
-    command = [sys.executable, "-m", "fairseq_plugins.distillation.cli", "decode", str(corpus.data), "--cpu"]
+def start(programs: Path, corpus: Corpus, output: Path, *more: str) -> subprocess.Popen:
+    """Decode in processes of their own, by the command in this folder."""
+    command = [str(programs / "spec-dec-distill"), "decode", str(corpus.data), "--cpu"]
     return subprocess.Popen(
         [*command, "--path", str(corpus.verifier), "--output", str(output), *more],
         cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -83,10 +86,12 @@ def test_translations_are_those_of_fairseq_generate(corpus: Corpus, tmp_path: Pa
 # Shards and resuming
 
 
-def test_a_killed_process_goes_on_without_losing_or_doubling(corpus: Corpus, greedy: Path, tmp_path: Path) -> None:
+def test_a_killed_process_goes_on_without_losing_or_doubling(
+    corpus: Corpus, greedy: Path, programs: Path, tmp_path: Path
+) -> None:
     options = ["--decoder", "greedy", "--batch-size", "1"]
     partial = tmp_path / "train.0-of-1.tsv.partial"
-    process = start(corpus, tmp_path, *options)
+    process = start(programs, corpus, tmp_path, *options)
     deadline = time.monotonic() + 120
     while (not partial.exists() or partial.read_bytes().count(b"\n") < 20) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -110,7 +115,8 @@ def test_finished_shards_are_not_touched(corpus: Corpus, greedy: Path, capsys: p
 
 
 def test_two_processes_share_the_work(corpus: Corpus, greedy: Path, tmp_path: Path) -> None:
-    process = start(corpus, tmp_path, "--decoder", "greedy", "--workers", "2")
+    installed = Path(sys.executable).parent
+    process = start(installed, corpus, tmp_path, "--decoder", "greedy", "--workers", "2")
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert sorted(file.name for file in tmp_path.iterdir()) == ["train.0-of-2.tsv", "train.1-of-2.tsv"]

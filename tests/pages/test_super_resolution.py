@@ -10,7 +10,7 @@ from PIL import Image
 
 from fairseq_plugins.data.image_patches import as_line
 from fairseq_plugins.pages.super_resolution import main, psnr, side_by_side
-from tests.test_demo_script import ROOT, run_recipe
+from tests.test_demo_script import ROOT, quick, run_recipe
 
 
 def plain(value: int, size: int = 8) -> np.ndarray:
@@ -88,13 +88,13 @@ def test_bad_input_in_one_line(
 
 
 @pytest.mark.slow
-def test_whole_recipe(tmp_path: Path) -> None:
+def test_whole_recipe(tmp_path: Path, programs: Path) -> None:
     for part in ("train_scripts", "fairseq_plugins"):
         (tmp_path / part).symlink_to(ROOT / part)
     small = {"LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2", "BASE_EPOCHS": "1", "BLOCKWISE_EPOCHS": "1"}
     # More tokens than the 1024 that fairseq takes by default.
     patches = {"SIZE": "24", "TRAIN_PATCHES": "2", "VALID_PATCHES": "1", "TEST_PATCHES": "2", "BLOCKWISE_HEADS": "3"}
-    first = run_recipe("super_resolution.sh", tmp_path, **small, **patches)
+    first = run_recipe("super_resolution.sh", tmp_path, **small, **patches, **quick(programs))
     assert first.returncode == 0, first.stdout + first.stderr
     results = tmp_path / "results/super-resolution-24"
     with Image.open(results / "images.png") as image:

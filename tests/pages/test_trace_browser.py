@@ -14,10 +14,14 @@ from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, ra
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHROMEDRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or CHROMEDRIVER is None,
-    reason="no chromium with chromedriver here; on Debian: apt-get install chromium chromium-driver",
-)
+pytestmark = [
+    # One browser, and what is measured in seconds not beside another.
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(
+        CHROMIUM is None or CHROMEDRIVER is None,
+        reason="no chromium with chromedriver here; on Debian: apt-get install chromium chromium-driver",
+    ),
+]
 
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

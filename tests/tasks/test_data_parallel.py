@@ -35,7 +35,7 @@ def logged(log: str, name: str) -> dict[int, float]:
     return {int(record["num_updates"]): float(record[name]) for record in records if name in record}
 
 
-def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -44,7 +44,11 @@ def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, tmp_
         f"--distributed-init-method tcp://localhost:{port} --max-update {UPDATES}",
     ]
     processes = [
-        start_command("train", options(corpus, tmp_path / "two", *together, f"--distributed-rank {rank}"))
+        start_command(
+            "train",
+            options(corpus, tmp_path / "two", *together, f"--distributed-rank {rank}"),
+            programs=programs,
+        )
         for rank in range(2)
     ]
 
