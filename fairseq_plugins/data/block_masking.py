@@ -112,7 +112,7 @@ def sample_blocks(
             [column[:, None] >= column, column.new_zeros(width, block_of.numel(), dtype=torch.bool)], dim=1
         ).expand(batch, -1, -1)
     else:
-        # Tokens behind the prefix are the future: nobody sees them, and they see themselves so that no row is empty.
+        # Tokens after the prefix are the future: nobody sees them, and they see themselves so that no row is empty.
         known = column <= prefix  # [B, M], one block
         itself = torch.eye(width, dtype=torch.bool, device=device)
         prefix_sees = torch.cat(

@@ -44,24 +44,24 @@ class BlockSizeChooser:
         self.began = (now, size)
         return size
 
-    def observe(self, drafted: int, gained: list[int]) -> None:
+    def observe(self, drafted: int, emitted: list[int]) -> None:
         """Count what was accepted.
 
         Args:
             drafted: width of the last draft.
-            gained: tokens that each sentence gained, the verifier's own included.
+            emitted: tokens of each sentence, the verifier's own included.
         """
         if drafted == 0:
             return
-        for count in gained:
+        for count in emitted:
             self.stood += count - 1
-            # Behind the first rejected token nothing was tried.
+            # After the first rejected token nothing was tried.
             self.tried += min(count, drafted)
         self.rate = self.stood / self.tried
 
     def tokens_per_second(self, size: int) -> float:
         """Expected tokens per second and sentence at a block size; per relative cost before times are known."""
-        tokens = sum(self.rate**place for place in range(size + 1))
+        tokens = sum(self.rate**position for position in range(size + 1))
         fixed, each = self._cost()
         return tokens / (fixed + each * size)
 

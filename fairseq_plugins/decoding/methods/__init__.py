@@ -98,10 +98,23 @@ def check_options(cfg: Any) -> None:
 
 
 def table() -> str:
-    """The methods as a Markdown table: for the README."""
-    lines = ["| `--decoder` | drafter | what is accepted | lossless | from |", "| --- | --- | --- | --- | --- |"]
+    """The methods as a Markdown table: the README's."""
+    lines = [
+        "| `--decoder` | who drafts | what is accepted | lossless | needs | from |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for spec in METHODS:
-        names = f"`{spec.name}`" + "".join(f" = `{alias}`" for alias in spec.aliases)
+        names = ", ".join(f"`{name}`" for name in (spec.name, *spec.aliases))
         lossless = "yes" if spec.is_lossless else "no"
-        lines.append(f"| {names} | {spec.drafts} | {spec.accepts} | {lossless} | {spec.paper} |")
+        lines.append(
+            f"| {names} | {spec.drafts} | {spec.accepts} | {lossless} | {', '.join(_needs(spec))} | {spec.paper} |"
+        )
     return "\n".join(lines)
+
+
+def _needs(spec: MethodSpec) -> list[str]:
+    """What a user has to have for it."""
+    options = spec.options()
+    found = ["`--drafter-path`"] if spec.needs_drafter(options) else []
+    found += ["a joined dictionary"] if spec.copies_source(options) else []
+    return found if spec.verifier_class is None else [*found, f"a `{spec.verifier_class.__name__}`"]

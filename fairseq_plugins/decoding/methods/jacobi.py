@@ -36,7 +36,7 @@ class JacobiDrafter:
         block_size: positions solved together, b (Algorithm 2); None for one and a half lengths of the source, which
             usually holds the whole target (Algorithm 1).
         length: solve in parallel up to this many tokens, h, and one by one from there (Algorithm 3); None: no end.
-        initial: first guess of every place: a symbol, or None for the source token at the same place.
+        initial: first guess of every position: a symbol, or None for the source token at the same position.
         pool: beyond the paper: remember what the verifier said after which token, right or not, and draft that; how
             many tokens there are (the size of the dictionary), 0 for no pool.
     """

@@ -29,9 +29,9 @@ namespace {
 
 constexpr int PANEL = 16;
 #ifdef __AVX512F__
-constexpr int LANES = 16, ACCUMULATORS = 24, MOST_ROWS = 12;
+constexpr int LANES = 16, ACCUMULATORS = 24, MAX_ROWS = 12;
 #else
-constexpr int LANES = 8, ACCUMULATORS = 12, MOST_ROWS = 6;
+constexpr int LANES = 8, ACCUMULATORS = 12, MAX_ROWS = 6;
 #endif
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
@@ -255,9 +255,9 @@ __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t
 }
 
 // So many rows of x, and outputs of the weight, have their sums in registers.
-constexpr int FEW_ROWS = 3, MORE_ROWS = 6, MOST_OUTPUTS = ACCUMULATORS / FEW_ROWS;
+constexpr int FEW_ROWS = 3, MORE_ROWS = 6, MAX_OUTPUTS = ACCUMULATORS / FEW_ROWS;
 template <int ROWS>
-constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MOST_OUTPUTS : ACCUMULATORS / MORE_ROWS;
+constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MAX_OUTPUTS : ACCUMULATORS / MORE_ROWS;
 
 // The same as panels_by_rows for the outputs `begin` .. `end` of a weight [outputs][inputs].
 template <typename Weight, int ROWS>
@@ -292,7 +292,7 @@ template <typename Weight, int... COUNTS>
 constexpr std::array<SomeOutputs, sizeof...(COUNTS)> outputs_table(std::integer_sequence<int, COUNTS...>) {
     return {some_outputs<Weight, COUNTS + 1>...};
 }
-constexpr auto PANELS_BY_ROWS = panels_table(std::make_integer_sequence<int, MOST_ROWS>());
+constexpr auto PANELS_BY_ROWS = panels_table(std::make_integer_sequence<int, MAX_ROWS>());
 template <typename Weight>
 constexpr auto SOME_OUTPUTS = outputs_table<Weight>(std::make_integer_sequence<int, MORE_ROWS>());
 
@@ -310,8 +310,8 @@ void in_parts(int64_t rows, int64_t most, const Run& run) {
 // Every weight is read from memory once; for further rows it is in the cache.
 template <typename Weight>
 void linear_in_rows(const Linear& layer, const float* x, int64_t rows, float* y, int activation, bool add) {
-    for (int begin = 0; begin < layer.outputs; begin += MOST_OUTPUTS) {
-        const int end = begin + MOST_OUTPUTS < layer.outputs ? begin + MOST_OUTPUTS : layer.outputs;
+    for (int begin = 0; begin < layer.outputs; begin += MAX_OUTPUTS) {
+        const int end = begin + MAX_OUTPUTS < layer.outputs ? begin + MAX_OUTPUTS : layer.outputs;
         in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t count) {
             SOME_OUTPUTS<Weight>[count - 1](layer, x + row * layer.inputs, begin, end, y + row * layer.outputs, activation,
                                             add);
@@ -413,7 +413,7 @@ void linear(const Linear& layer, const float* x, int64_t rows, float* y, int act
 #endif
     if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, y, activation, add);
     if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, y, activation, add);
-    in_parts(rows, MOST_ROWS, [&](int64_t row, int64_t count) {
+    in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
         PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, y + row * layer.outputs, activation, add);
     });
 }
@@ -429,8 +429,8 @@ void normalize(const Norm& norm, const float* x, int64_t rows, int width, float*
     }
 }
 
-// Scores of one row become weights: those of places after `last` and of forbidden ones 0, the others their softmax.
-void softmax(float* scores, int64_t places, int64_t last, const uint8_t* allowed) {
+// Scores of one row become weights: those of slots after `last` and of forbidden ones 0, the others their softmax.
+void softmax(float* scores, int64_t slots, int64_t last, const uint8_t* allowed) {
     float highest = -1e30f, sum = 0;  // -ffast-math knows no infinity
     if (allowed) {
         for (int64_t i = 0; i <= last; ++i) scores[i] = allowed[i] ? scores[i] : -1e30f;
@@ -438,61 +438,61 @@ void softmax(float* scores, int64_t places, int64_t last, const uint8_t* allowed
     for (int64_t i = 0; i <= last; ++i) highest = scores[i] > highest ? scores[i] : highest;
     for (int64_t i = 0; i <= last; ++i) sum += scores[i] = std::exp(scores[i] - highest);
     for (int64_t i = 0; i <= last; ++i) scores[i] /= sum;
-    for (int64_t i = last + 1; i < places; ++i) scores[i] = 0;
+    for (int64_t i = last + 1; i < slots; ++i) scores[i] = 0;
 }
 
-// out[ROWS][width] = weights[ROWS][places] * values, PANELS panels of columns at a time as long as there are so many.
+// out[ROWS][width] = weights[ROWS][slots] * values, PANELS panels of columns at a time as long as there are so many.
 template <int ROWS, int PANELS>
-void weigh(const float* weights, int64_t places, const float* values, int64_t stride, int begin, int width, float* out,
+void weigh(const float* weights, int64_t slots, const float* values, int64_t stride, int begin, int width, float* out,
            int64_t out_stride) {
     for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
         float result[ROWS][PANELS * PANEL];
-        multiply_panels<ROWS, PANELS>(weights, places, places, values + begin, PANEL, stride, result);
+        multiply_panels<ROWS, PANELS>(weights, slots, slots, values + begin, PANEL, stride, result);
         for (int row = 0; row < ROWS; ++row) std::memcpy(out + row * out_stride + begin, result[row], sizeof(result[row]));
     }
     if constexpr (PANELS > 1) {
-        weigh<ROWS, PANELS / 2>(weights, places, values, stride, begin, width, out, out_stride);
+        weigh<ROWS, PANELS / 2>(weights, slots, values, stride, begin, width, out, out_stride);
     } else if (begin < width) {
         for (int row = 0; row < ROWS; ++row) {
             for (int c = begin; c < width; ++c) {
                 float sum = 0;
-                for (int64_t i = 0; i < places; ++i) sum += weights[row * places + i] * values[i * stride + c];
+                for (int64_t i = 0; i < slots; ++i) sum += weights[row * slots + i] * values[i * stride + c];
                 out[row * out_stride + c] = sum;
             }
         }
     }
 }
 
-// Attention of ROWS queries of one sentence over its places 0 .. last of each.
+// Attention of ROWS queries of one sentence over its slots 0 .. last of each.
 // query: rows are query_stride apart; those of `out` are heads * width.
-// weights: room for ROWS times all places.
+// weights: room for ROWS times all slots.
 template <int ROWS>
 void attend(const float* query, int64_t query_stride, const float* key_value, const uint8_t* allowed,
             const int64_t* last, int heads, int width, float* weights, float* out) {
     constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
     const int64_t total = static_cast<int64_t>(heads) * width, stride = 2 * total;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
-    int64_t places = 0;
-    for (int row = 0; row < ROWS; ++row) places = last[row] + 1 > places ? last[row] + 1 : places;
+    int64_t slots = 0;
+    for (int row = 0; row < ROWS; ++row) slots = last[row] + 1 > slots ? last[row] + 1 : slots;
     for (int head = 0; head < heads; ++head) {
         const float *q = query + head * width, *keys = key_value + head * width;
         float result[ROWS][LANES];
-        int64_t place = 0;
+        int64_t slot = 0;
         const auto put = [&](int count) {
             for (int row = 0; row < ROWS; ++row) {
-                for (int i = 0; i < count; ++i) weights[row * places + place + i] = scale * result[row][i];
+                for (int i = 0; i < count; ++i) weights[row * slots + slot + i] = scale * result[row][i];
             }
         };
-        for (; place + OUTPUTS <= places; place += OUTPUTS) {
-            multiply_rows<float, ROWS, OUTPUTS>(q, query_stride, keys + place * stride, stride, width, result);
+        for (; slot + OUTPUTS <= slots; slot += OUTPUTS) {
+            multiply_rows<float, ROWS, OUTPUTS>(q, query_stride, keys + slot * stride, stride, width, result);
             put(OUTPUTS);
         }
-        for (; place < places; ++place) {
-            multiply_rows<float, ROWS, 1>(q, query_stride, keys + place * stride, stride, width, result);
+        for (; slot < slots; ++slot) {
+            multiply_rows<float, ROWS, 1>(q, query_stride, keys + slot * stride, stride, width, result);
             put(1);
         }
-        for (int row = 0; row < ROWS; ++row) softmax(weights + row * places, places, last[row], allowed);
-        weigh<ROWS, 4>(weights, places, keys + total, stride, 0, width, out + head * width, total);
+        for (int row = 0; row < ROWS; ++row) softmax(weights + row * slots, slots, last[row], allowed);
+        weigh<ROWS, 4>(weights, slots, keys + total, stride, 0, width, out + head * width, total);
     }
 }
 
@@ -650,10 +650,10 @@ void choose_best(const float* scores, int64_t rows, int64_t size, int64_t* best)
     }
 }
 
-// Of every place of scores[B][K][V] choose the token, among the `candidates` best, whose score is the highest together with
+// Of every position of scores[B][K][V] choose the token, among the `candidates` best, whose score is the highest together with
 // that of coming after the token chosen before it, before[id of previous][rank] * after[token][rank].
 // ids: [V], of the tokens that have scores; null where those are all, in order.
-// first: [B], id of the token before the first place.
+// first: [B], id of the token before the first position.
 // chosen: [B][K], ids.
 void choose_paths(const float* scores, int64_t batch, int64_t width, int64_t vocabulary, const float* before,
                   const float* after, int64_t rank, const int64_t* ids, const int64_t* first, int64_t candidates,
@@ -669,9 +669,9 @@ void choose_paths(const float* scores, int64_t batch, int64_t width, int64_t voc
             if (found == candidates && highest <= best[found - 1].first) continue;
             for (int64_t token = begin; token < end; ++token) {
                 if (found == candidates && scores[token] <= best[found - 1].first) continue;
-                int64_t place = found < candidates ? found++ : found - 1;
-                for (; place > 0 && best[place - 1].first < scores[token]; --place) best[place] = best[place - 1];
-                best[place] = {scores[token], token};
+                int64_t rank_of = found < candidates ? found++ : found - 1;
+                for (; rank_of > 0 && best[rank_of - 1].first < scores[token]; --rank_of) best[rank_of] = best[rank_of - 1];
+                best[rank_of] = {scores[token], token};
             }
         }
         const float* from = before + (row % width == 0 ? first[row / width] : chosen[row - 1]) * rank;
