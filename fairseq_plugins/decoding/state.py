@@ -1,5 +1,6 @@
 """What goes round in the loop: the state of a batch, a draft, its verification, and the advance that follows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -83,24 +84,42 @@ def no_draft(state: DecodingState) -> Draft:
     return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
 
 
-@dataclass
 class Verification:
     """What the verifier says of the last token and a draft of K: T = K + 1 columns.
 
-    Attributes:
-        log_probs: [B, T, V], of the token after each column; what fairseq's options forbid has -inf.
+    Args:
+        log_probs: see below; or what computes it, for those who ask.
         best: [B, T], the verifier's token after each column, given the drafted ones before it.
         hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
         features: [B, T, F], the states after `Verifier.feature_layers` of the first model, side by side.
+        log_probs_of_best: [B, T], where they are known.
     """
 
-    log_probs: Tensor
-    best: Tensor
-    hidden: Tensor | None = None
-    features: Tensor | None = None
+    def __init__(
+        self,
+        log_probs: Tensor | Callable[[], Tensor],
+        best: Tensor,
+        hidden: Tensor | None = None,
+        features: Tensor | None = None,
+        log_probs_of_best: Tensor | None = None,
+    ) -> None:
+        self._log_probs = log_probs
+        self.best = best
+        self.hidden = hidden
+        self.features = features
+        self.log_probs_of_best = log_probs_of_best
+
+    @property
+    def log_probs(self) -> Tensor:
+        """[B, T, V], of the token after each column; what fairseq's options forbid has -inf."""
+        if not isinstance(self._log_probs, Tensor):
+            self._log_probs = self._log_probs()
+        return self._log_probs
 
     def log_probs_of(self, tokens: Tensor) -> Tensor:
         """Log-probabilities [B, T] of these tokens [B, T]."""
+        if tokens is self.best and self.log_probs_of_best is not None:
+            return self.log_probs_of_best
         return self.log_probs.gather(2, tokens.unsqueeze(2)).squeeze(2)
 
 

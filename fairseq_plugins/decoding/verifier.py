@@ -55,8 +55,31 @@ class Verifier:
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
-        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
+        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
         layout = Chain(state.lengths, state.span, tokens.size(1))
+        return self._predicted(state, tokens, layout) or self._reference(state, tokens, layout)
+
+    def _predicted(self, state: DecodingState, tokens: Tensor, layout: Chain) -> Verification | None:
+        """`verify` in one call of compiled code; None for what that does not do: ensembles, temperature, prefixes."""
+        if len(self.decoders) > 1 or self.temperature != 1.0:
+            return None
+        keep_states = bool(self.feature_layers)
+        result = self.decoders[0].predict(tokens, layout, state.constraints, keep_states)
+        if result is None:
+            return None
+        hidden, states, predicted = result
+        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        lengths, span = state.lengths, state.span
+
+        def log_probs() -> Tensor:
+            values = self.engine.log_softmax(predicted.scores)
+            state.constraints.apply(values, lengths, span.shortest, span.longest)
+            return values
+
+        return Verification(log_probs, predicted.best, hidden, features, predicted.log_probs)
+
+    def _reference(self, state: DecodingState, tokens: Tensor, layout: Chain) -> Verification:
+        """`verify` step by step."""
         # Only the first model's states are read, and only by some drafters.
         states: list[Tensor] | None = [] if self.feature_layers else None
         hidden = [

@@ -13,13 +13,14 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
+from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
-from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers
+from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.decoding.engine.weights import (
     Layer,
@@ -82,6 +83,11 @@ class CachedDecoder:
         self.native_layers = self._native_layers()
         self.cross_projections = [engine.linear(layer.cross_key_value) for layer in self.layers]
         self.output_layer = decoder.output_layer if plain_output is None else engine.linear(plain_output)
+        # For predictions in one call with the layers.
+        self.native_output: NativeLinear | None = None
+        plain_end = decoder.project_out_dim is None and self.vocabulary is None
+        if self.native_layers is not None and plain_output is not None and plain_end:
+            self.native_output = engine.kernels.compiled_linear(plain_output, engine.precision)
         # Keys and values [layers, B, slots, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
@@ -169,7 +175,7 @@ class CachedDecoder:
         fed = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
         rows = tokens.numel() + tokens.size(0) * masks
         if self.native_layers is not None and self.engine.kernels.pays(rows, self.engine.precision):
-            x, kept = self.native_layers.step(
+            x, kept, _ = self.native_layers.step(
                 tokens,
                 layout,
                 self.cache,
@@ -185,6 +191,41 @@ class CachedDecoder:
         else:
             x = self._step_in_pytorch(tokens, layout, states, masks, fed, added)
         return x if self.decoder.project_out_dim is None else self.decoder.project_out_dim(x)
+
+    def predict(
+        self, tokens: Tensor, layout: Chain | StepLayout, constraints: Constraints, keep_states: bool = False
+    ) -> tuple[Tensor, Tensor | None, Predicted] | None:
+        """A step and the best next token after every row in one call of the kernels; None where that is not for them.
+
+        Args:
+            tokens, layout: as for `step`.
+            constraints: what the next tokens may be.
+            keep_states: return the states before the first and after every layer, too.
+
+        Returns:
+            hidden states as `step` returns them, the states [layers + 1, B, T, D] or None, and the prediction.
+        """
+        assert self.cache is not None and self.cross is not None, "call start() first"
+        kernels, projection = self.engine.kernels, self.native_output
+        if kernels is None or projection is None or not kernels.pays(tokens.numel(), self.engine.precision):
+            return None
+        limits = kernels.limits(projection.outputs, constraints)
+        if limits is None:
+            return None
+        assert self.native_layers is not None
+        self._grow(layout.slots)
+        hidden, states, predicted = self.native_layers.step(
+            tokens,
+            layout,
+            self.cache,
+            self.cross,
+            cross_allowed=None if self.cross_mask is None else self.cross_mask[:, 0, 0],
+            keep_states=keep_states,
+            projection=projection,
+            limits=limits,
+        )
+        assert predicted is not None
+        return hidden, states, predicted
 
     def _step_in_pytorch(
         self,

@@ -67,7 +67,7 @@ def _check_fit(parts: Parts, options: TrainedDrafterOptions) -> None:
 
 def _method(parts: Parts, options: TrainedDrafterOptions, rule: Rule, reads_log_probs: bool) -> Method:
     verifier = Verifier(parts.models, parts.engine, parts.temperature, feature_layers(parts.drafter))
-    return Method(verifier, trained_drafter(parts, options, reads_log_probs), GreedySearch(rule))
+    return Method(verifier, trained_drafter(parts, options, reads_log_probs), GreedySearch(rule, parts.engine))
 
 
 def _build(parts: Parts, options: TrainedDrafterOptions) -> Method:

@@ -15,7 +15,8 @@ class NoDrafter(StatelessDrafter):
 
 
 def _build(parts: Parts, options: MethodOptions) -> Method:
-    return Method(Verifier(parts.models, parts.engine, parts.temperature), NoDrafter(), GreedySearch())
+    verifier = Verifier(parts.models, parts.engine, parts.temperature)
+    return Method(verifier, NoDrafter(), GreedySearch(engine=parts.engine))
 
 
 METHODS = [

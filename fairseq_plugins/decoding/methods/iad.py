@@ -144,7 +144,7 @@ def _build(parts: Parts, options: SourceCopyOptions) -> Method:
     fallback = trained_drafter(parts, options) if _has_fallback(options) else None
     drafter = SourceCopyDrafter(parts.target.pad(), options.iad_lookup == "recent", fallback)
     verifier = Verifier(parts.models, parts.engine, parts.temperature, feature_layers(parts.drafter))
-    return Method(verifier, drafter, GreedySearch())
+    return Method(verifier, drafter, GreedySearch(engine=parts.engine))
 
 
 METHODS = [

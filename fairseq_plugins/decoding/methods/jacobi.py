@@ -186,7 +186,7 @@ def _method(parts: Parts, options: JacobiOptions, block_size: int | None, length
     initial = {"pad": dictionary.pad(), "unk": dictionary.unk(), "source": None}[options.jacobi_init]
     pool = len(dictionary) if options.jacobi_pool else 0
     drafter = JacobiDrafter(dictionary.pad(), block_size, length, initial, pool)
-    return Method(Verifier(parts.models, parts.engine, parts.temperature), drafter, GreedySearch())
+    return Method(Verifier(parts.models, parts.engine, parts.temperature), drafter, GreedySearch(engine=parts.engine))
 
 
 def _build(parts: Parts, options: JacobiOptions) -> Method:

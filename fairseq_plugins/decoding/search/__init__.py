@@ -3,7 +3,9 @@
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.search.rules import Rule, accepted_prefix, exact
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, Verification
 
@@ -26,36 +28,28 @@ class GreedySearch:
 
     Args:
         rule: which drafted tokens may stand.
+        engine: whose kernels do exact acceptance in one call.
     """
 
-    def __init__(self, rule: Rule = exact) -> None:
+    def __init__(self, rule: Rule = exact, engine: Engine | None = None) -> None:
         self.rule = rule
+        self.kernels = None if engine is None else engine.kernels
 
     def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
-        best = verification.best
-        width = best.size(1)
-        # Without a verifier there is no token of its own to add: the last drafted one takes that place.
-        compared = Draft(draft.tokens[:, : width - 1], draft.num_drafted, draft.log_probs)
-        accepted = accepted_prefix(self.rule(compared, verification), compared.num_drafted)
-        columns = torch.arange(width, device=best.device)
-        tokens = best
-        if self.rule is not exact:
-            drafted = torch.cat([compared.tokens, best[:, -1:]], dim=1)
-            tokens = torch.where(columns < accepted[:, None], drafted, best)
-        ends = (tokens == state.constraints.eos) & (columns <= accepted[:, None])
-        first_end = torch.where(ends, columns, width).amin(1)
-        num_emitted = torch.minimum(accepted, first_end) + 1
-        log_probs = verification.log_probs_of(tokens)
-
+        tokens, counts = verification.best, None
+        if self.rule is exact and self.kernels is not None:
+            counts = self.kernels.accept_exact(tokens, draft.tokens, draft.num_drafted, state.constraints.eos)
+        if counts is None:
+            tokens, counts = self._accept(draft, verification, state.constraints.eos)
         # The one synchronisation of an iteration.
-        emitted, finished = torch.stack([num_emitted, (first_end < width).long()]).tolist()
+        emitted, _, finished = counts.tolist()
         path = slice(max(emitted))
         return Advance(
             tokens=tokens[:, path],
-            log_probs=log_probs[:, path],
-            num_emitted=num_emitted,
+            log_probs=verification.log_probs_of(tokens)[:, path],
+            num_emitted=counts[0],
             host_emitted=emitted,
-            num_accepted=torch.minimum(accepted, num_emitted),
+            num_accepted=counts[1],
             finished=[end == 1 for end in finished],
             hidden=None if verification.hidden is None else verification.hidden[:, path],
             features=None if verification.features is None else verification.features[:, path],
@@ -64,3 +58,20 @@ class GreedySearch:
             before=state.lengths,
             span_before=state.span,
         )
+
+    def _accept(self, draft: Draft, verification: Verification, eos: int) -> tuple[Tensor, Tensor]:
+        """What is in the output where it ends, and before: tokens [B, T]; emitted, accepted, finished [3, B]."""
+        best = verification.best
+        width = best.size(1)
+        # Without a verifier there is no token of its own to add: the last drafted one takes that position.
+        compared = Draft(draft.tokens[:, : width - 1], draft.num_drafted, draft.log_probs)
+        accepted = accepted_prefix(self.rule(compared, verification), compared.num_drafted)
+        columns = torch.arange(width, device=best.device)
+        tokens = best
+        if self.rule is not exact:
+            drafted = torch.cat([compared.tokens, best[:, -1:]], dim=1)
+            tokens = torch.where(columns < accepted[:, None], drafted, best)
+        ends = (tokens == eos) & (columns <= accepted[:, None])
+        first_end = torch.where(ends, columns, width).amin(1)
+        emitted = torch.minimum(accepted, first_end) + 1
+        return tokens, torch.stack([emitted, torch.minimum(accepted, emitted), (first_end < width).long()])

@@ -14,7 +14,8 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC"]
+_HEADERS = (Path(__file__).with_name("threads.h"),)
+_COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-pthread"]
 
 
 class LinearStructure(ctypes.Structure):
@@ -83,6 +84,21 @@ class InputStructure(ctypes.Structure):
     ]
 
 
+class LimitsStructure(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("vocabulary", "pad", "unk", "eos", "min_len", "max_len")],
+        ("unk_penalty", ctypes.c_float),
+    ]
+
+
+class PredictStructure(ctypes.Structure):
+    _fields_ = [
+        ("projection", LinearStructure),
+        ("limits", LimitsStructure),
+        *[(name, ctypes.c_void_p) for name in ("scores", "best", "log_probs")],
+    ]
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels; None, after a line in the log, where they cannot be built."""
@@ -90,7 +106,8 @@ def library() -> ctypes.CDLL | None:
     if compiler is None:
         logger.warning("no C++ compiler found (c++ on the PATH, or CXX): decoding runs on PyTorch's operations")
         return None
-    version = hashlib.sha256(SOURCE.read_bytes() + " ".join([compiler, _processor(), *_COMPILE]).encode()).hexdigest()
+    text = b"".join(file.read_bytes() for file in (SOURCE, *_HEADERS))
+    version = hashlib.sha256(text + " ".join([compiler, _processor(), *_COMPILE]).encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairseq-spec-dec"
     built = cache / f"kernels-{version[:16]}.so"
     try:
@@ -114,7 +131,12 @@ def library() -> ctypes.CDLL | None:
     ]
     rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
-    kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows]
+    kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows, pointer]
+    kernels.set_threads.argtypes = [number]
+    kernels.accept_exact.argtypes = [
+        *(pointer, pointer, pointer, number, number, number),
+        *(pointer, pointer, pointer),
+    ]
     return kernels
 
 
@@ -124,7 +146,7 @@ def _build(compiler: str, target: Path) -> None:
         part, whole = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         for command in (
             [compiler, *_COMPILE, "-c", str(SOURCE), "-o", str(part)],
-            [compiler, "-shared", str(part), "-o", str(whole), "-lm"],
+            [compiler, "-shared", "-pthread", str(part), "-o", str(whole), "-lm"],
         ):
             subprocess.run(command, check=True, capture_output=True, text=True)
         os.replace(whole, target)

@@ -1,5 +1,8 @@
-// Transformer layers on one CPU core, for the few rows that a decoding step has: at that size most of the time of
-// PyTorch's own operations is spent between them. Compiled at first use and called through ctypes: see __init__.py.
+// Transformer layers on a CPU, for the few rows that a decoding step has: at that size most of the time of PyTorch's own
+// operations is spent between them. Compiled at first use and called through ctypes: see __init__.py.
+//
+// Cores: the sentences of a batch are independent of each other, so every thread runs all layers for some of them. Of a
+// single sentence the outputs of a large layer are shared out. No sum depends on how many threads there are.
 //
 // Every tensor is contiguous, and float32 but for int8 weights. Shapes: R = B * T rows of width D, H heads of width
 // W = D / H. A weight has one of four forms:
@@ -10,6 +13,7 @@
 // INT8_IN_PANELS: [outputs / 16][inputs / 4][16][4] in int8, to be multiplied by x rounded to int8 as well. Several times
 //   as fast as the others, and off by about one percent: for drafts, which are verified.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -17,6 +21,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "threads.h"
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -152,6 +158,22 @@ struct Input {
     int64_t added_width;    // T, or 1
 };
 
+// What fairseq's options allow at a position of the output.
+struct Limits {
+    int64_t vocabulary, pad, unk, eos;
+    int64_t min_len, max_len;  // no EOS before the first, nothing else from the second on
+    float unk_penalty;
+};
+
+// The next token after every row of a step.
+struct Predict {
+    Linear projection;
+    Limits limits;
+    float* scores;     // [R][V]
+    int64_t* best;     // [R]
+    float* log_probs;  // [R], of the best
+};
+
 }  // extern "C"
 
 namespace {
@@ -201,22 +223,22 @@ inline void finish(const Linear& layer, const float* from, int begin, int column
     }
 }
 
-// y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`; the weight in panels.
+// y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`; the weight in panels. Of the
+// outputs `begin` .. `end`, which begin with a panel.
 template <int ROWS>
-void panels_by_rows(const Linear& layer, const float* x, float* y, int activation, bool add) {
+void panels_by_rows(const Linear& layer, const float* x, int begin, int end, float* y, int activation, bool add) {
     const auto* weight = static_cast<const float*>(layer.weight);
     constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = layer.inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL], single[ROWS][PANEL];
-    int begin = 0;
-    for (; begin + PANELS * PANEL <= layer.outputs; begin += PANELS * PANEL) {
+    for (; begin + PANELS * PANEL <= end; begin += PANELS * PANEL) {
         multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, result);
         for (int r = 0; r < ROWS; ++r) {
             finish(layer, result[r], begin, PANELS * PANEL, y + r * layer.outputs + begin, activation, add);
         }
     }
-    for (; begin < layer.outputs; begin += PANEL) {
-        const int columns = layer.outputs - begin < PANEL ? layer.outputs - begin : PANEL;
+    for (; begin < end; begin += PANEL) {
+        const int columns = end - begin < PANEL ? end - begin : PANEL;
         multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL, single);
         for (int r = 0; r < ROWS; ++r) {
             finish(layer, single[r], begin, columns, y + r * layer.outputs + begin, activation, add);
@@ -281,11 +303,10 @@ void some_outputs(const Linear& layer, const float* x, int begin, int end, float
     }
 }
 
-using PanelsByRows = void (*)(const Linear&, const float*, float*, int, bool);
 using SomeOutputs = void (*)(const Linear&, const float*, int, int, float*, int, bool);
 
 template <int... COUNTS>
-constexpr std::array<PanelsByRows, sizeof...(COUNTS)> panels_table(std::integer_sequence<int, COUNTS...>) {
+constexpr std::array<SomeOutputs, sizeof...(COUNTS)> panels_table(std::integer_sequence<int, COUNTS...>) {
     return {panels_by_rows<COUNTS + 1>...};
 }
 template <typename Weight, int... COUNTS>
@@ -309,9 +330,10 @@ void in_parts(int64_t rows, int64_t most, const Run& run) {
 
 // Every weight is read from memory once; for further rows it is in the cache.
 template <typename Weight>
-void linear_in_rows(const Linear& layer, const float* x, int64_t rows, float* y, int activation, bool add) {
-    for (int begin = 0; begin < layer.outputs; begin += MAX_OUTPUTS) {
-        const int end = begin + MAX_OUTPUTS < layer.outputs ? begin + MAX_OUTPUTS : layer.outputs;
+void linear_in_rows(const Linear& layer, const float* x, int64_t rows, int first, int last, float* y, int activation,
+                    bool add) {
+    for (int begin = first; begin < last; begin += MAX_OUTPUTS) {
+        const int end = std::min(begin + MAX_OUTPUTS, last);
         in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t count) {
             SOME_OUTPUTS<Weight>[count - 1](layer, x + row * layer.inputs, begin, end, y + row * layer.outputs, activation,
                                             add);
@@ -347,9 +369,10 @@ inline float round_row(const float* x, int inputs, uint8_t* rounded) {
 
 // y[ROWS][outputs] of rounded rows, `size` bytes each.
 template <int ROWS>
-void int8_panels(const Linear& layer, const uint8_t* x, int size, const float* scales, float* y, int activation, bool add) {
+void int8_panels(const Linear& layer, const uint8_t* x, int size, const float* scales, int first, int last, float* y,
+                 int activation, bool add) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
-    const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, panels = (layer.outputs + PANEL - 1) / PANEL;
+    const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, panels = (last + PANEL - 1) / PANEL;
     const auto* weight = static_cast<const int8_t*>(layer.weight);
     const auto multiply = [&](auto several, int64_t panel) {
         constexpr int COUNT = decltype(several)::value;
@@ -367,7 +390,7 @@ void int8_panels(const Linear& layer, const uint8_t* x, int size, const float* s
                 for (int v = 0; v < COUNT; ++v) sums[row][v] = add_products(sums[row][v], inputs, weights[v]);
             }
         }
-        const int begin = panel * PANEL, left = layer.outputs - begin;
+        const int begin = panel * PANEL, left = last - begin;
         const int columns = left < COUNT * LANES ? left : COUNT * LANES;
         for (int row = 0; row < ROWS; ++row) {
             int32_t whole[COUNT * LANES];
@@ -377,12 +400,12 @@ void int8_panels(const Linear& layer, const uint8_t* x, int size, const float* s
             finish(layer, result, begin, columns, y + static_cast<int64_t>(row) * layer.outputs + begin, activation, add);
         }
     };
-    int64_t panel = 0;
+    int64_t panel = first / PANEL;
     for (; panel + PANELS <= panels; panel += PANELS) multiply(std::integral_constant<int, VECTORS>(), panel);
     for (; panel < panels; ++panel) multiply(std::integral_constant<int, IN_PANEL>(), panel);
 }
 
-using Int8Panels = void (*)(const Linear&, const uint8_t*, int, const float*, float*, int, bool);
+using Int8Panels = void (*)(const Linear&, const uint8_t*, int, const float*, int, int, float*, int, bool);
 
 template <int... COUNTS>
 constexpr std::array<Int8Panels, sizeof...(COUNTS)> int8_table(std::integer_sequence<int, COUNTS...>) {
@@ -390,31 +413,55 @@ constexpr std::array<Int8Panels, sizeof...(COUNTS)> int8_table(std::integer_sequ
 }
 constexpr auto INT8_PANELS = int8_table(std::make_integer_sequence<int, MORE_ROWS>());
 
-void linear_in_int8(const Linear& layer, const float* x, int64_t rows, float* y, int activation, bool add) {
-    const int size = (layer.inputs + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE;
-    thread_local std::vector<uint8_t> rounded;
-    thread_local std::vector<float> scales;
-    rounded.resize(rows * size);
-    scales.resize(rows);
-    for (int64_t row = 0; row < rows; ++row) {
-        scales[row] = round_row(x + row * layer.inputs, layer.inputs, rounded.data() + row * size);
+// Rows of x rounded, and what their products are to be multiplied by: once, however many threads multiply.
+struct RoundedRows {
+    int size;
+    std::vector<uint8_t> numbers;
+    std::vector<float> scales;
+
+    RoundedRows(const float* x, int64_t rows, int inputs)
+        : size((inputs + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE), numbers(rows * size), scales(rows) {
+        for (int64_t row = 0; row < rows; ++row) {
+            scales[row] = round_row(x + row * inputs, inputs, numbers.data() + row * size);
+        }
     }
-    in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t count) {
-        INT8_PANELS[count - 1](layer, rounded.data() + row * size, size, scales.data() + row, y + row * layer.outputs,
-                               activation, add);
+};
+
+#endif
+
+// So many products take long enough for another thread to help.
+constexpr int64_t MIN_PRODUCTS = 1 << 20;
+
+// Calls `run` for parts of the outputs 0 .. `outputs`, on as many threads as so much work is worth.
+template <typename Run>
+void share_outputs(int64_t rows, int64_t inputs, int outputs, const Run& run) {
+    const int64_t parts = std::min<int64_t>(threads::available(), rows * inputs * outputs / MIN_PRODUCTS);
+    const int panels = (outputs + PANEL - 1) / PANEL;
+    if (parts <= 1) return run(0, outputs);
+    threads::run(parts, [&](int64_t part) {
+        const int begin = part * panels / parts * PANEL, end = (part + 1) * panels / parts * PANEL;
+        run(begin, std::min(end, outputs));
     });
 }
 
-#endif
-
 void linear(const Linear& layer, const float* x, int64_t rows, float* y, int activation = NONE, bool add = false) {
 #ifdef INT8_PRODUCTS
-    if (layer.form == INT8_IN_PANELS) return linear_in_int8(layer, x, rows, y, activation, add);
+    if (layer.form == INT8_IN_PANELS) {
+        const RoundedRows rounded(x, rows, layer.inputs);
+        return share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
+            in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t count) {
+                INT8_PANELS[count - 1](layer, rounded.numbers.data() + row * rounded.size, rounded.size,
+                                       rounded.scales.data() + row, begin, end, y + row * layer.outputs, activation, add);
+            });
+        });
+    }
 #endif
-    if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, y, activation, add);
-    if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, y, activation, add);
-    in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
-        PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, y + row * layer.outputs, activation, add);
+    share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
+        if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, begin, end, y, activation, add);
+        if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, begin, end, y, activation, add);
+        in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
+            PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, begin, end, y + row * layer.outputs, activation, add);
+        });
     });
 }
 
@@ -536,72 +583,187 @@ struct Rows {
         return true;
     }
 
-    // Calls `run` for parts of at most `most` rows of one sentence each that follow each other.
+    // Calls `run` for parts of at most `most` rows of one sentence each, of the rows `begin` .. `end`.
     template <typename Run>
-    void by_sentence(int64_t most, const Run& run) const {
-        const int64_t rows = sentence.size();
-        for (int64_t begin = 0, end; begin < rows; begin = end) {
-            for (end = begin + 1; end < rows && sentence[end] == sentence[begin];) ++end;
-            in_parts(end - begin, most, [&](int64_t part, int64_t count) { run(begin + part, count); });
+    void by_sentence(int64_t begin, int64_t end, int64_t most, const Run& run) const {
+        for (int64_t next; begin < end; begin = next) {
+            for (next = begin + 1; next < end && sentence[next] == sentence[begin];) ++next;
+            in_parts(next - begin, most, [&](int64_t part, int64_t count) { run(begin + part, count); });
         }
+    }
+
+    // Calls `run` for parts of the rows, on as many threads as `products` of a row are worth; no sentence is divided.
+    template <typename Run>
+    void share(int64_t products, const Run& run) const {
+        const int64_t rows = sentence.size();
+        const int64_t parts = std::min<int64_t>(threads::available(), rows * products / MIN_PRODUCTS);
+        if (parts <= 1) return run(0, rows);
+        std::vector<int64_t> cuts{0};
+        for (int64_t row = 1; row < rows; ++row) {
+            const bool is_full = row * parts >= static_cast<int64_t>(cuts.size()) * rows;
+            if (sentence[row] != sentence[row - 1] && is_full) cuts.push_back(row);
+        }
+        cuts.push_back(rows);
+        if (cuts.size() == 2) return run(0, rows);
+        threads::run(cuts.size() - 1, [&](int64_t part) { run(cuts[part], cuts[part + 1]); });
     }
 };
 
-void run_checked(const Layer* layers, int32_t count, float* x, int32_t dim, const Rows& where, const Memory& own,
-                 const Memory* cross, float* states) {
-    const int64_t rows = where.sentence.size(), size = rows * dim;
+int64_t products_of(const Linear& layer) { return static_cast<int64_t>(layer.inputs) * layer.outputs; }
+
+int64_t products_of(const Layer* layers, int32_t count) {
+    int64_t sum = 0;
+    for (const Layer* layer = layers; layer < layers + count; ++layer) {
+        sum += products_of(layer->self_qkv) + products_of(layer->self_out) + products_of(layer->fc1) + products_of(layer->fc2);
+        if (layer->has_cross) sum += products_of(layer->cross_query) + products_of(layer->cross_out);
+    }
+    return sum;
+}
+
+// Memory that stays with its thread from call to call.
+inline float* scratch(std::vector<float>& memory, int64_t size) {
+    if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+    return memory.data();
+}
+
+// The rows `first` .. `last` of a layout that fits, through all layers; x and states point to row 0.
+void run_rows(const Layer* layers, int32_t count, float* x, int32_t dim, const Rows& where, int64_t first, int64_t last,
+              const Memory& own, const Memory* cross, float* states) {
+    thread_local std::vector<float> wide_memory, attended_memory, normal_memory, weights_memory;
+    const int64_t rows = last - first, size = rows * dim, all = where.sentence.size() * static_cast<int64_t>(dim);
     int widest = 3 * dim;
-    for (int i = 0; i < count; ++i) widest = layers[i].fc1.outputs > widest ? layers[i].fc1.outputs : widest;
-    const int64_t longest = cross && cross->used > own.used ? cross->used : own.used;
-    std::vector<float> wide(rows * widest), attended(size), normal(size), weights(MORE_ROWS * longest);
-    const std::vector<int64_t> whole_source(rows, cross ? cross->used - 1 : 0);
+    for (int i = 0; i < count; ++i) widest = std::max(widest, layers[i].fc1.outputs);
+    const int64_t longest = cross ? std::max(cross->used, own.used) : own.used;
+    float* wide = scratch(wide_memory, rows * widest);
+    float* attended = scratch(attended_memory, size);
+    float* normal = scratch(normal_memory, size);
+    float* weights = scratch(weights_memory, MORE_ROWS * longest);
+    const std::vector<int64_t> whole_source(MORE_ROWS, cross ? cross->used - 1 : 0);
     const auto attend_all = [&](const Layer& layer, int64_t query_stride, const Memory& memory, int64_t index,
-                                const int64_t* last) {
-        where.by_sentence(MORE_ROWS, [&](int64_t row, int64_t some) {
+                                const int64_t* last_visible) {
+        where.by_sentence(first, last, MORE_ROWS, [&](int64_t row, int64_t some) {
             const int64_t b = where.sentence[row];
             const float* key_value = memory.key_value + index * memory.layer + b * memory.capacity * 2 * dim;
             const uint8_t* allowed = memory.allowed ? memory.allowed + b * memory.used : nullptr;
-            ATTEND[some - 1](wide.data() + row * query_stride, query_stride, key_value, allowed, last + row, layer.heads,
-                             dim / layer.heads, weights.data(), attended.data() + row * dim);
+            ATTEND[some - 1](wide + (row - first) * query_stride, query_stride, key_value, allowed,
+                             last_visible ? last_visible + row : whole_source.data(), layer.heads, dim / layer.heads,
+                             weights, attended + (row - first) * dim);
         });
     };
+    x += first * dim;
+    if (states) states += first * dim;
     if (states) std::memcpy(states, x, size * sizeof(float));
     for (int index = 0; index < count; ++index) {
         const Layer& layer = layers[index];
         const float* input = x;
         const auto begin = [&](const Norm& norm) {
-            if (layer.normalize_before) normalize(norm, x, rows, dim, normal.data());
-            input = layer.normalize_before ? normal.data() : x;
+            if (layer.normalize_before) normalize(norm, x, rows, dim, normal);
+            input = layer.normalize_before ? normal : x;
         };
         const auto end = [&](const Norm& norm) {
             if (!layer.normalize_before) normalize(norm, x, rows, dim, x);
         };
 
         begin(layer.self_norm);
-        linear(layer.self_qkv, input, rows, wide.data());
-        for (int64_t row = 0; row < rows; ++row) {
+        linear(layer.self_qkv, input, rows, wide);
+        for (int64_t row = first; row < last; ++row) {
             const int64_t slot = where.sentence[row] * own.capacity + where.slot[row];
             float* to = own.key_value + index * own.layer + slot * 2 * dim;
-            std::memcpy(to, wide.data() + row * 3 * dim + dim, 2 * dim * sizeof(float));
+            std::memcpy(to, wide + (row - first) * 3 * dim + dim, 2 * dim * sizeof(float));
         }
         attend_all(layer, 3 * dim, own, index, where.last_visible.data());
-        linear(layer.self_out, attended.data(), rows, x, NONE, true);
+        linear(layer.self_out, attended, rows, x, NONE, true);
         end(layer.self_norm);
 
         if (layer.has_cross) {
             begin(layer.cross_norm);
-            linear(layer.cross_query, input, rows, wide.data());
-            attend_all(layer, dim, *cross, index, whole_source.data());
-            linear(layer.cross_out, attended.data(), rows, x, NONE, true);
+            linear(layer.cross_query, input, rows, wide);
+            attend_all(layer, dim, *cross, index, nullptr);
+            linear(layer.cross_out, attended, rows, x, NONE, true);
             end(layer.cross_norm);
         }
 
         begin(layer.final_norm);
-        linear(layer.fc1, input, rows, wide.data(), layer.activation);
-        linear(layer.fc2, wide.data(), rows, x, NONE, true);
+        linear(layer.fc1, input, rows, wide, layer.activation);
+        linear(layer.fc2, wide, rows, x, NONE, true);
         end(layer.final_norm);
-        if (states) std::memcpy(states + (index + 1) * size, x, size * sizeof(float));
+        if (states) std::memcpy(states + (index + 1) * all, x, size * sizeof(float));
     }
+}
+
+// Embeds the rows `first` .. `last` of a step into x; returns whether all their tokens are known.
+bool embed_rows(const Ends& ends, const Input& input, const Layout& layout, const Rows& where, int64_t first, int64_t last,
+                float* x, int32_t dim) {
+    const int64_t tokens = layout.width - input.masks;
+    for (int64_t row = first; row < last; ++row) {
+        const int64_t b = where.sentence[row], position = where.position[row];
+        int64_t token = ends.mask_id;
+        if (layout.width == 0) {
+            token = input.tokens[row];
+        } else if (row % layout.width < tokens) {
+            token = input.tokens[b * tokens + row % layout.width];
+        }
+        float* to = x + row * dim;
+        if (token == ends.mask_id) {
+            if (!input.fed || (input.position && position >= input.fed_positions)) return false;
+            if (input.sentence && b >= input.fed_sentences) return false;
+            std::memcpy(to, input.fed + b * input.sentence + position * input.position, dim * sizeof(float));
+        } else {
+            if (token < 0 || token > ends.mask_id) return false;
+            const float* from = ends.embedding + token * dim;
+            for (int i = 0; i < dim; ++i) to[i] = ends.scale * from[i];
+        }
+        if (ends.positions) {
+            const float* embedding = ends.positions + std::min(position, ends.position_count - 1) * dim;
+            for (int i = 0; i < dim; ++i) to[i] += embedding[i];
+        }
+        if (input.added) {
+            const float* added = input.added + (input.added_width == 1 ? b : row) * dim;
+            for (int i = 0; i < dim; ++i) to[i] += added[i];
+        }
+    }
+    if (ends.embedding_norm.weight) normalize(ends.embedding_norm, x + first * dim, last - first, dim, x + first * dim);
+    return true;
+}
+
+// The first of the highest of `size` scores.
+int64_t first_best(const float* scores, int64_t size) {
+    constexpr int64_t CHUNK = 64;
+    float highest = scores[0];
+    int64_t chunk = 0;
+    for (int64_t begin = 0; begin < size; begin += CHUNK) {
+        const int64_t end = std::min(begin + CHUNK, size);
+        float here = scores[begin];
+        for (int64_t i = begin; i < end; ++i) here = scores[i] > here ? scores[i] : here;
+        if (here <= highest) continue;
+        highest = here;
+        chunk = begin;
+    }
+    while (scores[chunk] != highest) ++chunk;
+    return chunk;
+}
+
+// What is to be taken off each of `size` scores to make them log-probabilities.
+float normaliser(const float* scores, int64_t size) {
+    float highest = scores[0], sum = 0;
+    for (int64_t i = 0; i < size; ++i) highest = scores[i] > highest ? scores[i] : highest;
+    for (int64_t i = 0; i < size; ++i) sum += std::exp(scores[i] - highest);
+    return highest + std::log(sum);
+}
+
+// The best allowed token of a row at a position of the output, and its log-probability. The scores are left as they were.
+void best_token(float* scores, const Limits& limits, int64_t position, int64_t* best, float* log_prob) {
+    constexpr float NEVER = -3e38f;  // -ffast-math knows no infinity
+    const float shift = normaliser(scores, limits.vocabulary);
+    const float pad = scores[limits.pad], unk = scores[limits.unk], eos = scores[limits.eos];
+    scores[limits.pad] = NEVER;
+    scores[limits.unk] -= limits.unk_penalty;
+    if (position < limits.min_len) scores[limits.eos] = NEVER;
+    *best = position >= limits.max_len ? limits.eos : first_best(scores, limits.vocabulary);
+    *log_prob = scores[*best] - shift;
+    scores[limits.eos] = eos;
+    scores[limits.unk] = unk;
+    scores[limits.pad] = pad;
 }
 
 }  // namespace
@@ -620,34 +782,20 @@ int32_t has_int8_products() {
 // y[rows][outputs] = x[rows][inputs] * weight + bias
 void run_linear(const Linear* layer, const float* x, int64_t rows, float* y) { linear(*layer, x, rows, y); }
 
+// How many threads may work on a call, the caller's own among them.
+void set_threads(int64_t count) { threads::set(count); }
+
 // scores[rows][size] become log-probabilities.
 void log_softmax(float* scores, int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; ++row, scores += size) {
-        float highest = scores[0], sum = 0;
-        for (int64_t i = 0; i < size; ++i) highest = scores[i] > highest ? scores[i] : highest;
-        for (int64_t i = 0; i < size; ++i) sum += std::exp(scores[i] - highest);
-        const float shift = highest + std::log(sum);
+        const float shift = normaliser(scores, size);
         for (int64_t i = 0; i < size; ++i) scores[i] -= shift;
     }
 }
 
 // The first of the highest of each row of scores[rows][size].
 void choose_best(const float* scores, int64_t rows, int64_t size, int64_t* best) {
-    constexpr int64_t CHUNK = 64;
-    for (int64_t row = 0; row < rows; ++row, scores += size) {
-        float highest = scores[0];
-        int64_t chunk = 0;
-        for (int64_t begin = 0; begin < size; begin += CHUNK) {
-            const int64_t end = begin + CHUNK < size ? begin + CHUNK : size;
-            float here = scores[begin];
-            for (int64_t i = begin; i < end; ++i) here = scores[i] > here ? scores[i] : here;
-            if (here <= highest) continue;
-            highest = here;
-            chunk = begin;
-        }
-        best[row] = chunk;
-        while (scores[best[row]] != highest) ++best[row];
-    }
+    for (int64_t row = 0; row < rows; ++row) best[row] = first_best(scores + row * size, size);
 }
 
 // Of every position of scores[B][K][V] choose the token, among the `candidates` best, whose score is the highest together with
@@ -697,50 +845,51 @@ int32_t run_layers(const Layer* layers, int32_t count, float* x, int32_t dim, co
                    const Memory* cross, float* states) {
     const Rows where(*layout);
     if (!where.fit(*own, cross)) return 1;
-    run_checked(layers, count, x, dim, where, *own, cross, states);
+    where.share(products_of(layers, count), [&](int64_t first, int64_t last) {
+        run_rows(layers, count, x, dim, where, first, last, *own, cross, states);
+    });
     return 0;
 }
 
-// A whole step of a decoder: embed the tokens, run the layers, normalise. x[R][D] is the result; the rest is as for
-// run_layers. Returns 2 where a token is none of the vocabulary, or a mask is fed nothing.
+// A whole step of a decoder: embed the tokens, run the layers, normalise, and maybe predict the next tokens. x[R][D] is the
+// result; the rest is as for run_layers. Returns 2 where a token is none of the vocabulary, or a mask is fed nothing.
+//
+// predict: null for no prediction.
 int32_t run_step(const Layer* layers, int32_t count, const Ends* ends, const Input* input, float* x, int32_t dim,
-                 const Layout* layout, const Memory* own, const Memory* cross, float* states) {
+                 const Layout* layout, const Memory* own, const Memory* cross, float* states, const Predict* predict) {
     const Rows where(*layout);
-    const int64_t rows = layout->rows;
     if (!where.fit(*own, cross)) return 1;
-    const int64_t tokens = layout->width - input->masks;
-    for (int64_t row = 0; row < rows; ++row) {
-        const int64_t b = where.sentence[row], position = where.position[row];
-        int64_t token = ends->mask_id;
-        if (layout->width == 0) {
-            token = input->tokens[row];
-        } else if (row % layout->width < tokens) {
-            token = input->tokens[b * tokens + row % layout->width];
+    if (!embed_rows(*ends, *input, *layout, where, 0, layout->rows, x, dim)) return 2;
+    const int64_t products = products_of(layers, count) + (predict ? products_of(predict->projection) : 0);
+    where.share(products, [&](int64_t first, int64_t last) {
+        run_rows(layers, count, x, dim, where, first, last, *own, cross, states);
+        float* from = x + first * dim;
+        if (ends->final_norm.weight) normalize(ends->final_norm, from, last - first, dim, from);
+        if (!predict) return;
+        float* scores = predict->scores + first * predict->limits.vocabulary;
+        linear(predict->projection, from, last - first, scores);
+        for (int64_t row = first; row < last; ++row, scores += predict->limits.vocabulary) {
+            best_token(scores, predict->limits, where.position[row], predict->best + row, predict->log_probs + row);
         }
-        float* to = x + row * dim;
-        if (token == ends->mask_id) {
-            if (!input->fed || (input->position && position >= input->fed_positions)) return 2;
-            if (input->sentence && b >= input->fed_sentences) return 2;
-            std::memcpy(to, input->fed + b * input->sentence + position * input->position, dim * sizeof(float));
-        } else {
-            if (token < 0 || token > ends->mask_id) return 2;
-            const float* from = ends->embedding + token * dim;
-            for (int i = 0; i < dim; ++i) to[i] = ends->scale * from[i];
-        }
-        if (ends->positions) {
-            const int64_t last = ends->position_count - 1;
-            const float* embedding = ends->positions + (position < last ? position : last) * dim;
-            for (int i = 0; i < dim; ++i) to[i] += embedding[i];
-        }
-        if (input->added) {
-            const float* added = input->added + (input->added_width == 1 ? b : row) * dim;
-            for (int i = 0; i < dim; ++i) to[i] += added[i];
-        }
-    }
-    if (ends->embedding_norm.weight) normalize(ends->embedding_norm, x, rows, dim, x);
-    run_checked(layers, count, x, dim, where, *own, cross, states);
-    if (ends->final_norm.weight) normalize(ends->final_norm, x, rows, dim, x);
+    });
     return 0;
+}
+
+// Exact acceptance: of the drafted tokens, which are the tokens of a chain after its first one, the longest prefix that
+// equals the verifier's best tokens [B][T] stands, and its next token is emitted, too; nothing after an `eos`.
+//
+// drafted: [B][T - 1]; num_drafted: [B] how many of them are meant, null for all.
+// emitted, accepted, finished: [B].
+void accept_exact(const int64_t* best, const int64_t* drafted, const int64_t* num_drafted, int64_t batch, int64_t width,
+                  int64_t eos, int64_t* emitted, int64_t* accepted, int64_t* finished) {
+    for (int64_t b = 0; b < batch; ++b, best += width, drafted += width - 1) {
+        const int64_t meant = num_drafted ? std::min(num_drafted[b], width - 1) : width - 1;
+        int64_t count = 0;
+        while (count < meant && drafted[count] == best[count] && best[count] != eos) ++count;
+        emitted[b] = count + 1;
+        finished[b] = best[count] == eos;
+        accepted[b] = count + (count < meant && drafted[count] == best[count]);
+    }
 }
 
 }  // extern "C"

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.native.build import library
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.native.build import LimitsStructure, library
 from fairseq_plugins.decoding.engine.native.layers import (
     ACTIVATIONS,
     IN_PANELS,
@@ -22,8 +23,7 @@ from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, Qu
 # A copy of a weight in panels is read faster than the weight itself where there are few inputs, and made of weights of
 # few bytes; large models are read as they are, so that nothing of them is held twice.
 MAX_PACKED_INPUTS = 511
-# With more rows the matrix products are large enough for PyTorch's own, which use all threads; int8 products are
-# several times as fast as these.
+# With more rows matrix products are large enough for PyTorch; int8 products are several times as fast as its own.
 MAX_ROWS = 256
 _MAX_INT8_ROWS = 1024
 
@@ -49,7 +49,7 @@ class Kernels:
     def pays(self, rows: int, precision: Precision = Precision.FP32) -> bool:
         """Whether so many rows (sentences times tokens) are few enough to be run here."""
         limit = _MAX_INT8_ROWS if precision is Precision.INT8_PRODUCTS else MAX_ROWS
-        return rows <= limit // torch.get_num_threads()
+        return rows <= limit
 
     def can_read(self, *tensors: Tensor | None) -> bool:
         """Whether all of these are fp32 tensors on the CPU; None is nothing to read."""
@@ -91,8 +91,12 @@ class Kernels:
             layer: weight and bias.
             precision: INT8_PRODUCTS only where `has_int8_products`; what else there is, the layer is already.
         """
-        compiled = NativeLinear(self.functions, layer, self._form(layer, precision))
+        compiled = self.compiled_linear(layer, precision)
         return lambda x: compiled(x) if self.pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
+
+    def compiled_linear(self, layer: Linear, precision: Precision = Precision.FP32) -> NativeLinear:
+        """The same for the kernels alone."""
+        return NativeLinear(self.functions, layer, self._form(layer, precision))
 
     def layers(
         self, layers: Sequence[Layer], precision: Precision = Precision.FP32, ends: Ends | None = None
@@ -110,12 +114,46 @@ class Kernels:
             return None
         return NativeLayers(self.functions, layers, lambda layer: self._form(layer, precision), ends)
 
+    def limits(self, vocabulary: int, constraints: Constraints) -> LimitsStructure | None:
+        """What `NativeLayers.step` may predict; None for constraints that it does not know."""
+        if constraints.prefix is not None:
+            return None
+        return LimitsStructure(
+            *(vocabulary, constraints.pad, constraints.unk, constraints.eos, constraints.min_len, constraints.max_len),
+            constraints.unk_penalty,
+        )
+
     def log_softmax(self, scores: Tensor) -> bool:
         """Turn scores [..., V] into log-probabilities in place; False where that is not for the kernels."""
         if not self._can_score(scores):
             return False
         self.functions.log_softmax(scores.data_ptr(), scores.numel() // scores.size(-1), scores.size(-1))
         return True
+
+    def accept_exact(
+        self, best: Tensor, drafted: Tensor, num_drafted: Tensor | None, eos: int
+    ) -> Tensor | None:
+        """What exact acceptance makes of a chain, see `search.GreedySearch`; None where that is not for the kernels.
+
+        Args:
+            best: [B, T], the verifier's tokens.
+            drafted: [B, T - 1], the tokens that were verified.
+            num_drafted: [B], how many of these are meant, None for all.
+            eos: this symbol.
+
+        Returns:
+            [3, B]: emitted tokens, accepted ones among them, and whether the output has ended (0 or 1).
+        """
+        if best.device.type != "cpu" or drafted.size(1) != best.size(1) - 1:
+            return None
+        best, drafted = best.contiguous(), drafted.contiguous()
+        num_drafted = None if num_drafted is None else num_drafted.contiguous()
+        counts = best.new_empty(3, len(best))
+        self.functions.accept_exact(
+            *(best.data_ptr(), drafted.data_ptr(), None if num_drafted is None else num_drafted.data_ptr()),
+            *(*best.shape, eos, *(count.data_ptr() for count in counts)),
+        )
+        return counts
 
     def argmax(self, scores: Tensor) -> Tensor | None:
         """Indices [...] of the first highest of scores [..., V]; None where that is not for the kernels."""

@@ -20,9 +20,11 @@ from fairseq_plugins.decoding.engine.native.build import (
     InputStructure,
     LayerStructure,
     LayoutStructure,
+    LimitsStructure,
     LinearStructure,
     MemoryStructure,
     NormStructure,
+    PredictStructure,
 )
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, QuantizedLinear, quantized
 
@@ -104,8 +106,24 @@ class NativeLinear:
         _check("input of a linear layer", x, (*x.shape[:-1], self.inputs))
         y = new_empty(x, (*x.shape[:-1], self.outputs))
         rows = x.numel() // self.inputs
+        self.kernels.set_threads(torch.get_num_threads())
         self.kernels.run_linear(ctypes.byref(self.structure), x.data_ptr(), rows, y.data_ptr())
         return y
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The next token after every row of a step.
+
+    Attributes:
+        scores: [B, T, V] or [R, V], before softmax, of all tokens.
+        best: [B, T] or [R], the first of the best that the limits allow.
+        log_probs: of the best, in the same shape.
+    """
+
+    scores: Tensor
+    best: Tensor
+    log_probs: Tensor
 
 
 @dataclass(frozen=True)
@@ -237,8 +255,8 @@ class NativeLayers:
             ValueError: for a layout that points outside of the cache, or tensors of the wrong shape or type.
         """
         x = x.clone(memory_format=torch.contiguous_format)
-        own = (cache, layout.slots, allowed)
-        return x, self._call(self.kernels.run_layers, (), x, layout, own, cross, cross_allowed, keep_states)
+        call = _Call(self, x, layout, (cache, layout.slots, allowed), cross, cross_allowed, keep_states)
+        return x, call.run(self.kernels.run_layers)
 
     def step(
         self,
@@ -251,7 +269,9 @@ class NativeLayers:
         masks: int = 0,
         fed: Tensor | None = None,
         added: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        projection: "NativeLinear | None" = None,
+        limits: LimitsStructure | None = None,
+    ) -> tuple[Tensor, Tensor | None, Predicted | None]:
         """Embed tokens and run them; what `run` has too is the same.
 
         Args:
@@ -259,77 +279,103 @@ class NativeLayers:
             masks: of a chain: so many masks stand after the tokens.
             fed: [B, positions, D] what masks are fed at each position, or [D] everywhere; None where there are none.
             added: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
+            projection: to the vocabulary, for a prediction of the next tokens; None for none.
+            limits: what these may be.
 
         Returns:
-            the normalised output, and the states as `run` does.
+            the normalised output, the states as `run` does, and the prediction.
         """
         assert self.ends is not None
         shape = (*tokens.shape[:-1], tokens.size(-1) + masks)
         x = cache.new_empty(*shape, self.width)
         tokens = tokens.contiguous()
         _check("tokens", tokens, tokens.shape, torch.long)
+        given = InputStructure(tokens=tokens.data_ptr(), masks=masks)
         if added is not None:
             added = added.contiguous()
             _check("what is added", added, (*shape[:-1], added.size(-2), self.width))
             _require(added.size(-2) in (1, shape[-1]), f"added are {added.size(-2)} rows to {shape[-1]}")
-        strides, sizes = (0, 0), (0, 0)
-        if fed is not None and fed.dim() == 3:
-            strides, sizes = fed.stride()[:2], fed.shape[:2]
+            given.added, given.added_width = added.data_ptr(), added.size(-2)
         if fed is not None:
             suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
             _require(suits and fed.size(-1) == self.width, f"masks are fed {fed.dtype} {list(fed.shape)}")
-        given = InputStructure(
-            tokens=tokens.data_ptr(),
-            masks=masks,
-            fed=None if fed is None else fed.data_ptr(),
-            sentence=strides[0],
-            position=strides[1],
-            fed_sentences=sizes[0],
-            fed_positions=sizes[1],
-            added=None if added is None else added.data_ptr(),
-            added_width=0 if added is None else added.size(-2),
-        )
+            given.fed = fed.data_ptr()
+            if fed.dim() == 3:
+                given.sentence, given.position = fed.stride()[:2]
+                given.fed_sentences, given.fed_positions = fed.shape[:2]
+        predicted, predict = None, None
+        if projection is not None:
+            assert limits is not None
+            _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
+            _require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
+            predicted = Predicted(
+                scores=new_empty(cache, (*shape, projection.outputs)),
+                best=tokens.new_empty(shape),
+                log_probs=cache.new_empty(shape),
+            )
+            pointers = (predicted.scores.data_ptr(), predicted.best.data_ptr(), predicted.log_probs.data_ptr())
+            predict = PredictStructure(projection.structure, limits, *pointers)
         ends = (ctypes.byref(self.ends), ctypes.byref(given))
-        own = (cache, layout.slots, None)
-        return x, self._call(self.kernels.run_step, ends, x, layout, own, cross, cross_allowed, keep_states)
+        call = _Call(self, x, layout, (cache, layout.slots, None), cross, cross_allowed, keep_states)
+        states = call.run(self.kernels.run_step, ends, (None if predict is None else ctypes.byref(predict),))
+        return x, states, predicted
 
-    def _call(
+
+class _Call:
+    """The arguments that all calls of the layers have: checked, and held until the call is over.
+
+    The kernels are given addresses only.
+    """
+
+    def __init__(
         self,
-        kernel: Callable[..., int],
-        before: tuple,
+        layers: NativeLayers,
         x: Tensor,
         layout: Chain | StepLayout,
         own: tuple[Tensor, int, Tensor | None],
         cross: Tensor | None,
         cross_allowed: Tensor | None,
         keep_states: bool,
-    ) -> Tensor | None:
-        """Run a kernel in place in x; returns the states, if they are kept."""
-        _check("input of the layers", x, (*x.shape[:-1], self.width))
-        states = x.new_empty(self.count + 1, *x.shape) if keep_states else None
-        # Held until the call is over: it is given their addresses only.
-        where, held = _layout(layout, x.shape[:-1])
-        memory, mask = self._memory(*own)
-        other, cross_mask = (None, None) if cross is None else self._memory(cross, cross.size(2), cross_allowed)
-        failed = kernel(
-            *(self.array, self.count, *before, x.data_ptr(), self.width, ctypes.byref(where), ctypes.byref(memory)),
-            *(None if other is None else ctypes.byref(other), None if states is None else states.data_ptr()),
-        )
-        del held, mask, cross_mask
-        _require(not failed, _REASONS.get(failed, "failed"))
-        return states
+    ) -> None:
+        _check("input of the layers", x, (*x.shape[:-1], layers.width))
+        self.layers, self.x = layers, x
+        self.states = x.new_empty(layers.count + 1, *x.shape) if keep_states else None
+        self.layout, self.held = _layout(layout, x.shape[:-1])
+        self.own = self._memory(*own)
+        self.cross = None if cross is None else self._memory(cross, cross.size(2), cross_allowed)
 
-    def _memory(self, key_value: Tensor, used: int, allowed: Tensor | None) -> tuple[MemoryStructure, Tensor | None]:
-        layers, sentences, capacity = key_value.shape[:3]
-        shape = (self.count, sentences, capacity, 2, self.heads, self.width // self.heads)
+    def run(self, kernel: Callable[..., int], before: tuple = (), after: tuple = ()) -> Tensor | None:
+        """Call a kernel, which works in place in x; returns the states, if they are kept."""
+        layers = self.layers
+        # As PyTorch's operations, with as many threads as it is told to use.
+        layers.kernels.set_threads(torch.get_num_threads())
+        failed = kernel(
+            *(layers.array, layers.count, *before, self.x.data_ptr(), layers.width),
+            *(ctypes.byref(self.layout), ctypes.byref(self.own)),
+            None if self.cross is None else ctypes.byref(self.cross),
+            None if self.states is None else self.states.data_ptr(),
+            *after,
+        )
+        _require(not failed, _REASONS.get(failed, "failed"))
+        return self.states
+
+    def _memory(self, key_value: Tensor, used: int, allowed: Tensor | None) -> MemoryStructure:
+        layers = self.layers
+        count, sentences, capacity = key_value.shape[:3]
+        inner = (2, layers.heads, layers.width // layers.heads)
         # From one layer to the next it may go anywhere, and the encoder's do not move at all.
-        is_whole = key_value.shape == shape and key_value[0].is_contiguous() and key_value.dtype == torch.float32
-        _require(is_whole, f"keys and values are {key_value.dtype} {list(key_value.shape)}, wanted is {list(shape)}")
+        stride = layers.width
+        strides = (capacity * 2 * stride, 2 * stride, stride, inner[2], 1)
+        suits = count == layers.count and key_value.shape[3:] == inner and key_value.dtype == torch.float32
+        is_whole = suits and (key_value.stride()[1:] == strides or key_value[0].is_contiguous())
+        _require(is_whole and key_value.device.type == "cpu", f"keys and values {key_value.dtype} {key_value.shape}")
+        pointer = None
         if allowed is not None:
             allowed = allowed.contiguous()
             _check("mask", allowed, (sentences, used), torch.bool)
-        pointer = None if allowed is None else allowed.data_ptr()
-        return MemoryStructure(key_value.data_ptr(), key_value.stride(0), sentences, capacity, used, pointer), allowed
+            self.held.append(allowed)
+            pointer = allowed.data_ptr()
+        return MemoryStructure(key_value.data_ptr(), key_value.stride(0), sentences, capacity, used, pointer)
 
 
 def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStructure, list[Tensor]]:

@@ -1,0 +1,112 @@
+// A few threads that wait for work: the calls of a decoding step are too short to start threads for each.
+
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace threads {
+
+// Looks at a counter so often before it sleeps: the next step comes soon, and to be woken takes longer than to look.
+constexpr int SPINS = 4000;
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+class Pool {
+public:
+    explicit Pool(int64_t count) : process(getpid()) {
+        for (int64_t number = 1; number < count; ++number) workers.emplace_back([this, number] { work(number); });
+    }
+
+    int64_t size() const { return static_cast<int64_t>(workers.size()) + 1; }
+
+    // Calls task(0) .. task(parts - 1), at most size() of them, each on a thread of its own; the caller takes the first.
+    void run(int64_t parts, const std::function<void(int64_t)>& task) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            current = &task;
+            wanted = parts;
+            running.store(parts - 1, std::memory_order_relaxed);
+            round.fetch_add(1, std::memory_order_release);
+        }
+        wake.notify_all();
+        task(0);
+        while (running.load(std::memory_order_acquire) > 0) pause();
+    }
+
+    const pid_t process;
+    std::mutex in_use;
+
+private:
+    void work(int64_t number) {
+        for (uint64_t seen = 0;;) {
+            for (int spin = 0; spin < SPINS && round.load(std::memory_order_acquire) == seen; ++spin) pause();
+            const std::function<void(int64_t)>* task;
+            {
+                std::unique_lock<std::mutex> lock(mutex);
+                wake.wait(lock, [&] { return round.load(std::memory_order_relaxed) != seen; });
+                seen = round.load(std::memory_order_relaxed);
+                task = number < wanted ? current : nullptr;
+            }
+            if (!task) continue;
+            (*task)(number);
+            running.fetch_sub(1, std::memory_order_release);
+        }
+    }
+
+    std::vector<std::thread> workers;  // they end with the process
+    std::mutex mutex;
+    std::condition_variable wake;
+    const std::function<void(int64_t)>* current = nullptr;
+    int64_t wanted = 0;
+    std::atomic<int64_t> running{0};
+    std::atomic<uint64_t> round{0};
+};
+
+inline std::atomic<int64_t> limit{1};
+inline std::mutex making;
+inline Pool* pool = nullptr;
+inline thread_local bool is_inside = false;
+
+// So many threads may work on a call, the caller's own among them.
+inline void set(int64_t count) { limit.store(count < 1 ? 1 : count); }
+
+// How many threads a call may be shared among; what runs on one of them is not divided further.
+inline int64_t available() { return is_inside ? 1 : limit.load(); }
+
+// Calls task(0) .. task(parts - 1), on as many threads; one after the other where these are busy with another call.
+template <typename Task>
+void run(int64_t parts, const Task& task) {
+    Pool* own = nullptr;
+    {
+        std::lock_guard<std::mutex> lock(making);
+        // A forked process has none of its parent's threads; a pool that is too small is left to its sleep.
+        if (!pool || pool->process != getpid() || pool->size() < parts) pool = new Pool(parts);
+        own = pool;
+    }
+    std::unique_lock<std::mutex> turn(own->in_use, std::try_to_lock);
+    if (!turn.owns_lock()) {
+        for (int64_t part = 0; part < parts; ++part) task(part);
+        return;
+    }
+    own->run(parts, [&](int64_t part) {
+        is_inside = true;
+        task(part);
+        is_inside = false;
+    });
+}
+
+}  // namespace threads
