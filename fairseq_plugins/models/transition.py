@@ -3,9 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-# How many tokens of every position a path is chosen among.
-CANDIDATES = 8
-
 
 class TransitionScores(nn.Module):
     """A low-rank matrix of scores [V, V], row: the token before, column: the token.
@@ -40,13 +37,10 @@ class TransitionScores(nn.Module):
             first: [B], the token before the first position.
             vocabulary: ids [N] of the tokens that have scores, None for all.
         """
-        values, candidates = scores.topk(min(CANDIDATES, scores.size(2)), dim=2)
-        if vocabulary is not None:
-            candidates = vocabulary[candidates]
-        after = self.after.weight[candidates]  # [B, K, C, R]
+        after = self.after.weight if vocabulary is None else self.after.weight[vocabulary]
         chosen, last = [], first
         for position in range(scores.size(1)):
-            together = values[:, position] + (after[:, position] @ self.before(last)[:, :, None]).squeeze(2)
-            last = candidates[:, position].gather(1, together.argmax(1, keepdim=True)).squeeze(1)
+            last = torch.addmm(scores[:, position], self.before(last), after.t()).argmax(1)
+            last = last if vocabulary is None else vocabulary[last]
             chosen.append(last)
         return torch.stack(chosen, dim=1)

@@ -10,7 +10,7 @@ from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
-from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
+from fairseq_plugins.models.transition import TransitionScores
 
 
 def draft_maker(
@@ -56,5 +56,5 @@ def path_chooser(
     compiled = None
     if engine.kernels is not None:
         after = transition.after.weight if vocabulary is None else transition.after.weight[vocabulary]
-        compiled = engine.kernels.path_chooser(transition.before.weight, after, vocabulary, CANDIDATES)
+        compiled = engine.kernels.path_chooser(transition.before.weight, after, vocabulary)
     return compiled or partial(transition.choose, vocabulary=vocabulary)

@@ -126,8 +126,8 @@ def library() -> ctypes.CDLL | None:
     kernels.log_softmax.argtypes = [pointer, number, number]
     kernels.choose_best.argtypes = [pointer, number, number, pointer]
     kernels.choose_paths.argtypes = [
-        *(pointer, number, number, number, pointer),
-        *(pointer, number, pointer, pointer, number, pointer),
+        *(pointer, number, number, pointer, number, pointer),
+        *(pointer, pointer, pointer),
     ]
     rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]

@@ -798,41 +798,23 @@ void choose_best(const float* scores, int64_t rows, int64_t size, int64_t* best)
     for (int64_t row = 0; row < rows; ++row) best[row] = first_best(scores + row * size, size);
 }
 
-// Of every position of scores[B][K][V] choose the token, among the `candidates` best, whose score is the highest together with
-// that of coming after the token chosen before it, before[id of previous][rank] * after[token][rank].
-// ids: [V], of the tokens that have scores; null where those are all, in order.
+// Of every position of scores[B][K][N] choose the token whose score is the highest together with that of coming after the
+// token chosen before it, before[id of previous][rank] * after[token][rank]; the sums are left in scores.
+//
+// before: [vocabulary][rank]; after: a layer of `rank` inputs and N outputs.
+// ids: [N], of the tokens that have scores; null where those are all, in order.
 // first: [B], id of the token before the first position.
-// chosen: [B][K], ids.
-void choose_paths(const float* scores, int64_t batch, int64_t width, int64_t vocabulary, const float* before,
-                  const float* after, int64_t rank, const int64_t* ids, const int64_t* first, int64_t candidates,
-                  int64_t* chosen) {
-    constexpr int64_t CHUNK = 64;
-    std::vector<std::pair<float, int64_t>> best(candidates);
-    for (int64_t row = 0; row < batch * width; ++row, scores += vocabulary) {
-        int64_t found = 0;
-        for (int64_t begin = 0; begin < vocabulary; begin += CHUNK) {
-            const int64_t end = begin + CHUNK < vocabulary ? begin + CHUNK : vocabulary;
-            float highest = scores[begin];
-            for (int64_t token = begin; token < end; ++token) highest = scores[token] > highest ? scores[token] : highest;
-            if (found == candidates && highest <= best[found - 1].first) continue;
-            for (int64_t token = begin; token < end; ++token) {
-                if (found == candidates && scores[token] <= best[found - 1].first) continue;
-                int64_t rank_of = found < candidates ? found++ : found - 1;
-                for (; rank_of > 0 && best[rank_of - 1].first < scores[token]; --rank_of) best[rank_of] = best[rank_of - 1];
-                best[rank_of] = {scores[token], token};
-            }
-        }
-        const float* from = before + (row % width == 0 ? first[row / width] : chosen[row - 1]) * rank;
-        float highest = -1e30f;
-        for (int64_t candidate = 0; candidate < found; ++candidate) {
-            const float* to = after + best[candidate].second * rank;
-            float score = best[candidate].first;
-            for (int64_t i = 0; i < rank; ++i) score += from[i] * to[i];
-            if (candidate > 0 && score <= highest) continue;
-            highest = score;
-            chosen[row] = ids ? ids[best[candidate].second] : best[candidate].second;
-        }
+// chosen: [B][K], ids. Returns 1 where an id is outside of the vocabulary.
+int32_t choose_paths(float* scores, int64_t batch, int64_t width, const float* before, int64_t vocabulary,
+                     const Linear* after, const int64_t* ids, const int64_t* first, int64_t* chosen) {
+    for (int64_t row = 0; row < batch * width; ++row, scores += after->outputs) {
+        const int64_t previous = row % width == 0 ? first[row / width] : chosen[row - 1];
+        if (previous < 0 || previous >= vocabulary) return 1;
+        linear(*after, before + previous * after->inputs, 1, scores, NONE, true);
+        const int64_t best = first_best(scores, after->outputs);
+        chosen[row] = ids ? ids[best] : best;
     }
+    return 0;
 }
 
 // Run the rows of a step through layers, in place in x[R][D]; returns 0, or 1 and does nothing where the layout points

@@ -168,7 +168,7 @@ class Kernels:
         return scores.is_contiguous() and scores.size(-1) > 0 and self.can_read(scores) and self.pays(rows)
 
     def path_chooser(
-        self, before: Tensor, after: Tensor, vocabulary: Tensor | None, candidates: int
+        self, before: Tensor, after: Tensor, vocabulary: Tensor | None
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """`models.transition.TransitionScores.choose` on the kernels, None where these cannot run it.
 
@@ -176,23 +176,24 @@ class Kernels:
             before: [V, R], of the token before.
             after: [N, R], of the token.
             vocabulary: ids [N] of the tokens that have scores, None for all.
-            candidates: how many tokens of every position to choose among.
         """
         if not self.can_read(before, after):
             return None
-        before, after = before.detach().contiguous(), after.detach().contiguous()
+        before, layer = before.detach().contiguous(), self.compiled_linear((after, None))
         ids = None if vocabulary is None else vocabulary.contiguous()
 
         def choose(scores: Tensor, first: Tensor) -> Tensor:
-            scores, first = scores.contiguous(), first.contiguous()
+            scores, first = scores.clone(memory_format=torch.contiguous_format), first.contiguous()
             batch, width, size = scores.shape
-            if size != len(after) or len(first) != batch or not self.can_read(scores):
-                raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {len(after)} tokens")
+            if size != layer.outputs or len(first) != batch or not self.can_read(scores) or first.dtype != torch.long:
+                raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {layer.outputs} tokens")
             chosen = first.new_empty(batch, width)
-            self.functions.choose_paths(
-                *(scores.data_ptr(), batch, width, size, before.data_ptr(), after.data_ptr(), before.size(1)),
-                *(None if ids is None else ids.data_ptr(), first.data_ptr(), min(candidates, size), chosen.data_ptr()),
+            failed = self.functions.choose_paths(
+                *(scores.data_ptr(), batch, width, before.data_ptr(), len(before), ctypes.byref(layer.structure)),
+                *(None if ids is None else ids.data_ptr(), first.data_ptr(), chosen.data_ptr()),
             )
+            if failed:
+                raise ValueError("kernels: a path begins after a token outside of the vocabulary")
             return chosen
 
         return choose
