@@ -70,12 +70,14 @@ class Draft:
         tokens: [B, K].
         num_drafted: [B], how many of the K columns are meant (None: all).
         log_probs: [B, K, V], the drafter's, kept only for rules that ask for them.
+        survival: [B, K], the drafter's probability that a token and all before it are right; None where nobody asks.
         from_fallback: [B], whether another drafter had to help out; None where there is no other. For traces.
     """
 
     tokens: Tensor
     num_drafted: Tensor | None = None
     log_probs: Tensor | None = None
+    survival: Tensor | None = None
     from_fallback: Tensor | None = None
 
 

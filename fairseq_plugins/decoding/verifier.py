@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
-from fairseq_plugins.decoding.engine.layout import Chain
+from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 
 
@@ -55,16 +55,18 @@ class Verifier:
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
+        one_call = len(self.decoders) == 1 and self.temperature == 1.0 and self.decoders[0].native_output is not None
+        packed = self._packed(state, draft) if one_call else None
+        if packed is not None:
+            return packed
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
         layout = Chain(state.lengths, state.span, tokens.size(1))
-        return self._predicted(state, tokens, layout) or self._reference(state, tokens, layout)
+        predicted = self._predicted(state, tokens, layout) if one_call else None
+        return predicted or self._reference(state, tokens, layout)
 
     def _predicted(self, state: DecodingState, tokens: Tensor, layout: Chain) -> Verification | None:
-        """`verify` in one call of compiled code; None for what that does not do: ensembles, temperature, prefixes."""
-        if len(self.decoders) > 1 or self.temperature != 1.0:
-            return None
-        keep_states = bool(self.feature_layers)
-        result = self.decoders[0].predict(tokens, layout, state.constraints, keep_states)
+        """`verify` in one call of compiled code; None for constraints or sizes that this is not for."""
+        result = self.decoders[0].predict(tokens, layout, state.constraints, bool(self.feature_layers))
         if result is None:
             return None
         hidden, states, predicted = result
@@ -77,6 +79,44 @@ class Verifier:
             return values
 
         return Verification(log_probs, predicted.best, hidden, features, predicted.log_probs)
+
+    def _packed(self, state: DecodingState, draft: Draft) -> Verification | None:
+        """The same without rows for columns that were not drafted; None where all were."""
+        if draft.num_drafted is None:
+            return None
+        width = draft.tokens.size(1) + 1
+        counts = draft.num_drafted.clamp(max=width - 1) + 1
+        total = int(counts.sum())
+        if total == counts.size(0) * width:
+            return None
+        is_row = torch.arange(width) < counts[:, None]
+        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)[is_row]
+        chain = Chain(state.lengths, state.span, width)
+        rows = chain.spelled_out()
+        chosen = is_row.flatten()
+        slot = rows.slot[chosen]
+        layout = StepLayout(rows.sentence[chosen], slot, slot, slot, chain.slots)
+        result = self.decoders[0].predict(tokens, layout, state.constraints, bool(self.feature_layers))
+        if result is None:
+            return None
+        hidden, states, predicted = result
+
+        def spread(values: Tensor, fill: float = 0) -> Tensor:
+            """Values [R, ...] of the rows at their columns, [B, T, ...]."""
+            return values.new_full((*is_row.shape, *values.shape[1:]), fill).masked_scatter_(
+                is_row.view(*is_row.shape, *[1] * (values.dim() - 1)), values
+            )
+
+        features = None if states is None else spread(torch.cat([states[n] for n in self.feature_layers], -1))
+        lengths, span = state.lengths, state.span
+
+        def log_probs() -> Tensor:
+            values = spread(self.engine.log_softmax(predicted.scores), -torch.inf)
+            state.constraints.apply(values, lengths, span.shortest, span.longest)
+            return values
+
+        best = spread(predicted.best, state.constraints.eos)
+        return Verification(log_probs, best, spread(hidden), features, spread(predicted.log_probs))
 
     def _reference(self, state: DecodingState, tokens: Tensor, layout: Chain) -> Verification:
         """`verify` step by step."""

@@ -29,18 +29,24 @@ class TransitionScores(nn.Module):
         before = self.before(previous.flatten())
         return torch.addmm(logits.flatten(0, -2), before, self.after.weight.t()).view_as(logits)
 
-    def choose(self, scores: Tensor, first: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+    def choose(
+        self, scores: Tensor, first: Tensor, with_log_probs: bool = False, vocabulary: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The tokens [B, K] that are best at every position, one after the other.
 
         Args:
             scores: [B, K, N].
             first: [B], the token before the first position.
+            with_log_probs: return the log-probability [B, K] of each given the one before it, too.
             vocabulary: ids [N] of the tokens that have scores, None for all.
         """
         after = self.after.weight if vocabulary is None else self.after.weight[vocabulary]
-        chosen, last = [], first
+        chosen, log_probs, last = [], [], first
         for position in range(scores.size(1)):
-            last = torch.addmm(scores[:, position], self.before(last), after.t()).argmax(1)
-            last = last if vocabulary is None else vocabulary[last]
+            together = torch.addmm(scores[:, position], self.before(last), after.t())
+            highest, best = together.max(1)
+            last = best if vocabulary is None else vocabulary[best]
             chosen.append(last)
-        return torch.stack(chosen, dim=1)
+            if with_log_probs:
+                log_probs.append(highest - together.logsumexp(1))
+        return torch.stack(chosen, dim=1), torch.stack(log_probs, dim=1) if with_log_probs else None

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
 from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
@@ -37,10 +36,9 @@ class FeatureDrafter:
         options = options or DraftOptions()
         self.model = model
         self.block_size = block_size
-        self.chooser = BlockSizeChooser(block_size) if options.adapt else None
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, engine, scored, options.keep_log_probs)
+        self.make_draft = draft_maker(model.decoder, engine, options, scored)
         self.read = _reader(model, self.decoder.cached, engine)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
@@ -49,8 +47,6 @@ class FeatureDrafter:
         assert encoder_out is not None
         self.decoder.start(encoder_out)
         self.newest = None
-        if self.chooser is not None:
-            self.chooser.start()
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         assert encoder_out is not None
@@ -61,8 +57,7 @@ class FeatureDrafter:
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        wanted = self.block_size if self.chooser is None else self.chooser.choose()
-        width = min(wanted, state.max_len - span.shortest)
+        width = min(self.block_size, state.max_len - span.shortest)
         if width <= 0:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
@@ -71,8 +66,6 @@ class FeatureDrafter:
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None
-        if self.chooser is not None:
-            self.chooser.observe(advance.draft.tokens.size(1), advance.host_emitted)
         key_value, added = self.read(advance.features)
         # Of sentences that gained less, the last ones are overwritten by the next block.
         self.decoder.write_kv(key_value, advance.before, advance.span_before)

@@ -18,12 +18,12 @@ class DraftOptions:
 
     Attributes:
         keep_log_probs: hand the drafter's log-probabilities on in `Draft.log_probs`.
-        adapt: draft as many of `block_size` tokens as pay.
+        with_survival: say how likely each token is to be accepted, in `Draft.survival`.
         vocabulary: ids [N] of the tokens to choose among, None for all.
     """
 
     keep_log_probs: bool = False
-    adapt: bool = False
+    with_survival: bool = False
     vocabulary: Tensor | None = None
 
 

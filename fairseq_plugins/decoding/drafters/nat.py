@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.block_size import BlockSizeChooser
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
 from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
@@ -38,17 +37,16 @@ class NatDrafter:
         options: DraftOptions | None = None,
         alone: bool = False,
     ) -> None:
-        options = options or DraftOptions()
+        options = options or DraftOptions(keep_log_probs=alone)
         self.model = model
         self.engine = engine
-        self.chooser = BlockSizeChooser(block_size) if options.adapt else None
         self.block_size = block_size
         self.alone = alone
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, engine, scored, options.keep_log_probs or alone)
+        self.make_draft = draft_maker(model.decoder, engine, options, scored)
         # Valid slots of the drafter's cache, and the most that it lacks of any sentence's tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
@@ -62,8 +60,6 @@ class NatDrafter:
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         self.decoder.start(self._encode(sample, encoder_out))
         source = sample["net_input"]["src_tokens"]
-        if self.chooser is not None:
-            self.chooser.start()
         self.lengths = torch.zeros(source.size(0), dtype=torch.long, device=source.device)
         self.span = Span(0, 0)
         self.lacking = 1
@@ -77,8 +73,7 @@ class NatDrafter:
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        wanted = self.block_size if self.chooser is None else self.chooser.choose()
-        width = min(wanted, state.max_len - span.shortest + self.alone)
+        width = min(self.block_size, state.max_len - span.shortest + self.alone)
         if width <= 0:
             return no_draft(state)
         # Input of every sentence: what its cache lacks, up to the last token, then the masks.
@@ -104,8 +99,6 @@ class NatDrafter:
 
     def observe(self, advance: Advance) -> None:
         self.lacking += advance.tokens.size(1)
-        if self.chooser is not None:
-            self.chooser.observe(advance.draft.tokens.size(1), advance.host_emitted)
 
     def select_rows(self, rows: Tensor) -> None:
         self.lengths = self.lengths.index_select(0, rows)

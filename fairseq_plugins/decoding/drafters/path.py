@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.state import DecodingState, Draft
@@ -14,44 +15,49 @@ from fairseq_plugins.models.transition import TransitionScores
 
 
 def draft_maker(
-    decoder: BlockNatDecoder, engine: Engine, vocabulary: Tensor | None, keep_log_probs: bool
+    decoder: BlockNatDecoder, engine: Engine, options: DraftOptions, vocabulary: Tensor | None
 ) -> Callable[[Tensor, DecodingState], Draft]:
     """What makes a draft of scores [B, K, N] and the state, with the decoder's weights of now.
 
     Args:
         decoder: the drafter's; with transition scores the tokens are chosen one after the other, else each by itself.
         engine: what it runs on.
+        options: what a draft is to bring along.
         vocabulary: ids [N] of the tokens that are scored, None for all.
-        keep_log_probs: hand log-probabilities on in `Draft.log_probs`, transitions along the path included.
     """
     transition = decoder.transition
     size = decoder.embed_tokens.num_embeddings
     if transition is None:
 
         def choose_each(scores: Tensor, state: DecodingState) -> Draft:
-            tokens = engine.argmax(scores)
-            if vocabulary is not None:
-                tokens = vocabulary[tokens]
-            log_probs = spread(scores, vocabulary, size).float().log_softmax(-1) if keep_log_probs else None
-            return Draft(tokens, log_probs=log_probs)
+            best = engine.argmax(scores)
+            survival = log_probs = None
+            if options.with_survival:
+                chosen = scores.gather(2, best[:, :, None]).squeeze(2)
+                survival = (chosen - scores.logsumexp(2)).cumsum(1).exp()
+            if options.keep_log_probs:
+                log_probs = spread(scores, vocabulary, size).float().log_softmax(-1)
+            tokens = best if vocabulary is None else vocabulary[best]
+            return Draft(tokens, log_probs=log_probs, survival=survival)
 
         return choose_each
     choose = path_chooser(transition, engine, vocabulary)
 
     def follow(scores: Tensor, state: DecodingState) -> Draft:
         last = state.last_tokens()
-        tokens = choose(scores, last[:, 0])
-        if not keep_log_probs:
-            return Draft(tokens)
-        along = transition(spread(scores, vocabulary, size), torch.cat([last, tokens[:, :-1]], dim=1))
-        return Draft(tokens, log_probs=along.float().log_softmax(-1))
+        tokens, conditional = choose(scores, last[:, 0], options.with_survival)
+        draft = Draft(tokens, survival=None if conditional is None else conditional.cumsum(1).exp())
+        if options.keep_log_probs:
+            along = transition(spread(scores, vocabulary, size), torch.cat([last, tokens[:, :-1]], dim=1))
+            draft.log_probs = along.float().log_softmax(-1)
+        return draft
 
     return follow
 
 
 def path_chooser(
     transition: TransitionScores, engine: Engine, vocabulary: Tensor | None = None
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]:
     """`TransitionScores.choose` among these tokens, with the weights of now, on the kernels where they can run it."""
     compiled = None
     if engine.kernels is not None:

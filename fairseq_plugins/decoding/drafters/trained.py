@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
@@ -22,8 +23,8 @@ class TrainedDrafterOptions(MethodOptions):
     block_size: Optional[int] = option(None)
     auto_block_size: bool = option(
         False,
-        "draft as many of --block-size tokens as pay, by the running times and the running rate of acceptance; "
-        "lossless methods give the same output at every block size",
+        "verify only the drafted tokens that pay, by their probabilities and the running times, and draft only where "
+        "that pays; for lossless methods on a CPU, whose output does not depend on it",
     )
     draft_vocabulary: Optional[float] = option(
         None,
@@ -103,7 +104,8 @@ def trained_drafter(parts: Parts, options: TrainedDrafterOptions, reads_log_prob
     if not (options.fp32_drafts or reads_log_probs):
         engine = _rounding(engine, model)
     kind = FeatureDrafter if model.reads_features else NatDrafter
-    return kind(model, drafted_tokens(model, options.block_size), engine, how)
+    drafter = kind(model, drafted_tokens(model, options.block_size), engine, how)
+    return AdaptiveDrafter(drafter) if options.auto_block_size else drafter
 
 
 def _rounding(engine: Engine, drafter: BlockNat) -> Engine:

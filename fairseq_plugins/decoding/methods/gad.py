@@ -49,6 +49,11 @@ class RelaxedOptions(TrainedDrafterOptions):
 def _check_relaxed(options: RelaxedOptions) -> None:
     check_draft_vocabulary(options)
     check_thresholds(options.top_beta, options.tau)
+    if options.auto_block_size:
+        raise ConfigurationError(
+            "--auto-block-size: what gad++ says depends on how many tokens are verified, and would differ from run to "
+            "run; give --block-size, or use --decoder gad"
+        )
     relaxed = options.top_beta != 1 or options.tau != 0
     if options.preset != "none" and relaxed:
         raise ConfigurationError(

@@ -127,7 +127,7 @@ def library() -> ctypes.CDLL | None:
     kernels.choose_best.argtypes = [pointer, number, number, pointer]
     kernels.choose_paths.argtypes = [
         *(pointer, number, number, pointer, number, pointer),
-        *(pointer, pointer, pointer),
+        *(pointer, pointer, pointer, pointer),
     ]
     rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]

@@ -804,15 +804,17 @@ void choose_best(const float* scores, int64_t rows, int64_t size, int64_t* best)
 // before: [vocabulary][rank]; after: a layer of `rank` inputs and N outputs.
 // ids: [N], of the tokens that have scores; null where those are all, in order.
 // first: [B], id of the token before the first position.
-// chosen: [B][K], ids. Returns 1 where an id is outside of the vocabulary.
+// chosen: [B][K], ids; log_probs: [B][K], of each given the one before it, null where nobody asks.
+// Returns 1 where an id is outside of the vocabulary.
 int32_t choose_paths(float* scores, int64_t batch, int64_t width, const float* before, int64_t vocabulary,
-                     const Linear* after, const int64_t* ids, const int64_t* first, int64_t* chosen) {
+                     const Linear* after, const int64_t* ids, const int64_t* first, int64_t* chosen, float* log_probs) {
     for (int64_t row = 0; row < batch * width; ++row, scores += after->outputs) {
         const int64_t previous = row % width == 0 ? first[row / width] : chosen[row - 1];
         if (previous < 0 || previous >= vocabulary) return 1;
         linear(*after, before + previous * after->inputs, 1, scores, NONE, true);
         const int64_t best = first_best(scores, after->outputs);
         chosen[row] = ids ? ids[best] : best;
+        if (log_probs) log_probs[row] = scores[best] - normaliser(scores, after->outputs);
     }
     return 0;
 }

@@ -169,7 +169,7 @@ class Kernels:
 
     def path_chooser(
         self, before: Tensor, after: Tensor, vocabulary: Tensor | None
-    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+    ) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None]] | None:
         """`models.transition.TransitionScores.choose` on the kernels, None where these cannot run it.
 
         Args:
@@ -182,18 +182,20 @@ class Kernels:
         before, layer = before.detach().contiguous(), self.compiled_linear((after, None))
         ids = None if vocabulary is None else vocabulary.contiguous()
 
-        def choose(scores: Tensor, first: Tensor) -> Tensor:
+        def choose(scores: Tensor, first: Tensor, with_log_probs: bool) -> tuple[Tensor, Tensor | None]:
             scores, first = scores.clone(memory_format=torch.contiguous_format), first.contiguous()
             batch, width, size = scores.shape
             if size != layer.outputs or len(first) != batch or not self.can_read(scores) or first.dtype != torch.long:
                 raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {layer.outputs} tokens")
             chosen = first.new_empty(batch, width)
+            log_probs = scores.new_empty(batch, width) if with_log_probs else None
             failed = self.functions.choose_paths(
                 *(scores.data_ptr(), batch, width, before.data_ptr(), len(before), ctypes.byref(layer.structure)),
                 *(None if ids is None else ids.data_ptr(), first.data_ptr(), chosen.data_ptr()),
+                None if log_probs is None else log_probs.data_ptr(),
             )
             if failed:
                 raise ValueError("kernels: a path begins after a token outside of the vocabulary")
-            return chosen
+            return chosen, log_probs
 
         return choose
