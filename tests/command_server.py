@@ -70,6 +70,8 @@ def serve(path: str, owner: int) -> None:
     """Accept commands until the owner has ended."""
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
+    # What the first optimiser of a process imports for two seconds.
+    importlib.import_module("torch._dynamo")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path + ".partial")
