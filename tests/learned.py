@@ -85,8 +85,3 @@ def _learn(model: nn.Module, loss: Callable[[], Tensor], updates: int) -> Any:
         loss().backward()
         optimizer.step()
     return model.eval()
-
-
-def tokens_per_iteration(stats: list) -> float:
-    """Of all sentences together."""
-    return sum(sentence.tokens for sentence in stats) / sum(sentence.iterations for sentence in stats)

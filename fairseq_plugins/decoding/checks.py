@@ -60,16 +60,20 @@ def _check_int8(models: Sequence[nn.Module]) -> None:
             raise ConfigurationError(f"--int8: rounds fp32 weights, and this model is in {name}; leave out --fp16")
 
 
-def check_same_dictionaries(parts: Parts, name: str) -> None:
+def check_same_dictionaries(parts: Parts, option: str) -> None:
     """Refuse to copy source tokens into the output where they mean something else there.
 
+    Args:
+        parts: with both dictionaries.
+        option: what asks for it, with its value.
+
     Raises:
-        ConfigurationError: naming the decoder.
+        ConfigurationError: naming the option.
     """
     if parts.source != parts.target:
         raise ConfigurationError(
-            f"--decoder {name}: copies source tokens into the output, but the dictionaries of source and "
-            "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
+            f"{option}: copies source tokens into the output, but the dictionaries of source and "
+            "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another value"
         )
 
 

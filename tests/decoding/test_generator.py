@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.search.rules import top_beta
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
-from tests.learned import learned_drafter, tokens_per_iteration
+from tests.learned import learned_drafter
 from tests.strategies import (
     BLOCK_SIZES,
     DRAFTERS,
@@ -34,6 +34,7 @@ from tests.support import (
     always_wrong,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     ids,
     make_drafter,
@@ -142,7 +143,7 @@ def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int
         stats += counted
     assert outputs == batch.outputs
     # The commonest token again and again, in drafts of 10, would give 1.24.
-    assert tokens_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
+    assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
 
 
 @settings(STEADY_MODELS, max_examples=12)

@@ -128,16 +128,16 @@ def _check(options: SourceCopyOptions) -> None:
     check_draft_vocabulary(options)
     if _has_fallback(options):
         return
-    for name, given in (
+    for said, is_given in (
         ("--auto-block-size", options.auto_block_size),
-        ("--draft-vocabulary", options.draft_vocabulary is not None),
+        (f"--draft-vocabulary {options.draft_vocabulary}", options.draft_vocabulary is not None),
     ):
-        if given:
-            raise ConfigurationError(f"{name}: is for trained drafters; add --iad-fallback gad, or leave it out")
+        if is_given:
+            raise ConfigurationError(f"{said}: is for trained drafters; add --iad-fallback gad, or leave it out")
 
 
 def _check_fit(parts: Parts, options: SourceCopyOptions) -> None:
-    check_same_dictionaries(parts, "iad")
+    check_same_dictionaries(parts, "--decoder iad")
     if _has_fallback(options):
         check_drafter(parts, options.block_size, options.draft_vocabulary)
 

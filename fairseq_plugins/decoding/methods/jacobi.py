@@ -180,7 +180,7 @@ def _check_length(options: HybridJacobiOptions) -> None:
 
 def _check_fit(parts: Parts, options: JacobiOptions) -> None:
     if options.jacobi_init == "source":
-        check_same_dictionaries(parts, "jacobi")
+        check_same_dictionaries(parts, "--jacobi-init source")
 
 
 def _method(parts: Parts, options: JacobiOptions, block_size: int | None, length: int | None = None) -> Method:

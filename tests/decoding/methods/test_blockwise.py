@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.learned import tokens_per_iteration
 from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS
-from tests.support import Options, assert_same_output, decode, fairseq_greedy, ids, make_args, make_sample, make_task
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    emitted_per_iteration,
+    fairseq_greedy,
+    ids,
+    make_args,
+    make_sample,
+    make_task,
+)
 
 
 def make_blockwise(seed: int, vocabulary: int = 12, **options: Any) -> tuple[Any, BlockwiseTransformer]:
@@ -68,7 +77,7 @@ def test_blockwise_batch_sizes(batch_size: int) -> None:
     expected = fairseq_greedy([model], task, sample, max_len_b=30)
     drafted, stats = decode([model], task, sample, Options("blockwise"), max_len_b=30)
     assert_same_output(drafted, expected)
-    assert tokens_per_iteration(stats) > 1.7
+    assert emitted_per_iteration(stats) > 1.7
 
 
 def test_fresh_heads_with_identity_are_the_base_model() -> None:

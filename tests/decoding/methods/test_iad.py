@@ -6,11 +6,12 @@ import pytest
 
 from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
 from tests.decoding.methods.alone import blocks_of, drafts_of
-from tests.learned import learned_drafter, learned_rewriter, tokens_per_iteration
+from tests.learned import learned_drafter, learned_rewriter
 from tests.support import (
     Options,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     ids,
     make_sample,
@@ -72,7 +73,7 @@ def test_batches_of_a_model_that_rewrites(rewriting: Rewriting, batch_size: int,
         stats += counted
     assert_same_output(drafted, rewriting.expected)
     # A copy up to the changed word, the word after it, the rest.
-    assert tokens_per_iteration(stats) > 4
+    assert emitted_per_iteration(stats) > 4
     assert [sentence.iterations for sentence in stats[::2]] == [1, 1, 1, 1]
 
 
@@ -82,7 +83,7 @@ def test_copies_and_a_fallback_together(rewriting: Rewriting, options: dict[str,
     drafter = learned_drafter(task, model, sample, ids(rewriting.expected), block_size=6, **options)
     helped, stats = decode([model], task, sample, Options("iad", iad_fallback="gad"), drafter, max_len_b=30)
     assert_same_output(helped, rewriting.expected)
-    assert tokens_per_iteration(stats) > 4
+    assert emitted_per_iteration(stats) > 4
 
 
 @pytest.mark.parametrize("lookup", ["unique", "recent"])
@@ -102,4 +103,4 @@ def test_with_a_fallback(lookup: str, options: dict[str, Any]) -> None:
     )
     assert_same_output(alone, expected)
     assert_same_output(helped, expected)
-    assert tokens_per_iteration(stats) > 1.2 * tokens_per_iteration(copied)
+    assert emitted_per_iteration(stats) > 1.2 * emitted_per_iteration(copied)
