@@ -295,6 +295,11 @@ def scores(hypotheses: list) -> list[Tensor]:
     return [hypothesis[0]["positional_scores"] for hypothesis in hypotheses]
 
 
+def emitted_per_iteration(stats: Sequence[SentenceStats]) -> float:
+    """The papers' mean accepted tokens; 1 where no draft is of any use."""
+    return sum(sentence.tokens for sentence in stats) / sum(sentence.iterations for sentence in stats)
+
+
 def assert_same_output(ours: list, theirs: list, tolerance: float = 1e-4) -> None:
     """Same tokens for every sentence, same positional scores and score within `tolerance`."""
     assert ids(ours) == ids(theirs)

@@ -103,9 +103,7 @@ def test_ragged_steps_rolling_back_and_dropping_rows(engine: Engine) -> None:
 @settings(STEADY_MODELS, max_examples=20)
 @given(options=TRANSFORMERS, sources=st.lists(st.integers(0, 12), min_size=1, max_size=4), seed=st.integers(0, 500))
 @torch.no_grad()
-def test_fused_encoder_equals_fairseqs(
-    engine: Engine, options: dict[str, Any], sources: list[int], seed: int
-) -> None:
+def test_fused_encoder_equals_fairseqs(engine: Engine, options: dict[str, Any], sources: list[int], seed: int) -> None:
     task = make_task(30)
     model = make_transformer(task, seed, ending=False, **options)
     net_input = make_sample(task, sources, seed)["net_input"]

@@ -22,6 +22,7 @@ from tests.support import (
     Options,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     ids,
     make_args,
@@ -126,8 +127,19 @@ def test_other_drafters_too(engine: Engine, method: Options) -> None:
     models = [make_transformer(task, 3), make_transformer(task, 4, decoder_layers=1)]
     sample = make_sample(task, [4, 0, 12, 7], 3)
     greedy, _ = decode(models, task, sample, Options("greedy"), engine=engine, max_len_b=20)
-    drafted, _ = decode(models, task, sample, method, engine=engine, max_len_b=20)
+    drafted, stats = decode(models, task, sample, method, engine=engine, max_len_b=20)
     assert_same_output(drafted, greedy)
+    if method.spec.name == "jacobi":
+        assert emitted_per_iteration(stats) > 1.4
+
+
+def test_drafts_are_accepted(engine: Engine) -> None:
+    task = make_task(9)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
+    _, stats = decode([verifier], task, sample, Options("gad", 12), drafter, engine=engine, max_len_b=30, min_len=20)
+    assert emitted_per_iteration(stats) > 1.6
 
 
 def test_it_is_another_model_than_in_fp32(engine: Engine) -> None:

@@ -28,6 +28,7 @@ from tests.support import (
     Options,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     make_drafter,
     make_sample,
@@ -183,6 +184,17 @@ def test_rounded_drafts_change_no_output(
     for fp32_drafts in (True, False):
         how = Options("gad", block_size, fp32_drafts=fp32_drafts)
         assert_same_output(decode([verifier], task, sample, how, drafter, **search)[0], stock)
+
+
+def test_rounded_drafts_are_as_good() -> None:
+    task = make_task(9)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
+    for fp32_drafts in (True, False):
+        how = Options("gad", 12, fp32_drafts=fp32_drafts)
+        _, stats = decode([verifier], task, sample, how, drafter, max_len_b=30, min_len=20)
+        assert emitted_per_iteration(stats) > 1.6
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "packed"), [(511, 64, True), (512, 64, False), (256, 4097, False)])
