@@ -136,7 +136,8 @@ def test_everything_stands() -> None:
 
 # SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is what was drafted and V what the verifier made of it, both
 # after the translation of the iterations before. What V shows after a relaxed token is conditioned on it, and V shows
-# the relaxed token itself, so the verifier's best token at such a position, which the vanilla tables show, is given extra.
+# the relaxed token itself, so the verifier's best token at such a position, which the vanilla tables show, is given
+# extra.
 VANILLA_1 = """
 D Nach den Angaben Angaben war der Tunnel noch nicht in
 V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
