@@ -57,7 +57,6 @@ class Steps:
         self.random = torch.Generator().manual_seed(seed)
         source = make_sample(task, [(3 * row + seed) % 8 for row in range(len(lengths))], seed)["net_input"]
         self.inputs = None
-        self.ids = VOCABULARY
         if drafter is None:
             self.decoder = CachedDecoder(verifier.decoder, engine)
             self.decoder.start(verifier.encoder.forward_torchscript(source))
@@ -66,8 +65,6 @@ class Steps:
             masked = MaskedDecoder(model.decoder, engine, None)
             masked.start(model.encoder.forward_torchscript(source))
             self.decoder, self.inputs = masked.cached, masked.inputs
-            # One more, the mask; fed here as often as a word.
-            self.ids = VOCABULARY + 1
         kernels_can = (
             options.get("activation_fn") != "tanh" if drafter is None else not drafter.get("positions_every_layer")
         ) and self.decoder.decoder.project_in_dim is None
@@ -80,8 +77,10 @@ class Steps:
         self.cache = self.decoder.cache
 
     def tokens(self, *shape: int) -> Tensor:
-        """Random tokens, of a drafter with masks among them."""
-        return torch.randint(4, self.ids, shape, generator=self.random)
+        """Random tokens, of a drafter with masks for a third of them."""
+        words = torch.randint(4, VOCABULARY, shape, generator=self.random)
+        is_mask = torch.rand(shape, generator=self.random) < (0 if self.inputs is None else 1 / 3)
+        return words.masked_fill(is_mask, VOCABULARY)
 
     def number(self, limit: Tensor) -> Tensor:
         """Random numbers from 0 to `limit`."""
