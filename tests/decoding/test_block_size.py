@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import block_size
 from fairseq_plugins.decoding.block_size import BlockSizeChooser
-from fairseq_plugins.decoding.methods import Options
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
+    Options,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     make_drafter,
     make_sample,
@@ -86,3 +87,13 @@ def test_output_is_fairseqs(
     expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
     drafted, _ = decode([verifier], task, sample, Options("gad", 12, auto_block_size=True), drafter, max_len_b=30)
     assert_same_output(drafted, expected)
+
+
+def test_its_drafts_are_accepted() -> None:
+    task = make_task(9)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
+    how = Options("gad", 12, auto_block_size=True)
+    _, stats = decode([verifier], task, sample, how, drafter, max_len_b=30, min_len=20)
+    assert emitted_per_iteration(stats) > 1.5

@@ -109,7 +109,7 @@ def library() -> ctypes.CDLL | None:
     kernels.log_softmax.argtypes = [pointer, number, number]
     kernels.choose_best.argtypes = [pointer, number, number, pointer]
     kernels.choose_paths.argtypes = [
-        *(pointer, number, number, number, pointer),
+        *(pointer, number, number, number, pointer, number),
         *(pointer, number, pointer, pointer, number, pointer),
     ]
     rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]

@@ -646,19 +646,24 @@ void choose_best(const float* scores, int64_t rows, int64_t size, int64_t* best)
             chunk = begin;
         }
         best[row] = chunk;
-        while (scores[best[row]] != highest) ++best[row];
+        // Bounded, because nothing equals what is not a number.
+        while (best[row] + 1 < size && scores[best[row]] != highest) ++best[row];
     }
 }
 
 // Of every position of scores[B][K][V] choose the token, among the `candidates` best, whose score is the highest together with
 // that of coming after the token chosen before it, before[id of previous][rank] * after[token][rank].
-// ids: [V], of the tokens that have scores; null where those are all, in order.
+// ids: [V], of the tokens that have scores.
 // first: [B], id of the token before the first position.
 // chosen: [B][K], ids.
-void choose_paths(const float* scores, int64_t batch, int64_t width, int64_t vocabulary, const float* before,
-                  const float* after, int64_t rank, const int64_t* ids, const int64_t* first, int64_t candidates,
-                  int64_t* chosen) {
+// Returns 0, or 2 and does nothing where a first token is none of the `known` that `before` has.
+int32_t choose_paths(const float* scores, int64_t batch, int64_t width, int64_t vocabulary, const float* before,
+                     int64_t known, const float* after, int64_t rank, const int64_t* ids, const int64_t* first,
+                     int64_t candidates, int64_t* chosen) {
     constexpr int64_t CHUNK = 64;
+    for (int64_t row = 0; row < batch; ++row) {
+        if (first[row] < 0 || first[row] >= known) return 2;
+    }
     std::vector<std::pair<float, int64_t>> best(candidates);
     for (int64_t row = 0; row < batch * width; ++row, scores += vocabulary) {
         int64_t found = 0;
@@ -682,9 +687,10 @@ void choose_paths(const float* scores, int64_t batch, int64_t width, int64_t voc
             for (int64_t i = 0; i < rank; ++i) score += from[i] * to[i];
             if (candidate > 0 && score <= highest) continue;
             highest = score;
-            chosen[row] = ids ? ids[best[candidate].second] : best[candidate].second;
+            chosen[row] = ids[best[candidate].second];
         }
     }
+    return 0;
 }
 
 // Run the rows of a step through layers, in place in x[R][D]; returns 0, or 1 and does nothing where the layout points

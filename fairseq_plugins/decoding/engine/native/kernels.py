@@ -139,22 +139,32 @@ class Kernels:
             after: [N, R], of the token.
             vocabulary: ids [N] of the tokens that have scores, None for all.
             candidates: how many tokens of every position to choose among.
+
+        Raises:
+            ValueError: for tensors that do not fit each other; what is returned does so for tokens outside of V.
         """
         if not self.can_read(before, after):
             return None
         before, after = before.detach().contiguous(), after.detach().contiguous()
-        ids = None if vocabulary is None else vocabulary.contiguous()
+        ids = torch.arange(len(after)) if vocabulary is None else vocabulary.contiguous()
+        fit = before.dim() == after.dim() == 2 and before.size(1) == after.size(1)
+        fit = fit and ids.dtype == torch.long and ids.shape == after.shape[:1]
+        if not fit or not bool(((ids >= 0) & (ids < len(before))).all()):
+            raise ValueError(f"kernels: transitions from {list(before.shape)} to {list(after.shape)}")
 
         def choose(scores: Tensor, first: Tensor) -> Tensor:
             scores, first = scores.contiguous(), first.contiguous()
             batch, width, size = scores.shape
-            if size != len(after) or len(first) != batch or not self.can_read(scores):
+            readable = self.can_read(scores) and first.dtype == torch.long and first.device.type == "cpu"
+            if size != len(after) or first.shape != (batch,) or not readable:
                 raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {len(after)} tokens")
             chosen = first.new_empty(batch, width)
-            self.functions.choose_paths(
-                *(scores.data_ptr(), batch, width, size, before.data_ptr(), after.data_ptr(), before.size(1)),
-                *(None if ids is None else ids.data_ptr(), first.data_ptr(), min(candidates, size), chosen.data_ptr()),
+            failed = self.functions.choose_paths(
+                *(scores.data_ptr(), batch, width, size, before.data_ptr(), len(before), after.data_ptr()),
+                *(before.size(1), ids.data_ptr(), first.data_ptr(), min(candidates, size), chosen.data_ptr()),
             )
+            if failed:
+                raise ValueError("kernels: the token before a path is outside of the vocabulary")
             return chosen
 
         return choose
