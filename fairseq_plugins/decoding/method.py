@@ -87,8 +87,8 @@ class MethodSpec:
         needs_drafter: whether a trained drafter takes part, given the options.
         runs_verifier: whether a verifier has the last word.
         verifier_class: what the verifier must be, None for any that the engine can run.
-        copies_source: what asks for source tokens in the output, given the options, an option with its value; None where
-            nothing does. Dictionaries must be the same for it.
+        copies_source: what asks for source tokens in the output, an option with its value; None where nothing does.
+            For it, dictionaries must be the same.
         check: refuses options that contradict each other, before anything is loaded.
         check_fit: refuses models and dictionaries that do not fit the method.
         agreed: for traces, why a drafted token is in the output that is the verifier's best; `relaxed`: that is not.

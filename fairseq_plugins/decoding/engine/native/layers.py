@@ -336,7 +336,7 @@ class NativeLayers:
         is_plain = key_value.device.type == "cpu" and key_value.dtype == torch.float32
         if not (is_plain and key_value.shape == shape and key_value[0].is_contiguous()):
             raise ValueError(
-                f"kernels: keys and values are {key_value.dtype} {list(key_value.shape)} on {key_value.device}, strides "
+                f"kernels: keys and values {key_value.dtype} {list(key_value.shape)} on {key_value.device}, strides "
                 f"{key_value.stride()}; wanted is contiguous {torch.float32} {list(shape)}"
             )
         if allowed is not None:
