@@ -8,6 +8,7 @@ import atexit
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import signal
@@ -70,6 +71,8 @@ def serve(path: str, owner: int) -> None:
     """Accept commands until the owner has ended."""
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
+    # What the first optimiser of a process imports for two seconds.
+    importlib.import_module("torch._dynamo")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path + ".partial")
@@ -135,7 +138,7 @@ def _run(client: socket.socket) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.clear()
@@ -143,10 +146,15 @@ def _run(client: socket.socket) -> None:
     sys.argv = [name, *arguments]
     # The script's own link to the plugin, which is imported already.
     import_user_module.memo = {os.path.abspath("fairseq_plugins")}
-    module, function = COMMANDS[name].split(":")
+    module_name, function = COMMANDS[name].split(":")
+    module = importlib.import_module(module_name)
+    if name in ("fairseq-train", "fairseq-interactive", "fairseq-preprocess"):
+        # They say where the log goes before they import anything else. Here others came before them.
+        logging.root.handlers.clear()
+        importlib.reload(module)
     status = 1
     try:
-        status = getattr(importlib.import_module(module), function)() or 0
+        status = getattr(module, function)() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):

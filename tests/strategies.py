@@ -82,7 +82,6 @@ def fitting(drafter: dict[str, Any], verifier: dict[str, Any]) -> dict[str, Any]
     }
 
 
-
 SOURCES = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=8)
 """Source lengths of one batch, empty lines included."""
 
@@ -97,3 +96,14 @@ SEARCHES = _merged(
     st.sampled_from([{}, {}, {"bos_token": 7}]),
 ).map(lambda options: {**options, "max_len_b": max(options["max_len_b"], options.get("min_len", 1))})
 """Generation options that change greedy output or its scores."""
+
+SENTENCES = st.one_of(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 8)), min_size=1, max_size=4),
+    st.builds(
+        lambda length, rows: [(length, count) for count in rows], st.integers(0, 9), st.sampled_from([[3], [1, 1]])
+    ),
+).filter(lambda sentences: any(rows for _, rows in sentences))
+"""Of every sentence of a batch: how many tokens are in the cache, and how many rows a step has, none for some."""
+
+VISIBLE = st.sampled_from([None, "block", "any", "any, the same for all"])
+"""How far the rows of a step see: to their own slot, to the last one of the step, or anywhere."""

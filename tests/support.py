@@ -24,6 +24,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.drafters import Drafter, StatelessDrafter
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -158,6 +159,18 @@ def fairseq_greedy(models: list[nn.Module], task: SpecDecTask, sample: dict[str,
     return generator.generate(models, sample, **per_batch)
 
 
+def make_state(tokens: Tensor, lengths: list[int], max_len: int, **constraints: Any) -> DecodingState:
+    """The state of a batch that has these tokens [B, any], the first symbol included, of an ordinary dictionary."""
+    return DecodingState(
+        tokens=tokens,
+        lengths=torch.tensor(lengths),
+        host_lengths=lengths,
+        constraints=Constraints(pad=1, unk=3, eos=2, max_len=max_len, **constraints),
+        log_probs=torch.zeros(tokens.shape),
+        sentences=list(range(len(lengths))),
+    )
+
+
 class RecordedStats(DecodingStats):
     """Statistics that keep what they are told of every sentence."""
 
@@ -237,7 +250,8 @@ def decode(
     def build() -> Method:
         if isinstance(method, Options):
             return method.build(models, model, task, engine, temperature)
-        return Method(Verifier(models, engine or make_engine(), temperature), method, GreedySearch(rule))
+        runs_on = engine or make_engine()
+        return Method(Verifier(models, runs_on, temperature), method, GreedySearch(rule, runs_on))
 
     stats = RecordedStats()
     generator = DraftVerifyGenerator(models, task.target_dictionary, build, stats, **options)
@@ -312,6 +326,11 @@ def ids(hypotheses: list) -> list[list[int]]:
 def scores(hypotheses: list) -> list[Tensor]:
     """Positional scores of the best hypotheses."""
     return [hypothesis[0]["positional_scores"] for hypothesis in hypotheses]
+
+
+def emitted_per_iteration(stats: Sequence[SentenceStats]) -> float:
+    """The papers' mean accepted tokens; 1 where no draft is of any use."""
+    return sum(sentence.tokens for sentence in stats) / sum(sentence.iterations for sentence in stats)
 
 
 def assert_same_output(ours: list, theirs: list, tolerance: float = 1e-4) -> None:

@@ -114,7 +114,7 @@ def test_statistics_file_adds_up_to_the_summary(corpus: Corpus, tmp_path: Path) 
     summary = next(line for line in run.stderr.splitlines() if line.startswith("gad: "))
     tokens, iterations = (sum(line[name] for line in lines) for name in ("tokens", "iterations"))
     assert f"36 sentences, {tokens} tokens, {iterations} iterations" in summary
-    assert all(sum(line["accepted"]) == line["tokens"] for line in lines)
+    assert all(sum(line["emitted"]) == line["tokens"] for line in lines)
 
 
 def test_interactive_with_empty_and_unknown_words(corpus: Corpus) -> None:
@@ -263,7 +263,14 @@ def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]
             ["--drafter-path", "dictionary", "fairseq-preprocess"],
         ),
         "block beyond the trained": (f"{data} {ours} {path} {gad} --block-size 7", ["--block-size 7", "at most 6"]),
-        "beta below 1": (f"{data} {ours} {path} {gad} --top-beta 0", ["--top-beta 0", "at least 1"]),
+        "beta below 1": (
+            f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --top-beta 0",
+            ["--top-beta 0", "at least 1"],
+        ),
+        "option of other decoders": (
+            f"{data} {ours} {path} {gad} --top-beta 3",
+            ["--top-beta 3: is for --decoder gad++, blockwise, not gad"],
+        ),
         "block below 1": (f"{data} {ours} {path} {gad} --block-size 0", ["--block-size 0", "at least 1"]),
         "copying between dictionaries": (
             f"{data} {ours} {path} --decoder iad",
@@ -273,7 +280,10 @@ def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]
             f"{data} {ours} {path} --decoder blockwise",
             ["--decoder blockwise", "without heads", "--arch blockwise_transformer"],
         ),
-        "tau below 0": (f"{data} {ours} {path} {gad} --tau=-1", ["--tau -1", "0 or more"]),
+        "tau below 0": (
+            f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --tau=-1",
+            ["--tau -1", "0 or more"],
+        ),
         "preset and beta": (
             f"{data} {ours} {path} --decoder gad++ --drafter-path {corpus.drafter} --preset high-quality --top-beta 4",
             ["--preset high-quality", "--top-beta", "either"],
@@ -298,6 +308,7 @@ BAD_INPUTS = [
     "other dictionary",
     "block beyond the trained",
     "beta below 1",
+    "option of other decoders",
     "block below 1",
     "tau below 0",
     "copying between dictionaries",

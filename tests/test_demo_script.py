@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = "ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
 

@@ -46,9 +46,10 @@ def check_fit(spec: MethodSpec, options: MethodOptions, parts: Parts) -> None:
             )
     if parts.engine.precision is Precision.INT8_WEIGHTS:
         _check_int8(parts.models)
-    if spec.copies_source(options) and parts.source != parts.target:
+    asked = spec.copies_source(options)
+    if asked is not None and parts.source != parts.target:
         raise ConfigurationError(
-            f"--decoder {spec.name}: copies source tokens into the output, but the dictionaries of source and "
+            f"{asked}: copies source tokens into the output, but the dictionaries of source and "
             "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
         )
     spec.check_fit(parts, options)

@@ -98,6 +98,8 @@ class DraftVerifyGenerator(SequenceGenerator):
             state.append(advance)
             drafter.observe(advance)
             batch.retire(advance, method)
+            # Scores of a whole vocabulary: not two iterations' at a time.
+            del draft, verification, advance
             given = None
 
     def _given_draft(self, batch: Batch, method: Method) -> Draft | None:

@@ -87,7 +87,8 @@ class MethodSpec:
         needs_drafter: whether a trained drafter takes part, given the options.
         runs_verifier: whether a verifier has the last word.
         verifier_class: what the verifier must be, None for any that the engine can run.
-        copies_source: whether source tokens go into the output, given the options: then dictionaries must be the same.
+        copies_source: what asks for source tokens in the output, an option with its value; None where nothing does.
+            For it, dictionaries must be the same.
         check: refuses options that contradict each other, before anything is loaded.
         check_fit: refuses models and dictionaries that do not fit the method.
         agreed: for traces, why a drafted token is in the output that is the verifier's best; `relaxed`: that is not.
@@ -107,7 +108,7 @@ class MethodSpec:
     needs_drafter: Callable[[Any], bool] = lambda options: False
     runs_verifier: bool = True
     verifier_class: type[nn.Module] | None = None
-    copies_source: Callable[[Any], bool] = lambda options: False
+    copies_source: Callable[[Any], str | None] = lambda options: None
     check: Callable[[Any], None] = _nothing
     check_fit: Callable[[Parts, Any], None] = _nothing
     agreed: str = TOP_1

@@ -164,8 +164,10 @@ class TraceWriter:
         guessed = [False] * len(emitted) if draft.from_fallback is None else draft.from_fallback.tolist()
         accepted = advance.num_accepted
         if extra == 0:
-            # Without a verifier the last drafted token takes the place of its own, unless the length limit forbids it.
-            accepted = torch.minimum(accepted + (draft.tokens[:, -1] == best[:, -1]), advance.num_emitted)
+            # Without a verifier the last emitted token was drafted, too, unless fairseq's constraints forbid that one.
+            last = (advance.num_emitted - 1)[:, None]
+            was_drafted = draft.tokens.gather(1, last) == advance.tokens.gather(1, last)
+            accepted = torch.minimum(accepted + was_drafted[:, 0], advance.num_emitted)
         rows = zip(
             sentences,
             drafted.tolist(),

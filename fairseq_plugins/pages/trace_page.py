@@ -79,7 +79,7 @@ class EditRatios:
         if wanted != "auto":
             return wanted if known[wanted] else None
         spec = methods.find(self.trace.decoder)
-        copies = spec.copies_source(spec.options())
+        copies = spec.copies_source(spec.options()) is not None
         rewrites = copies or (known["source"] and statistics.median(self.source) < _REWRITING)
         if rewrites and known["source"]:
             return "source"

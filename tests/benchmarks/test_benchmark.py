@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,16 @@ def _rows(folder: Path) -> dict:
 
 
 @LINUX
-def test_a_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run(
+    corpus: Corpus,
+    programs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("ctranslate2")
+    # Memory is measured in processes of their own, one for every row.
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
     names = f"{CTRANSLATE2_GREEDY},gad,iad,gad fp32 drafts,gad int8,greedy int8"
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
     arguments += ["--repeats", "2", "--timing-sentences", "6", "--timing-batch-sizes", "1,4", "--threads", "1"]

@@ -25,6 +25,10 @@ def _train(*arguments: str) -> None:
     train.main(convert_namespace_to_omegaconf(args))
 
 
+# Models that are trained once for all of them.
+pytestmark = pytest.mark.xdist_group("compare")
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
     """A data folder, and a verifier, its drafter, and heads on it and on another base, after one update each."""

@@ -7,15 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, NoDrafter
-from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.decoding.methods.greedy import NoDrafter
+from fairseq_plugins.decoding.state import DecodingState, Draft
+from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.test_drafters import METHODS, make_blockwise
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.decoding.methods.test_untrained import METHODS
+from tests.learned import learned_drafter
 from tests.strategies import BLOCK_SIZES, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
+    Options,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     ids,
     make_drafter,
@@ -31,15 +36,16 @@ ACTIVE = st.integers(1, 5)
 
 def check(
     models: list, task: Any, sample: dict, method: Options, active: int, model: Any = None, **search: Any
-) -> None:
-    """As fairseq's output, and every sentence in the iterations it has when all are decoded at once."""
+) -> list[SentenceStats]:
+    """As fairseq's output, and every sentence in the iterations it has when all are decoded at once; the statistics."""
     expected = fairseq_greedy(models, task, sample, **search)
     _, at_once = decode(models, task, sample, method, model, **search)
     drafted, stats = decode(models, task, sample, method, model, active_sentences=active, **search)
     assert_same_output(drafted, expected)
-    if method.decoder != "jacobi":  # its window is one and a half times the longest source beside it
-        assert [sentence.accepted for sentence in stats] == [sentence.accepted for sentence in at_once]
+    if method.spec.name != "jacobi":  # its window is one and a half times the longest source beside it
+        assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in at_once]
     assert {sentence.batch_size for sentence in stats} == {min(active, len(stats))}
+    return stats
 
 
 @settings(STEADY_MODELS, max_examples=40)
@@ -94,9 +100,11 @@ def test_blockwise(sources: list[int], search: dict[str, Any], active: int, seed
 def test_iad_with_a_fallback(options: dict[str, Any]) -> None:
     task = make_task(9)
     verifier = make_transformer(task, 3)
-    drafter = make_drafter(task, 4, block_size=6, verifier=verifier, **options)
-    method = Options("iad", iad_fallback="gad")
-    check([verifier], task, make_sample(task, [4, 0, 12, 7, 5, 20, 3], 3), method, 2, drafter, max_len_b=20)
+    sample = make_sample(task, [4, 0, 12, 7, 5, 20, 3], 3)
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
+    drafter = learned_drafter(task, verifier, sample, outputs, block_size=6, **options)
+    stats = check([verifier], task, sample, Options("iad", iad_fallback="gad"), 2, drafter, max_len_b=20)
+    assert emitted_per_iteration(stats) > 1.5
 
 
 def test_ensembles_and_the_drafter_alone() -> None:
@@ -132,7 +140,7 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [sentence.tokens for sentence in stats]
     groups = sum(max(steps[begin : begin + 8]) for begin in range(0, len(steps), 8))
     assert len(rows) < groups
-    # All places are taken until nobody waits: at most a quarter is free.
+    # All rows are taken until nobody waits: at most a quarter is free.
     waiting = len(rows) - max(steps)
     assert waiting > 0 and min(rows[:waiting]) > 8 - 8 // 4
 

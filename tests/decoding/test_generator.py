@@ -9,10 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.acceptance import top_beta
-from fairseq_plugins.decoding.drafters import NoDrafter
-from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.methods.greedy import NoDrafter
+from fairseq_plugins.decoding.search.rules import top_beta
+from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat import BlockNat
+from tests.learned import learned_drafter
 from tests.strategies import (
     BLOCK_SIZES,
     DRAFTERS,
@@ -24,12 +27,14 @@ from tests.strategies import (
     fitting,
 )
 from tests.support import (
+    Options,
     Script,
     ScriptedDrafter,
     always_right,
     always_wrong,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     ids,
     make_drafter,
@@ -89,27 +94,56 @@ def test_greedy_and_gad_equal_fairseq(
     assert [sentence.tokens for sentence in stats] == [len(tokens) for tokens in ids(expected)]
 
 
-@pytest.mark.parametrize(
-    "options", [{"drafter_attention": "prefix-causal"}, {"drafter_attention": "full"}, {"drafter_context": "features"}]
-)
+class Batch:
+    """Sentences of many lengths, and drafters that know some of them."""
+
+    SOURCES = [0, 1, 33, 7, 2, 19, 0, 40, *range(24)]
+    DRAFTERS = {
+        "prefix-causal": {"drafter_attention": "prefix-causal"},
+        "full": {"drafter_attention": "full"},
+        "features": {"drafter_context": "features"},
+    }
+
+    def __init__(self) -> None:
+        self.task = make_task(100)
+        self.verifier = make_transformer(self.task, 11)
+        self.sample = make_sample(self.task, self.SOURCES)
+        self.outputs = ids(fairseq_greedy([self.verifier], self.task, self.sample, max_len_b=40))
+        self.drafters: dict[str, BlockNat] = {}
+
+    def drafter(self, kind: str) -> BlockNat:
+        if kind not in self.drafters:
+            self.drafters[kind] = learned_drafter(
+                self.task, self.verifier, self.sample, self.outputs, **self.DRAFTERS[kind]
+            )
+        return self.drafters[kind]
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    batch = Batch()
+    assert len({len(tokens) for tokens in batch.outputs}) >= 8
+    return batch
+
+
+@pytest.mark.parametrize("kind", list(Batch.DRAFTERS))
 @pytest.mark.parametrize("batch_size", [1, 7, 32])
 @pytest.mark.parametrize("block_size", [1, 3, 10, 25])
-def test_every_batch_and_block_size_gives_the_same(batch_size: int, block_size: int, options: dict[str, Any]) -> None:
-    task = make_task(100)
-    verifier = make_transformer(task, 8, share_decoder_input_output_embed=True)
-    drafter = make_drafter(task, 9, verifier=verifier, **options)
-    sources = [0, 1, 33, 7, 2, 19, 0, 40, *range(24)]
-    expected = ids(fairseq_greedy([verifier], task, make_sample(task, sources), max_len_b=40))
-    assert len({len(tokens) for tokens in expected}) >= 8
-    everything = make_sample(task, sources)["net_input"]["src_tokens"]
-    outputs = []
-    for begin in range(0, len(sources), batch_size):
-        sample = make_sample(task, sources[begin : begin + batch_size])
+def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int, block_size: int, kind: str) -> None:
+    everything = batch.sample["net_input"]["src_tokens"]
+    outputs, stats = [], []
+    for begin in range(0, len(batch.SOURCES), batch_size):
+        sample = make_sample(batch.task, batch.SOURCES[begin : begin + batch_size])
         width = sample["net_input"]["src_tokens"].size(1)
         sample["net_input"]["src_tokens"] = everything[begin : begin + batch_size, -width:]
-        hypotheses, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, max_len_b=40)
+        hypotheses, counted = decode(
+            [batch.verifier], batch.task, sample, Options("gad", block_size), batch.drafter(kind), max_len_b=40
+        )
         outputs += ids(hypotheses)
-    assert outputs == expected
+        stats += counted
+    assert outputs == batch.outputs
+    # The commonest token again and again, in drafts of 10, would give 1.24.
+    assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
 
 
 @settings(STEADY_MODELS, max_examples=12)
@@ -241,13 +275,13 @@ def test_zero_length_limit_gives_eos_only() -> None:
     assert limited.check(always_wrong(limited.outputs), 3) == limited.lengths
 
 
-def test_shorter_drafters_do_not_have_to_give_widths(known: Known) -> None:
-    """A drafter without `widths` means all its columns."""
+def test_drafters_do_not_have_to_say_how_many_they_drafted(known: Known) -> None:
+    """A draft without `num_drafted` means all its columns."""
 
     class Full(ScriptedDrafter):
         def draft(self, state: Any) -> Any:
             draft = super().draft(state)
-            draft.widths = None
+            draft.num_drafted = None
             return draft
 
     drafter = Full(always_wrong(known.outputs), 4)
@@ -269,7 +303,7 @@ def test_strictest_relaxation_is_gad(
         [verifier], task, sample, Options("gad++", block_size, top_beta=1, tau=0.0), drafter, max_len_b=30
     )
     assert_same_output(strict, exact, tolerance=0.0)
-    assert [s.accepted for s in strict_stats] == [s.accepted for s in exact_stats]
+    assert [s.emitted for s in strict_stats] == [s.emitted for s in exact_stats]
 
 
 def test_relaxed_acceptance_stays_within_fairseqs_limits(known: Known) -> None:
@@ -324,9 +358,6 @@ def test_other_searches_are_refused(known: Known, options: dict[str, Any], named
 
 
 def test_constraints_are_refused(known: Known) -> None:
-    from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-    from fairseq_plugins.decoding.stats import DecodingStats
-
     generator = DraftVerifyGenerator([known.verifier], known.task.target_dictionary, None, DecodingStats("greedy"))
     with pytest.raises(ConfigurationError, match="--constraints"):
         generator.generate([], known.sample, constraints=torch.zeros(7, 1))

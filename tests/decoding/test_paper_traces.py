@@ -11,32 +11,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.acceptance import exact
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, Drafter
-from fairseq_plugins.decoding.drafters.blockwise import BlockwiseDrafter
-from fairseq_plugins.decoding.drafters.jacobi import JacobiDrafter
-from fairseq_plugins.decoding.drafters.source_copy import SourceCopyDrafter
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
-from fairseq_plugins.decoding.verifier import Verification
+from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.methods.blockwise import BlockwiseDrafter
+from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
+from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 from tests.strategies import STEADY
 from tests.support import RecordedStats, SpecDecTask, ids, make_sample, make_task, make_transformer
 
-# (place, whether all before it is right) -> the token that the verifier wants there
+# (position, whether all before it is right) -> the token that the verifier wants there
 Wish = Callable[[int, bool], int]
 
 
 class ScriptedVerifier:
-    """Says what a function wishes at every place; its state at a place is the number of the place."""
+    """Says what a function wishes at every position; its state there is the number of the position."""
 
     def __init__(self, output: list[int], size: int, wish: Wish | None = None) -> None:
         self.output = output
         self.size = size
-        self.wish = wish or (lambda place, right: output[min(place, len(output) - 1)])
+        self.wish = wish or (lambda position, right: output[min(position, len(output) - 1)])
 
     def start(self, sample: dict[str, Any]) -> None:
         pass
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def select_rows(self, rows: torch.Tensor) -> None:
         pass
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
@@ -45,22 +46,22 @@ class ScriptedVerifier:
         best = [self.wish(begin + i, drafted[:i] == self.output[begin : begin + i]) for i in range(width)]
         scores = torch.full((1, width, self.size), -20.0)
         scores[0, torch.arange(width), torch.tensor(best)] = 0.0
-        places = torch.arange(begin, begin + width, dtype=torch.float)
-        return Verification(scores.log_softmax(-1), places[None, :, None])
+        positions = torch.arange(begin, begin + width, dtype=torch.float)
+        return Verification(scores.log_softmax(-1), torch.tensor([best]), positions[None, :, None])
 
 
 def run(
     task: SpecDecTask, source: list[int], output: list[int], drafter: Drafter, wish: Wish | None = None
 ) -> list[int]:
-    """Tokens gained in every iteration, after checking that the verifier's output was decoded."""
+    """Tokens emitted in every iteration, after checking that the verifier's output was decoded."""
     sample = make_sample(task, [len(source) - 1])
     sample["net_input"]["src_tokens"] = torch.tensor([source])
-    method = Method(ScriptedVerifier(output, len(task.target_dictionary), wish), drafter, exact)
+    method = Method(ScriptedVerifier(output, len(task.target_dictionary), wish), drafter, GreedySearch())
     stats = RecordedStats()
     models = [make_transformer(task, ending=False)]
     generator = DraftVerifyGenerator(models, task.target_dictionary, lambda: method, stats, max_len_b=60)
     assert ids(generator.generate(models, sample))[0] == output
-    return stats.recorded[0].accepted
+    return stats.recorded[0].emitted
 
 
 def numbered(*texts: list[str]) -> tuple[SpecDecTask, list[list[int]]]:
@@ -134,7 +135,7 @@ gestartet_ ._ <EOS>
 
 
 class ScriptedHeads:
-    """Heads 2 to k that are right up to the end of the printed block that begins one place further, then wrong."""
+    """Heads 2 to k that are right up to the end of the printed block that begins one position further, then wrong."""
 
     def __init__(self, blocks: list[int], output: list[int], wrong: int) -> None:
         self.proposals: dict[int, list[int]] = {}
@@ -145,7 +146,7 @@ class ScriptedHeads:
         self.size = max(*output, wrong) + 1
 
     def head_states(self, hidden: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """From the place [1, 1] that head 1 speaks of: the ids that the others propose, [1, last - first + 1, 1]."""
+        """From the position [1, 1] that head 1 speaks of: the ids that the others propose, [1, last - first + 1, 1]."""
         proposals = self.proposals.get(int(hidden[0, 0]), [self.size - 1] * 10)
         return torch.tensor(proposals[: last - first + 1])[None, :, None]
 
@@ -177,13 +178,13 @@ JACOBI_SETTINGS = [
 
 @pytest.mark.parametrize("settings", JACOBI_SETTINGS, ids=str)
 def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[str, Any]) -> None:
-    """A verifier that is right only behind a right prefix, and wrong in a new way in every iteration else."""
+    """A verifier that is right only after a right prefix, and wrong in a new way in every iteration else."""
     task = make_task(100)
     output = [*range(10, 26), 2]
     turn = iter(range(10**6))
 
-    def wish(place: int, right: bool) -> int:
-        return output[min(place, len(output) - 1)] if right else 30 + next(turn) % 70
+    def wish(position: int, right: bool) -> int:
+        return output[min(position, len(output) - 1)] if right else 30 + next(turn) % 70
 
     drafter = JacobiDrafter(1, initial=task.target_dictionary.pad(), **settings)
     assert run(task, [*range(50, 66), 2], output, drafter, wish) == [1] * len(output)
@@ -199,12 +200,12 @@ def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[st
 def test_jacobi_never_takes_more_iterations_than_tokens(
     output: list[int], choice: dict[str, Any], initial: int | None, noise: Any
 ) -> None:
-    """Whatever a verifier says behind wrong tokens, and whatever the first guess, m iterations are enough."""
+    """Whatever a verifier says after wrong tokens, and whatever the first guess, m iterations are enough."""
     task = make_task(10)
     output = [*output, 2]
 
-    def wish(place: int, right: bool) -> int:
-        return output[place] if right and place < len(output) else noise.randint(2, 9)
+    def wish(position: int, right: bool) -> int:
+        return output[position] if right and position < len(output) else noise.randint(2, 9)
 
     gained = run(task, [4, 5, 6, 2], output, JacobiDrafter(1, initial=initial, **choice), wish)
     assert len(gained) <= len(output)

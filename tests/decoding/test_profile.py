@@ -5,21 +5,21 @@ import time
 
 import pytest
 
-from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.profile import PARTS, Profile
 from fairseq_plugins.decoding.stats import DecodingStats
 from tests.conftest import Corpus
-from tests.support import ids, make_drafter, make_sample, make_task, make_transformer, run_in_process
+from tests.support import Options, ids, make_drafter, make_sample, make_task, make_transformer, run_in_process
 
 
 def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
     verifier, drafter = make_transformer(task), make_drafter(task, block_size=4)
-    options = methods.Options("gad", block_size=4)
+    options = Options("gad", block_size=4)
 
-    def build() -> methods.Method:
-        return methods.build([verifier], drafter, options, task.target_dictionary)
+    def build() -> Method:
+        return options.build([verifier], drafter, task)
 
     generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, DecodingStats("gad"))
     sample = make_sample(task, [3, 8, 5])

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
-from tests.support import decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
+from tests.support import Options, decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
 
 BATCH = [SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5), SentenceStats(1, 4, 2, 1, [2], 2, 0.5)]
 
@@ -61,4 +60,4 @@ def test_sentences_are_told_in_their_order() -> None:
     assert [s.id for s in stats] == [10, 11, 12, 13]
     assert [s.source_tokens for s in stats] == [1, 4, 31, 8]
     assert [s.tokens for s in stats] == [len(tokens) for tokens in outputs]
-    assert all(s.accepted == [1] * s.tokens and s.iterations == s.tokens and s.batch_size == 4 for s in stats)
+    assert all(s.emitted == [1] * s.tokens and s.iterations == s.tokens and s.batch_size == 4 for s in stats)

@@ -6,29 +6,35 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fairseq_plugins.decoding.acceptance import exact
+from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
-from fairseq_plugins.decoding.methods import Options, build
+from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import everything
+from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.trace import Trace, TraceWriter, check_traceable, count_sentences, read_trace
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.learned import learned_drafter, learned_rewriter
 from tests.support import (
     REPOSITORY,
+    Options,
     RecordedStats,
     ScriptedDrafter,
     always_right,
     always_wrong,
     fairseq_greedy,
     ids,
-    make_args,
     make_drafter,
     make_sample,
     make_task,
@@ -56,7 +62,7 @@ def traced(
     task: Any,
     verifier: Any,
     sample: dict[str, Any],
-    method: Options | Drafter,
+    method: Options | Drafter | Method,
     model: Any = None,
     **more: Any,
 ) -> tuple[Trace, list]:
@@ -64,12 +70,16 @@ def traced(
 
     def make() -> Method:
         if isinstance(method, Options):
-            return build([verifier], model, method, task.target_dictionary)
-        return Method(Verifier([verifier]), method, exact)
+            return method.build([verifier], model, task)
+        if isinstance(method, Method):
+            return method
+        return Method(Verifier([verifier], make_engine()), method, GreedySearch())
 
-    decoder = method.decoder if isinstance(method, Options) else "gad"
-    settings = vars(method) if isinstance(method, Options) else {}
-    writer = TraceWriter(str(path), task.source_dictionary, task.target_dictionary, decoder, settings)
+    spec = methods.find("nat" if isinstance(method, Method) else "gad")
+    if isinstance(method, Options):
+        spec = method.spec
+    settings = asdict(method.options) if isinstance(method, Options) else {}
+    writer = TraceWriter(str(path), task.source_dictionary, task.target_dictionary, spec, settings)
     generator = DraftVerifyGenerator(
         [verifier], task.target_dictionary, make, RecordedStats(), trace=writer, max_len_b=20
     )
@@ -81,23 +91,23 @@ def traced(
 
 
 def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGTHS) -> None:
-    """Drafts and choices of the iterations put together give the output, and the scores are the generator's."""
+    """Drafts and verifier tokens of the iterations put together give the output, and the scores are the generator's."""
     assert [sentence.output for sentence in trace.sentences] == ids(hypotheses)
     for sentence, expected, length in zip(trace.sentences, scores(hypotheses), lengths, strict=True):
         assert len(sentence.source) == length + 1
-        torch.testing.assert_close(torch.tensor(sentence.scores), expected, rtol=0, atol=1e-4)
-        together, their_scores = [], []
+        torch.testing.assert_close(torch.tensor(sentence.log_probs), expected, rtol=0, atol=1e-4)
+        together, their_log_probs = [], []
         for note in sentence.iterations:
             together += note.draft[: note.accepted]
-            their_scores += note.draft_scores[: note.accepted]
+            their_log_probs += note.draft_log_probs[: note.accepted]
             if len(note.why) > note.accepted:
-                together.append(note.choice[note.accepted])
-                their_scores.append(note.choice_scores[note.accepted])
+                together.append(note.verifier[note.accepted])
+                their_log_probs.append(note.verifier_log_probs[note.accepted])
                 assert note.why[-1] in ("verifier", "unverified")
             if note.bifurcation is not None:
-                assert note.draft[note.bifurcation] != note.choice[note.bifurcation]
+                assert note.draft[note.bifurcation] != note.verifier[note.bifurcation]
         assert together == sentence.output
-        assert their_scores == pytest.approx(sentence.scores, abs=2e-4)
+        assert their_log_probs == pytest.approx(sentence.log_probs, abs=2e-4)
         assert sentence.speed_up == len(sentence.output) / len(sentence.iterations)
 
 
@@ -114,7 +124,7 @@ def test_header_holds_decoder_options_and_symbols(tmp_path: Path, task: Any, ver
     assert trace.target_symbols[EOS] == "</s>" and "w3" in trace.source_symbols
     with open(tmp_path / "t", encoding="utf-8") as file:
         header = json.loads(file.readline())
-    assert (header["format"], header["version"]) == ("spec-dec-trace", 1)
+    assert (header["format"], header["version"]) == ("spec-dec-trace", 2)
 
 
 @pytest.mark.parametrize("right", [0, 1, 3])
@@ -153,50 +163,103 @@ def test_relaxed_tokens_are_top_beta(tmp_path: Path, task: Any, verifier: Any) -
     assert "top-beta" in reasons(trace) <= {"top-1", "top-beta", "verifier"}
     for sentence in trace.sentences:
         for note in sentence.iterations:
-            for place in range(note.accepted):
-                agrees = note.draft[place] == note.choice[place]
-                assert note.why[place] == ("top-1" if agrees else "top-beta")
-                gap = note.choice_scores[place] - note.draft_scores[place]
+            for column in range(note.accepted):
+                agrees = note.draft[column] == note.verifier[column]
+                assert note.why[column] == ("top-1" if agrees else "top-beta")
+                gap = note.verifier_log_probs[column] - note.draft_log_probs[column]
                 assert gap == 0 if agrees else 0 <= gap <= 50
 
 
+class Rewriting:
+    """A model that copies its input but for a word here and there, and a drafter that knows what it says."""
+
+    def __init__(self, task: Any) -> None:
+        self.sample = make_sample(task, LENGTHS)
+        self.verifier = learned_rewriter(task, self.sample)
+        outputs = ids(fairseq_greedy([self.verifier], task, self.sample, max_len_b=20))
+        self.drafter = learned_drafter(task, self.verifier, self.sample, outputs, updates=250, block_size=6)
+
+
+@pytest.fixture(scope="module")
+def rewriting(task: Any) -> Rewriting:
+    return Rewriting(task)
+
+
+def drafted_tokens(trace: Trace) -> int:
+    """So many tokens of the output were drafted."""
+    return sum(note.accepted for sentence in trace.sentences for note in sentence.iterations)
+
+
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "expected", "least"),
     [
-        (Options("greedy"), {"verifier"}),
-        (Options("gad", block_size=6), {"top-1", "verifier"}),
-        (Options("iad"), {"source copy", "verifier"}),
-        (Options("iad", iad_fallback="gad", block_size=6), {"source copy", "top-1", "verifier"}),
-        (Options("jacobi"), {"fixed point", "verifier"}),
-        (Options("gs-jacobi", block_size=4), {"fixed point", "verifier"}),
-        (Options("hybrid-jacobi", jacobi_length=6), {"fixed point", "verifier"}),
-        (Options("nat", block_size=6), {"unverified"}),
+        (Options("greedy"), {"verifier"}, 0),
+        (Options("gad", block_size=6), {"top-1", "verifier"}, 12),
+        (Options("iad"), {"source copy", "verifier"}, 14),
+        (Options("iad", iad_fallback="gad", block_size=6), {"source copy", "top-1", "verifier"}, 15),
+        (Options("nat", block_size=6), {"unverified"}, 20),
     ],
-    ids=lambda value: (
-        value.decoder + value.iad_fallback * (value.iad_fallback != "none") if isinstance(value, Options) else ""
-    ),
+    ids=str,
 )
-def test_every_decoder_has_its_reasons(
-    tmp_path: Path, task: Any, verifier: Any, options: Options, expected: set[str]
+def test_every_drafter_has_its_reasons(
+    tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, expected: set[str], least: int
 ) -> None:
-    model = make_drafter(task, block_size=6) if options.needs_drafter else None
-    trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), options, model)
+    model = rewriting.drafter if options.spec.needs_drafter(options.options) else None
+    trace, hypotheses = traced(tmp_path / "t", task, rewriting.verifier, rewriting.sample, options, model)
     assert_consistent(trace, hypotheses)
-    assert reasons(trace) <= expected
-    assert reasons(trace) & {"verifier", "unverified"}
+    assert reasons(trace) == expected
+    assert drafted_tokens(trace) >= least
+
+
+@pytest.mark.parametrize(
+    "options",
+    [Options("jacobi"), Options("gs-jacobi", block_size=4), Options("hybrid-jacobi", jacobi_length=12)],
+    ids=str,
+)
+def test_predictions_that_come_true_are_fixed_points(tmp_path: Path, options: Options) -> None:
+    task = make_task(9)
+    trace, hypotheses = traced(tmp_path / "t", task, make_transformer(task, 8), make_sample(task, LENGTHS), options)
+    assert_consistent(trace, hypotheses)
+    assert reasons(trace) == {"fixed point", "verifier"}
+    assert drafted_tokens(trace) >= 10
+
+
+class Alone(ScriptedDrafter):
+    """A scripted drafter that decodes alone: what it drafts is likeliest, then `second`."""
+
+    second = 7
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = super().draft(state)
+        scores = torch.zeros(*draft.tokens.shape, 60)
+        scores[..., self.second] = 5.0
+        draft.log_probs = scores.scatter(2, draft.tokens[:, :, None], 9.0).log_softmax(-1)
+        draft.num_drafted = None
+        return draft
+
+
+def test_a_forbidden_draft_without_a_verifier(tmp_path: Path, task: Any, verifier: Any) -> None:
+    """The end is drafted at once, which is not allowed: the best token that is stands there, and nobody drafted it."""
+    drafter = Alone(lambda sentence, done, width: [[EOS, 5, 6], [8, 9, EOS]][min(done, 1)], 3)
+    method = Method(DrafterIsVerifier(make_engine()), drafter, GreedySearch(everything))
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, [4]), method)
+    assert_consistent(trace, hypotheses, [4])
+    assert trace.sentences[0].output == [7, 8, 9, EOS]
+    first, second = trace.sentences[0].iterations
+    assert (first.accepted, first.bifurcation, first.draft_log_probs[0]) == (0, 0, None)
+    assert (second.accepted, second.bifurcation, second.why) == (3, None, ["unverified"] * 3)
 
 
 @pytest.mark.parametrize(
     ("relaxed", "expected"), [(False, {"head", "verifier"}), (True, {"head", "relaxed", "verifier"})]
 )
-def test_heads_of_blockwise(tmp_path: Path, task: Any, relaxed: bool, expected: set[str]) -> None:
-    torch.manual_seed(1)
-    model = BlockwiseTransformer.build_model(make_args(blockwise_heads=4), task).eval()
-    options = Options("blockwise", top_beta=20, tau=20.0) if relaxed else Options("blockwise")
+def test_heads_of_blockwise(tmp_path: Path, relaxed: bool, expected: set[str]) -> None:
+    task, model = make_blockwise(3, 9, identity_first_head=True)
+    options = Options("blockwise", top_beta=8, tau=50.0) if relaxed else Options("blockwise")
     trace, hypotheses = traced(tmp_path / "t", task, model, make_sample(task, LENGTHS), options)
     assert_consistent(trace, hypotheses)
-    assert "verifier" in reasons(trace) <= expected
-    assert ("relaxed" in reasons(trace)) == relaxed
+    assert reasons(trace) == expected
+    assert drafted_tokens(trace) >= 10
 
 
 def test_forced_prefix_is_given(tmp_path: Path, task: Any, verifier: Any) -> None:
@@ -228,7 +291,7 @@ def test_forbidden_tokens_have_no_score(tmp_path: Path, task: Any, verifier: Any
     drafter = ScriptedDrafter(lambda sentence, done, width: [1] * width, 3)  # padding is never allowed
     trace, hypotheses = traced(tmp_path / "t", task, verifier, sample, drafter)
     assert_consistent(trace, hypotheses, [4])
-    assert trace.sentences[0].iterations[0].draft_scores == [None] * 3
+    assert trace.sentences[0].iterations[0].draft_log_probs == [None] * 3
 
 
 def test_decoding_without_a_trace_touches_none(task: Any, verifier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +299,7 @@ def test_decoding_without_a_trace_touches_none(task: Any, verifier: Any, monkeyp
         monkeypatch.setattr(TraceWriter, name, lambda *args, **more: pytest.fail("traced without being asked to"))
     stats = RecordedStats()
     generator = DraftVerifyGenerator(
-        [verifier], task.target_dictionary, lambda: build([verifier], None, Options("greedy"), task.tgt_dict), stats
+        [verifier], task.target_dictionary, lambda: Options("greedy").build([verifier], None, task), stats
     )
     generator.generate([verifier], make_sample(task, LENGTHS))
     assert generator.trace is None and len(stats.recorded) == len(LENGTHS)
@@ -289,7 +352,7 @@ def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callab
         (lambda text: '{"id": 3, "tokens": 5}\n', 1, "not the header"),
         (lambda text: "[]\n", 1, "not the header"),
         (lambda text: text.replace("spec-dec-trace", "other-trace", 1), 1, "not the header"),
-        (changed("version", 2, line=0), 1, "version 2"),
+        (changed("version", 1, line=0), 1, "version 1, read is version 2; decode again"),
         (changed("target_symbols", [1, 2], line=0), 1, "symbols"),
         (lambda text: text.replace("\n", "\n{}\n", 1), 2, "not a sentence"),
         (lambda text: text.replace("\n", "\n\n", 1), 2, "not a sentence"),
@@ -302,7 +365,7 @@ def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callab
         (changed("why", ["magic"], note=True), 2, "not a sentence"),
         (changed("accepted", 99, note=True), 2, "out of range"),
         (changed("bifurcation", 98, note=True), 2, "bifurcation"),
-        (changed("draft_scores", [], note=True), 2, "scores do not fit"),
+        (changed("draft_log_probs", [], note=True), 2, "log-probabilities do not fit the draft"),
     ],
 )
 def test_bad_files_are_refused_by_line(
@@ -326,7 +389,7 @@ def test_missing_file_points_at_the_broken_run(tmp_path: Path) -> None:
 
 def test_unwritable_file(tmp_path: Path, task: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"--trace-file .*cannot be written"):
-        TraceWriter(str(tmp_path / "none" / "t"), task.src_dict, task.tgt_dict, "gad", {})
+        TraceWriter(str(tmp_path / "none" / "t"), task.src_dict, task.tgt_dict, methods.find("gad"), {})
 
 
 @pytest.mark.parametrize(
@@ -339,15 +402,20 @@ def test_unwritable_file(tmp_path: Path, task: Any) -> None:
 )
 def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        check_traceable("t", decoder, scores_reference, is_one_run)
-    check_traceable("t", "gad", False, True)
+        check_traceable("t", methods.find(decoder), scores_reference, is_one_run)
+    check_traceable("t", methods.find("gad"), False, True)
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_ctrl_c_leaves_no_final_file(tmp_path: Path, interrupted: bool) -> None:
     """As in the command-line tools: the trace is closed when the interpreter ends."""
     program = f"""
-        import weakref
+        import sys, types, weakref
+
+        # This file without the rest of the package, which imports torch and fairseq for seconds.
+        for name in ("fairseq_plugins", "fairseq_plugins.decoding"):
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = [name.replace(".", "/")]
         from fairseq_plugins.decoding.partial_file import PartialFile
 
         class Owner: pass
@@ -366,4 +434,4 @@ def test_ctrl_c_leaves_no_final_file(tmp_path: Path, interrupted: bool) -> None:
 def test_scores_are_short_and_finite(good: str) -> None:
     for line in good.splitlines()[1:]:
         record = json.loads(line)
-        assert all(math.isfinite(score) and len(str(score)) <= 9 for score in record["scores"])
+        assert all(math.isfinite(score) and len(str(score)) <= 9 for score in record["log_probs"])

@@ -9,8 +9,11 @@ import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 
 from fairseq_plugins.data.block_masking import Blocks, sample_blocks
-from fairseq_plugins.decoding.drafters import DecodingState, DraftOptions
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.models.positions import position_table
@@ -47,7 +50,7 @@ def blocks_for(
 @pytest.mark.parametrize("options", OPTIONS)
 @torch.no_grad()
 def test_training_computes_what_decoding_computes(options: dict[str, Any], attention: str) -> None:
-    """Logits of training blocks equal those of a draft behind the same prefix, sentence by sentence."""
+    """Logits of training blocks equal those of a draft after the same prefix, sentence by sentence."""
     torch.manual_seed(0)
     task = make_task(30)
     verifier = make_transformer(task, 0)
@@ -59,31 +62,33 @@ def test_training_computes_what_decoding_computes(options: dict[str, Any], atten
     encoder_out = model.encoder(**sample["net_input"])
     hidden = model.decoder.block_hidden(blocks, encoder_out)
     logits = model.decoder.output_layer(hidden)
+    constraints = Constraints(pad=1, unk=3, eos=2, max_len=15)
     for row in range(len(lengths)):
         prefix = int(blocks.positions[row, blocks.prefix_width]) - 1
         source = sample["net_input"]["src_tokens"][row : row + 1]
         alone = {"net_input": {"src_tokens": source, "src_lengths": sample["net_input"]["src_lengths"][row : row + 1]}}
-        drafter = NatDrafter(model, 4, DraftOptions(keep_logits=True))
+        drafter = NatDrafter(model, 4, make_engine(), DraftOptions(keep_log_probs=True))
         drafter.start(alone, verifier.encoder(**alone["net_input"]))
         tokens = torch.cat([previous[row : row + 1, : prefix + 1], torch.full((1, 20), 1)], dim=1)
-        draft = drafter.draft(DecodingState(tokens, torch.tensor([prefix]), [prefix], 15))
-        torch.testing.assert_close(draft.logits[0], logits[row], rtol=1e-4, atol=5e-5)
+        state = DecodingState(tokens, torch.tensor([prefix]), [prefix], constraints, torch.zeros(tokens.shape))
+        draft = drafter.draft(state)
+        torch.testing.assert_close(draft.log_probs[0], logits[row].log_softmax(-1), rtol=1e-4, atol=5e-5)
         assert torch.equal(draft.tokens[0], logits[row].argmax(-1))
 
 
 @torch.no_grad()
 def test_source_copy_by_hand() -> None:
-    """--src-embedding-copy: places of the target attend to place and embedding of the source's words."""
+    """--src-embedding-copy: positions of the target attend to position and embedding of the source's words."""
     model = make_drafter(make_task(30), 1, src_embedding_copy=True)
     sample = make_sample(make_task(30), [4, 1])
     encoder_out = model.encoder(**sample["net_input"])
-    places = torch.tensor([[1, 2], [3, 9]])
+    positions = torch.tensor([[1, 2], [3, 9]])
     table = position_table(model.decoder, 64)
-    fed = model.decoder.mask_vectors(places, encoder_out)
+    fed = model.decoder.mask_vectors(positions, encoder_out)
     for row, length in enumerate([5, 2]):
         words = encoder_out["encoder_embedding"][0][row, -length:]
         for column in range(2):
-            query = model.decoder.copy_attention(table[places[row, column]])
+            query = model.decoder.copy_attention(table[positions[row, column]])
             weights = torch.softmax((words + table[:length]) @ query / query.numel() ** 0.5, 0)
             torch.testing.assert_close(fed[row, column], model.decoder.mask_vector + weights @ words)
 

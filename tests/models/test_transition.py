@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.data.block_masking import sample_blocks
-from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.drafters import DecodingState
-from fairseq_plugins.decoding.drafters.path import chooser, draft_maker
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.drafters.path import draft_maker, path_chooser
 from fairseq_plugins.decoding.drafters.vocabulary import spread
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
 from tests.strategies import STEADY
@@ -36,23 +38,20 @@ def make_scores(vocabulary: int, rank: int, seed: int) -> TransitionScores:
 def test_kernels_choose_what_pytorch_chooses(
     batch: int, width: int, vocabulary: int, rank: int, some: bool, seed: int
 ) -> None:
-    if native.library() is None:
+    kernels = Kernels.build()
+    if kernels is None:
         pytest.skip("no C++ compiler")
     transition = make_scores(vocabulary, rank, seed)
     ids = torch.randperm(vocabulary)[: vocabulary // 2 + 1].sort().values if some else None
     scores = 3 * torch.randn(batch, width, vocabulary if ids is None else len(ids))
     first = torch.randint(vocabulary, (batch,))
     after = transition.after.weight if ids is None else transition.after.weight[ids]
-    compiled = native.path_chooser(transition.before.weight, after, ids, CANDIDATES)
+    compiled = kernels.path_chooser(transition.before.weight, after, ids, CANDIDATES)
     assert compiled is not None
     in_pytorch = transition.choose(scores, first, ids)
     assert torch.equal(compiled(scores, first), in_pytorch)
-    assert torch.equal(chooser(transition, ids)(scores, first), in_pytorch)
-    native.enable(False)
-    try:
-        assert torch.equal(chooser(transition, ids)(scores, first), in_pytorch)
-    finally:
-        native.enable(True)
+    for engine in (Engine(kernels), Engine()):
+        assert torch.equal(path_chooser(transition, engine, ids)(scores, first), in_pytorch)
     # Tokens without scores are those with the lowest ones.
     everywhere = transition.choose(spread(scores, ids, vocabulary), first)
     assert torch.equal(in_pytorch, everywhere)
@@ -66,8 +65,8 @@ def test_a_path_is_the_best_token_after_the_one_before() -> None:
     matrix = transition.before.weight @ transition.after.weight.t()
     for row, path in enumerate(transition.choose(logits, first).tolist()):
         last = int(first[row])
-        for place, token in enumerate(path):
-            assert token == int((logits[row, place] + matrix[last]).argmax())
+        for position, token in enumerate(path):
+            assert token == int((logits[row, position] + matrix[last]).argmax())
             last = token
 
 
@@ -96,12 +95,14 @@ def test_training_computes_what_decoding_computes() -> None:
     trained = decoder.block_logits(hidden, blocks.previous)
     plain = decoder.output_layer(hidden)
     true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that nothing else is drafted
-    state = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], 9)
-    draft = draft_maker(decoder, None, keep_logits=True)(plain + true_path, state)
+    constraints = Constraints(pad=1, unk=3, eos=2, max_len=9)
+    state = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], constraints, torch.zeros(1, 1))
+    draft = draft_maker(decoder, make_engine(), None, keep_log_probs=True)(plain + true_path, state)
     assert torch.equal(draft.tokens, blocks.targets)
     is_target = blocks.targets != 1
     assert is_target.any()
-    torch.testing.assert_close((draft.logits - true_path)[is_target], trained[is_target], rtol=1e-4, atol=1e-4)
+    wanted = (trained + true_path).log_softmax(-1)
+    torch.testing.assert_close(draft.log_probs[is_target], wanted[is_target], rtol=0, atol=1e-4)
     assert not torch.allclose(trained, plain)
 
 

@@ -8,38 +8,61 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.methods.gad import RelaxedOptions
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.state import Draft, Verification
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat import block_nat_base
 from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
-from tests.support import make_drafter, make_task, make_transformer
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.support import Options, make_args, make_drafter, make_task, make_transformer
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top_beta": 0}, "--top-beta 0"),
-        ({"block_size": 0}, "--block-size 0"),
-        ({"tau": -1.0}, "--tau -1.0"),
-        ({"tau": float("nan")}, "--tau nan"),
-        ({"decoding_method": "gad", "top_beta": 3}, "--top-beta 3"),
-        ({"decoding_method": "gad++"}, "--preset high-quality"),
-        ({"decoding_method": "gad++", "preset": "high-quality", "top_beta": 5}, "--preset high-quality"),
-        ({"decoding_method": "gad", "preset": "high-quality"}, "--preset high-quality"),
-        ({"drafter_path": "d.pt"}, "--drafter-path d.pt"),
-        ({"decoding_method": "gad", "iad_fallback": "gad"}, "--iad-fallback"),
-        ({"decoding_method": "iad", "jacobi_pool": True}, "--jacobi-pool"),
-        ({"decoding_method": "hybrid-jacobi", "jacobi_length": 0}, "--jacobi-length 0"),
-        ({"decoding_method": "gs-jacobi", "block_size": 0}, "--block-size 0"),
-        ({"decoding_method": "gad", "min_block": 2}, "--min-block"),
-        ({"decoding_method": "blockwise", "min_block": 5, "block_size": 4}, "--min-block 5"),
-        ({"decoding_method": "blockwise", "min_block": 0}, "--min-block 0"),
-        ({"decoding_method": "blockwise", "accept_distance": -1.0}, "--accept-distance -1.0"),
-        ({"decoding_method": "blockwise", "accept_distance": 1.0, "top_beta": 2}, "--accept-distance"),
-        ({"decoding_method": "gad", "active_sentences": -1}, "--active-sentences -1"),
-        ({"active_sentences": 8}, "--active-sentences 8"),
-        ({"int8": True}, "--int8: fairseq's own search runs in fp32"),
-        ({"glancing_start": 1.5}, "--glancing-start 1.5"),
-        ({"blocks_per_sentence": 0}, "--blocks-per-sentence 0"),
+        ({"decoding_method": "gad++", "top_beta": 0}, "--top-beta 0: give at least 1"),
+        ({"decoding_method": "blockwise", "top_beta": 0}, "--top-beta 0: give at least 1"),
+        ({"top_beta": 0}, "--top-beta 0: is for --decoder gad[+][+], blockwise, not beam"),
+        ({"block_size": 0}, "--block-size 0: give at least 1"),
+        ({"decoding_method": "gad++", "tau": -1.0}, "--tau -1.0.*give 0 or more"),
+        ({"decoding_method": "gad++", "tau": float("nan")}, "--tau nan.*give 0 or more"),
+        ({"tau": float("nan")}, "--tau nan: is for --decoder gad[+][+], blockwise, not beam"),
+        ({"decoding_method": "gad", "top_beta": 3}, "--top-beta 3: is for --decoder gad[+][+], blockwise, not gad$"),
+        ({"decoding_method": "specdec", "tau": 1.5}, "--tau 1.5: is for --decoder gad[+][+], blockwise, not gad$"),
+        ({"decoding_method": "gad++"}, "--decoder gad[+][+].*add --preset high-quality"),
+        ({"decoding_method": "gad++", "preset": "high-quality", "top_beta": 5}, "--preset high-quality.*give either"),
+        ({"decoding_method": "gad", "preset": "high-quality"}, "--preset high-quality: is for --decoder gad[+][+]"),
+        ({"drafter_path": "d.pt"}, "--drafter-path d.pt: --decoder beam.*add --decoder gad"),
+        ({"decoding_method": "iad", "drafter_path": "d.pt"}, "--drafter-path d.pt: --decoder iad uses no drafter"),
+        ({"decoding_method": "gad", "iad_fallback": "gad"}, "--iad-fallback gad: is for --decoder iad, not gad"),
+        ({"decoding_method": "gad", "iad_lookup": "recent"}, "--iad-lookup recent: is for --decoder iad, not gad"),
+        ({"decoding_method": "iad", "auto_block_size": True}, "--auto-block-size: .*add --iad-fallback gad"),
+        ({"decoding_method": "iad", "draft_vocabulary": 0.5}, "--draft-vocabulary 0.5: .*add --iad-fallback gad"),
+        ({"decoding_method": "nat", "auto_block_size": True}, "--auto-block-size: is for .*iad, not nat"),
+        (
+            {"decoding_method": "iad", "jacobi_pool": True},
+            "--jacobi-pool: is for --decoder jacobi, gs-jacobi, hybrid-jacobi, not iad",
+        ),
+        ({"decoding_method": "gad", "jacobi_init": "unk"}, "--jacobi-init unk: is for --decoder jacobi, .*not gad"),
+        ({"decoding_method": "hybrid-jacobi", "jacobi_length": 0}, "--jacobi-length 0: give at least 1"),
+        ({"decoding_method": "gs-jacobi", "block_size": 0}, "--block-size 0: give at least 1"),
+        ({"decoding_method": "gad", "min_block": 2}, "--min-block 2: is for --decoder blockwise, not gad"),
+        ({"decoding_method": "gad", "accept_distance": 2.0}, "--accept-distance 2.0: is for --decoder blockwise, not"),
+        ({"decoding_method": "blockwise", "min_block": 5, "block_size": 4}, "--min-block 5: give .*at most .*4"),
+        ({"decoding_method": "blockwise", "min_block": 0}, "--min-block 0: give at least 1"),
+        ({"decoding_method": "blockwise", "accept_distance": -1.0}, "--accept-distance -1.0.*give 0 or more"),
+        (
+            {"decoding_method": "blockwise", "accept_distance": 1.0, "top_beta": 2},
+            "--accept-distance, --top-beta: .*give one",
+        ),
+        ({"decoding_method": "gad", "active_sentences": -1}, "--active-sentences -1: give"),
+        ({"active_sentences": 8}, "--active-sentences 8: .*choose another --decoder"),
+        ({"int8": True}, "--int8: fairseq's own search runs in fp32; choose another --decoder"),
+        ({"glancing_start": 1.5}, "--glancing-start 1.5.*give"),
+        ({"blocks_per_sentence": 0}, "--blocks-per-sentence 0: give"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_is_loaded(
@@ -51,10 +74,12 @@ def test_options_that_make_no_sense_are_refused_before_anything_is_loaded(
 
 def test_aliases_and_presets() -> None:
     for alias, name in (("specdec", "gad"), ("pj", "jacobi"), ("pgj", "gs-jacobi"), ("hgj", "hybrid-jacobi")):
-        assert methods.Options.from_config(SpecDecConfig(decoding_method=alias)).decoder == name
+        spec, _ = methods.chosen(SpecDecConfig(decoding_method=alias))
+        assert spec.name == name
     for preset, values in (("high-quality", (3, 1.0)), ("high-efficiency", (5, 3.0))):
-        options = methods.Options.from_config(SpecDecConfig(decoding_method="specdec++", preset=preset))
-        assert (options.decoder, options.top_beta, options.tau) == ("gad++", *values)
+        spec, options = methods.chosen(SpecDecConfig(decoding_method="specdec++", preset=preset))
+        assert isinstance(options, RelaxedOptions)
+        assert (spec.name, options.top_beta, options.tau) == ("gad++", *values)
 
 
 def test_glancing_ratio_falls_and_stays() -> None:
@@ -112,9 +137,9 @@ def test_drafter_as_verifier_is_refused() -> None:
 
 
 def fit(task: SpecDecTask, decoder: str, drafter: Any = None, models: Any = None, **options: Any) -> None:
-    chosen = methods.Options(decoder, **options)
+    chosen = Options(decoder, **options)
     models = models or [make_transformer(task, ending=False)]
-    methods.check_fit(models, drafter, chosen, task.source_dictionary, task.target_dictionary)
+    check_fit(chosen.spec, chosen.options, chosen.parts(models, drafter, task))
 
 
 def test_block_size_beyond_the_trained_is_refused() -> None:
@@ -138,11 +163,12 @@ def test_other_dictionaries_are_refused() -> None:
     task.tgt_dict = other_dictionary(40)
     with pytest.raises(ConfigurationError, match="another target dictionary"):
         fit(task, "gad", drafter)
-    with pytest.raises(ConfigurationError, match="--joined-dictionary"):
+    with pytest.raises(ConfigurationError, match="--decoder iad: .*--joined-dictionary"):
         fit(task, "iad")
-    with pytest.raises(ConfigurationError, match="--joined-dictionary"):
-        fit(task, "jacobi", jacobi_init="source")
-    fit(task, "jacobi")
+    for decoder in ("jacobi", "gs-jacobi", "hybrid-jacobi"):
+        with pytest.raises(ConfigurationError, match="--jacobi-init source: .*--joined-dictionary"):
+            fit(task, decoder, jacobi_init="source")
+        fit(task, decoder)
 
 
 def test_blockwise_needs_heads() -> None:
@@ -155,8 +181,6 @@ def test_blockwise_needs_heads() -> None:
 
 
 def test_distance_needs_numbers() -> None:
-    from tests.decoding.test_drafters import make_blockwise
-
     task, model = make_blockwise(0)
     with pytest.raises(ConfigurationError, match="is a number"):
         fit(task, "blockwise", models=[model], accept_distance=2.0)
@@ -169,21 +193,17 @@ def test_distance_needs_numbers() -> None:
         numbers.add_symbol(str(value))
     task.src_dict = task.tgt_dict = numbers
     fit(task, "blockwise", models=[model], accept_distance=2.0)
-    rule = methods._blockwise_rule(methods.Options("blockwise", accept_distance=1.0), numbers)
+    search = Options("blockwise", accept_distance=1.0).build([model], None, task).search
+    assert isinstance(search, GreedySearch)
     scores = torch.zeros(1, 2, 12)
     scores[0, 0, numbers.index("3")] = 1.0
-    from fairseq_plugins.decoding.drafters import Draft
-
-    choice = scores.argmax(-1)
+    verification = Verification(scores.log_softmax(-1), scores.argmax(-1))
     for value, stands in (("2", True), ("4", True), ("5", False)):
-        assert rule(Draft(torch.tensor([[numbers.index(value)]])), scores, choice).item() is stands
+        assert search.rule(Draft(torch.tensor([[numbers.index(value)]])), verification).item() is stands
 
 
 def test_full_attention_has_one_block_a_pass() -> None:
     task = make_task(blocks_per_sentence=2, block_size=4)
-    from fairseq_plugins.models.block_nat import block_nat_base
-    from tests.support import make_args
-
     args = make_args(arch="block_nat", drafter_attention="full")
     block_nat_base(args)
     with pytest.raises(ConfigurationError, match="--blocks-per-sentence 2"):

@@ -127,12 +127,12 @@ def _check(options: SourceCopyOptions) -> None:
     check_draft_vocabulary(options)
     if _has_fallback(options):
         return
-    for name, given in (
+    for said, is_given in (
         ("--auto-block-size", options.auto_block_size),
-        ("--draft-vocabulary", options.draft_vocabulary is not None),
+        (f"--draft-vocabulary {options.draft_vocabulary}", options.draft_vocabulary is not None),
     ):
-        if given:
-            raise ConfigurationError(f"{name}: is for trained drafters; add --iad-fallback gad, or leave it out")
+        if is_given:
+            raise ConfigurationError(f"{said}: is for trained drafters; add --iad-fallback gad, or leave it out")
 
 
 def _check_fit(parts: Parts, options: SourceCopyOptions) -> None:
@@ -156,7 +156,7 @@ METHODS = [
         paper="Aggressive Decoding, Algorithm 1",
         options=SourceCopyOptions,
         needs_drafter=_has_fallback,
-        copies_source=lambda options: True,
+        copies_source=lambda options: "--decoder iad",
         check=_check,
         check_fit=_check_fit,
         build=_build,

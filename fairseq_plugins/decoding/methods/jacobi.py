@@ -177,8 +177,8 @@ def _check_length(options: HybridJacobiOptions) -> None:
         raise ConfigurationError(f"--jacobi-length {options.jacobi_length}: give at least 1 token to solve in parallel")
 
 
-def _starts_from_source(options: JacobiOptions) -> bool:
-    return options.jacobi_init == "source"
+def _starts_from_source(options: JacobiOptions) -> str | None:
+    return "--jacobi-init source" if options.jacobi_init == "source" else None
 
 
 def _method(parts: Parts, options: JacobiOptions, block_size: int | None, length: int | None = None) -> Method:

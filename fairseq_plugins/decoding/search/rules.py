@@ -93,5 +93,5 @@ def _allowed(draft: Draft, verification: Verification) -> Tensor:
 
 
 def everything(draft: Draft, verification: Verification) -> Tensor:
-    """Accept every drafted token: NAT decoding without a verifier."""
-    return torch.ones_like(draft.tokens, dtype=torch.bool)
+    """Accept every drafted token that fairseq's constraints allow: NAT decoding without a verifier."""
+    return _allowed(draft, verification)

@@ -739,7 +739,8 @@ int64_t first_best(const float* scores, int64_t size) {
         highest = here;
         chunk = begin;
     }
-    while (scores[chunk] != highest) ++chunk;
+    // Bounded, because nothing equals what is not a number.
+    while (chunk + 1 < size && scores[chunk] != highest) ++chunk;
     return chunk;
 }
 
@@ -802,7 +803,7 @@ void choose_best(const float* scores, int64_t rows, int64_t size, int64_t* best)
 // token chosen before it, before[id of previous][rank] * after[token][rank]; the sums are left in scores.
 //
 // before: [vocabulary][rank]; after: a layer of `rank` inputs and N outputs.
-// ids: [N], of the tokens that have scores; null where those are all, in order.
+// ids: [N], of the tokens that have scores.
 // first: [B], id of the token before the first position.
 // chosen: [B][K], ids; log_probs: [B][K], of each given the one before it, null where nobody asks.
 // Returns 1 where an id is outside of the vocabulary.
@@ -813,7 +814,7 @@ int32_t choose_paths(float* scores, int64_t batch, int64_t width, const float* b
         if (previous < 0 || previous >= vocabulary) return 1;
         linear(*after, before + previous * after->inputs, 1, scores, NONE, true);
         const int64_t best = first_best(scores, after->outputs);
-        chosen[row] = ids ? ids[best] : best;
+        chosen[row] = ids[best];
         if (log_probs) log_probs[row] = scores[best] - normaliser(scores, after->outputs);
     }
     return 0;

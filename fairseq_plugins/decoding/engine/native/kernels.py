@@ -176,26 +176,34 @@ class Kernels:
             before: [V, R], of the token before.
             after: [N, R], of the token.
             vocabulary: ids [N] of the tokens that have scores, None for all.
+
+        Raises:
+            ValueError: for tensors that do not fit each other; what is returned does so for tokens outside of V.
         """
         if not self.can_read(before, after):
             return None
+        ids = torch.arange(len(after)) if vocabulary is None else vocabulary.contiguous()
+        fit = before.dim() == after.dim() == 2 and before.size(1) == after.size(1)
+        fit = fit and ids.dtype == torch.long and ids.shape == after.shape[:1]
+        if not fit or not bool(((ids >= 0) & (ids < len(before))).all()):
+            raise ValueError(f"kernels: transitions from {list(before.shape)} to {list(after.shape)}")
         before, layer = before.detach().contiguous(), self.compiled_linear((after, None))
-        ids = None if vocabulary is None else vocabulary.contiguous()
 
         def choose(scores: Tensor, first: Tensor, with_log_probs: bool) -> tuple[Tensor, Tensor | None]:
             scores, first = scores.clone(memory_format=torch.contiguous_format), first.contiguous()
             batch, width, size = scores.shape
-            if size != layer.outputs or len(first) != batch or not self.can_read(scores) or first.dtype != torch.long:
+            readable = self.can_read(scores) and first.dtype == torch.long and first.device.type == "cpu"
+            if size != layer.outputs or first.shape != (batch,) or not readable:
                 raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {layer.outputs} tokens")
             chosen = first.new_empty(batch, width)
             log_probs = scores.new_empty(batch, width) if with_log_probs else None
             failed = self.functions.choose_paths(
                 *(scores.data_ptr(), batch, width, before.data_ptr(), len(before), ctypes.byref(layer.structure)),
-                *(None if ids is None else ids.data_ptr(), first.data_ptr(), chosen.data_ptr()),
+                *(ids.data_ptr(), first.data_ptr(), chosen.data_ptr()),
                 None if log_probs is None else log_probs.data_ptr(),
             )
             if failed:
-                raise ValueError("kernels: a path begins after a token outside of the vocabulary")
+                raise ValueError("kernels: the token before a path is outside of the vocabulary")
             return chosen, log_probs
 
         return choose

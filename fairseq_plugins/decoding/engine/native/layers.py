@@ -169,6 +169,7 @@ class NativeLayers:
         self.form_of = form_of
         self.count = len(layers)
         self.heads = layers[0].heads
+        self.has_cross = layers[0].cross_query is not None
         self.tensors: list[object] = []
         self.width = NativeLinear(kernels, layers[0].self_out, form_of(layers[0].self_out)).outputs
         self.ends = None if ends is None else self._ends(ends)
@@ -182,6 +183,7 @@ class NativeLayers:
             has_cross=layer.cross_query is not None,
         )
         _require(layer.heads == self.heads and self.width % layer.heads == 0, "layers differ in their heads")
+        _require((layer.cross_query is not None) == self.has_cross, "only some layers have cross-attention")
         wide = layer.fc2.weight.size(1) if isinstance(layer.fc2, QuantizedLinear) else layer.fc2[0].size(1)
         d = self.width
         shapes = {"self_qkv": (d, 3 * d), "self_out": (d, d), "cross_query": (d, d), "cross_out": (d, d)}
@@ -278,14 +280,20 @@ class NativeLayers:
             tokens: [B, T - masks], or [R].
             masks: of a chain: so many masks stand after the tokens.
             fed: [B, positions, D] what masks are fed at each position, or [D] everywhere; None where there are none.
-            added: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
+            added: of a chain: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
             projection: to the vocabulary, for a prediction of the next tokens; None for none.
             limits: what these may be.
 
         Returns:
             the normalised output, the states as `run` does, and the prediction.
+
+        Raises:
+            ValueError: as `run`, and for tokens outside of the vocabulary.
         """
         assert self.ends is not None
+        is_chain = isinstance(layout, Chain)
+        _require(masks >= 0 and (is_chain or masks == 0), f"{masks} masks after the tokens")
+        _require(is_chain or added is None, "something is added to packed rows")
         shape = (*tokens.shape[:-1], tokens.size(-1) + masks)
         x = cache.new_empty(*shape, self.width)
         tokens = tokens.contiguous()
@@ -298,7 +306,8 @@ class NativeLayers:
             given.added, given.added_width = added.data_ptr(), added.size(-2)
         if fed is not None:
             suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
-            _require(suits and fed.size(-1) == self.width, f"masks are fed {fed.dtype} {list(fed.shape)}")
+            suits = suits and fed.dim() in (1, 3) and fed.size(-1) == self.width
+            _require(suits, f"masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
             given.fed = fed.data_ptr()
             if fed.dim() == 3:
                 given.sentence, given.position = fed.stride()[:2]
@@ -338,6 +347,7 @@ class _Call:
         keep_states: bool,
     ) -> None:
         _check("input of the layers", x, (*x.shape[:-1], layers.width))
+        _require((cross is not None) == layers.has_cross, "cross-attention needs a source, and nothing else does")
         self.layers, self.x = layers, x
         self.states = x.new_empty(layers.count + 1, *x.shape) if keep_states else None
         self.layout, self.held = _layout(layout, x.shape[:-1])
@@ -386,6 +396,8 @@ def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStr
         lengths, last = layout.lengths.contiguous(), layout.last_visible
         _check("lengths", lengths, (batch,), torch.long)
         if last is not None:
+            fits = last.dim() == 2 and last.size(0) in (1, batch) and last.size(1) in (1, width)
+            _require(fits, f"last visible slots {list(last.shape)} of rows {[batch, width]}")
             last = last.expand(batch, width).contiguous()
             _check("last visible slots", last, (batch, width), torch.long)
         structure = LayoutStructure(
@@ -395,6 +407,7 @@ def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStr
             last_visible=None if last is None else last.data_ptr(),
         )
         return structure, [lengths] if last is None else [lengths, last]
+    _require(len(shape) == 1, f"rows [{', '.join(map(str, shape))}] in a layout of packed ones")
     arrays = [x.contiguous() for x in (layout.sentence, layout.position, layout.slot, layout.last_visible)]
     for array in arrays:
         _check("layout", array, shape, torch.long)

@@ -4,12 +4,10 @@ Most of these tests run without a GPU. In place of a CUDA graph stands a recordi
 operations and addresses, and runs the same ones on the same tensors every time.
 """
 
-import contextlib
 import gc
-import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,12 +18,15 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.decoding import graphs, methods, native
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine import graphed_decoder
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.encoder import FusedEncoder
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, capture_on_cuda
+from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
+from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.graphs import GraphedDecoder, Outputs, Run
-from fairseq_plugins.decoding.methods import Options
-from tests.decoding.test_drafters import make_blockwise
+from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.strategies import (
     BLOCK_SIZES,
     DRAFTERS,
@@ -37,6 +38,7 @@ from tests.strategies import (
     fitting,
 )
 from tests.support import (
+    Options,
     RecordedStats,
     assert_same_output,
     fairseq_greedy,
@@ -119,30 +121,23 @@ class Recorder:
         return replay
 
 
-@pytest.fixture(autouse=True)
-def operations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The compiled kernels of the CPU cannot be recorded, and are not what runs on a GPU."""
-    native.enable(False)
-    monkeypatch.setattr(graphs, "_gave_up", False)
-    yield
-    native.enable(True)
-    graphs.enable(False)
+def graphing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, **limits: int) -> Engine:
+    """An engine that captures with this recorder, with other constants of `graphed_decoder`.
 
-
-def use(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, **settings: int) -> None:
-    """Capture with this recorder, and with other constants of `graphs`."""
-    monkeypatch.setattr(graphs, "capturer", lambda device: recorder)
-    for name, value in settings.items():
-        monkeypatch.setattr(graphs, name, value)
+    The compiled kernels of the CPU cannot be recorded, and are not what runs on a GPU.
+    """
+    for name, value in limits.items():
+        monkeypatch.setattr(graphed_decoder, name, value)
+    return Engine(graphs=Graphs(recorder, "cpu"))
 
 
 def make_generator(
-    models: list, task: Any, method: Options, model: Any = None, **search: Any
+    engine: Engine, models: list, task: Any, method: Options, model: Any = None, **search: Any
 ) -> tuple[DraftVerifyGenerator, RecordedStats]:
     """A generator that can decode several batches."""
-    method.temperature = search.get("temperature", 1.0)
+    temperature = search.get("temperature", 1.0)
     stats = RecordedStats()
-    build = lambda: methods.build(models, model, method, task.target_dictionary)  # noqa: E731
+    build = lambda: method.build(models, model, task, engine, temperature)  # noqa: E731
     return DraftVerifyGenerator(models, task.target_dictionary, build, stats, **search), stats
 
 
@@ -150,7 +145,7 @@ def decoders(generator: DraftVerifyGenerator) -> list[CachedDecoder]:
     """The verifiers' and the drafter's."""
     assert generator.method is not None
     verifier, drafter = generator.method.verifier, generator.method.drafter
-    return [*getattr(verifier, "decoders", []), *([drafter.cached] if hasattr(drafter, "cached") else [])]
+    return [*getattr(verifier, "decoders", []), *([drafter.decoder.cached] if hasattr(drafter, "make_draft") else [])]
 
 
 def check(
@@ -168,24 +163,24 @@ def check(
     """Decode batch after batch with and without graphs; lossless methods also as fairseq does."""
     search = dict(search)
     per_batch = {"bos_token": search.pop("bos_token")} if "bos_token" in search else {}
-    plain, plain_stats = make_generator(models, task, method, model, active_sentences=active, **search)
+    plain, plain_stats = make_generator(Engine(), models, task, method, model, active_sentences=active, **search)
     samples = [make_sample(task, sources, seed + number) for number, sources in enumerate(batches)]
     expected = [plain.generate(models, sample, **per_batch) for sample in samples]
     recorder = Recorder()
     with monkeypatch.context() as patch:
-        use(patch, recorder, **(limits or {}))
-        graphed, graphed_stats = make_generator(models, task, method, model, active_sentences=active, **search)
+        engine = graphing(patch, recorder, **(limits or {}))
+        graphed, graphed_stats = make_generator(engine, models, task, method, model, active_sentences=active, **search)
         for sample, wanted in zip(samples, expected, strict=True):
             ours = graphed.generate(models, sample, **per_batch)
             assert_same_output(ours, wanted)
-            if method.decoder not in ("gad++", "nat"):
+            if method.spec.name not in ("gad++", "nat"):
                 assert_same_output(ours, fairseq_greedy(models, task, sample, **search, **per_batch))
-        assert [sentence.accepted for sentence in graphed_stats.recorded] == [
-            sentence.accepted for sentence in plain_stats.recorded
+        assert [sentence.emitted for sentence in graphed_stats.recorded] == [
+            sentence.emitted for sentence in plain_stats.recorded
         ]
         assert all(isinstance(decoder, GraphedDecoder) for decoder in decoders(graphed))
-        assert not graphs._gave_up
-        assert all(len(decoder.graphs) <= graphs.MOST_GRAPHS for decoder in decoders(graphed))
+        assert not engine.graphs.failed
+        assert all(len(decoder.graphs) <= graphed_decoder.MAX_GRAPHS for decoder in decoders(graphed))
     return recorder
 
 
@@ -194,10 +189,10 @@ ACTIVE = st.sampled_from([0, 0, 1, 3])
 LIMITS = st.fixed_dictionaries(
     {
         "EAGER_USES": st.sampled_from([0, 1, 3]),
-        "MOST_GRAPHS": st.sampled_from([1, 3, 64]),
-        "MOST_ROWS": st.sampled_from([8, 2048]),
-        "_LEAST_PLACES": st.sampled_from([1, 64]),
-        "_LEAST_SOURCE": st.sampled_from([1, 32]),
+        "MAX_GRAPHS": st.sampled_from([1, 3, 64]),
+        "MAX_ROWS": st.sampled_from([8, 2048]),
+        "_MIN_SLOTS": st.sampled_from([1, 64]),
+        "_MIN_SOURCE": st.sampled_from([1, 32]),
     }
 )
 
@@ -297,8 +292,8 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     verifier = make_transformer(task, 8)
     drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
     recorder = Recorder()
-    use(monkeypatch, recorder)
-    generator, stats = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    engine = graphing(monkeypatch, recorder)
+    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
     for seed in range(6):
         generator.generate([], make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed))
     eager = len(steps) - 2 * recorder.captures
@@ -313,32 +308,32 @@ def test_what_other_batches_leave_in_memory_is_not_read(monkeypatch: pytest.Monk
     samples = [make_sample(task, sources, 5) for sources in ([30, 2, 9, 14, 0], [4, 1, 3], [21])]
     expected = [fairseq_greedy([verifier], task, sample, max_len_b=40) for sample in samples]
     recorder = Recorder()
-    use(monkeypatch, recorder, EAGER_USES=0)
-    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    engine = graphing(monkeypatch, recorder, EAGER_USES=0)
+    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
     for sample, wanted in zip(samples, expected, strict=True):
         assert_same_output(generator.generate([], sample), wanted)
         with torch.inference_mode():
             for decoder in decoders(generator):
-                for name in ("cache", "cross", "mask_table", "hidden"):
+                for name in ("cache", "cross", "fed", "hidden"):
                     if name in decoder.rooms:
                         decoder.rooms[name].fill_(torch.nan)
     assert recorder.replays > 0 and all("cache" in decoder.rooms for decoder in decoders(generator))
+    assert any("fed" in decoder.rooms for decoder in decoders(generator))
 
 
 def test_memory_is_that_of_the_largest_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many batches there are, keys, values and results of all shapes lie in the same place."""
     task = make_task(60)
     verifier = make_transformer(task, 8, ending=False)
-    use(monkeypatch, Recorder())
-    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40)
+    generator, _ = make_generator(graphing(monkeypatch, Recorder()), [verifier], task, Options("greedy"), max_len_b=40)
     sizes = []
     for sources in ([40] * 6, [3] * 5, [7], [22] * 3, [40] * 6):
         generator.generate([], make_sample(task, sources))
         (decoder,) = decoders(generator)
         sizes.append({name: (room.data_ptr(), room.numel()) for name, room in decoder.rooms.items()})
     assert sizes[0] == sizes[-1] and all(size == sizes[0] for size in sizes)
-    layers, batch, places, width = 2, 8, 64, 16
-    assert sizes[0]["cache"][1] == layers * batch * places * 2 * width
+    layers, batch, slots, width = 2, 8, 64, 16
+    assert sizes[0]["cache"][1] == layers * batch * slots * 2 * width
     assert sizes[0]["hidden"][1] == batch * width
 
 
@@ -346,8 +341,8 @@ def test_the_graph_that_was_not_used_for_longest_goes(monkeypatch: pytest.Monkey
     task = make_task(60)
     verifier = make_transformer(task, 8, ending=False)
     recorder = Recorder()
-    use(monkeypatch, recorder, EAGER_USES=1, MOST_GRAPHS=2)
-    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=10)
+    engine = graphing(monkeypatch, recorder, EAGER_USES=1, MAX_GRAPHS=2)
+    generator, _ = make_generator(engine, [verifier], task, Options("greedy"), max_len_b=10)
     shapes = []
     for size in (4, 1, 4, 2, 2, 1):
         generator.generate([], make_sample(task, [5] * size))
@@ -371,15 +366,18 @@ def test_giving_up_takes_one_line(
     drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features")
     samples = [make_sample(task, [5, 30, 2, 9, 14, 0], seed) for seed in range(3)]
     recorder = Recorder(fails_from)
-    use(monkeypatch, recorder)
+    engine = graphing(monkeypatch, recorder)
     with caplog.at_level(logging.INFO):
-        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+        generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
         for sample in samples:
             expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
             assert_same_output(generator.generate([], sample), expected)
     (line,) = [message for message in caplog.messages if "CUDA graphs" in message]
     assert "operation would make the recording fail" in line and "--no-cuda-graphs" in line and "\n" not in line
     assert recorder.captures == fails_from
+    # Decoders of this engine that are made later do not try, those of another one do.
+    assert type(cached_decoder(verifier.decoder, engine)) is CachedDecoder
+    assert type(cached_decoder(verifier.decoder, graphing(monkeypatch, Recorder()))) is GraphedDecoder
 
 
 def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,98 +392,46 @@ def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPat
         return x
 
     monkeypatch.setattr(CachedDecoder, "_embed", waits)
-    use(monkeypatch, Recorder())
-    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40)
+    engine = graphing(monkeypatch, Recorder())
+    generator, _ = make_generator(engine, [verifier], task, Options("greedy"), max_len_b=40)
     generator.generate([], make_sample(task, [5, 7]))
-    assert graphs._gave_up
+    assert engine.graphs.failed
 
 
-class FakeGraph:
-    """A `torch.cuda.CUDAGraph` that counts its launches."""
-
-    def __init__(self) -> None:
-        self.launches = 0
-        self.own_pool = object()
-
-    def pool(self) -> object:
-        return self.own_pool
-
-    def replay(self) -> None:
-        self.launches += 1
-
-
-def test_capturing_follows_pytorchs_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: a run beforehand on the stream of the capture, each waiting for the other; one pool for all."""
-    events: list[str] = []
-    captured: list[tuple[FakeGraph, Any]] = []
-
-    class Stream:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def wait_stream(self, other: "Stream") -> None:
-            events.append(f"{self.name} waits for {other.name}")
-
-    @contextlib.contextmanager
-    def on(stream: Stream) -> Iterator[None]:
-        before, current[0] = current[0], stream
-        yield
-        current[0] = before
-
-    @contextlib.contextmanager
-    def capture(*args: Any, **kwargs: Any) -> Iterator[None]:
-        given = inspect.signature(real).bind(*args, **kwargs).arguments
-        captured.append((given["cuda_graph"], given["pool"]))
-        with on(given["stream"]):
-            events.append("capture begins")
-            yield
-            events.append("capture ends")
-
-    real = torch.cuda.graph
-    main, side = Stream("main"), Stream("side")
-    current = [main]
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(graphs, "_side_stream", lambda device: side)
-    monkeypatch.setattr(graphs, "_captured_graphs", weakref.WeakSet())
-
-    outputs = (torch.zeros(1), None)
-
-    def run() -> Outputs:
-        events.append(f"runs on {current[0].name}")
-        return outputs
-
-    replay = graphs.capture_on_cuda(run)
-    expected = ["side waits for main", "runs on side", "main waits for side"]
-    assert events == [*expected, "capture begins", "runs on side", "capture ends"]
-    assert replay() is outputs and replay() is outputs and captured[0][0].launches == 2
-    assert len(events) == 6 and current == [main]
-    another = graphs.capture_on_cuda(run)
-    assert [pool for _, pool in captured] == [None, captured[0][0].own_pool]
-    # When all graphs are gone, so is their pool.
-    del replay, another
-    captured.clear()
-    gc.collect()
-    graphs.capture_on_cuda(run)
-    assert captured[0][1] is None
+@torch.no_grad()
+def test_packed_steps_between_steps_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run without a graph, on the same keys and values."""
+    task = make_task(60)
+    model = make_transformer(task, 8)
+    recorder = Recorder()
+    engines = (Engine(), graphing(monkeypatch, recorder, EAGER_USES=0, _MIN_SLOTS=1))
+    tokens = torch.randint(4, 60, (3, 40), generator=torch.Generator().manual_seed(1))
+    results = []
+    for engine in engines:
+        decoder, outputs = cached_decoder(model.decoder, engine), []
+        decoder.start(FusedEncoder(model.encoder, engine)(make_sample(task, [5, 2, 9])["net_input"]))
+        for begin in range(0, 40, 2):
+            chain = Chain(torch.full((3,), begin), Span(begin, begin), 2)
+            packed = begin % 3 == 0
+            given = tokens[:, begin : begin + 2]
+            hidden = decoder.step(given.flatten() if packed else given, chain.spelled_out() if packed else chain)
+            outputs.append(hidden.view(3, 2, -1).clone())
+        results.append(torch.cat(outputs, dim=1))
+    assert recorder.replays == 13
+    torch.testing.assert_close(*results, rtol=1e-4, atol=2e-5)
 
 
-def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+def test_switch() -> None:
     task = make_task(60)
     verifier = make_transformer(task, 8)
     for off, eval_bleu, wanted in ((False, False, True), (True, False, False), (False, True, False)):
         task.cfg.decoding_method, task.cfg.no_cuda_graphs, task.cfg.eval_bleu = "greedy", off, eval_bleu
-        task.build_generator([verifier], make_args(beam=1))
-        assert (graphs.capturer(gpu) is graphs.capture_on_cuda) == wanted
-        assert graphs.capturer(cpu) is None
-        assert type(graphs.cached_decoder(verifier.decoder)) is CachedDecoder
-    graphs.enable(True)
-    monkeypatch.setattr(graphs, "_gave_up", True)
-    assert graphs.capturer(gpu) is None
+        generator = task.build_generator([verifier], make_args(beam=1))
+        engine = generator.build_method().verifier.engine
+        assert (engine.graphs is not None) == wanted
+        if engine.graphs is not None:
+            assert engine.graphs.capture is capture_on_cuda and engine.graphs.device_type == "cuda"
+        assert type(cached_decoder(verifier.decoder, engine)) is CachedDecoder, "on a CPU"
 
 
 @pytest.mark.gpu
@@ -500,9 +446,9 @@ def test_cuda_graphs(drafter_options: dict[str, Any]) -> None:
     expected = [ids(fairseq_greedy([verifier], task, sample, max_len_b=40)) for sample in samples]
     outputs = []
     for wanted in (True, False):
-        graphs.enable(wanted)
-        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40)
+        engine = make_engine(cuda_graphs=wanted)
+        generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
         outputs.append([ids(generator.generate([], sample)) for sample in samples])
         assert any(getattr(decoder, "graphs", None) for decoder in decoders(generator)) == wanted
-    assert not graphs._gave_up
+        assert engine.graphs is None or not engine.graphs.failed
     assert outputs == [expected, expected]

@@ -1,6 +1,7 @@
 """The trained drafter in decoding: caching its prefix changes nothing, however unevenly sentences advance."""
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,39 +10,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.methods import Options
+from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.models.block_nat import BlockNat
 from tests.strategies import DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
+    Options,
     assert_same_output,
     decode,
     fairseq_greedy,
     ids,
     make_drafter,
     make_sample,
+    make_state,
     make_task,
     make_transformer,
 )
 
 
-def fresh_logits(
+def fresh_log_probs(
     model: BlockNat, width: int, sample: dict[str, Any], encoder: Any, row: int, known: Tensor
 ) -> Tensor:
-    """Logits [width, V] of a drafter that sees one sentence for the first time and alone, without padding.
+    """Log-probabilities [width, V] of a drafter that sees one sentence for the first time and alone, without padding.
 
     `known` [L] are its tokens so far.
     """
     source = sample["net_input"]["src_tokens"][row]
     source = source[source != 1][None]
     net_input = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
-    alone = NatDrafter(model, width, DraftOptions(keep_logits=True))
+    alone = NatDrafter(model, width, make_engine(), DraftOptions(keep_log_probs=True))
     alone.start({"net_input": net_input}, encoder(**net_input))
     length = known.numel() - 1
-    logits = alone.draft(DecodingState(known[None], torch.tensor([length]), [length], length + width)).logits
-    assert logits is not None
-    return logits[0]
+    log_probs = alone.draft(make_state(known[None], [length], length + width)).log_probs
+    assert log_probs is not None
+    return log_probs[0]
 
 
 class CheckedDrafter(NatDrafter):
@@ -51,7 +55,7 @@ class CheckedDrafter(NatDrafter):
     """
 
     def __init__(self, model: BlockNat, block_size: int, outputs: list[list[int]], encoder: Any, seed: int) -> None:
-        super().__init__(model, block_size, DraftOptions(keep_logits=True))
+        super().__init__(model, block_size, make_engine(), DraftOptions(keep_log_probs=True))
         self.outputs = outputs
         self.verifier_encoder = encoder
         self.generator = random.Random(seed)
@@ -68,16 +72,16 @@ class CheckedDrafter(NatDrafter):
         tokens = draft.tokens.clone()
         for row, sentence in enumerate(self.sentences):
             length = state.host_lengths[row]
-            if draft.logits is not None and self.generator.random() < 0.3:
+            if draft.log_probs is not None and self.generator.random() < 0.3:
                 known, encoder = state.tokens[row, : length + 1], self.verifier_encoder
-                expected = fresh_logits(self.model, tokens.size(1), self.sample, encoder, sentence, known)
-                torch.testing.assert_close(draft.logits[row], expected, rtol=1e-3, atol=2e-4)
+                expected = fresh_log_probs(self.model, tokens.size(1), self.sample, encoder, sentence, known)
+                torch.testing.assert_close(draft.log_probs[row], expected, rtol=1e-3, atol=2e-4)
             right = self.outputs[sentence][length : length + self.generator.randint(0, tokens.size(1))]
             tokens[row, : len(right)] = torch.tensor(right, dtype=torch.long)
         return Draft(tokens)
 
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
+    def select_rows(self, rows: Tensor) -> None:
+        super().select_rows(rows)
         self.sentences = [self.sentences[row] for row in rows.tolist()]
 
 
@@ -115,17 +119,17 @@ def test_accepted_tokens_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch, atte
     """With prefix-causal attention an iteration runs the new tokens and the masks, with full attention all tokens."""
     task = make_task(60)
     verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4, drafter_attention=attention)
-    drafter, widths = NatDrafter(model, 5), []
-    step = drafter.cached.step
+    drafter, widths = NatDrafter(model, 5, make_engine()), []
+    step = drafter.decoder.step
 
     def spy(tokens: Tensor, *arguments: Any) -> Tensor:
         widths.append(tokens.size(1))
         return step(tokens, *arguments)
 
-    monkeypatch.setattr(drafter.cached, "step", spy)
+    monkeypatch.setattr(drafter.decoder, "step", spy)
     _, stats = decode([verifier], task, make_sample(task, [6]), drafter, max_len_b=30)
-    before = [sum(stats[0].accepted[:index]) for index in range(len(widths))]
-    gained = [1, *stats[0].accepted][: len(widths)]
+    before = [sum(stats[0].emitted[:index]) for index in range(len(widths))]
+    gained = [1, *stats[0].emitted][: len(widths)]
     masks = [min(5, 30 - length) for length in before]
     cached = [new + mask for new, mask in zip(gained, masks, strict=True)]
     everything = [length + 1 + mask for length, mask in zip(before, masks, strict=True)]
@@ -139,18 +143,18 @@ def test_uneven_batches_run_the_new_tokens_only(monkeypatch: pytest.MonkeyPatch)
     sample = make_sample(task, [6, 0, 9])
     outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=60))
     drafter, widths = CheckedDrafter(model, 5, outputs, verifier.encoder, 0), []
-    step = drafter.cached.step
+    step = drafter.decoder.step
 
     def spy(tokens: Tensor, *arguments: Any) -> Tensor:
         widths.append(tokens.size(1))
         return step(tokens, *arguments)
 
-    monkeypatch.setattr(drafter.cached, "step", spy)
+    monkeypatch.setattr(drafter.decoder, "step", spy)
     _, stats = decode([verifier], task, sample, drafter, max_len_b=60)
     # While all three are there and nobody is near the limit.
     together = min(sentence.iterations for sentence in stats) - 3
-    gains = [max(sentence.accepted[turn] for sentence in stats) for turn in range(together)]
-    assert together > 5 and len({sum(s.accepted[:together]) for s in stats}) > 1
+    gains = [max(sentence.emitted[turn] for sentence in stats) for turn in range(together)]
+    assert together > 5 and len({sum(s.emitted[:together]) for s in stats}) > 1
     assert widths[: together + 1] == [1 + 5, *(gain + 5 for gain in gains)]
 
 
@@ -167,10 +171,33 @@ def test_drafter_alone_writes_its_own_drafts(attention: str) -> None:
         assert stats[row].iterations == -(-len(tokens) // 4)
         for done in range(0, len(tokens), 4):
             known = torch.cat([torch.tensor([2]), tokens[:done]])
-            logits = fresh_logits(model, min(4, 11 - done), sample, model.encoder, row, known)
-            log_probs = logits.log_softmax(-1)
-            logits[:, 1] = -torch.inf
-            for place, token in enumerate(tokens[done : done + 4].tolist(), done):
+            log_probs = fresh_log_probs(model, min(4, 11 - done), sample, model.encoder, row, known)
+            log_probs[:, 1] = -torch.inf
+            for position, token in enumerate(tokens[done : done + 4].tolist(), done):
                 # The eleventh token must be EOS.
-                assert place == 10 or token == int(logits[place - done].argmax())
-                assert float(scores[place]) == pytest.approx(float(log_probs[place - done, token]), abs=1e-4)
+                assert position == 10 or token == int(log_probs[position - done].argmax())
+                expected = float(log_probs[position - done, token])
+                assert float(scores[position]) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+@pytest.mark.parametrize("active", [0, 2])
+def test_drafter_alone_stays_within_fairseqs_limits(attention: str, active: int) -> None:
+    """Whatever is drafted: no pad, no end before the minimum length, and none after the longest."""
+    task = make_task(12)
+    sample, lengths = make_sample(task, [6, 0, 15, 3, 9, 1, 2]), set()
+    for seed in range(6):
+        model = make_drafter(task, seed, block_size=4, drafter_attention=attention)
+        # Its most frequent words become the end and padding.
+        free = ids(decode([model], task, sample, Options("nat"), model, max_len_b=9)[0])
+        often = [token for token, _ in Counter(token for tokens in free for token in tokens).most_common(3)]
+        weight = model.decoder.output_projection.weight.data
+        for token, special in zip([token for token in often if token > 2], (2, 1), strict=False):
+            weight[[token, special]] = weight[[special, token]]
+        search = {"max_len_b": 9, "min_len": 6, "active_sentences": active}
+        for hypothesis in decode([model], task, sample, Options("nat"), model, **search)[0]:
+            tokens = hypothesis[0]["tokens"].tolist()
+            assert 7 <= len(tokens) <= 10 and tokens[-1] == 2 and not {1, 2} & set(tokens[:-1])
+            assert hypothesis[0]["positional_scores"].isfinite().all()
+            lengths.add(len(tokens))
+    assert len(lengths) > 1

@@ -7,20 +7,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.drafters import DecodingState
+from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, frequent_tokens, spread
-from fairseq_plugins.decoding.methods import Options, build, check_fit, check_options
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.spec_dec import SpecDecConfig
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, fitting
 from tests.support import (
+    Options,
     assert_same_output,
     decode,
     fairseq_greedy,
     make_drafter,
     make_sample,
+    make_state,
     make_task,
     make_transformer,
 )
@@ -84,16 +87,16 @@ def test_only_chosen_tokens_are_drafted_with_the_scores_they_have(options: dict[
     sample = make_sample(task, [4, 7])
     chosen, drafts = [2, 9, 30], []
     for share in (1.0, 0.999):
-        method = build([verifier], drafter, Options("gad", 5, draft_vocabulary=share), task.target_dictionary)
+        method = Options("gad", 5, draft_vocabulary=share).build([verifier], drafter, task)
         method.drafter.start(sample, method.verifier.start(sample))
         tokens = torch.full((2, 20), 1)
         tokens[:, 0] = 2
-        drafts.append(method.drafter.draft(DecodingState(tokens, torch.zeros(2, dtype=torch.long), [0, 0], 15)).tokens)
+        drafts.append(method.drafter.draft(make_state(tokens, [0, 0], 15)).tokens)
     assert not set(drafts[0].flatten().tolist()) <= set(chosen)
     assert set(drafts[1].flatten().tolist()) <= set(chosen)
     hidden = torch.randn(2, 3, 16)
-    everything = CachedDecoder(drafter.decoder).project(hidden)
-    some = CachedDecoder(drafter.decoder, torch.tensor(chosen)).project(hidden)
+    everything = CachedDecoder(drafter.decoder, make_engine()).project(hidden)
+    some = CachedDecoder(drafter.decoder, make_engine(), torch.tensor(chosen)).project(hidden)
     torch.testing.assert_close(some, everything[..., chosen])
     spread_out = spread(some, torch.tensor(chosen), VOCABULARY)
     assert torch.equal(spread_out[..., chosen], some)
@@ -106,19 +109,19 @@ def test_checkpoints_that_did_not_count() -> None:
     drafter = make_drafter(task, 4)
     old = {name: value for name, value in drafter.state_dict().items() if "target_counts" not in name}
     drafter.load_state_dict(old)
-    dictionary = task.target_dictionary
-    check_fit([], drafter, Options("gad"), dictionary, dictionary)
-    with pytest.raises(ConfigurationError, match="--draft-vocabulary 0.5: this drafter was trained before"):
-        check_fit([], drafter, Options("gad", draft_vocabulary=0.5), dictionary, dictionary)
+    plain, some = Options("gad"), Options("gad", draft_vocabulary=0.5)
+    check_fit(plain.spec, plain.options, plain.parts([], drafter, task))
+    with pytest.raises(ConfigurationError, match="--draft-vocabulary 0.5: this drafter was trained before.*train it"):
+        check_fit(some.spec, some.options, some.parts([], drafter, task))
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"decoding_method": "gad", "draft_vocabulary": 0.0}, "--draft-vocabulary 0.0: a share"),
-        ({"decoding_method": "gad", "draft_vocabulary": 1.5}, "--draft-vocabulary 1.5: a share"),
-        ({"decoding_method": "greedy", "draft_vocabulary": 0.9}, "not --decoder greedy"),
-        ({"decoding_method": "nat", "draft_vocabulary": 0.9}, "not --decoder nat"),
+        ({"decoding_method": "gad", "draft_vocabulary": 0.0}, "--draft-vocabulary 0.0: a share.*give above 0"),
+        ({"decoding_method": "gad", "draft_vocabulary": 1.5}, "--draft-vocabulary 1.5: a share.*to 1"),
+        ({"decoding_method": "greedy", "draft_vocabulary": 0.9}, "--draft-vocabulary 0.9: is for .* iad, not greedy"),
+        ({"decoding_method": "nat", "draft_vocabulary": 0.9}, "--draft-vocabulary 0.9: is for .* iad, not nat"),
     ],
 )
 def test_bad_options(options: dict[str, Any], match: str) -> None:

@@ -11,22 +11,25 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.criterions.glat_loss import GlatLoss
 from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
-from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.drafters import DecodingState, Draft, DraftOptions, Verdict
+from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
-from fairseq_plugins.decoding.methods import Options, check_fit
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.engine import weights
+from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import everything
+from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.verifier_features import FeatureReader
 from tests.strategies import FEATURE_DRAFTERS, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
-    assert_same_output,
-    decode,
-    fairseq_greedy,
+    Options,
     make_args,
     make_drafter,
     make_sample,
+    make_state,
     make_task,
     make_transformer,
 )
@@ -61,7 +64,7 @@ def make_blocks(model: BlockNat, target: torch.Tensor, previous: torch.Tensor, s
 def test_training_computes_what_decoding_computes(
     options: dict[str, Any], drafter_options: dict[str, Any], small_bytes: int, seed: int
 ) -> None:
-    """Logits of a training block equal those of a draft behind a prefix that the verifier has verified."""
+    """Log-probabilities of a training block equal those of a draft after a prefix that the verifier has verified."""
     drafter_options = {**drafter_options, "transition_rank": 0}  # see test_transition.py
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, seed, **options)
@@ -73,30 +76,30 @@ def test_training_computes_what_decoding_computes(
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
     logits = model.decoder.output_layer(model.decoder.block_hidden(blocks, encoder_out, features))
+    log_probs = logits.log_softmax(-1)
 
-    engine = Verifier([verifier], feature_layers=model.decoder.reader.feature_layers)
+    engine = make_engine()
+    judge = Verifier([verifier], engine, feature_layers=model.decoder.reader.feature_layers)
     prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 4)[:, :, 0]
     tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
-    begin = DecodingState(tokens, torch.zeros(4, dtype=torch.long), [0] * 4, 25)
+    begin = make_state(tokens, [0] * 4, 25)
     for block in range(3):
-        prefix, expected = prefixes[:, block], logits.view(4, 3, 4, -1)[:, block]
-        with mock.patch.object(native, "_SMALL_BYTES", small_bytes):
-            drafter = FeatureDrafter(model, 4, DraftOptions(keep_logits=True))
-        drafter.start(sample, engine.start(sample))
+        prefix, expected = prefixes[:, block], log_probs.view(4, 3, 4, -1)[:, block]
+        with mock.patch.object(weights, "_SMALL_BYTES", small_bytes):
+            drafter = FeatureDrafter(model, 4, engine, DraftOptions(keep_log_probs=True))
+        drafter.start(sample, judge.start(sample))
         drafted, empty = drafter.draft(begin), prefix == 0
-        torch.testing.assert_close(drafted.logits[empty], expected[empty], rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(drafted.log_probs[empty], expected[empty], rtol=1e-3, atol=2e-4)
         if empty.all():
             continue
-        # The whole prefix but its last token, which is the verifier's own, is one accepted draft.
+        # The whole prefix but its last token, which is the verifier's own, is one accepted draft, whatever it says.
         gained = prefix.clamp(min=1)
-        draft = Draft(tokens[:, 1 : int(gained.max()) + 1])
-        verification = engine.verify(begin, draft)
-        choice, features = verification.scores.argmax(-1), verification.features
-        drafter.observe(
-            Verdict(draft, choice, gained - 1, None, features, begin.lengths, begin.span, gained.tolist())
-        )
-        drafted = drafter.draft(DecodingState(tokens, gained, gained.tolist(), 25))
-        torch.testing.assert_close(drafted.logits[~empty], expected[~empty], rtol=1e-3, atol=2e-4)
+        draft = Draft(tokens[:, 1 : int(gained.max())], num_drafted=gained - 1)
+        advance = GreedySearch(everything).advance(begin, draft, judge.verify(begin, draft))
+        assert advance.host_emitted == gained.tolist()
+        drafter.observe(advance)
+        drafted = drafter.draft(make_state(tokens, gained.tolist(), 25))
+        torch.testing.assert_close(drafted.log_probs[~empty], expected[~empty], rtol=1e-3, atol=2e-4)
 
 
 @torch.no_grad()
@@ -258,7 +261,8 @@ def test_bad_use() -> None:
         make_drafter(task, **FEATURES)
     model = make_drafter(task, verifier=verifier, **FEATURES)
     with pytest.raises(ConfigurationError, match="--decoder nat.*--decoder gad"):
-        check_fit([verifier], model, Options("nat"), task.source_dictionary, task.target_dictionary)
+        alone = Options("nat")
+        check_fit(alone.spec, alone.options, alone.parts([verifier], model, task))
     with pytest.raises(ConfigurationError, match="--position-decay -1"):
         GlatLoss(task, 0.1, position_decay=-1.0)
     with pytest.raises(ConfigurationError, match="--soft-targets 1.5"):
@@ -268,15 +272,3 @@ def test_bad_use() -> None:
     net_input = make_sample(task, [4])["net_input"]
     with pytest.raises(ConfigurationError, match="--soft-targets.*--drafter-context features"):
         tokens(**net_input, blocks=blocks, soft_targets=True)
-
-
-@pytest.mark.parametrize("lookup", ["unique", "recent"])
-def test_as_the_fallback_of_iad(lookup: str) -> None:
-    task = make_task(100)
-    verifier = make_transformer(task, 8)
-    sample = make_sample(task, [0, 3, 30, 7, 12])
-    model = make_drafter(task, 9, verifier=verifier, **FEATURES)
-    expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
-    options = Options("iad", 5, iad_fallback="gad", iad_lookup=lookup)
-    drafted, _ = decode([verifier], task, sample, options, model, max_len_b=40)
-    assert_same_output(drafted, expected)

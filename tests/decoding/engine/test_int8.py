@@ -1,7 +1,7 @@
 """`--int8`: the output of the model with rounded weights, the same whatever drafts, and called lossy."""
 
 import copy
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,17 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.methods import Options, check_fit
-from fairseq_plugins.decoding.weights import quantized
+from fairseq_plugins.decoding.checks import check_fit
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.weights import Precision, quantized
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.test_drafters import METHODS
+from tests.decoding.methods.test_untrained import METHODS
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
+    Options,
     assert_same_output,
     decode,
+    emitted_per_iteration,
     fairseq_greedy,
     ids,
+    make_args,
     make_drafter,
     make_sample,
     make_task,
@@ -30,12 +33,12 @@ from tests.support import (
 )
 
 
-@pytest.fixture(params=["compiled", "operations"], autouse=True)
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test here runs on the compiled kernels and on PyTorch's operations."""
-    native.enable(request.param == "compiled")
-    yield
-    native.enable(True)
+@pytest.fixture(params=["compiled", "operations"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """With rounded weights, on the compiled kernels and on PyTorch's operations."""
+    engine = make_engine(compiled=request.param == "compiled", int8=True)
+    assert (engine.kernels is not None) == (request.param == "compiled")
+    return engine
 
 
 def rounded(model: TransformerModel) -> TransformerModel:
@@ -64,7 +67,9 @@ def rounded(model: TransformerModel) -> TransformerModel:
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_linear_layers_of_any_size(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> None:
+def test_linear_layers_of_any_size(
+    engine: Engine, rows: int, inputs: int, outputs: int, has_bias: bool, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
     weight[0] = 0
@@ -73,19 +78,19 @@ def test_linear_layers_of_any_size(rows: int, inputs: int, outputs: int, has_bia
     step = weight.abs().amax(1, keepdim=True) / 127
     assert ((restored - weight).abs() <= step / 2 + 1e-6).all()
     assert layer.weight.dtype == torch.int8
-    y = native.fastest(layer)(x)
+    y = engine.linear(layer)(x)
     torch.testing.assert_close(y, F.linear(x, restored, layer.bias), rtol=1e-4, atol=1e-4)
 
 
 @settings(STEADY_MODELS, max_examples=12)
 @given(options=TRANSFORMERS, sources=SOURCES, search=SEARCHES, seed=st.integers(0, 1000))
 def test_greedy_is_fairseqs_with_rounded_weights(
-    options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
+    engine: Engine, options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
 ) -> None:
     task = make_task(12)
     model = make_transformer(task, seed, **options)
     sample = make_sample(task, sources, seed)
-    ours, _ = decode([model], task, sample, Options("greedy", int8=True), **search)
+    ours, _ = decode([model], task, sample, Options("greedy"), engine=engine, **search)
     assert_same_output(ours, fairseq_greedy([rounded(model)], task, sample, **search))
 
 
@@ -99,6 +104,7 @@ def test_greedy_is_fairseqs_with_rounded_weights(
     seed=st.integers(0, 1000),
 )
 def test_gad_says_what_greedy_says(
+    engine: Engine,
     options: dict[str, Any],
     drafter_options: dict[str, Any],
     sources: list[int],
@@ -110,38 +116,57 @@ def test_gad_says_what_greedy_says(
     verifier = make_transformer(task, seed, **options)
     drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
     sample = make_sample(task, sources, seed)
-    greedy, _ = decode([verifier], task, sample, Options("greedy", int8=True), **search)
-    drafted, _ = decode([verifier], task, sample, Options("gad", block_size, int8=True), drafter, **search)
+    greedy, _ = decode([verifier], task, sample, Options("greedy"), engine=engine, **search)
+    drafted, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, engine=engine, **search)
     assert_same_output(drafted, greedy)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.decoder)
-def test_other_drafters_too(method: Options) -> None:
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_other_drafters_too(engine: Engine, method: Options) -> None:
     task = make_task(9)
     models = [make_transformer(task, 3), make_transformer(task, 4, decoder_layers=1)]
     sample = make_sample(task, [4, 0, 12, 7], 3)
-    greedy, _ = decode(models, task, sample, Options("greedy", int8=True), max_len_b=20)
-    drafted, _ = decode(models, task, sample, Options(**{**vars(method), "int8": True}), max_len_b=20)
+    greedy, _ = decode(models, task, sample, Options("greedy"), engine=engine, max_len_b=20)
+    drafted, stats = decode(models, task, sample, method, engine=engine, max_len_b=20)
     assert_same_output(drafted, greedy)
+    if method.spec.name == "jacobi":
+        assert emitted_per_iteration(stats) > 1.4
 
 
-def test_it_is_another_model_than_in_fp32() -> None:
+def test_drafts_are_accepted(engine: Engine) -> None:
+    task = make_task(9)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
+    _, stats = decode([verifier], task, sample, Options("gad", 12), drafter, engine=engine, max_len_b=30, min_len=20)
+    assert emitted_per_iteration(stats) > 1.6
+
+
+def test_it_is_another_model_than_in_fp32(engine: Engine) -> None:
     task = make_task(200)
     model = make_transformer(task, 1)
     sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
-    fp32, int8 = (decode([model], task, sample, Options("greedy", int8=int8), max_len_b=30)[0] for int8 in (0, 1))
+    in_fp32 = replace(engine, precision=Precision.FP32)
+    fp32, int8 = (
+        decode([model], task, sample, Options("greedy"), engine=one, max_len_b=30)[0] for one in (in_fp32, engine)
+    )
     assert ids(fp32) != ids(int8)
-    assert Options("greedy").label == "greedy"
-    assert Options("gad", int8=True).label == "gad int8 (lossy: weights rounded)"
+
+
+def test_its_summary_says_so() -> None:
+    task = make_task(9)
+    task.cfg.decoding_method = "greedy"
+    for task.cfg.int8, name in ((False, "greedy"), (True, "greedy int8 (lossy: weights rounded)")):
+        assert task.build_generator([make_transformer(task, 1)], make_args(beam=1)).stats.decoder == name
 
 
 def test_where_it_cannot_run() -> None:
     task = make_task(9)
-    dictionary = task.target_dictionary
     half, elsewhere = make_transformer(task, 1).half(), make_transformer(task, 1).to("meta")
     for model, message in (
         (half, "--int8: rounds fp32 weights, and this model is in float16"),
         (elsewhere, "--int8: is for the CPU, and this model is on meta"),
     ):
+        method = Options("greedy", int8=True)
         with pytest.raises(ConfigurationError, match=message):
-            check_fit([model], None, Options("greedy", int8=True), dictionary, dictionary)
+            check_fit(method.spec, method.options, method.parts([model], None, task))

@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.benchmarks.peak_memory import resident
-from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.encoder import FusedEncoder
+from fairseq_plugins.benchmarks.resident_memory import resident
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.encoder import FusedEncoder
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.memory import new_zeros
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.memory import new_zeros
-from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.decoding.stats import DecodingStats
-from tests.support import fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
+from tests.support import Options, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
 
 # Transformer-base with fewer layers and a smaller vocabulary.
 BASE = {
@@ -79,13 +78,11 @@ def test_weights_are_held_once(options: dict[str, Any]) -> None:
     expected = fairseq_greedy([verifier], task, sample, max_len_b=20)
     on_paper = weight_bytes(verifier, drafter)
 
-    def build() -> methods.Method:
-        return methods.build([verifier], drafter, Options("gad", 5), task.target_dictionary)
-
+    build = lambda: Options("gad", 5).build([verifier], drafter, task)  # noqa: E731
     generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, DecodingStats("gad"), max_len_b=20)
     assert ids(generator.generate([verifier], sample)) == ids(expected)
     method = generator.method
-    decoders = [*method.verifier.decoders, method.drafter.cached]
+    decoders = [*method.verifier.decoders, method.drafter.decoder.cached]
     caches = sum(x.numel() * x.element_size() for decoder in decoders for x in (decoder.cache, decoder.cross))
     held = held_bytes(method, verifier, drafter)
     assert on_paper < held < 1.1 * (on_paper + caches)
@@ -98,13 +95,13 @@ def test_fused_weights_are_the_modules_own() -> None:
     model = make_transformer(task, 1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.inference_mode():
-        layer = CachedDecoder(model.decoder).layers[0]
-        FusedEncoder(model.encoder)
+        layer = CachedDecoder(model.decoder, Engine()).layers[0]
+        FusedEncoder(model.encoder, Engine())
     after = model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     attention = model.decoder.layers[0].self_attn
     assert layer.self_qkv[0].data_ptr() == attention.q_proj.weight.data_ptr()
-    again = CachedDecoder(model.decoder).layers[0]
+    again = CachedDecoder(model.decoder, Engine()).layers[0]
     assert again.self_qkv[0].data_ptr() == layer.self_qkv[0].data_ptr()
     assert again.cross_key_value[1].data_ptr() == layer.cross_key_value[1].data_ptr()
 
@@ -124,7 +121,7 @@ def test_parameters_that_look_into_others_memory_are_left_alone() -> None:
     flat = torch.zeros(2, 16, 16)
     flat[0] = attention.q_proj.weight.data
     attention.q_proj.weight.data = flat[0]
-    layer = CachedDecoder(model.decoder).layers[0]
+    layer = CachedDecoder(model.decoder, Engine()).layers[0]
     assert attention.q_proj.weight.data_ptr() == flat.data_ptr()
     assert torch.equal(layer.self_qkv[0][:16], flat[0])
     assert torch.equal(layer.self_qkv[0][16:32], attention.k_proj.weight)

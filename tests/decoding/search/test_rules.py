@@ -8,7 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.acceptance import (
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import (
     Rule,
     accepted_prefix,
     at_least,
@@ -17,47 +21,51 @@ from fairseq_plugins.decoding.acceptance import (
     top_beta,
     within_distance,
 )
-from fairseq_plugins.decoding.drafters import DecodingState, Draft
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator, Method
-from fairseq_plugins.decoding.verifier import Verification
+from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
+from fairseq_plugins.decoding.verifier import verification
 from tests.strategies import STEADY
 from tests.support import RecordedStats, ScriptedDrafter, decode, ids, make_sample, make_task, make_transformer
 
 
-def scores_of(*rows: list[float]) -> torch.Tensor:
-    """One sentence's verifier scores from probabilities."""
+def log_probs_of(*rows: list[float]) -> torch.Tensor:
+    """One sentence's log-probabilities from probabilities."""
     return torch.tensor([rows]).log()
 
 
+def verified(log_probs: torch.Tensor) -> Verification:
+    """What a verifier with these log-probabilities [B, T, V] says."""
+    return Verification(log_probs, log_probs.argmax(-1))
+
+
 def test_equations_8_and_9_by_hand() -> None:
-    """Four places, the drafted token is ranked 1, 2, 3 and 4 by the verifier; tau = 1 is a ratio of e = 2.718."""
-    scores = scores_of(
-        [0.70, 0.20, 0.06, 0.04],
-        [0.50, 0.30, 0.15, 0.05],  # 0.50 / 0.30 = 1.67: within tau
-        [0.45, 0.30, 0.20, 0.05],  # 0.45 / 0.20 = 2.25: within tau, third
-        [0.30, 0.28, 0.22, 0.20],  # 0.30 / 0.20 = 1.50: within tau, but fourth
-        [0.25, 0.25, 0.25, 0.25],  # after the draft
+    """Four positions, the drafted token is ranked 1, 2, 3 and 4 by the verifier; tau = 1 is a ratio of e = 2.718."""
+    said = verified(
+        log_probs_of(
+            [0.70, 0.20, 0.06, 0.04],
+            [0.50, 0.30, 0.15, 0.05],  # 0.50 / 0.30 = 1.67: within tau
+            [0.45, 0.30, 0.20, 0.05],  # 0.45 / 0.20 = 2.25: within tau, third
+            [0.30, 0.28, 0.22, 0.20],  # 0.30 / 0.20 = 1.50: within tau, but fourth
+            [0.25, 0.25, 0.25, 0.25],  # after the draft
+        )
     )
-    choice = scores.argmax(-1)
     draft = Draft(torch.tensor([[0, 1, 2, 3]]))
-    assert top_beta(3, 1.0)(draft, scores, choice).tolist() == [[True, True, True, False]]
-    assert top_beta(2, 1.0)(draft, scores, choice).tolist() == [[True, True, False, False]]
-    assert top_beta(4, 0.5)(draft, scores, choice).tolist() == [[True, False, False, True]]
-    assert top_beta(4, math.log(2.25) + 1e-4)(draft, scores, choice).tolist() == [[True, True, True, True]]
-    assert top_beta(4, math.log(2.25) - 1e-4)(draft, scores, choice).tolist() == [[True, True, False, True]]
-    assert top_beta(1, 0.0)(draft, scores, choice).tolist() == exact(draft, scores, choice).tolist()
+    assert top_beta(3, 1.0)(draft, said).tolist() == [[True, True, True, False]]
+    assert top_beta(2, 1.0)(draft, said).tolist() == [[True, True, False, False]]
+    assert top_beta(4, 0.5)(draft, said).tolist() == [[True, False, False, True]]
+    assert top_beta(4, math.log(2.25) + 1e-4)(draft, said).tolist() == [[True, True, True, True]]
+    assert top_beta(4, math.log(2.25) - 1e-4)(draft, said).tolist() == [[True, True, False, True]]
+    assert top_beta(1, 0.0)(draft, said).tolist() == exact(draft, said).tolist()
 
 
 def test_score_of_the_drafter_by_hand() -> None:
     """SpecDec eq. 6-7 taken literally: the drafter's probability of its token against the verifier's list."""
-    scores = scores_of([0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1])
-    choice = scores.argmax(-1)
-    # The drafter is sure of token 2 at the first place, which the verifier ranks last, and unsure at the second.
-    draft = Draft(torch.tensor([[2, 2]]), logits=scores_of([0.1, 0.1, 0.8], [0.4, 0.35, 0.25]))
-    assert top_beta(2, 1.0, "drafter")(draft, scores, choice).tolist() == [[True, False]]
-    assert top_beta(3, 1.0, "drafter")(draft, scores, choice).tolist() == [[True, True]]
-    assert top_beta(3, 0.5, "drafter")(draft, scores, choice).tolist() == [[True, False]]
-    assert top_beta(3, 1.0, "verifier")(draft, scores, choice).tolist() == [[False, False]]
+    said = verified(log_probs_of([0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]))
+    # The drafter is sure of token 2 at the first position, which the verifier ranks last, and unsure at the second.
+    draft = Draft(torch.tensor([[2, 2]]), log_probs=log_probs_of([0.1, 0.1, 0.8], [0.4, 0.35, 0.25]))
+    assert top_beta(2, 1.0, "drafter")(draft, said).tolist() == [[True, False]]
+    assert top_beta(3, 1.0, "drafter")(draft, said).tolist() == [[True, True]]
+    assert top_beta(3, 0.5, "drafter")(draft, said).tolist() == [[True, False]]
+    assert top_beta(3, 1.0, "verifier")(draft, said).tolist() == [[False, False]]
 
 
 @settings(STEADY, max_examples=60)
@@ -73,23 +81,23 @@ def test_top_beta_equals_a_loop(beta: int, tau: float, seed: int, ties: bool) ->
     if ties:
         scores = scores.round()
     scores[:, :, 1] = -math.inf
-    choice = scores.argmax(-1)
+    said = verified(scores.log_softmax(-1))
     drafted = torch.randint(7, (3, 4), generator=generator)
-    log_probs = scores.log_softmax(-1)
+    log_probs = said.log_probs
     expected = []
     for sentence in range(3):
         row = []
-        for place in range(4):
-            token = int(drafted[sentence, place])
-            ranked = sorted(log_probs[sentence, place].tolist(), reverse=True)
-            own = float(log_probs[sentence, place, token])
+        for position in range(4):
+            token = int(drafted[sentence, position])
+            ranked = sorted(log_probs[sentence, position].tolist(), reverse=True)
+            own = float(log_probs[sentence, position, token])
             in_beta = own >= ranked[beta - 1]
             in_gap = ranked[0] - own <= tau
-            top_1 = token == int(choice[sentence, place])
+            top_1 = token == int(said.best[sentence, position])
             row.append(top_1 or (own > -math.inf and in_beta and in_gap))
         expected.append(row)
     near = (log_probs.amax(-1)[:, :4] - log_probs[:, :4].gather(2, drafted[:, :, None])[:, :, 0] - tau).abs() < 1e-5
-    got = top_beta(beta, tau)(Draft(drafted), scores, choice)
+    got = top_beta(beta, tau)(Draft(drafted), said)
     assert torch.equal(got | near, torch.tensor(expected) | near)
 
 
@@ -112,23 +120,24 @@ def test_distance_and_minimum_block() -> None:
     scores = torch.full((1, 5, 7), -5.0)
     scores[0, torch.arange(5), torch.tensor([2, 4, 6, 1, 3])] = 0.0
     scores[0, 0, 0] = -math.inf
-    choice = scores.argmax(-1)
+    said = verified(scores)
     draft = Draft(torch.tensor([[3, 6, 6, 0]]))
-    assert within_distance(1, values)(draft, scores, choice).tolist() == [[True, False, True, False]]
-    assert within_distance(2, values)(draft, scores, choice).tolist() == [[True, True, True, False]]
-    assert at_least(3, exact)(draft, scores, choice).tolist() == [[True, True, True, False]]
-    assert at_least(1, exact)(draft, scores, choice).tolist() == exact(draft, scores, choice).tolist()
+    assert within_distance(1, values)(draft, said).tolist() == [[True, False, True, False]]
+    assert within_distance(2, values)(draft, said).tolist() == [[True, True, True, False]]
+    assert at_least(3, exact)(draft, said).tolist() == [[True, True, True, False]]
+    assert at_least(1, exact)(draft, said).tolist() == exact(draft, said).tolist()
     forbidden = Draft(torch.tensor([[0, 6, 6, 0]]))
-    assert not at_least(3, exact)(forbidden, scores, choice)[0, 0]
+    assert not at_least(3, exact)(forbidden, said)[0, 0]
 
 
 def test_everything_stands() -> None:
-    assert everything(Draft(torch.tensor([[4, 5]])), torch.empty(0), torch.empty(0)).all()
+    assert everything(Draft(torch.tensor([[4, 5]])), verified(torch.zeros(1, 3, 7))).all()
 
 
 # SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is what was drafted and V what the verifier made of it, both
-# behind the translation of the iterations before. What V shows after a relaxed token is conditioned on it, and V shows
-# the relaxed token itself, so the verifier's best token at such a place, which the vanilla tables show, is given extra.
+# after the translation of the iterations before. What V shows after a relaxed token is conditioned on it, and V shows
+# the relaxed token itself, so the verifier's best token at such a position, which the vanilla tables show, is given
+# extra.
 VANILLA_1 = """
 D Nach den Angaben Angaben war der Tunnel noch nicht in
 V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
@@ -163,17 +172,17 @@ V Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort
 D Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort auf diese Frage gegeben . [EOS]
 V Gestern hat der Bürger@@ meister von Gut@@ acht eine klare Antwort auf diese Frage gegeben . [EOS]
 """
-# Place of a token that was not the verifier's best, and the best.
+# Position of a token that was not the verifier's best, and the best.
 BEST_1, BEST_2 = {3: "Einzelheiten"}, {2: "Gut@@"}
 
 
 class PrintedVerifier:
-    """A verifier whose best tokens are the V lines; behind them it says what cannot be accepted.
+    """A verifier whose best tokens are the V lines; after them it says what cannot be accepted.
 
     Args:
         lines: the V lines.
         number: symbol -> id.
-        best: place -> the best token there, the printed one being second and lagging by `gap`.
+        best: position -> the best token there, the printed one being second and lagging by `gap`.
         gap: of log-probabilities.
     """
 
@@ -187,23 +196,23 @@ class PrintedVerifier:
     def start(self, sample: dict[str, Any]) -> None:
         pass
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def select_rows(self, rows: torch.Tensor) -> None:
         pass
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         line, begin = next(self.lines), state.host_lengths[0]
         scores = torch.full((1, draft.tokens.size(1) + 1, self.size), -20.0)
         for column in range(scores.size(1)):
-            place = begin + column
-            printed = line[place] if place < len(line) else "[EOS]"
+            position = begin + column
+            printed = line[position] if position < len(line) else "[EOS]"
             scores[0, column, self.number[printed]] = 0.0
-            if place in self.best and printed != self.best[place]:
-                scores[0, column, self.number[self.best[place]]] = self.gap
-        return Verification(scores.log_softmax(-1), None)
+            if position in self.best and printed != self.best[position]:
+                scores[0, column, self.number[self.best[position]]] = self.gap
+        return verification(state, scores.log_softmax(-1), Engine())
 
 
 def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> tuple[str, list[int]]:
-    """Decode with the D lines as drafter and the V lines as verifier; returns the output and what was gained."""
+    """Decode with the D lines as drafter and the V lines as verifier; returns the output and what was emitted."""
     lines = [line.split()[1:] for line in printed.strip().splitlines()]
     drafts, verified = lines[::2], lines[1::2]
     task = make_task(4)
@@ -215,17 +224,17 @@ def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> 
     def script(sentence: int, done: int, width: int) -> list[int]:
         return [number[word] for word in next(turns)[done:]][:width]
 
-    method = Method(PrintedVerifier(verified, number, best, gap), ScriptedDrafter(script, 10), rule)
+    method = Method(PrintedVerifier(verified, number, best, gap), ScriptedDrafter(script, 10), GreedySearch(rule))
     stats = RecordedStats()
     models = [make_transformer(task, 0, ending=False)]
     generator = DraftVerifyGenerator(models, task.target_dictionary, lambda: method, stats)
     tokens = ids(generator.generate(models, make_sample(task, [1])))[0]
     assert not list(turns), "every printed iteration took place"
-    return task.target_dictionary.string(tokens), stats.recorded[0].accepted
+    return task.target_dictionary.string(tokens), stats.recorded[0].emitted
 
 
 @pytest.mark.parametrize(
-    ("printed", "best", "rule", "gained"),
+    ("printed", "best", "rule", "emitted"),
     [
         # Bifurcations: "vorliegenden", "Einzelheiten", "worden"; then the end is drafted.
         (VANILLA_1, {}, exact, [3, 1, 9, 2]),
@@ -234,9 +243,9 @@ def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> 
         (RELAXED_2, BEST_2, top_beta(3, 1.0), [11, 6]),
     ],
 )
-def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: Rule, gained: list[int]) -> None:
-    text, accepted = replay(printed, rule, best)
-    assert accepted == gained
+def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: Rule, emitted: list[int]) -> None:
+    text, each = replay(printed, rule, best)
+    assert each == emitted
     assert text == printed.strip().splitlines()[-1][2:].removesuffix(" [EOS]")
 
 

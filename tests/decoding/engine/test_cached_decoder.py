@@ -1,7 +1,6 @@
 """Many tokens at once, rolling back and dropping rows give what fairseq's decoder gives."""
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +12,11 @@ from fairseq.models.transformer import TransformerModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding import native
-from fairseq_plugins.decoding.cached_decoder import ROOM, CachedDecoder, Span
-from fairseq_plugins.decoding.drafters import DecodingState, Draft
-from fairseq_plugins.decoding.encoder import FusedEncoder
+from fairseq_plugins.decoding.engine.cached_decoder import ROOM, CachedDecoder
+from fairseq_plugins.decoding.engine.encoder import FusedEncoder
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.layout import Chain, Span
+from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.support import unsupported_reason
@@ -42,29 +42,31 @@ def teacher_forced(model: TransformerModel, sample: dict[str, Any], tokens: torc
         return model(net_input["src_tokens"], net_input["src_lengths"], tokens)[0]
 
 
-@pytest.fixture(params=["compiled", "operations"], autouse=True)
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test here runs on the compiled kernels and on PyTorch's operations."""
-    native.enable(request.param == "compiled")
-    yield
-    native.enable(True)
+@pytest.fixture(params=["compiled", "operations"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """The compiled kernels, and PyTorch's operations."""
+    engine = make_engine(compiled=request.param == "compiled")
+    assert (engine.kernels is not None) == (request.param == "compiled")
+    return engine
 
 
 @settings(STEADY_MODELS, max_examples=25)
 @given(options=TRANSFORMERS, cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4), seed=st.integers(0, 500))
 @torch.no_grad()
-def test_steps_of_any_size_equal_fairseqs_decoder(options: dict[str, Any], cuts: list[int], seed: int) -> None:
+def test_steps_of_any_size_equal_fairseqs_decoder(
+    engine: Engine, options: dict[str, Any], cuts: list[int], seed: int
+) -> None:
     task = make_task(30)
     model = make_transformer(task, seed, ending=False, **options)
     sample = make_sample(task, [7, 0, 3], seed)
     tokens = torch.randint(4, 30, (3, sum(cuts)), generator=torch.Generator().manual_seed(seed))
     expected = teacher_forced(model, sample, tokens)
-    cached = CachedDecoder(model.decoder)
-    cached.start(FusedEncoder(model.encoder)(sample["net_input"]))
+    cached = CachedDecoder(model.decoder, engine)
+    cached.start(FusedEncoder(model.encoder, engine)(sample["net_input"]))
     outputs, done = [], 0
     for width in cuts:
         lengths = torch.full((3,), done)
-        hidden = cached.step(tokens[:, done : done + width], lengths, Span(done, done))
+        hidden = cached.step(tokens[:, done : done + width], Chain(lengths, Span(done, done), width))
         outputs.append(cached.project(hidden))
         done += width
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=2e-5)
@@ -72,40 +74,40 @@ def test_steps_of_any_size_equal_fairseqs_decoder(options: dict[str, Any], cuts:
 
 
 @torch.no_grad()
-def test_ragged_steps_rolling_back_and_dropping_rows() -> None:
+def test_ragged_steps_rolling_back_and_dropping_rows(engine: Engine) -> None:
     task = make_task(30)
     model = make_transformer(task, 1)
     sample = make_sample(task, [7, 0, 3], 1)
     tokens = torch.randint(4, 30, (3, 9), generator=torch.Generator().manual_seed(1))
     expected = teacher_forced(model, sample, tokens)
-    cached = CachedDecoder(model.decoder)
+    cached = CachedDecoder(model.decoder, engine)
     cached.start(model.encoder.forward_torchscript(sample["net_input"]))
-    # A wrong draft behind 2, 4 and 3 right tokens ...
+    # A wrong draft after 2, 4 and 3 right tokens ...
     lengths = torch.tensor([2, 4, 3])
     wrong = tokens[:, :7].clone()
     wrong[torch.arange(7) >= lengths[:, None]] = 4
-    cached.step(wrong, torch.zeros(3, dtype=torch.long), Span(0, 0))
+    cached.step(wrong, Chain(torch.zeros(3, dtype=torch.long), Span(0, 0), 7))
     # ... is overwritten from each sentence's own length.
-    place = lengths[:, None] + torch.arange(3)
-    again = cached.project(cached.step(tokens.gather(1, place), lengths, Span(2, 4)))
-    torch.testing.assert_close(again, expected.gather(1, place[:, :, None].expand(-1, -1, 30)), rtol=1e-4, atol=2e-5)
+    slot = lengths[:, None] + torch.arange(3)
+    again = cached.project(cached.step(tokens.gather(1, slot), Chain(lengths, Span(2, 4), 3)))
+    torch.testing.assert_close(again, expected.gather(1, slot[:, :, None].expand(-1, -1, 30)), rtol=1e-4, atol=2e-5)
     # Rows 2 and 0 go on, in this order.
-    cached.keep(torch.tensor([2, 0]))
+    cached.select_rows(torch.tensor([2, 0]))
     lengths = lengths[[2, 0]] + 3
-    place = lengths[:, None] + torch.arange(2)
-    last = cached.project(cached.step(tokens[[2, 0]].gather(1, place), lengths, Span(5, 6)))
-    wanted = expected[[2, 0]].gather(1, place[:, :, None].expand(-1, -1, 30))
+    slot = lengths[:, None] + torch.arange(2)
+    last = cached.project(cached.step(tokens[[2, 0]].gather(1, slot), Chain(lengths, Span(5, 6), 2)))
+    wanted = expected[[2, 0]].gather(1, slot[:, :, None].expand(-1, -1, 30))
     torch.testing.assert_close(last, wanted, rtol=1e-4, atol=2e-5)
 
 
 @settings(STEADY_MODELS, max_examples=20)
 @given(options=TRANSFORMERS, sources=st.lists(st.integers(0, 12), min_size=1, max_size=4), seed=st.integers(0, 500))
 @torch.no_grad()
-def test_fused_encoder_equals_fairseqs(options: dict[str, Any], sources: list[int], seed: int) -> None:
+def test_fused_encoder_equals_fairseqs(engine: Engine, options: dict[str, Any], sources: list[int], seed: int) -> None:
     task = make_task(30)
     model = make_transformer(task, seed, ending=False, **options)
     net_input = make_sample(task, sources, seed)["net_input"]
-    encoder = FusedEncoder(model.encoder)
+    encoder = FusedEncoder(model.encoder, engine)
     assert encoder.layers is not None
     ours, theirs = encoder(net_input), model.encoder.forward_torchscript(net_input)
     assert torch.equal(ours["encoder_padding_mask"][0], theirs["encoder_padding_mask"][0])
@@ -114,7 +116,7 @@ def test_fused_encoder_equals_fairseqs(options: dict[str, Any], sources: list[in
         torch.testing.assert_close(ours[name][0][rows], theirs[name][0][rows], rtol=1e-4, atol=2e-5)
 
 
-def test_unknown_encoder_runs_as_it_is() -> None:
+def test_unknown_encoder_runs_as_it_is(engine: Engine) -> None:
     task = make_task(30)
     model = make_transformer(task, 0)
 
@@ -123,13 +125,15 @@ def test_unknown_encoder_runs_as_it_is() -> None:
             return super().forward_embedding(*args, **kwargs)
 
     model.encoder.__class__ = Other
-    assert FusedEncoder(model.encoder).layers is None
+    assert FusedEncoder(model.encoder, engine).layers is None
 
 
 @pytest.mark.parametrize("width", [0, 1, 5, 12])
 @pytest.mark.parametrize("right", [True, False])
-def test_cache_holds_the_sentence_and_one_draft(monkeypatch: pytest.MonkeyPatch, width: int, right: bool) -> None:
-    """The verifier's cache never has more positions than the longest output and k, rounded up."""
+def test_cache_holds_the_sentence_and_one_draft(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, width: int, right: bool
+) -> None:
+    """The verifier's cache never has more slots than the longest output and k, rounded up."""
     task = make_task(100)
     model = make_transformer(task, 8, share_decoder_input_output_embed=True)
     sample = make_sample(task, [0, 3, 30, 7, 12])
@@ -146,16 +150,16 @@ def test_cache_holds_the_sentence_and_one_draft(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(Verifier, "verify", spy)
     script = always_right(outputs) if right else always_wrong(outputs)
-    decode([model], task, sample, ScriptedDrafter(script, width), max_len_b=40)
+    decode([model], task, sample, ScriptedDrafter(script, width), engine=engine, max_len_b=40)
     longest = max(map(len, outputs))
     assert max(capacity for capacity, _, _ in seen) < longest + width + ROOM
-    # Positions 0 .. length - 1 are final; the last token and the draft stand behind them.
+    # Slots 0 .. length - 1 are final; the last token and the draft stand after them.
     for index, (capacity, _, _) in enumerate(seen):
         assert capacity < max(length for _, length, _ in seen[: index + 1]) + 1 + width + ROOM
     assert len({rows for *_, rows in seen}) > 1, "finished sentences leave the cache"
 
 
-def test_no_scores_are_kept_between_iterations() -> None:
+def test_no_scores_are_kept_between_iterations(engine: Engine) -> None:
     """No tensor of batch x draft x vocabulary outlives the iteration that computed it."""
     task = make_task(700)
     model = make_transformer(task, 2, ending=False)
@@ -168,7 +172,7 @@ def test_no_scores_are_kept_between_iterations() -> None:
             found.extend(t.shape for t in large)
         return [5] * width
 
-    decode([model], task, sample, ScriptedDrafter(script, 4), max_len_b=12)
+    decode([model], task, sample, ScriptedDrafter(script, 4), engine=engine, max_len_b=12)
     assert not found
 
 
@@ -204,7 +208,7 @@ def test_what_cannot_be_run_is_refused_by_name(make: Any, reason: str) -> None:
     decoder = make()
     assert reason in (unsupported_reason(decoder) or "")
     with pytest.raises(ConfigurationError, match="--decoder beam"):
-        CachedDecoder(decoder)
+        CachedDecoder(decoder, make_engine())
 
 
 def test_changed_subclasses_are_refused() -> None:

@@ -1,0 +1,153 @@
+"""--auto-block-size: verifies what pays, drafts where it pays, and never changes the output."""
+
+from typing import Any
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.drafters import StatelessDrafter, adaptive
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Calibration, Cost
+from fairseq_plugins.decoding.state import DecodingState, Draft
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    emitted_per_iteration,
+    fairseq_greedy,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+
+@settings(STEADY)
+@given(fixed=st.floats(1e-4, 1.0), each=st.floats(1e-5, 1.0), rows=st.lists(st.integers(1, 60), min_size=3, max_size=30))
+def test_a_line_is_found(fixed: float, each: float, rows: list[int]) -> None:
+    cost = Cost(4.0, 1.0)
+    for count in [*rows, 1, 40]:
+        cost.observe(count, fixed + each * count)
+    found_fixed, found_each = cost.line
+    assert found_fixed + 20 * found_each == pytest.approx(fixed + 20 * each, rel=0.05)
+
+
+def test_cost_before_there_is_data_and_of_always_as_many_rows() -> None:
+    cost = Cost(4.0, 1.0)
+    assert cost.line == (4.0, 1.0)
+    for _ in range(5):
+        cost.observe(4, 0.016)
+    assert cost.line == pytest.approx((0.008, 0.002))
+
+
+def test_calibration_by_hand() -> None:
+    calibration = Calibration()
+    calibration.tried[:] = calibration.right[:] = 1e-9
+    survival = numpy.array([[0.95, 0.95 * 0.55, 0.95 * 0.55 * 0.55]])
+    # The first token stands, the second does not, after which nothing was tried; then all three stand; then none.
+    for accepted in (1, 3, 0):
+        calibration.observe(survival, numpy.array([3]), numpy.array([accepted]))
+    memory = adaptive._MEMORY
+    assert calibration.tried[9] == pytest.approx(1 + memory + memory**2)
+    assert calibration.right[9] == pytest.approx(memory + memory**2)
+    assert calibration.tried[5] == pytest.approx(2 * memory + memory**2)
+    assert calibration.right[5] == pytest.approx(2 * memory)
+    first, second, _ = calibration(survival)[0]
+    assert first == pytest.approx(calibration.right[9] / calibration.tried[9])
+    assert second == pytest.approx(first * calibration.right[5] / calibration.tried[5])
+
+
+class Fixed(StatelessDrafter):
+    """Drafts ones, with these survival probabilities."""
+
+    def __init__(self, survival: list[list[float]]) -> None:
+        self.survival = torch.tensor(survival)
+
+    def draft(self, state: DecodingState) -> Draft:
+        return Draft(torch.ones_like(self.survival, dtype=torch.long), survival=self.survival)
+
+
+def widths(drafter: AdaptiveDrafter, batch: int) -> list[int]:
+    """How many tokens of each sentence are to be verified."""
+    state = DecodingState(torch.ones(batch, 40, dtype=torch.long), torch.zeros(batch), [0] * batch, None, None)
+    draft = drafter.draft(state)
+    count = draft.num_drafted
+    return [draft.tokens.size(1)] * batch if count is None else count.tolist()
+
+
+def test_rows_are_verified_as_far_as_they_pay() -> None:
+    sure, unsure = [0.99**k for k in range(1, 6)], [0.3**k for k in range(1, 6)]
+    drafter = AdaptiveDrafter(Fixed([sure, unsure]))
+    # A row costs as much as everything else together: one pays only where it is nearly sure to be of use.
+    drafter.verify_cost.guess = drafter.draft_cost.guess = (1.0, 1.0)
+    first, second = widths(drafter, 2)
+    assert first == 5 and second < 2
+    # Rows for next to nothing: all of them.
+    cheap = AdaptiveDrafter(Fixed([sure, unsure]))
+    cheap.verify_cost.guess = cheap.draft_cost.guess = (1.0, 1e-6)
+    assert widths(cheap, 2) == [5, 5]
+
+
+def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
+    drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]))
+    drafter.gain = 0.01
+    drafted = [max(widths(drafter, 1)) > 0 or drafter.given is not None for _ in range(2 * adaptive._TRY_AGAIN + 2)]
+    assert drafted.count(True) == 2 and drafted[adaptive._TRY_AGAIN]
+
+
+@settings(STEADY_MODELS, max_examples=25)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    sources=SOURCES,
+    seed=st.integers(0, 1000),
+    moods=st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=5),
+)
+def test_output_is_fairseqs(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    seed: int,
+    moods: list[tuple[bool, float]],
+) -> None:
+    """Whatever is drafted and however ragged it is verified."""
+    task = make_task(40)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
+    drafted, _ = decode([verifier], task, sample, Options("gad", 12, auto_block_size=True), drafter, max_len_b=30)
+    assert_same_output(drafted, expected)
+    turn = iter(moods * 100)
+
+    class Moody(AdaptiveDrafter):
+        """Decides by chance, not by times."""
+
+        def _pays(self, batch: int) -> bool:
+            self.pays, self.share = next(turn)
+            return self.pays
+
+        def _worth_verifying(self, draft: Draft) -> Draft:
+            generator = numpy.random.default_rng(int(self.share * 100))
+            self.given = draft.survival.numpy()
+            self.verified = generator.integers(0, draft.tokens.size(1) + 1, len(draft.tokens))
+            return Draft(draft.tokens, torch.tensor(self.verified))
+
+    with mock.patch("fairseq_plugins.decoding.drafters.trained.AdaptiveDrafter", Moody):
+        drafted, _ = decode([verifier], task, sample, Options("gad", 12, auto_block_size=True), drafter, max_len_b=30)
+    assert_same_output(drafted, expected)
+
+
+def test_its_drafts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdaptiveDrafter, "_pays", lambda self, batch: True)
+    task = make_task(9)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
+    how = Options("gad", 12, auto_block_size=True)
+    _, stats = decode([verifier], task, sample, how, drafter, max_len_b=30, min_len=20)
+    assert emitted_per_iteration(stats) > 1.3

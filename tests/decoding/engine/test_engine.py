@@ -1,0 +1,74 @@
+"""An engine is handed down: what one generator runs on is nothing to another."""
+
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from fairseq_plugins.decoding.engine.native.layers import NativeLayers, NativeLinear
+from fairseq_plugins.decoding.engine.weights import Precision
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.support import assert_same_output, fairseq_greedy, ids, make_args, make_sample, make_task, make_transformer
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list to which every call of compiled layers and linear layers is added."""
+    made: list[str] = []
+    for kind, name in ((NativeLayers, "step"), (NativeLayers, "run"), (NativeLinear, "__call__")):
+        original = getattr(kind, name)
+
+        def spy(self: Any, *given: Any, original: Any = original, name: str = name, **more: Any) -> Any:
+            made.append(name)
+            return original(self, *given, **more)
+
+        monkeypatch.setattr(kind, name, spy)
+    return made
+
+
+def make_generator(task: SpecDecTask, model: Any, **options: Any) -> Any:
+    """A generator as the task builds it with these options."""
+    for name, value in {"decoding_method": "greedy", **options}.items():
+        setattr(task.cfg, name, value)
+    return task.build_generator([model], make_args(beam=1, max_len_b=30))
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_two_generators_keep_their_engines(compiled_first: bool, calls: list[str]) -> None:
+    """However they take turns, and also once they read the weights anew."""
+    task = make_task(60)
+    model = make_transformer(task, 8)
+    choices = [compiled_first, not compiled_first]
+    generators = [make_generator(task, model, no_compiled_steps=not compiled) for compiled in choices]
+    for seed in range(4):
+        sample = make_sample(task, [5, 9, 0, 2], seed)
+        expected = fairseq_greedy([model], task, sample, max_len_b=30)
+        for compiled, generator in zip(choices, generators, strict=True):
+            if seed == 2:
+                generator.refresh()
+            calls.clear()
+            assert_same_output(generator.generate([model], sample), expected)
+            assert ({"step", "run", "__call__"} <= set(calls)) if compiled else not calls
+            assert (generator.method.verifier.decoders[0].native_layers is not None) == compiled
+
+
+def test_precision_and_copies_are_a_generators_own() -> None:
+    task = make_task(200)
+    model = make_transformer(task, 1)
+    sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
+    expected = fairseq_greedy([model], task, sample, max_len_b=30)
+    plain = make_generator(task, model)
+    rounded = make_generator(task, model, int8=True, packed_weights=True)
+    for _ in range(2):
+        assert ids(plain.generate([model], sample)) == ids(expected)
+        assert ids(rounded.generate([model], sample)) != ids(expected)
+    engines = [generator.method.verifier.engine for generator in (plain, rounded)]
+    assert [engine.precision for engine in engines] == [Precision.FP32, Precision.INT8_WEIGHTS]
+    assert [engine.kernels.copies for engine in engines] == [False, True]
+
+
+def test_giving_up_on_graphs_is_an_engines_own() -> None:
+    engines = [Engine(graphs=Graphs()) for _ in range(2)]
+    engines[0].graphs.give_up(RuntimeError("no"))
+    assert [engine.graphs.failed for engine in engines] == [True, False]

@@ -1,0 +1,50 @@
+"""A drafter for itself, without a model: what it drafts after an output, and how a scripted verifier takes it."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.state import Verification
+from tests.support import make_state
+
+VOCABULARY = 50
+
+
+def _start(drafter: Drafter, source: list[int]) -> None:
+    drafter.start({"net_input": {"src_tokens": torch.tensor([source])}}, None)
+
+
+def drafts_of(drafter: Drafter, source: list[int], outputs: list[list[int]]) -> list[list[int]]:
+    """What a drafter drafts after each of these outputs of one sentence."""
+    _start(drafter, source)
+    result = []
+    for output in outputs:
+        tokens = torch.full((1, 60), 1)
+        tokens[0, : len(output) + 1] = torch.tensor([2, *output])
+        draft = drafter.draft(make_state(tokens, [len(output)], 50))
+        width = draft.tokens.size(1) if draft.num_drafted is None else int(draft.num_drafted[0])
+        result.append(draft.tokens[0, :width].tolist())
+    return result
+
+
+def blocks_of(drafter: Drafter, source: list[int], output: list[int]) -> list[int]:
+    """Tokens emitted in every iteration when the verifier wants exactly `output`, whatever was drafted."""
+    _start(drafter, source)
+    tokens = torch.full((1, 80), 1)
+    tokens[0, 0] = 2
+    state, wanted, emitted = make_state(tokens, [0], 50), torch.tensor([[*output, *[2] * 60]]), []
+    advance: Any = None
+    while advance is None or not advance.finished[0]:
+        draft = drafter.draft(state)
+        done = state.host_lengths[0]
+        best = wanted[:, done : done + draft.tokens.size(1) + 1]
+        verification = Verification(F.one_hot(best, VOCABULARY).float().log_softmax(-1), best)
+        advance = GreedySearch().advance(state, draft, verification)
+        state.append(advance)
+        drafter.observe(advance)
+        emitted += advance.host_emitted
+    assert state.tokens[0, 1 : state.host_lengths[0] + 1].tolist() == output
+    return emitted

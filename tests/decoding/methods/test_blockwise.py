@@ -1,0 +1,113 @@
+"""Blockwise decoding: the heads of a model draft for its first one."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
+from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    emitted_per_iteration,
+    fairseq_greedy,
+    ids,
+    make_args,
+    make_sample,
+    make_task,
+)
+
+
+def make_blockwise(seed: int, vocabulary: int = 12, **options: Any) -> tuple[Any, BlockwiseTransformer]:
+    task = make_task(vocabulary)
+    torch.manual_seed(seed)
+    args = make_args(blockwise_heads=4, **options)
+    blockwise_transformer(args)
+    model = BlockwiseTransformer.build_model(args, task)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return task, model.eval()
+
+
+@pytest.mark.parametrize("identity", [True, False])
+@pytest.mark.parametrize("block_size", [2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_blockwise_equals_fairseq(seed: int, block_size: int, identity: bool) -> None:
+    task, model = make_blockwise(seed, identity_first_head=identity)
+    sample = make_sample(task, [5, 1, 0, 17, 9], seed)
+    expected = fairseq_greedy([model], task, sample, max_len_b=25)
+    drafted, _ = decode([model], task, sample, Options("blockwise", block_size), max_len_b=25)
+    assert_same_output(drafted, expected)
+
+
+@settings(STEADY_MODELS, max_examples=20)
+@given(
+    block_size=st.sampled_from([None, 2, 3]),
+    identity=st.booleans(),
+    options=TRANSFORMERS,
+    sources=SOURCES,
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_exact_blockwise_equals_fairseq_everywhere(
+    block_size: int | None,
+    identity: bool,
+    options: dict[str, Any],
+    sources: list[int],
+    search: dict[str, Any],
+    seed: int,
+) -> None:
+    task, model = make_blockwise(seed, identity_first_head=identity, **options)
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([model], task, sample, **search)
+    drafted, _ = decode([model], task, sample, Options("blockwise", block_size), **search)
+    assert_same_output(drafted, expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 32])
+def test_blockwise_batch_sizes(batch_size: int) -> None:
+    task, model = make_blockwise(3, 9, identity_first_head=True)
+    sample = make_sample(task, [0, 1, 33, 7, 2, 19, 0, *range(25)][:batch_size])
+    expected = fairseq_greedy([model], task, sample, max_len_b=30)
+    drafted, stats = decode([model], task, sample, Options("blockwise"), max_len_b=30)
+    assert_same_output(drafted, expected)
+    assert emitted_per_iteration(stats) > 1.7
+
+
+def test_fresh_heads_with_identity_are_the_base_model() -> None:
+    task = make_task(12)
+    args = make_args(blockwise_heads=3, identity_first_head=True)
+    blockwise_transformer(args)
+    torch.manual_seed(0)
+    model = BlockwiseTransformer.build_model(args, task).eval()
+    hidden = torch.randn(2, 3, 16)
+    states = model.decoder.head_states(hidden, 1, 3)
+    torch.testing.assert_close(states, hidden[:, :, None].expand(-1, -1, 3, -1))
+    assert model.decoder.head_states(hidden, 2, 3).shape == (2, 3, 2, 16)
+
+
+@pytest.mark.parametrize("minimum", [1, 2, 4])
+def test_one_model_call_an_iteration(monkeypatch: pytest.MonkeyPatch, minimum: int) -> None:
+    """m tokens take at least m/k + 1 calls and no more than m; with blocks of at least k, exactly the least."""
+    calls = []
+    verify = Verifier.verify
+
+    def spy(self: Verifier, *arguments: Any) -> Any:
+        calls.append(1)
+        return verify(self, *arguments)
+
+    monkeypatch.setattr(Verifier, "verify", spy)
+    task, model = make_blockwise(1)
+    sample = make_sample(task, [6], 1)
+    drafted, stats = decode([model], task, sample, Options("blockwise", min_block=minimum), max_len_b=20, min_len=20)
+    tokens = len(ids(drafted)[0])
+    assert tokens == 21 and len(calls) == stats[0].iterations
+    assert 1 + math.ceil((tokens - 1) / 4) <= len(calls) <= math.ceil(tokens / minimum) + 1
+    if minimum == 4:
+        assert len(calls) == 1 + math.ceil((tokens - 1) / 4) <= tokens / 4 + 1

@@ -1,0 +1,130 @@
+"""What follows from the methods' own descriptions: names, help, checks and the table."""
+
+import pkgutil
+from dataclasses import fields
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.method import MethodSpec, flag, plain
+from fairseq_plugins.decoding.methods import DECODERS, METHODS
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+
+CONFIG = {declared.name: declared for declared in fields(SpecDecConfig)}
+# Of every option that a method declares with a help text: the texts, and who has the option.
+TEXTS: dict[str, list[str]] = {}
+USERS: dict[str, list[str]] = {}
+LENIENT: set[str] = set()
+for _spec in METHODS:
+    for _own in fields(_spec.options):
+        USERS.setdefault(_own.name, []).append(_spec.name)
+        if "help" in _own.metadata:
+            TEXTS.setdefault(_own.name, []).append(_own.metadata["help"])
+            if _own.metadata["lenient"]:
+                LENIENT.add(_own.name)
+
+
+def another_value(option: str) -> Any:
+    """A value of an option that is not its default."""
+    default = CONFIG[option].default
+    if isinstance(CONFIG[option].type, type) and issubclass(CONFIG[option].type, Enum):
+        return next(value for value in CONFIG[option].type if plain(value) != default)
+    return {bool: True, int: 7, float: 0.25, type(None): 0.5}[type(default)]
+
+
+def test_every_module_of_the_folder_gives_its_methods() -> None:
+    found = []
+    for module in pkgutil.iter_modules(methods.__path__):
+        if not module.name.startswith("_"):
+            found += import_module(f"{methods.__name__}.{module.name}").METHODS
+    assert {id(spec) for spec in found} == {id(spec) for spec in METHODS} and len(found) == len(METHODS)
+    assert [spec.order for spec in METHODS] == sorted(spec.order for spec in METHODS)
+
+
+def test_decoders_are_all_names_and_aliases() -> None:
+    assert sorted(DECODERS) == sorted(
+        "beam greedy nat gad specdec gad++ specdec++ blockwise iad jacobi pj gs-jacobi pgj hybrid-jacobi hgj".split()
+    )
+    for spec in METHODS:
+        assert all(methods.find(name) is spec for name in (spec.name, *spec.aliases))
+    assert [plain(value) for value in CONFIG["decoding_method"].type] == DECODERS
+
+
+def test_help_of_the_decoders() -> None:
+    text = CONFIG["decoding_method"].metadata["help"]
+    for spec in METHODS:
+        assert f"{' = '.join([spec.name, *spec.aliases])}: {spec.summary}" in text
+
+
+@pytest.mark.parametrize("option", sorted(TEXTS))
+def test_help_of_an_option_names_the_methods_that_have_it(option: str) -> None:
+    text = CONFIG[option].metadata["help"]
+    for said in TEXTS[option]:
+        assert text.count(said) == 1
+    for name in USERS[option]:
+        own = next(own for own in fields(methods.find(name).options) if own.name == option)
+        # "gad, iad: what it does", and another text for others.
+        before = text[: text.index(own.metadata["help"])].rsplit("; ", 1)[-1]
+        assert before.endswith(": ") and name in before[:-2].split(", ")
+    assert CONFIG[option].default == own.default
+
+
+def test_shared_options() -> None:
+    assert USERS["jacobi_pool"] == ["jacobi", "gs-jacobi", "hybrid-jacobi"]
+    assert USERS["auto_block_size"] == ["gad", "gad++", "iad"]
+    assert CONFIG["jacobi_pool"].metadata["help"].startswith("jacobi, gs-jacobi, hybrid-jacobi: ")
+    # Two methods with an option of one name that means something else.
+    shared = CONFIG["top_beta"].metadata["help"]
+    assert "gad++: accept drafted tokens" in shared and "blockwise: accept proposals" in shared
+
+
+@pytest.mark.parametrize("spec", METHODS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("option", sorted(TEXTS))
+def test_an_option_of_other_methods_is_refused(option: str, spec: MethodSpec) -> None:
+    value = another_value(option)
+    config = SpecDecConfig(decoding_method=spec.name, **{option: value})
+    message = ""
+    try:
+        methods.check_options(config)
+    except ConfigurationError as error:
+        message = str(error)
+    given = flag(option) if value is True else f"{flag(option)} {plain(value)}"
+    refusal = f"{given}: is for --decoder {', '.join(USERS[option])}, not {spec.name}"
+    if spec.name in USERS[option] or option in LENIENT:
+        # A method may have something to say of a value of its own.
+        assert "is for --decoder" not in message
+    else:
+        assert message == refusal
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_defaults_are_fine(name: str) -> None:
+    config = SpecDecConfig(decoding_method=name, **({"preset": "high-quality"} if "++" in name else {}))
+    methods.check_options(config)
+    spec, options = methods.chosen(config)
+    assert spec is methods.find(name) and isinstance(options, spec.options)
+    # As text, whatever fairseq makes of an enumeration.
+    assert not any(isinstance(getattr(options, own.name), Enum) for own in fields(options))
+
+
+def test_table() -> None:
+    header, line, *rows = methods.table().splitlines()
+    assert header.count("|") == line.count("|") == 6 and len(rows) == len(METHODS)
+    for spec, row in zip(METHODS, rows, strict=True):
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[0] == " = ".join(f"`{name}`" for name in (spec.name, *spec.aliases))
+        assert cells[1:] == [spec.drafts, spec.accepts, "yes" if spec.is_lossless else "no", spec.paper]
+
+
+def test_what_the_methods_say_of_themselves() -> None:
+    assert {spec.name for spec in METHODS if not spec.is_lossless} == {"nat", "gad++", "blockwise"}
+    assert {spec.name for spec in METHODS if not spec.runs_verifier} == {"nat"}
+    assert {spec.name for spec in METHODS if spec.build is None} == {"beam"}
+    drafted = {spec.name for spec in METHODS if spec.needs_drafter(spec.options())}
+    assert drafted == {"nat", "gad", "gad++"}
+    iad = methods.find("iad")
+    assert iad.needs_drafter(iad.options(iad_fallback="gad"))

@@ -1,0 +1,74 @@
+"""fairseq's limits, one position at a time against the definition."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.constraints import Constraints
+from tests.strategies import STEADY
+
+PAD, EOS, UNK, SIZE = 1, 2, 3, 8
+LIMITS = st.integers(0, 9).flatmap(lambda most: st.tuples(st.integers(0, most), st.just(most)))
+PREFIXES = st.lists(st.lists(st.integers(EOS, SIZE - 1), max_size=6), min_size=1, max_size=4)
+
+
+def padded(rows: list[list[int]]) -> torch.Tensor:
+    width = max(1, *map(len, rows))
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+
+
+@settings(STEADY, max_examples=150)
+@given(
+    limits=LIMITS,
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    width=st.integers(1, 5),
+    penalty=st.sampled_from([0.0, 1.5, -2.0]),
+    prefix_width=st.one_of(st.none(), st.integers(1, 5)),
+)
+def test_apply_forbids_what_fairseq_forbids(
+    limits: tuple[int, int], lengths: list[int], width: int, penalty: float, prefix_width: int | None
+) -> None:
+    min_len, max_len = limits
+    prefix = None if prefix_width is None else torch.full((len(lengths), prefix_width), 5)
+    constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix)
+    before = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    log_probs = before.clone()
+    constraints.apply(log_probs, torch.tensor(lengths), min(lengths), max(lengths))
+    for row, length in enumerate(lengths):
+        for column in range(width):
+            position = length + column
+            forced = prefix_width is not None and position < min(prefix_width, max_len)
+            for token in range(SIZE):
+                forbidden = token == PAD
+                forbidden |= token == EOS and position < min_len and not forced
+                forbidden |= token != EOS and position >= max_len
+                expected = before[row, column, token] - (penalty if token == UNK else 0.0)
+                found = log_probs[row, column, token]
+                assert found == -torch.inf if forbidden else found == expected
+
+
+def test_far_from_the_limits_only_padding_is_forbidden() -> None:
+    log_probs = torch.zeros(2, 3, SIZE)
+    Constraints(PAD, UNK, EOS, max_len=20, min_len=2).apply(log_probs, torch.tensor([2, 9]), 2, 9)
+    assert (log_probs == -torch.inf).nonzero()[:, 2].tolist() == [PAD] * 6
+
+
+@settings(STEADY, max_examples=100)
+@given(prefixes=PREFIXES, max_len=st.integers(0, 8), seed=st.integers(0, 99))
+def test_force_puts_the_prefix_in_its_place(prefixes: list[list[int]], max_len: int, seed: int) -> None:
+    constraints = Constraints(PAD, UNK, EOS, max_len, prefix=padded(prefixes))
+    given_tokens = constraints.given()
+    assert given_tokens is not None
+    tokens, counts = given_tokens
+    assert counts.tolist() == [min(len(prefix), max_len) for prefix in prefixes]
+    best = torch.randint(SIZE, (len(prefixes), tokens.size(1) + 1), generator=torch.Generator().manual_seed(seed))
+    forced = constraints.force(best, is_first=True)
+    for row, prefix in enumerate(prefixes):
+        known = prefix[:max_len]
+        assert forced[row].tolist() == known + best[row, len(known) :].tolist()
+    assert torch.equal(constraints.force(best, is_first=False), best)
+
+
+def test_without_a_prefix_nothing_is_forced() -> None:
+    constraints, best = Constraints(PAD, UNK, EOS, 9), torch.tensor([[4, 5]])
+    assert constraints.given() is None and constraints.force(best, is_first=True) is best
