@@ -149,6 +149,6 @@ def pytest_collection_finish() -> None:
 def _kernels_are_built_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Processes that begin at the same time would all compile them."""
     if SPREAD:
-        from fairseq_plugins.decoding.native import build
+        from fairseq_plugins.decoding.engine.native import build
 
         made_once(tmp_path_factory, "kernels", lambda folder: build.library())

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.path import draft_maker, path_chooser
 from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
 from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.transition import CANDIDATES, TransitionScores
+from fairseq_plugins.models.transition import TransitionScores
 from tests.strategies import STEADY
 from tests.support import make_drafter, make_task, make_transformer
 
@@ -46,28 +47,34 @@ def test_kernels_choose_what_pytorch_chooses(
     scores = 3 * torch.randn(batch, width, vocabulary if ids is None else len(ids))
     first = torch.randint(vocabulary, (batch,))
     after = transition.after.weight if ids is None else transition.after.weight[ids]
-    compiled = kernels.path_chooser(transition.before.weight, after, ids, CANDIDATES)
+    compiled = kernels.path_chooser(transition.before.weight, after, ids)
     assert compiled is not None
-    in_pytorch = transition.choose(scores, first, ids)
-    assert torch.equal(compiled(scores, first), in_pytorch)
-    for engine in (Engine(kernels), Engine()):
-        assert torch.equal(path_chooser(transition, engine, ids)(scores, first), in_pytorch)
+    given = scores.clone()
+    in_pytorch, log_probs = transition.choose(scores, first, True, ids)
+    for choose in (compiled, *(path_chooser(transition, engine, ids) for engine in (Engine(kernels), Engine()))):
+        assert choose(scores, first, False)[1] is None
+        tokens, confidence = choose(scores, first, True)
+        assert torch.equal(tokens, in_pytorch)
+        torch.testing.assert_close(confidence, log_probs, rtol=1e-4, atol=1e-4)
+    assert torch.equal(scores, given)
     # Tokens without scores are those with the lowest ones.
-    everywhere = transition.choose(spread(scores, ids, vocabulary), first)
+    everywhere, _ = transition.choose(spread(scores, ids, vocabulary), first)
     assert torch.equal(in_pytorch, everywhere)
 
 
 @torch.no_grad()
 def test_a_path_is_the_best_token_after_the_one_before() -> None:
-    """With no more tokens than candidates nothing is left out."""
-    transition = make_scores(CANDIDATES, 4, 1)
-    logits, first = torch.randn(3, 5, CANDIDATES), torch.tensor([0, 3, 7])
-    matrix = transition.before.weight @ transition.after.weight.t()
-    for row, path in enumerate(transition.choose(logits, first).tolist()):
-        last = int(first[row])
-        for position, token in enumerate(path):
-            assert token == int((logits[row, position] + matrix[last]).argmax())
-            last = token
+    """Among all tokens, by the scores that the loss trains; however low a token's own score is."""
+    transition = make_scores(50, 4, 1)
+    logits, first = torch.randn(3, 5, 50), torch.tensor([0, 3, 7])
+    tokens, log_probs = transition.choose(logits, first, with_log_probs=True)
+    previous = torch.cat([first[:, None], tokens[:, :-1]], dim=1)
+    trained = transition(logits, previous)
+    assert torch.equal(tokens, trained.argmax(2))
+    wanted = trained.log_softmax(2).gather(2, tokens[:, :, None])[:, :, 0]
+    torch.testing.assert_close(log_probs, wanted, rtol=1e-4, atol=1e-5)
+    ranks = (logits > logits.gather(2, tokens[:, :, None])).sum(2)
+    assert ranks.max() >= 8
 
 
 @pytest.mark.parametrize("attention", ["full", "prefix-causal", "features"])
@@ -97,7 +104,7 @@ def test_training_computes_what_decoding_computes() -> None:
     true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that nothing else is drafted
     constraints = Constraints(pad=1, unk=3, eos=2, max_len=9)
     state = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], constraints, torch.zeros(1, 1))
-    draft = draft_maker(decoder, make_engine(), None, keep_log_probs=True)(plain + true_path, state)
+    draft = draft_maker(decoder, make_engine(), DraftOptions(keep_log_probs=True), None)(plain + true_path, state)
     assert torch.equal(draft.tokens, blocks.targets)
     is_target = blocks.targets != 1
     assert is_target.any()

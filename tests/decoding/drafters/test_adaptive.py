@@ -27,7 +27,9 @@ from tests.support import (
 
 
 @settings(STEADY)
-@given(fixed=st.floats(1e-4, 1.0), each=st.floats(1e-5, 1.0), rows=st.lists(st.integers(1, 60), min_size=3, max_size=30))
+@given(
+    fixed=st.floats(1e-4, 1.0), each=st.floats(1e-5, 1.0), rows=st.lists(st.integers(1, 60), min_size=3, max_size=30)
+)
 def test_a_line_is_found(fixed: float, each: float, rows: list[int]) -> None:
     cost = Cost(4.0, 1.0)
     for count in [*rows, 1, 40]:
@@ -81,15 +83,12 @@ def widths(drafter: AdaptiveDrafter, batch: int) -> list[int]:
 
 def test_rows_are_verified_as_far_as_they_pay() -> None:
     sure, unsure = [0.99**k for k in range(1, 6)], [0.3**k for k in range(1, 6)]
-    drafter = AdaptiveDrafter(Fixed([sure, unsure]))
-    # A row costs as much as everything else together: one pays only where it is nearly sure to be of use.
-    drafter.verify_cost.guess = drafter.draft_cost.guess = (1.0, 1.0)
-    first, second = widths(drafter, 2)
-    assert first == 5 and second < 2
-    # Rows for next to nothing: all of them.
-    cheap = AdaptiveDrafter(Fixed([sure, unsure]))
-    cheap.verify_cost.guess = cheap.draft_cost.guess = (1.0, 1e-6)
-    assert widths(cheap, 2) == [5, 5]
+    # A row costs as much as a call: one pays only where it is nearly sure to be of use. And rows for next to nothing.
+    for each, expected in ((1.0, [5, 0]), (1e-6, [5, 5])):
+        drafter = AdaptiveDrafter(Fixed([sure, unsure]))
+        drafter.gain = 5.0
+        drafter.verify_cost.guess = drafter.draft_cost.guess = (1.0, each)
+        assert widths(drafter, 2) == expected
 
 
 def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:

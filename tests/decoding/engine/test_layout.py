@@ -498,23 +498,23 @@ def test_paths_of_what_is_not_there_are_refused() -> None:
     kernels = Kernels.build()
     assert kernels is not None
     before, after, scores = torch.randn(VOCABULARY, 4), torch.randn(VOCABULARY, 4), torch.randn(2, 3, VOCABULARY)
-    choose = kernels.path_chooser(before, after, None, 8)
-    assert choose is not None and choose(scores, torch.tensor([0, VOCABULARY - 1])).shape == (2, 3)
+    choose = kernels.path_chooser(before, after, None)
+    assert choose is not None and choose(scores, torch.tensor([0, VOCABULARY - 1]), False)[0].shape == (2, 3)
     for first in (torch.tensor([0, VOCABULARY]), torch.tensor([-1, 0]), torch.tensor([0, 2**40])):
         with pytest.raises(ValueError, match="outside of the vocabulary"):
-            choose(scores, first)
+            choose(scores, first, False)
     first = torch.tensor([0, 5])
     for wrong in (first[:1], first.int(), first.float(), first.to("meta"), first[None]):
         with pytest.raises(ValueError, match="paths of scores"):
-            choose(scores, wrong)
+            choose(scores, wrong, False)
     for wrong in (scores[..., 1:], scores.double(), scores.to("meta")):
         with pytest.raises(ValueError, match="paths of scores"):
-            choose(wrong, first)
+            choose(wrong, first, False)
     for vocabulary in (torch.arange(1, VOCABULARY + 1), torch.arange(3), torch.arange(VOCABULARY).int()):
         with pytest.raises(ValueError, match="transitions"):
-            kernels.path_chooser(before, after, vocabulary, 8)
+            kernels.path_chooser(before, after, vocabulary)
     with pytest.raises(ValueError, match="transitions"):
-        kernels.path_chooser(before, after[:, :3], None, 8)
+        kernels.path_chooser(before, after[:, :3], None)
 
 
 def test_scores_that_are_no_numbers_have_a_best_one_all_the_same() -> None:

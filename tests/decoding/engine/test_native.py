@@ -149,7 +149,7 @@ def test_drafts_are_rounded_unless_their_scores_count(kernels: Kernels, options:
 
 
 def test_int8_products_pay_for_more_rows(kernels: Kernels) -> None:
-    limit = native.MAX_ROWS // torch.get_num_threads()
+    limit = native.MAX_ROWS
     assert kernels.pays(limit) and not kernels.pays(limit + 1)
     assert kernels.pays(limit + 1, Precision.INT8_PRODUCTS) and not kernels.pays(100 * limit, Precision.INT8_PRODUCTS)
 
