@@ -3,13 +3,19 @@
 import logging
 
 from fairseq_plugins.errors import install_one_line_errors
-from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
+from fairseq_plugins.output import is_tool, watch_output
+
+# Before torch is imported, which takes seconds in which the user may press Ctrl-C.
+install_one_line_errors()
+if is_tool():
+    watch_output()
+
+from fairseq_plugins.safe_loading import allow_fairseq_checkpoints  # noqa: E402
 
 # At import fairseq asks every user for tensorboardX, which only its speech tasks miss.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 allow_fairseq_checkpoints()
-install_one_line_errors()
 
 # fairseq imports tasks/ and models/ of a --user-dir by itself, criterions/ it does not.
 from fairseq_plugins import criterions, models, tasks  # noqa: E402

@@ -1,9 +1,16 @@
 """Configuration errors, and how they reach the user: one line on stderr instead of a traceback."""
 
+import os
 import pickle
+import re
 import sys
 import traceback
 from types import TracebackType
+
+from fairseq_plugins.output import abandon_output, is_output_failure, is_tool, say, say_output_failure
+
+# Checked by fairseq's tools themselves; what else they assert is about the program, not about its options.
+_ASSERTED_OPTION = re.compile(r"--[a-z]")
 
 
 class ConfigurationError(ValueError):
@@ -13,25 +20,75 @@ class ConfigurationError(ValueError):
 def explain(error: BaseException, trace: TracebackType | None) -> str | None:
     """Return the one-line message for errors that the user can mend, None for all others.
 
-    Besides our own `ConfigurationError` this covers what fairseq raises while it loads a checkpoint, where no code of
-    the plugin runs: a missing file, a file that torch cannot read, and weights that do not fit.
+    Besides our own `ConfigurationError` this covers what fairseq raises where no code of the plugin runs: while it
+    loads a checkpoint (a missing file, one that torch cannot read, weights that do not fit), and when it checks its
+    options.
     """
     if isinstance(error, ConfigurationError):
         return " ".join(str(error).split())
+    if isinstance(error, AssertionError) and _ASSERTED_OPTION.match(str(error)) and _is_fairseqs_own(trace):
+        return f"{error}; --decoder beam alone samples" if "--sampling" in str(error) else str(error)
+    results = _results_folder(trace)
+    if isinstance(error, OSError) and results is not None and _is_in(results, error, trace):
+        return f"--results-path {results}: cannot be written ({error.strerror}); make room, or give another folder"
     file, is_reading = _checkpoint_in(trace)
     if file is None:
         return None
     if isinstance(error, OSError) and "Model file not found" in str(error):
         return f"{file}: no such file; give the checkpoint that fairseq-train wrote (checkpoint_best.pt)"
-    reason = " ".join(str(error).split())[:300] or "unexpected end of file"
-    if is_reading and isinstance(error, (RuntimeError, EOFError, pickle.UnpicklingError)):
-        return f"{file}: truncated or not a fairseq checkpoint ({reason}); copy it again or train it anew"
+    if is_reading:
+        reason = unreadable_checkpoint(error)
+        return None if reason is None else f"{file}: {reason}"
+    reason = " ".join(str(error).split())[:300]
     if isinstance(error, RuntimeError) and reason.startswith("Error(s) in loading state_dict"):
         return (
             f"{file}: its weights do not fit this data's dictionaries or its own settings ({reason}); "
             "use the data folder and the dictionaries that it was trained with"
         )
     return None
+
+
+def unreadable_checkpoint(error: BaseException) -> str | None:
+    """Say why a checkpoint could not be read and what to do; None for errors that are not about the file."""
+    if isinstance(error, IsADirectoryError):
+        return "is a folder; give a checkpoint in it (checkpoint_best.pt)"
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error}); give a checkpoint that fairseq-train wrote"
+    if not isinstance(error, (RuntimeError, EOFError, KeyError, pickle.UnpicklingError)):
+        return None
+    reason = " ".join(str(error).split())[:300] or "unexpected end of file"
+    if "weights_only" in reason or "Weights only" in reason:
+        # torch goes on to say how its safe loader is switched off: never repeated, such a file may run any program.
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        if refused is not None:
+            return (
+                f"not loaded: it refers to {refused[1]}, which no checkpoint of fairseq does, and loading it could run "
+                "any program; get a checkpoint that fairseq-train wrote"
+            )
+        reason = "not made of weights and settings"
+    return f"truncated or not a fairseq checkpoint ({reason}); copy it again or train it anew"
+
+
+def _is_fairseqs_own(trace: TracebackType | None) -> bool:
+    """Whether an error was raised by the main function of one of fairseq's tools."""
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    return bool(frames) and os.path.basename(os.path.dirname(frames[-1].f_code.co_filename)) == "fairseq_cli"
+
+
+def _results_folder(trace: TracebackType | None) -> str | None:
+    """The folder of `--results-path`, where fairseq-generate has one."""
+    for frame, _ in traceback.walk_tb(trace):
+        if frame.f_code.co_name == "main" and frame.f_code.co_filename.endswith("fairseq_cli/generate.py"):
+            common = getattr(frame.f_locals.get("cfg"), "common_eval", None)
+            return getattr(common, "results_path", None)
+    return None
+
+
+def _is_in(results: str, error: OSError, trace: TracebackType | None) -> bool:
+    """Whether an error came from making or opening the file in the results folder, or from printing into it."""
+    if error.filename is None:
+        return _is_fairseqs_own(trace)
+    return os.path.abspath(os.fsdecode(error.filename)).startswith(os.path.abspath(results))
 
 
 def _checkpoint_in(trace: TracebackType | None) -> tuple[str | None, bool]:
@@ -51,18 +108,28 @@ def install_one_line_errors() -> None:
     """Make `sys.excepthook` print `explain`'s line for errors that have one; all others keep their traceback.
 
     fairseq's command-line tools have no place to turn an exception into a message, and a user who mistyped a file
-    name is not helped by forty lines of hydra frames. The exit status stays 1.
+    name is not helped by forty lines of hydra frames. The exit status stays 1. In our commands and fairseq's, Ctrl-C
+    and a standard output that cannot be written bring no traceback either; after Ctrl-C Python lets SIGINT end the
+    process, as other programs do: a shell sees 130, and ends its own loop.
     """
     previous = sys.excepthook
     if getattr(previous, "explains_configuration_errors", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if is_tool():
+            if isinstance(error, KeyboardInterrupt):
+                say("interrupted")
+                return
+            if is_output_failure(error):
+                say_output_failure(error)
+                abandon_output()
+                return
         message = explain(error, trace)
         if message is None:
             previous(kind, error, trace)
         else:
-            print(f"error: {message}", file=sys.stderr)
+            say(f"error: {message}")
 
     hook.explains_configuration_errors = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -1,14 +1,13 @@
 """Load models outside of fairseq's own `--path`: the verifier in training, the drafter in decoding."""
 
 import os
-import pickle
 from typing import Any
 
 from fairseq import checkpoint_utils, models
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import nn
 
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, unreadable_checkpoint
 
 
 def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
@@ -30,11 +29,11 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
         )
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigurationError(
-            f"{option} {path}: truncated or not a fairseq checkpoint ({reason}); copy it again or train it anew"
-        ) from error
+    except Exception as error:
+        reason = unreadable_checkpoint(error)
+        if reason is None:
+            raise
+        raise ConfigurationError(f"{option} {path}: {reason}") from error
     cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
     return state, cfg.model
 

@@ -155,6 +155,12 @@ class LoggedStats(DecodingStats):
 
     def close(self) -> None:
         """Log the distributions and the summary, and do what `DecodingStats` does."""
+        try:
+            self._log_the_whole()
+        finally:
+            super().close()
+
+    def _log_the_whole(self) -> None:
         if self._emitted:
             bins = [edge - 0.5 for edge in range(max(self._emitted) + 2)]
             self._writer.add_histogram("decoding/emitted_tokens", torch.tensor(self._emitted), self.sentences, bins)
@@ -162,7 +168,6 @@ class LoggedStats(DecodingStats):
             self._writer.add_histogram("decoding/tokens_per_iteration_of_a_sentence", speed_ups, self.sentences)
             self._writer.add_text("decoding/summary", _escaped(self.summary()), self.sentences)
         self._writer.close()
-        super().close()
 
 
 def decoding_stats(cfg: Any, spec: MethodSpec, options: MethodOptions, is_one_run: bool) -> DecodingStats:

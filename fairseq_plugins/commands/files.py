@@ -1,15 +1,94 @@
-"""Write results so that a file is there whole or not at all; hash what they depend on."""
+"""Where results may be written; write them so that a file is there whole or not at all; hash what they depend on."""
 
+import errno
 import hashlib
 import os
+import stat
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from fairseq_plugins.errors import ConfigurationError
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where an option says that a file is to be written.
+
+    Attributes:
+        path: the file, with symbolic links resolved: a link stays, what it leads to is replaced.
+        is_direct: a device, a FIFO, or what the process was given open (/dev/stdout): written to as it is, since
+            renaming another file to its name would destroy it. All others get their name when they are whole.
+    """
+
+    path: Path
+    is_direct: bool
+
+    @property
+    def partial(self) -> Path:
+        """The name that a file has until it is whole."""
+        return self.path.with_name(self.path.name + ".partial")
+
+
+def destination(path: str | Path, option: str) -> Destination:
+    """Find out how a file can be written; nothing is opened or made.
+
+    Args:
+        path: where.
+        option: the option that named it, for errors.
+
+    Raises:
+        ConfigurationError: for a folder, or where its folder is missing or cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        kind = os.stat(path or os.curdir).st_mode
+        if stat.S_ISDIR(kind):
+            raise ConfigurationError(f"{option} {path}: is a folder; give a file in it")
+        # Files under /proc are those that are open already, whatever name they have besides.
+        given = os.path.realpath(os.path.dirname(os.path.abspath(path))).startswith("/proc/")
+        if given or not stat.S_ISREG(kind) or standard_stream(path) is not None:
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return Destination(Path(path), True)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise unwritable(path, option, error) from error
+    code = errno.EACCES
+    if not target.parent.is_dir():
+        code = errno.ENOTDIR if target.parent.exists() else errno.ENOENT
+    elif os.access(target.parent, os.W_OK | os.X_OK):
+        return Destination(target, False)
+    error = OSError(code, os.strerror(code))
+    raise unwritable(path, option, error)
+
+
+def standard_stream(path: str | Path) -> TextIO | None:
+    """Standard output or error, where the path leads to it: a file that is opened twice would overwrite itself."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and os.path.samestat(os.stat(path), os.fstat(stream.fileno())):
+                return stream
+        except (OSError, ValueError):  # closed, or not a file of the system
+            continue
+    return None
+
+
+def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationError:
+    """The error of a file that cannot be written."""
+    remedy = "give a path in a writable folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "make room there, or give a path elsewhere"
+    return ConfigurationError(f"{option} {path}: cannot be written ({error.strerror or error}); {remedy}")
+
+
 def write_atomically(path: Path, content: str | bytes, option: str) -> None:
     """Write a file under another name and rename it; folders are made as needed.
+
+    What is not a regular file is written to as it is, and of a symbolic link the file that it leads to is replaced.
 
     Args:
         path: where.
@@ -17,17 +96,36 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
         option: the option that named the file or its folder, for errors.
 
     Raises:
-        ConfigurationError: when it cannot be written.
+        ConfigurationError: when it cannot be written; what was there before still is.
     """
-    partial = path.with_name(path.name + ".partial")
+    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        os.replace(partial, path)
+        Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+        target = destination(path, option)
+        if target.is_direct:
+            stream = standard_stream(path)
+            if stream is not None:
+                stream.flush()
+            # The stream's own number: whoever writes to it next goes on where this ends.
+            with open(target.path if stream is None else os.dup(stream.fileno()), "ab", buffering=0) as file:
+                _write_all(file, data)
+            return
+        try:
+            with open(target.partial, "wb", buffering=0) as file:
+                _write_all(file, data)
+            os.replace(target.partial, target.path)
+        except BaseException:
+            target.partial.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        raise ConfigurationError(
-            f"{option} {path}: cannot be written ({error.strerror}); give a path in a writable folder"
-        ) from error
+        raise unwritable(path, option, error) from error
+
+
+def _write_all(file: object, data: bytes) -> None:
+    """Write to an unbuffered file, which may take less than it is given."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]  # type: ignore[attr-defined]
 
 
 def sha256(files: Sequence[Path]) -> str:

@@ -62,5 +62,7 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
     }
     for option, paths in files.items():
         for path in utils.split_paths(paths) if paths else []:
+            if Path(path).is_dir():
+                raise ConfigurationError(f"{option} {path}: is a folder; give a checkpoint in it (checkpoint_best.pt)")
             if not Path(path).is_file():
                 raise ConfigurationError(f"{option} {path}: no such file; give a checkpoint of fairseq-train")

@@ -1,7 +1,8 @@
 """The task, the models and the data of a command, loaded in one way: what fairseq-generate does before it decodes."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -124,9 +125,20 @@ def load_subset(task: Any, subset: str) -> Any:
     Raises:
         ConfigurationError: when it is missing, empty or misaligned.
     """
-    data = task.cfg.data
-    try:
+    with subset_errors(subset, task.cfg.data):
         task.load_dataset(subset)
+    return task.dataset(subset)
+
+
+@contextmanager
+def subset_errors(subset: str, data: str) -> Iterator[None]:
+    """Say what is wrong with a subset that fairseq cannot load from its data folder.
+
+    Raises:
+        ConfigurationError: when it is missing, empty or misaligned.
+    """
+    try:
+        yield
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"--gen-subset {subset}: no such subset in {data}; name one that fairseq-preprocess wrote there"
@@ -142,7 +154,6 @@ def load_subset(task: Any, subset: str) -> Any:
         raise ConfigurationError(
             f"{data}: {subset} has no sentences; binarise it again from text that has some"
         ) from error
-    return task.dataset(subset)
 
 
 def _set_beam(models: Sequence[nn.Module], beam: int) -> None:

@@ -1,6 +1,5 @@
 """Where the time of decoding goes: the profiling table of SpecDec (Appendix D, Table 18)."""
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from tabulate import tabulate
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.partial_file import broke_off
+from fairseq_plugins.output import say
 
 # In the order of the table. What runs inside of another part counts there only where it is itself.
 PARTS = ("verifier's encoder", "drafter's encoder", "drafter", "verifier", "acceptance", "other")
@@ -94,4 +94,4 @@ class Profile:
     def close(self) -> None:
         """Print the table, unless the run broke off."""
         if not broke_off() and self.sentences > 0:
-            print(self.table(), file=sys.stderr)
+            say(self.table())

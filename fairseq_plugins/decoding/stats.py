@@ -1,11 +1,11 @@
 """Iterations, accepted tokens and times: what the summary line, `--stats-file` and reports read."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairseq_plugins.decoding.partial_file import PartialFile, broke_off
+from fairseq_plugins.output import say
 
 
 @dataclass
@@ -79,4 +79,4 @@ class DecodingStats:
         if self._file is not None:
             self._file.close()
         if not broke_off() and self.sentences > 0:
-            print(self.summary(), file=sys.stderr)
+            say(self.summary())

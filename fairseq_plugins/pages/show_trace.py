@@ -8,7 +8,6 @@ A trace is what fairseq-generate writes with `--trace-file`.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -280,15 +279,10 @@ def _positive(text: str) -> int:
 def run(argv: Sequence[str]) -> None:
     """Parse and show."""
     args = get_parser().parse_args(argv)
-    try:
-        if args.html is not None:
-            write_page(args)
-        else:
-            show_in_terminal(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # `| head` has seen enough; keep the interpreter from complaining when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if args.html is not None:
+        write_page(args)
+    else:
+        show_in_terminal(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

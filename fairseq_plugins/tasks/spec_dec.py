@@ -1,12 +1,13 @@
 """The task `spec_dec`: translation (or any rewriting) with a drafter; trains drafters, decodes with them."""
 
 import logging
-import weakref
+import os
 from argparse import Namespace
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
 import torch
+from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
@@ -15,6 +16,9 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_plugins import tensorboard
+from fairseq_plugins.commands.files import destination
+from fairseq_plugins.commands.invalid_text import mend_lines, read_invalid_text
+from fairseq_plugins.commands.session import subset_errors
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.checks import check_fit, check_task_options
@@ -25,8 +29,9 @@ from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
+from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import load_model, unwrap
+from fairseq_plugins.loading import build_model, load_model, model_name, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
@@ -138,6 +143,7 @@ class SpecDecTask(TranslationTask):
     def __init__(self, cfg: SpecDecConfig, src_dict: Any, tgt_dict: Any) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
         self._verifier: nn.Module | None = None
+        self._lines_read = 0
         self._validation: DraftVerifyGenerator | None = None
 
     @classmethod
@@ -156,7 +162,42 @@ class SpecDecTask(TranslationTask):
                 raise ConfigurationError(f"{flag} {value}: a share of the predictions; give a number from 0 to 1")
         if cfg.blocks_per_sentence < 1:
             raise ConfigurationError(f"--blocks-per-sentence {cfg.blocks_per_sentence}: give at least 1")
-        return super().setup_task(cfg, **kwargs)
+        for path, option in ((cfg.stats_file, "--stats-file"), (cfg.trace_file, "--trace-file")):
+            if path is not None:
+                destination(path, option)
+        read_invalid_text()
+        data = utils.split_paths(cfg.data)[0]
+        if not os.path.isdir(data):
+            raise ConfigurationError(f"{data}: no such folder; give one that fairseq-preprocess wrote")
+        try:
+            return super().setup_task(cfg, **kwargs)
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"{data}: has no {os.path.basename(error.filename or str(error))}; give a folder that "
+                "fairseq-preprocess wrote, and its --source-lang and --target-lang"
+            ) from error
+        except Exception as error:
+            if "Could not infer language pair" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"{data}: holds no training or test data by which to tell the languages; give a folder that "
+                "fairseq-preprocess wrote, or --source-lang and --target-lang"
+            ) from error
+
+    def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
+        """Load a subset, as fairseq does.
+
+        Raises:
+            ConfigurationError: when it is missing, empty or misaligned.
+        """
+        with subset_errors(split, self.cfg.data):
+            super().load_dataset(split, *args, **kwargs)
+
+    def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: Any) -> tuple[list, list]:
+        """Tokens of lines of `fairseq-interactive`, with U+FFFD for what is not UTF-8."""
+        mended = mend_lines(lines, self._lines_read)
+        self._lines_read += len(lines)
+        return super().get_interactive_tokens_and_lengths(mended, encode_fn)
 
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Batches of any size.
@@ -181,6 +222,11 @@ class SpecDecTask(TranslationTask):
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
         self.loading_checkpoint = from_checkpoint
+        if from_checkpoint and _is_drafter(cfg) and _needs_verifier(cfg) and self.cfg.verifier_path is None:
+            raise ConfigurationError(
+                "--path: is a drafter (block_nat), which reads the states of its verifier; give the verifier as --path "
+                "and the drafter as --drafter-path, with --decoder gad (in fairseq-validate: add --verifier-path)"
+            )
         if self.cfg.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self.cfg.block_size = _DEFAULT_BLOCK_SIZE
         model = super().build_model(cfg, from_checkpoint)
@@ -313,6 +359,11 @@ class SpecDecTask(TranslationTask):
         is_one_run = self.reports_summary and not self.cfg.eval_bleu
         if self.cfg.trace_file is not None:
             check_traceable(self.cfg.trace_file, spec, scores_reference, is_one_run)
+        if self.cfg.stats_file is not None and is_one_run and (spec.build is None or scores_reference):
+            raise ConfigurationError(
+                f"--stats-file {self.cfg.stats_file}: fairseq's own search counts nothing; choose another --decoder, "
+                "or leave it out"
+            )
         if spec.build is None or scores_reference:
             if self.cfg.profile is True and is_one_run:
                 logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
@@ -346,14 +397,14 @@ class SpecDecTask(TranslationTask):
             },
         )
         if is_one_run:
-            weakref.finalize(generator, stats.close)
+            close_with(generator, stats.close)
         if trace is not None:
-            weakref.finalize(generator, trace.close)
+            close_with(generator, trace.close)
         # Of a task made by hand, without fairseq's command line, the field is an unresolved reference.
         if self.cfg.profile is True and is_one_run:
             profile = Profile()
             profile.attach(generator)
-            weakref.finalize(generator, profile.close)
+            close_with(generator, profile.close)
         return generator
 
     def _engine(self) -> Engine:
@@ -387,9 +438,27 @@ class SpecDecTask(TranslationTask):
             self._drafters: dict[str, BlockNat] = {}
         path = self.cfg.drafter_path
         if path not in self._drafters:
-            self._drafters[path] = load_model(path, self, "--drafter-path", required=BlockNat, verifier=models[0])
+            self._drafters[path] = self._load_drafter(path, models[0])
         parameter = next(models[0].parameters())
         return self._drafters[path].to(device=parameter.device, dtype=parameter.dtype)
+
+    def _load_drafter(self, path: str, verifier: nn.Module) -> BlockNat:
+        option = "--drafter-path"
+        state, cfg = read_checkpoint(path, option)
+        if model_name(cfg).startswith("block_nat"):
+            try:
+                # Before it is built: its options name layers and widths of its own verifier.
+                BlockNat.check_verifier(state["model"], cfg, verifier)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{option} {path}: {error} than --path; give the verifier that it was trained with as --path, or "
+                    "train a drafter for this one"
+                ) from error
+        return build_model(state, cfg, path, self, option, required=BlockNat, verifier=verifier)
+
+
+def _needs_verifier(cfg: Any) -> bool:
+    return getattr(cfg, "share_encoder", False) or getattr(cfg, "drafter_context", None) == "features"
 
 
 def _is_drafter(cfg: Any) -> bool:

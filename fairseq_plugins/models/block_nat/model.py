@@ -107,6 +107,25 @@ class BlockNat(TransformerModel):
             setattr(self.decoder, name, getattr(decoder, name))
         self._remember_verifier(verifier)
 
+    @staticmethod
+    def check_verifier(state: dict[str, Any], args: Any, verifier: nn.Module) -> None:
+        """Refuse to load a drafter beside a verifier whose encoder or states it was not trained on.
+
+        Args:
+            state: weights of its checkpoint.
+            args: its options in there.
+            verifier: a fairseq encoder-decoder model.
+
+        Raises:
+            ValueError: when it is another one.
+        """
+        reads_features = getattr(args, "drafter_context", None) == "features"
+        trained = state.get("decoder.verifier_fingerprint")
+        if trained is None or not (reads_features or getattr(args, "share_encoder", False)):
+            return
+        if int(trained) != int(weights_fingerprint(verifier if reads_features else verifier.encoder)):
+            raise ValueError("was trained on the states of another verifier")
+
     def _remember_verifier(self, part: nn.Module) -> None:
         self.decoder.verifier_fingerprint = weights_fingerprint(part).to(self.decoder.verifier_fingerprint.device)
 
