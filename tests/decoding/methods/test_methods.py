@@ -113,11 +113,14 @@ def test_defaults_are_fine(name: str) -> None:
 
 def test_table() -> None:
     header, line, *rows = methods.table().splitlines()
-    assert header.count("|") == line.count("|") == 6 and len(rows) == len(METHODS)
+    assert header.count("|") == line.count("|") == 7 and len(rows) == len(METHODS)
     for spec, row in zip(METHODS, rows, strict=True):
         cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[0] == " = ".join(f"`{name}`" for name in (spec.name, *spec.aliases))
-        assert cells[1:] == [spec.drafts, spec.accepts, "yes" if spec.is_lossless else "no", spec.paper]
+        assert cells[0] == ", ".join(f"`{name}`" for name in (spec.name, *spec.aliases))
+        assert cells[1:4] == [spec.drafts, spec.accepts, "yes" if spec.is_lossless else "no"] and cells[5] == spec.paper
+    needs = {row.split("|")[1].split("`")[1]: row.split("|")[5].strip() for row in rows}
+    assert needs["gad"] == "`--drafter-path`" and needs["greedy"] == "" and needs["iad"] == "a joined dictionary"
+    assert needs["blockwise"] == "a `BlockwiseTransformer`"
 
 
 def test_what_the_methods_say_of_themselves() -> None:
