@@ -72,6 +72,18 @@ inline void keep_in_register(Vector& value) {
 #endif
 }
 
+// A value that is there before the next step, so that no compiler makes another sum of several steps: scores must not
+// depend on how many rows are computed together.
+inline void keep_order(Vector& value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__AVX__)
+    asm("" : "+x"(value));
+#else
+    asm("" : "+m"(value));
+#endif
+}
+
 // Sums of neighbours, those of `a` in the lower half and those of `b` in the upper one.
 template <int... LANE>
 inline Vector pair_sums(Vector a, Vector b, std::integer_sequence<int, LANE...>) {
@@ -268,6 +280,8 @@ __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t
             const Vector weights = load(weight + output * stride + i);
             for (int row = 0; row < ROWS; ++row) sums[row][output] += values[row] * weights;
         }
+        // For some processors GCC rounds between product and sum where there is a single chain of them, and only there.
+        if constexpr (ROWS * OUTPUTS == 1) keep_order(sums[0][0]);
     }
     for (int row = 0; row < ROWS; ++row) {
         sum_lanes<OUTPUTS>(sums[row]);
