@@ -1,6 +1,12 @@
-"""Compile `kernels.cpp` at first use, keep it for later runs, and say how its functions are called."""
+"""Compile `kernels.cpp` at first use, keep it for later runs, and say how its functions are called.
+
+What is kept is checked before it is loaded: a file that was cut off would end the whole process. Beside `kernels-ID.so`
+stands `kernels-ID.so.sha256`, as `sha256sum` writes it, and the file says what it was made from. What does not fit is
+built anew, by one process at a time.
+"""
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -9,13 +15,29 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+from fairseq_plugins.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 _HEADERS = (Path(__file__).with_name("threads.h"),)
-_COMPILE = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-pthread"]
+_COMPILE = ["-std=c++17", "-fPIC", "-pthread"]
+_FAST = ["-O3", "-ffast-math"]
+# Every step of the program as it is written, and what a sanitizer says of it with file and line.
+_CHECKED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+# The compiler's flags for the instruction sets that SPEC_DEC_ISA names. Without flags a compiler takes what all
+# processors of a kind have, and the kernels leave out what they spell in instructions of one of them.
+_INSTRUCTION_SETS = {
+    "native": ["-march=native"],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+    "portable": [],
+}
 
 
 class LinearStructure(ctypes.Structure):
@@ -99,27 +121,177 @@ class PredictStructure(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How the kernels are compiled.
+
+    Attributes:
+        compiler: a C++ compiler.
+        instructions: one of native (all that this processor has), avx2, avx512 and portable.
+        sanitize: sanitizers as -fsanitize takes them, "address,undefined" for example; "" for none. A process can load
+            such a build only where the sanitizer's library was loaded before all others (LD_PRELOAD).
+    """
+
+    compiler: str
+    instructions: str = "native"
+    sanitize: str = ""
+
+    def __post_init__(self) -> None:
+        if self.instructions not in _INSTRUCTION_SETS:
+            raise ConfigurationError(
+                f"SPEC_DEC_ISA={self.instructions} is unknown, it may be {', '.join(_INSTRUCTION_SETS)}"
+            )
+
+    @classmethod
+    def from_environment(cls) -> "Recipe | None":
+        """As CXX, SPEC_DEC_ISA and SPEC_DEC_SANITIZE say; None where there is no compiler."""
+        compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+        if compiler is None:
+            return None
+        return cls(compiler, os.environ.get("SPEC_DEC_ISA") or "native", os.environ.get("SPEC_DEC_SANITIZE") or "")
+
+    @property
+    def flags(self) -> list[str]:
+        """Of the compiler."""
+        checked = [*_CHECKED, f"-fsanitize={self.sanitize}"]
+        return [*_COMPILE, *_INSTRUCTION_SETS[self.instructions], *(checked if self.sanitize else _FAST)]
+
+    @property
+    def version(self) -> str:
+        """Of everything that the compiled file depends on."""
+        text = b"".join(file.read_bytes() for file in (SOURCE, *_HEADERS))
+        # What is native to a processor: home folders are shared between different machines.
+        processor = _processor() if self.instructions == "native" else platform.machine()
+        words = [self.compiler, processor, *self.flags]
+        return hashlib.sha256(text + " ".join(words).encode()).hexdigest()
+
+    def missing_instructions(self) -> list[str]:
+        """What this processor lacks of the instruction set, as far as it is known."""
+        known = _processor().split()
+        if self.instructions == "native" or known[:1] != ["flags"]:
+            return []
+        return [flag[2:] for flag in _INSTRUCTION_SETS[self.instructions] if flag[2:] not in known]
+
+    def compile(self, folder: Path) -> Path:
+        """Make the library in a folder; returns its path there.
+
+        Raises:
+            OSError, subprocess.CalledProcessError: where that fails.
+        """
+        part, whole = folder / "kernels.o", folder / "kernels.so"
+        # Compiled and linked apart: linking with -ffast-math would change how the whole process treats tiny numbers.
+        define = f'-DKERNELS_VERSION="{self.version}"'
+        sanitize = [f"-fsanitize={self.sanitize}"] if self.sanitize else []
+        for command in (
+            [self.compiler, *self.flags, define, "-c", str(SOURCE), "-o", str(part)],
+            [self.compiler, "-shared", "-pthread", *sanitize, str(part), "-o", str(whole), "-lm"],
+        ):
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        return whole
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None, after a line in the log, where they cannot be built."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+    """The compiled kernels as the environment wants them; None, after a line in the log, where there are none.
+
+    Raises:
+        ConfigurationError: for an unknown SPEC_DEC_ISA.
+    """
+    recipe = Recipe.from_environment()
+    if recipe is None:
         logger.warning("no C++ compiler found (c++ on the PATH, or CXX): decoding runs on PyTorch's operations")
         return None
-    text = b"".join(file.read_bytes() for file in (SOURCE, *_HEADERS))
-    version = hashlib.sha256(text + " ".join([compiler, _processor(), *_COMPILE]).encode()).hexdigest()
+    return load(recipe)
+
+
+def load(recipe: Recipe) -> ctypes.CDLL | None:
+    """The kernels, compiled where that has not been done yet; None, after a line in the log, where it cannot be."""
+    missing = recipe.missing_instructions()
+    if missing:
+        reason = f"SPEC_DEC_ISA={recipe.instructions}: this processor has no {', '.join(missing)}"
+    else:
+        try:
+            return _with_types(_load(recipe))
+        except subprocess.CalledProcessError as error:
+            reason = f"kernels.cpp could not be built ({_first_line(error.stderr or str(error))})"
+        except (OSError, AttributeError, RuntimeError) as error:
+            reason = f"the kernels could not be loaded ({_first_line(str(error))})"
+    logger.warning("%s: decoding runs on PyTorch's operations", reason)
+    return None
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0]
+
+
+def _load(recipe: Recipe) -> ctypes.CDLL:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairseq-spec-dec"
-    built = cache / f"kernels-{version[:16]}.so"
-    try:
-        if not built.exists():
+    version = recipe.version
+    kept = cache / f"kernels-{version[:16]}.so"
+    if _is_whole(kept, version):
+        return ctypes.CDLL(str(kept))
+    with _locked(kept.with_suffix(".lock")):
+        # Another process may have built it in the meantime.
+        if not _is_whole(kept, version):
             logger.info("building the CPU kernels for this machine, once: about 20 seconds")
-            cache.mkdir(parents=True, exist_ok=True)
-            _build(compiler, built)
-        kernels = ctypes.CDLL(str(built))
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[:1]
-        logger.warning("kernels.cpp could not be built (%s): decoding runs on PyTorch's operations", " ".join(said))
-        return None
+            with tempfile.TemporaryDirectory() as folder:
+                made = recipe.compile(Path(folder))
+                try:
+                    _keep(made, kept)
+                except OSError as error:
+                    logger.warning("the CPU kernels are built for this run only, %s keeps nothing: %s", cache, error)
+                    return ctypes.CDLL(str(made))
+    return ctypes.CDLL(str(kept))
+
+
+def _checksum_of(kept: Path) -> Path:
+    return kept.with_name(kept.name + ".sha256")
+
+
+def _is_whole(kept: Path, version: str) -> bool:
+    """Whether a file is as it was written, and of this version."""
+    try:
+        content, checksum = kept.read_bytes(), _checksum_of(kept).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return checksum.split()[:1] == [hashlib.sha256(content).hexdigest()] and version.encode() in content
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Put a file and its checksum where later runs look; other processes never see half of either.
+
+    Raises:
+        OSError: where that cannot be written.
+    """
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    content = made.read_bytes()
+    checksum = f"{hashlib.sha256(content).hexdigest()}  {kept.name}\n"
+    for path, data in ((kept, content), (_checksum_of(kept), checksum.encode())):
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(data)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one of several processes build; without effect where files cannot be locked. A lock ends with its process."""
+    file = None
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with the types of its functions' arguments."""
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     kernels.has_int8_products.argtypes = []
     kernels.run_linear.argtypes = [pointer, pointer, number, pointer]
@@ -138,18 +310,6 @@ def library() -> ctypes.CDLL | None:
         *(pointer, pointer, pointer),
     ]
     return kernels
-
-
-def _build(compiler: str, target: Path) -> None:
-    # Compiled and linked apart: linking with -ffast-math would change how the whole process treats tiny numbers.
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        part, whole = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        for command in (
-            [compiler, *_COMPILE, "-c", str(SOURCE), "-o", str(part)],
-            [compiler, "-shared", "-pthread", str(part), "-o", str(whole), "-lm"],
-        ):
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        os.replace(whole, target)
 
 
 def _processor() -> str:

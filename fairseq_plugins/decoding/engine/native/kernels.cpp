@@ -1,5 +1,5 @@
 // Transformer layers on a CPU, for the few rows that a decoding step has: at that size most of the time of PyTorch's own
-// operations is spent between them. Compiled at first use and called through ctypes: see __init__.py.
+// operations is spent between them. Compiled at first use and called through ctypes: see build.py.
 //
 // Cores: the sentences of a batch are independent of each other, so every thread runs all layers for some of them. Of a
 // single sentence the outputs of a large layer are shared out. No sum depends on how many threads there are.
@@ -23,6 +23,10 @@
 #include <vector>
 
 #include "threads.h"
+
+#ifndef KERNELS_VERSION
+#define KERNELS_VERSION ""
+#endif
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -65,6 +69,18 @@ inline Vector load(const int8_t* from) {
 inline void keep_in_register(Vector& value) {
 #ifdef __AVX512F__
     asm("" : "+v"(value));
+#endif
+}
+
+// A value that is there before the next step, so that no compiler makes another sum of several steps: scores must not
+// depend on how many rows are computed together.
+inline void keep_order(Vector& value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__AVX__)
+    asm("" : "+x"(value));
+#else
+    asm("" : "+m"(value));
 #endif
 }
 
@@ -264,6 +280,8 @@ __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t
             const Vector weights = load(weight + output * stride + i);
             for (int row = 0; row < ROWS; ++row) sums[row][output] += values[row] * weights;
         }
+        // For some processors GCC rounds between product and sum where there is a single chain of them, and only there.
+        if constexpr (ROWS * OUTPUTS == 1) keep_order(sums[0][0]);
     }
     for (int row = 0; row < ROWS; ++row) {
         sum_lanes<OUTPUTS>(sums[row]);
@@ -560,7 +578,9 @@ struct Rows {
         for (int64_t row = 0; row < layout.rows; ++row) {
             if (layout.width) {
                 sentence[row] = row / layout.width;
-                position[row] = slot[row] = layout.lengths[sentence[row]] + row % layout.width;
+                // Unsigned: a length without sense may overflow, and is refused by `fit` like any other.
+                const uint64_t length = layout.lengths[sentence[row]];
+                position[row] = slot[row] = static_cast<int64_t>(length + row % layout.width);
                 last_visible[row] = layout.last_visible ? layout.last_visible[row] : slot[row];
             } else {
                 sentence[row] = layout.sentence[row];
@@ -574,6 +594,7 @@ struct Rows {
     // Whether no row reads or writes outside of what there is.
     bool fit(const Memory& own, const Memory* cross) const {
         if (own.used > own.capacity || (cross && cross->used > cross->capacity)) return false;
+        if (cross && cross->used < 1 && !sentence.empty()) return false;
         const int64_t sentences = cross && cross->sentences < own.sentences ? cross->sentences : own.sentences;
         for (size_t row = 0; row < sentence.size(); ++row) {
             if (sentence[row] < 0 || sentence[row] >= sentences || position[row] < 0) return false;
@@ -592,12 +613,14 @@ struct Rows {
         }
     }
 
-    // Calls `run` for parts of the rows, on as many threads as `products` of a row are worth; no sentence is divided.
+    // Calls `run` for parts of the rows, on as many threads as `products` of a row are worth; no sentence is divided: its
+    // rows read what the others write. So rows of several sentences in turns are left to one thread.
     template <typename Run>
     void share(int64_t products, const Run& run) const {
         const int64_t rows = sentence.size();
+        if (rows == 0) return;
         const int64_t parts = std::min<int64_t>(threads::available(), rows * products / MIN_PRODUCTS);
-        if (parts <= 1) return run(0, rows);
+        if (parts <= 1 || !std::is_sorted(sentence.begin(), sentence.end())) return run(0, rows);
         std::vector<int64_t> cuts{0};
         for (int64_t row = 1; row < rows; ++row) {
             const bool is_full = row * parts >= static_cast<int64_t>(cuts.size()) * rows;
@@ -726,7 +749,7 @@ bool embed_rows(const Ends& ends, const Input& input, const Layout& layout, cons
     return true;
 }
 
-// The first of the highest of `size` scores.
+// The first of the highest of `size` scores; some index of them where there is none, as among NaN.
 int64_t first_best(const float* scores, int64_t size) {
     constexpr int64_t CHUNK = 64;
     float highest = scores[0];
@@ -770,6 +793,9 @@ void best_token(float* scores, const Limits& limits, int64_t position, int64_t* 
 }  // namespace
 
 extern "C" {
+
+// What this was compiled from and how, as build.py says it: a file that says something else is none of its.
+const char* kernels_version() { return KERNELS_VERSION; }
 
 // Whether the processor has what INT8_IN_PANELS needs.
 int32_t has_int8_products() {
@@ -821,7 +847,7 @@ int32_t choose_paths(float* scores, int64_t batch, int64_t width, const float* b
 }
 
 // Run the rows of a step through layers, in place in x[R][D]; returns 0, or 1 and does nothing where the layout points
-// outside of the cache.
+// outside of the cache, or there is no source to attend to.
 //
 // own: what every layer's self-attention keeps.
 // cross: what every layer's cross-attention reads.

@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.engine.native.layers import (
     Ends,
     NativeLayers,
     NativeLinear,
+    check,
 )
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, QuantizedLinear, is_small
 
@@ -130,9 +131,7 @@ class Kernels:
         self.functions.log_softmax(scores.data_ptr(), scores.numel() // scores.size(-1), scores.size(-1))
         return True
 
-    def accept_exact(
-        self, best: Tensor, drafted: Tensor, num_drafted: Tensor | None, eos: int
-    ) -> Tensor | None:
+    def accept_exact(self, best: Tensor, drafted: Tensor, num_drafted: Tensor | None, eos: int) -> Tensor | None:
         """What exact acceptance makes of a chain, see `search.GreedySearch`; None where that is not for the kernels.
 
         Args:
@@ -143,15 +142,22 @@ class Kernels:
 
         Returns:
             [3, B]: emitted tokens, accepted ones among them, and whether the output has ended (0 or 1).
+
+        Raises:
+            ValueError: for tensors of the wrong shape or type.
         """
         if best.device.type != "cpu" or drafted.size(1) != best.size(1) - 1:
             return None
         best, drafted = best.contiguous(), drafted.contiguous()
         num_drafted = None if num_drafted is None else num_drafted.contiguous()
+        batch, width = best.shape
+        check("best tokens", best, (batch, width), torch.long)
+        check("drafted tokens", drafted, (batch, width - 1), torch.long)
+        check("numbers of drafted tokens", num_drafted, (batch,), torch.long)
         counts = best.new_empty(3, len(best))
         self.functions.accept_exact(
             *(best.data_ptr(), drafted.data_ptr(), None if num_drafted is None else num_drafted.data_ptr()),
-            *(*best.shape, eos, *(count.data_ptr() for count in counts)),
+            *(batch, width, eos, *(count.data_ptr() for count in counts)),
         )
         return counts
 
@@ -195,6 +201,7 @@ class Kernels:
             readable = self.can_read(scores) and first.dtype == torch.long and first.device.type == "cpu"
             if size != layer.outputs or first.shape != (batch,) or not readable:
                 raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {layer.outputs} tokens")
+            self.functions.set_threads(torch.get_num_threads())
             chosen = first.new_empty(batch, width)
             log_probs = scores.new_empty(batch, width) if with_log_probs else None
             failed = self.functions.choose_paths(

@@ -33,7 +33,7 @@ PANEL, _INT8_INPUTS = 16, 4  # as in kernels.cpp
 IN_PANELS, IN_ROWS, INT8_IN_ROWS, INT8_IN_PANELS = range(4)
 ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
 _REASONS = {
-    1: "the layout points outside of the cache",
+    1: "the layout points outside of the cache, or the source is empty",
     2: "a token is outside of the vocabulary, or a mask is fed nothing",
 }
 
@@ -45,12 +45,16 @@ def packed(weight: Tensor, inputs: int = 1) -> Tensor:
     return panels.transpose(1, 2).contiguous()
 
 
+# Sizes of layers are int32 there.
+_MAX_SIZE = 2**31 - PANEL
+
+
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise ValueError(f"kernels: {what}")
 
 
-def _check(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
+def check(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
     """Refuse a tensor that the kernels would read wrongly; None is for them to know."""
     if tensor is None:
         return
@@ -60,6 +64,10 @@ def _check(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.
             f"kernels: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, strides {tensor.stride()}; "
             f"wanted is contiguous {dtype} {list(shape)}"
         )
+
+
+def _outputs(layer: Linear) -> int:
+    return len(layer.weight if isinstance(layer, QuantizedLinear) else layer[0])
 
 
 class NativeLinear:
@@ -81,7 +89,11 @@ class NativeLinear:
             form, weight, bias, scale = INT8_IN_ROWS, layer.weight, layer.bias, layer.scale
         else:
             weight, bias = layer
+        _require(weight.dim() == 2 and weight.numel() > 0, f"a linear layer's weight is {list(weight.shape)}")
         self.outputs, self.inputs = weight.shape
+        _require(max(weight.shape) < _MAX_SIZE, f"a linear layer's weight is {list(weight.shape)}")
+        if form == INT8_IN_PANELS:
+            _require(bool(kernels.has_int8_products()), "this processor has no fast int8 products")
         if form == INT8_IN_PANELS:
             rounded = quantized(layer)
             scale, weight = rounded.scale, packed(rounded.weight, _INT8_INPUTS)
@@ -94,16 +106,16 @@ class NativeLinear:
         ]
         weight, bias, scale, _ = self.tensors
         kind = torch.float32 if form in (IN_PANELS, IN_ROWS) else torch.int8
-        _check("weight", weight, weight.shape, kind)
-        _check("bias", bias, (self.outputs,))
-        _check("scale", scale, (self.outputs,))
+        check("weight", weight, weight.shape, kind)
+        check("bias", bias, (self.outputs,))
+        check("scale", scale, (self.outputs,))
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in self.tensors]
         self.structure = LinearStructure(*pointers, self.inputs, self.outputs, form)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
         x = x.contiguous()
-        _check("input of a linear layer", x, (*x.shape[:-1], self.inputs))
+        check("input of a linear layer", x, (*x.shape[:-1], self.inputs))
         y = new_empty(x, (*x.shape[:-1], self.outputs))
         rows = x.numel() // self.inputs
         self.kernels.set_threads(torch.get_num_threads())
@@ -171,7 +183,7 @@ class NativeLayers:
         self.heads = layers[0].heads
         self.has_cross = layers[0].cross_query is not None
         self.tensors: list[object] = []
-        self.width = NativeLinear(kernels, layers[0].self_out, form_of(layers[0].self_out)).outputs
+        self.width = _outputs(layers[0].self_out)
         self.ends = None if ends is None else self._ends(ends)
         self.array = (LayerStructure * self.count)(*[self._structure(layer) for layer in layers])
 
@@ -182,10 +194,12 @@ class NativeLayers:
             activation=ACTIVATIONS[layer.activation],
             has_cross=layer.cross_query is not None,
         )
-        _require(layer.heads == self.heads and self.width % layer.heads == 0, "layers differ in their heads")
+        _require(layer.heads == self.heads, "layers differ in their heads")
+        _require(self.heads > 0 and self.width % self.heads == 0, f"{self.heads} heads do not divide {self.width}")
         _require((layer.cross_query is not None) == self.has_cross, "only some layers have cross-attention")
-        wide = layer.fc2.weight.size(1) if isinstance(layer.fc2, QuantizedLinear) else layer.fc2[0].size(1)
-        d = self.width
+        cross = (layer.cross_query, layer.cross_out, layer.cross_norm)
+        _require(all(x is None for x in cross) or None not in cross, "a layer lacks a part of its cross-attention")
+        d, wide = self.width, _outputs(layer.fc1)
         shapes = {"self_qkv": (d, 3 * d), "self_out": (d, d), "cross_query": (d, d), "cross_out": (d, d)}
         shapes |= {"fc1": (d, wide), "fc2": (wide, d)}
         for name, kind in LayerStructure._fields_:
@@ -206,17 +220,19 @@ class NativeLayers:
         if norm is None:
             return NormStructure()
         weight, bias = norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
-        _check("weight of a normalisation", weight, (self.width,))
-        _check("bias of a normalisation", bias, (self.width,))
+        check("weight of a normalisation", weight, (self.width,))
+        check("bias of a normalisation", bias, (self.width,))
         self.tensors += [weight, bias]
         return NormStructure(weight.data_ptr(), bias.data_ptr(), norm.eps)
 
     def _ends(self, ends: Ends) -> EndsStructure:
         embedding = ends.embedding.detach().contiguous()
-        _check("embedding", embedding, (len(embedding), self.width))
+        check("embedding", embedding, (len(embedding), self.width))
+        _require(len(embedding) > 0, "the vocabulary is empty")
         positions = None if ends.positions is None else ends.positions.detach().contiguous()
         if positions is not None:
-            _check("positions", positions, (len(positions), self.width))
+            check("positions", positions, (len(positions), self.width))
+            _require(len(positions) > 0, "the table of positions is empty")
         self.tensors += [embedding, positions]
         return EndsStructure(
             embedding=embedding.data_ptr(),
@@ -288,22 +304,25 @@ class NativeLayers:
             the normalised output, the states as `run` does, and the prediction.
 
         Raises:
-            ValueError: as `run`, and for tokens outside of the vocabulary.
+            ValueError: for a layout that points outside of the cache, tokens outside of the vocabulary, masks without
+                anything that they are fed, or tensors of the wrong shape or type.
         """
         assert self.ends is not None
         is_chain = isinstance(layout, Chain)
+        _require(tokens.dim() == (2 if is_chain else 1), f"tokens are {list(tokens.shape)}")
         _require(masks >= 0 and (is_chain or masks == 0), f"{masks} masks after the tokens")
         _require(is_chain or added is None, "something is added to packed rows")
         shape = (*tokens.shape[:-1], tokens.size(-1) + masks)
         x = cache.new_empty(*shape, self.width)
         tokens = tokens.contiguous()
-        _check("tokens", tokens, tokens.shape, torch.long)
+        check("tokens", tokens, tokens.shape, torch.long)
         given = InputStructure(tokens=tokens.data_ptr(), masks=masks)
         if added is not None:
             added = added.contiguous()
-            _check("what is added", added, (*shape[:-1], added.size(-2), self.width))
-            _require(added.size(-2) in (1, shape[-1]), f"added are {added.size(-2)} rows to {shape[-1]}")
-            given.added, given.added_width = added.data_ptr(), added.size(-2)
+            fits = is_chain and added.dim() == 3 and added.size(1) in (1, shape[1])
+            _require(fits, f"added are {list(added.shape)} to {list(shape)} rows of a {type(layout).__name__}")
+            check("what is added", added, (shape[0], added.size(1), self.width))
+            given.added, given.added_width = added.data_ptr(), added.size(1)
         if fed is not None:
             suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
             suits = suits and fed.dim() in (1, 3) and fed.size(-1) == self.width
@@ -317,6 +336,8 @@ class NativeLayers:
             assert limits is not None
             _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
             _require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
+            special = (limits.pad, limits.unk, limits.eos)
+            _require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
             predicted = Predicted(
                 scores=new_empty(cache, (*shape, projection.outputs)),
                 best=tokens.new_empty(shape),
@@ -346,13 +367,21 @@ class _Call:
         cross_allowed: Tensor | None,
         keep_states: bool,
     ) -> None:
-        _check("input of the layers", x, (*x.shape[:-1], layers.width))
+        check("input of the layers", x, (*x.shape[:-1], layers.width))
         _require((cross is not None) == layers.has_cross, "cross-attention needs a source, and nothing else does")
         self.layers, self.x = layers, x
         self.states = x.new_empty(layers.count + 1, *x.shape) if keep_states else None
         self.layout, self.held = _layout(layout, x.shape[:-1])
         self.own = self._memory(*own)
-        self.cross = None if cross is None else self._memory(cross, cross.size(2), cross_allowed)
+        if isinstance(layout, Chain):
+            _require(len(x) == self.own.sentences, f"{len(x)} sentences, and {self.own.sentences} in the cache")
+        _require(cross is not None or not layers.has_cross, "nothing is given to cross-attention")
+        _require(cross is not None or cross_allowed is None, "a mask without what it masks")
+        self.cross = None
+        if cross is not None:
+            _require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
+            self.cross = self._memory(cross, cross.size(2), cross_allowed)
+            _require(self.cross.sentences == self.own.sentences, "source and cache have other numbers of sentences")
 
     def run(self, kernel: Callable[..., int], before: tuple = (), after: tuple = ()) -> Tensor | None:
         """Call a kernel, which works in place in x; returns the states, if they are kept."""
@@ -371,6 +400,7 @@ class _Call:
 
     def _memory(self, key_value: Tensor, used: int, allowed: Tensor | None) -> MemoryStructure:
         layers = self.layers
+        _require(key_value.dim() == 6, f"keys and values are {list(key_value.shape)}")
         count, sentences, capacity = key_value.shape[:3]
         inner = (2, layers.heads, layers.width // layers.heads)
         # From one layer to the next it may go anywhere, and the encoder's do not move at all.
@@ -382,7 +412,7 @@ class _Call:
         pointer = None
         if allowed is not None:
             allowed = allowed.contiguous()
-            _check("mask", allowed, (sentences, used), torch.bool)
+            check("mask", allowed, (sentences, used), torch.bool)
             self.held.append(allowed)
             pointer = allowed.data_ptr()
         return MemoryStructure(key_value.data_ptr(), key_value.stride(0), sentences, capacity, used, pointer)
@@ -391,15 +421,16 @@ class _Call:
 def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStructure, list[Tensor]]:
     """The structure of a layout for rows of this shape, and the tensors that it points to."""
     if isinstance(layout, Chain):
+        _require(len(shape) == 2, f"rows {list(shape)} in a chain")
         batch, width = shape
         _require(width == layout.width, f"{width} rows of a sentence in a chain of {layout.width}")
         lengths, last = layout.lengths.contiguous(), layout.last_visible
-        _check("lengths", lengths, (batch,), torch.long)
+        check("lengths", lengths, (batch,), torch.long)
         if last is not None:
             fits = last.dim() == 2 and last.size(0) in (1, batch) and last.size(1) in (1, width)
             _require(fits, f"last visible slots {list(last.shape)} of rows {[batch, width]}")
             last = last.expand(batch, width).contiguous()
-            _check("last visible slots", last, (batch, width), torch.long)
+            check("last visible slots", last, (batch, width), torch.long)
         structure = LayoutStructure(
             rows=batch * width,
             width=width,
@@ -410,5 +441,5 @@ def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStr
     _require(len(shape) == 1, f"rows [{', '.join(map(str, shape))}] in a layout of packed ones")
     arrays = [x.contiguous() for x in (layout.sentence, layout.position, layout.slot, layout.last_visible)]
     for array in arrays:
-        _check("layout", array, shape, torch.long)
+        check("layout", array, shape, torch.long)
     return LayoutStructure(shape[0], 0, None, *[array.data_ptr() for array in arrays]), arrays

@@ -2,13 +2,14 @@
 
 #pragma once
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -27,8 +28,12 @@ inline void pause() {
 
 class Pool {
 public:
-    explicit Pool(int64_t count) : process(getpid()) {
-        for (int64_t number = 1; number < count; ++number) workers.emplace_back([this, number] { work(number); });
+    // Of `wanted_size` threads, the caller's among them; of fewer where the system gives no more.
+    explicit Pool(int64_t wanted_size) : wanted_size(wanted_size) {
+        try {
+            for (int64_t number = 1; number < wanted_size; ++number) workers.emplace_back([this, number] { work(number); });
+        } catch (const std::system_error&) {
+        }
     }
 
     int64_t size() const { return static_cast<int64_t>(workers.size()) + 1; }
@@ -44,10 +49,16 @@ public:
         }
         wake.notify_all();
         task(0);
-        while (running.load(std::memory_order_acquire) > 0) pause();
+        for (int spin = 0; running.load(std::memory_order_acquire) > 0; ++spin) {
+            if (spin < SPINS) {
+                pause();
+            } else {
+                std::this_thread::yield();  // the worker may wait for this very core
+            }
+        }
     }
 
-    const pid_t process;
+    const int64_t wanted_size;
     std::mutex in_use;
 
 private:
@@ -76,16 +87,26 @@ private:
     std::atomic<uint64_t> round{0};
 };
 
-inline std::atomic<int64_t> limit{1};
-inline std::mutex making;
-inline Pool* pool = nullptr;
-inline thread_local bool is_inside = false;
+// Static, not inline: two builds of the kernels in one process would share an inline variable.
+static std::atomic<int64_t> limit{1};
+static std::mutex making;
+static Pool* pool = nullptr;
+static thread_local bool is_inside = false;
+
+// A forked process has none of its parent's threads. Nobody makes a pool while a process forks, so that the child does not
+// find `making` locked by a thread that it does not have.
+static const int handles_forks = pthread_atfork(
+    [] { making.lock(); }, [] { making.unlock(); },
+    [] {
+        pool = nullptr;
+        making.unlock();
+    });
 
 // So many threads may work on a call, the caller's own among them.
-inline void set(int64_t count) { limit.store(count < 1 ? 1 : count); }
+static inline void set(int64_t count) { limit.store(count < 1 ? 1 : count); }
 
 // How many threads a call may be shared among; what runs on one of them is not divided further.
-inline int64_t available() { return is_inside ? 1 : limit.load(); }
+static inline int64_t available() { return is_inside ? 1 : limit.load(); }
 
 // Calls task(0) .. task(parts - 1), on as many threads; one after the other where these are busy with another call.
 template <typename Task>
@@ -93,12 +114,12 @@ void run(int64_t parts, const Task& task) {
     Pool* own = nullptr;
     {
         std::lock_guard<std::mutex> lock(making);
-        // A forked process has none of its parent's threads; a pool that is too small is left to its sleep.
-        if (!pool || pool->process != getpid() || pool->size() < parts) pool = new Pool(parts);
+        // A pool that is too small is left to its sleep.
+        if (!pool || pool->wanted_size < parts) pool = new Pool(parts);
         own = pool;
     }
     std::unique_lock<std::mutex> turn(own->in_use, std::try_to_lock);
-    if (!turn.owns_lock()) {
+    if (!turn.owns_lock() || own->size() < parts) {
         for (int64_t part = 0; part < parts; ++part) task(part);
         return;
     }

@@ -1,0 +1,164 @@
+"""Random layers and steps for the kernels, and what PyTorch makes of them."""
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import gelu
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
+from fairseq_plugins.decoding.engine.layers import transformer_layer
+from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.native.layers import Ends
+from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, quantized_layer
+
+PAD, EOS, UNK = 1, 2, 3
+
+
+def random_linear(inputs: int, outputs: int) -> Linear:
+    """A linear layer whose outputs are about as large as its inputs."""
+    return torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs) / 10
+
+
+def random_norm(width: int) -> Norm:
+    return Norm(1 + torch.randn(width) / 10, torch.randn(width) / 10, 1e-5)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a decoder.
+
+    Attributes:
+        layers, heads, width: width is a multiple of heads.
+        wide: width of the layer between.
+        vocabulary: more than the special symbols.
+        int8: whether weights of layers are int8.
+    """
+
+    layers: int = 2
+    heads: int = 2
+    width: int = 16
+    wide: int = 24
+    vocabulary: int = 40
+    normalize_before: bool = False
+    gelu: bool = False
+    int8: bool = False
+
+    @classmethod
+    def some(cls, choose: random.Random) -> "Sizes":
+        """Small ones, also such that fit no register."""
+        heads = choose.choice([1, 2, 3, 4])
+        return cls(
+            layers=choose.randint(1, 3),
+            heads=heads,
+            width=heads * choose.choice([1, 3, 4, 8, 11, 16, 20]),
+            wide=choose.choice([1, 5, 16, 24, 70]),
+            vocabulary=choose.choice([4, 5, 40, 67, 130]),
+            normalize_before=choose.random() < 0.5,
+            gelu=choose.random() < 0.5,
+            int8=choose.random() < 0.3,
+        )
+
+
+def random_layers(sizes: Sizes) -> list[Layer]:
+    """Layers of a decoder."""
+    d = sizes.width
+    layers = [
+        Layer(
+            heads=sizes.heads,
+            normalize_before=sizes.normalize_before,
+            self_qkv=random_linear(d, 3 * d),
+            self_out=random_linear(d, d),
+            self_norm=random_norm(d),
+            cross_query=random_linear(d, d),
+            cross_out=random_linear(d, d),
+            cross_norm=random_norm(d),
+            fc1=random_linear(d, sizes.wide),
+            activation=gelu if sizes.gelu else F.relu,
+            fc2=random_linear(sizes.wide, d),
+            final_norm=random_norm(d),
+        )
+        for _ in range(sizes.layers)
+    ]
+    return [quantized_layer(layer) for layer in layers] if sizes.int8 else layers
+
+
+def random_ends(sizes: Sizes, positions: int | None = 64) -> Ends:
+    """What stands around the layers of a decoder that normalises its output."""
+    return Ends(
+        embedding=torch.randn(sizes.vocabulary, sizes.width),
+        scale=0.5,
+        positions=None if positions is None else torch.randn(positions, sizes.width),
+        embedding_norm=random_norm(sizes.width),
+        final_norm=random_norm(sizes.width),
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of a decoder is given.
+
+    Attributes:
+        tokens: [B, T] or [R].
+        layout: of these.
+        cache: [layers, B, capacity, 2, H, D / H].
+        cross: [layers, B, S, 2, H, D / H].
+        cross_allowed: [B, S], or None.
+    """
+
+    tokens: Tensor
+    layout: Chain | StepLayout
+    cache: Tensor
+    cross: Tensor
+    cross_allowed: Tensor | None
+
+
+def random_step(sizes: Sizes, choose: random.Random, batch: int, width: int, packed: bool = False) -> Step:
+    """A step of `width` rows of each of `batch` sentences; where it is packed, of as many or fewer rows."""
+    inner = (2, sizes.heads, sizes.width // sizes.heads)
+    lengths = [choose.randint(0, 9) for _ in range(batch)]
+    span = Span(min(lengths, default=0), max(lengths, default=0))
+    layout: Chain | StepLayout = Chain(torch.tensor(lengths, dtype=torch.long), span, width)
+    slots, source = layout.slots, choose.randint(1, 12)
+    if packed:
+        layout = _without_some_rows(layout.spelled_out(), choose)
+    shape = layout.sentence.shape if isinstance(layout, StepLayout) else (batch, width)
+    allowed = torch.rand(batch, source) < 0.7
+    if source:
+        allowed[:, 0] = True
+    return Step(
+        tokens=torch.randint(sizes.vocabulary, shape),
+        layout=layout,
+        cache=torch.randn(sizes.layers, batch, slots + choose.randint(0, 3), *inner),
+        cross=torch.randn(sizes.layers, batch, source, *inner),
+        cross_allowed=allowed if choose.random() < 0.5 else None,
+    )
+
+
+def _without_some_rows(layout: StepLayout, choose: random.Random) -> StepLayout:
+    kept = torch.tensor([choose.random() < 0.8 for _ in layout.sentence], dtype=torch.bool)
+    rows = (layout.sentence, layout.position, layout.slot, layout.last_visible)
+    return StepLayout(*[row[kept] for row in rows], layout.slots)
+
+
+def step_in_pytorch(layers: list[Layer], ends: Ends, step: Step) -> Tensor:
+    """The normalised output, [B, T, D] or [R, D]; writes the cache as the kernels do."""
+    layout = step.layout
+    x = F.embedding(step.tokens, ends.embedding) * ends.scale
+    if ends.positions is not None:
+        position = layout.slot() if isinstance(layout, Chain) else layout.position
+        x = x + ends.positions[position.clamp(max=len(ends.positions) - 1)]
+    x = x if ends.embedding_norm is None else ends.embedding_norm(x)
+    attention = ChainAttention(layout) if isinstance(layout, Chain) else PackedAttention(layout)
+    mask = None if step.cross_allowed is None else step.cross_allowed[:, None, None]
+    for index, layer in enumerate(layers):
+        x = transformer_layer(
+            layer,
+            x,
+            partial(attention.own, heads=layer.heads, cache=step.cache[index]),
+            partial(attention.source, heads=layer.heads, cross=step.cross[index], mask=mask),
+        )
+    return x if ends.final_norm is None else ends.final_norm(x)

@@ -1,0 +1,90 @@
+"""The kernels without any processor's own instructions give what those for this processor give."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.native import build
+from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.errors import ConfigurationError
+from tests.decoding.engine.random_steps import (
+    EOS,
+    PAD,
+    UNK,
+    Sizes,
+    random_ends,
+    random_layers,
+    random_linear,
+    random_step,
+)
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`library` as a new process has it."""
+    build.library.cache_clear()
+    yield
+    build.library.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_portable_equals_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = {}
+    for name in ("native", "portable"):
+        monkeypatch.setenv("SPEC_DEC_ISA", name)
+        build.library.cache_clear()
+        builds[name] = Kernels.build()
+    assert len({kernels.functions._name for kernels in builds.values()}) == 2
+    assert not builds["portable"].functions.has_int8_products()
+
+    torch.manual_seed(0)
+    choose = random.Random(0)
+    for _ in range(40):
+        sizes = Sizes.some(choose)
+        layers, ends = random_layers(sizes), random_ends(sizes)
+        step = random_step(sizes, choose, choose.randint(1, 5), choose.randint(1, 8), choose.random() < 0.5)
+        projection = random_linear(sizes.width, sizes.vocabulary)
+        predicted = []
+        for kernels in builds.values():
+            given = replace(step, cache=step.cache.clone())
+            predicted.append(
+                kernels.layers(layers, ends=ends).step(
+                    **vars(given),
+                    projection=kernels.compiled_linear(projection),
+                    limits=kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60)),
+                )[2]
+            )
+        native, portable = predicted
+        assert torch.equal(native.best, portable.best)
+        torch.testing.assert_close(native.scores, portable.scores, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(native.log_probs, portable.log_probs, atol=1e-4, rtol=1e-4)
+
+
+def test_every_set_has_a_file_of_its_own() -> None:
+    recipes = [build.Recipe("c++", name) for name in ("native", "avx2", "avx512", "portable")]
+    recipes += [build.Recipe("c++", sanitize="address"), build.Recipe("g++")]
+    assert len({recipe.version for recipe in recipes}) == len(recipes)
+
+
+def test_unknown_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEC_DEC_ISA", "sse9")
+    with pytest.raises(ConfigurationError, match="SPEC_DEC_ISA=sse9 is unknown, it may be native, avx2"):
+        build.library()
+
+
+def test_set_that_the_processor_has_not(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Such a build would end the process at its first instruction."""
+    monkeypatch.setattr(build, "_processor", lambda: "flags : fpu avx2 fma avx512f")
+    monkeypatch.setenv("SPEC_DEC_ISA", "avx512")
+    assert build.library() is None
+    (said,) = caplog.messages
+    assert said == (
+        "SPEC_DEC_ISA=avx512: this processor has no avx512bw, avx512dq, avx512vl: decoding runs on PyTorch's operations"
+    )

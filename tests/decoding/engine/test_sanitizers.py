@@ -1,0 +1,53 @@
+"""The kernels under AddressSanitizer and UBSan: random calls, right and wrong, in a process of their own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The driver on kernels built with sanitizers; what it printed."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip("the compiler has no AddressSanitizer that can be loaded first")
+    environment = {
+        **os.environ,
+        "SPEC_DEC_SANITIZE": "address,undefined",
+        "LD_PRELOAD": found,
+        # Python frees little of what it has at the end.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    command = [sys.executable, "-m", "tests.decoding.engine.sanitizer_driver", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+
+
+def test_random_calls_right_and_wrong() -> None:
+    ran = _run("10", "1")
+    assert ran.returncode == 0 and "Sanitizer" not in ran.stderr and "runtime error" not in ran.stderr, ran.stderr
+    # A driver that had nothing to do would end well, too.
+    counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in ran.stdout.splitlines()}
+    assert counts["rounds"] >= 60
+    assert sum(count for name, count in counts.items() if name.endswith(("Error", "refused"))) >= 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "report"),
+    [
+        ("too_small_output", "heap-buffer-overflow"),
+        ("too_few_scores", "heap-buffer-overflow"),
+        ("unaligned", "misaligned"),
+    ],
+)
+def test_what_is_past_the_checks_is_reported(fault: str, report: str) -> None:
+    ran = _run(fault)
+    assert ran.returncode != 0 and report in ran.stderr, ran.stderr
