@@ -1,0 +1,94 @@
+"""The released models of UA-GEC and data for them, so that faults are tried on what users have, without training."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import sentencepiece
+import torch
+
+from tests.support import REPOSITORY, run_in_process
+
+MODELS = REPOSITORY / "checkpoints"
+
+SENTENCES = (
+    "Я іду до дому .",
+    "Він прийшов вчора у вечері .",
+    "Ми хочемо щоб ви знали про це .",
+    "Це є дуже гарна книга .",
+)
+
+
+@dataclass(frozen=True)
+class Released:
+    """Where things are; the names are those that tables of command lines use.
+
+    Attributes:
+        data: binarised data, its test set `SENTENCES` several times over.
+        text: the same as subwords, a line for a sentence, and `lines` of them.
+        invalid: a file whose second line is not UTF-8.
+        verifier, drafter: checkpoints of UA-GEC.
+        other_drafter: one made for another verifier.
+        evil: a checkpoint that would run a program.
+        garbage: a file that is no checkpoint.
+        folder: an empty folder.
+        file: an empty file.
+    """
+
+    data: Path
+    text: Path
+    lines: int
+    invalid: Path
+    verifier: Path
+    drafter: Path
+    other_drafter: Path
+    evil: Path
+    garbage: Path
+    folder: Path
+    file: Path
+
+
+class _RunsAProgram:
+    def __reduce__(self) -> tuple:
+        import os
+
+        return os.system, ("echo this must never run",)
+
+
+def prepare(folder: Path, copies: int = 1) -> Released:
+    """Make the data in an empty folder; the sentences come so many times."""
+    models = MODELS / "ua-gec"
+    subwords = sentencepiece.SentencePieceProcessor(model_file=str(models / "subwords.model"))
+    lines = [" ".join(subwords.encode(sentence, out_type=str)) for sentence in SENTENCES] * copies
+    for side in ("src", "tgt"):
+        (folder / f"test.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    data = folder / "data"
+    run_in_process(
+        "preprocess",
+        f"--source-lang src --target-lang tgt --testpref {folder}/test --destdir {data} --workers 1 "
+        f"--srcdict {models}/dict.src.txt --tgtdict {models}/dict.tgt.txt",
+    )
+    text = [line.encode() for line in lines[:3]]
+    (folder / "invalid").write_bytes(b"\n".join([text[0], text[1] + b" \xff\xfe", text[2], b""]))
+    torch.save({"model": _RunsAProgram()}, folder / "evil.pt")
+    (folder / "garbage.pt").write_text("not a checkpoint")
+    (folder / "file").touch()
+    (folder / "empty").mkdir()
+    return Released(
+        data=data,
+        text=folder / "test.src",
+        lines=len(lines),
+        invalid=folder / "invalid",
+        verifier=models / "verifier.pt",
+        drafter=models / "drafter.pt",
+        other_drafter=MODELS / "multi30k.en-de" / "drafter.pt",
+        evil=folder / "evil.pt",
+        garbage=folder / "garbage.pt",
+        folder=folder / "empty",
+        file=folder / "file",
+    )
+
+
+def options(released: Released, *more: str) -> str:
+    """Options that fairseq-generate and fairseq-interactive share, and further ones."""
+    return shlex.join([str(released.data), "--task", "spec_dec", "--path", str(released.verifier), "--cpu", *more])

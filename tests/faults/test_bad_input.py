@@ -1,0 +1,95 @@
+"""One line with the right remedy, and an exit status, for what users get wrong: bad_input.txt is the table."""
+
+import fileinput
+import importlib
+import io
+import re
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from fairseq_plugins import errors
+from fairseq_plugins.commands.invalid_text import mend_lines, read_invalid_text
+from tests.faults.released import Released, options, prepare
+from tests.support import run_in_process
+
+TABLE = Path(__file__).with_name("bad_input.txt")
+CASES = re.findall(r"^\$ (.+)\n(.+)\nstatus (\d+)$", TABLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+MAINS = {
+    "spec-dec-average": "fairseq_plugins.averaging",
+    "spec-dec-compare": "fairseq_plugins.benchmarks.compare",
+    "spec-dec-metrics": "fairseq_plugins.metrics.cli",
+}
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Released:
+    return prepare(tmp_path_factory.mktemp("released"))
+
+
+@pytest.fixture(autouse=True)
+def _input_stays_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fileinput, "hook_encoded", fileinput.hook_encoded)
+
+
+def ended(command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command in this process: its exit status, and what it says on standard error when it ends."""
+    with mock.patch.object(sys, "argv", [command, *arguments]):
+        capsys.readouterr()
+        if command in MAINS:
+            status = importlib.import_module(MAINS[command]).main(arguments)
+            return status, capsys.readouterr().err
+        try:
+            run_in_process(command.removeprefix("fairseq-"), "", *arguments, "--cpu")
+        except Exception:
+            capsys.readouterr()
+            # What Python does with an exception at the end of a process, whose status is then 1.
+            with mock.patch.object(sys, "excepthook", sys.__excepthook__):
+                errors.install_one_line_errors()
+                sys.excepthook(*sys.exc_info())
+            return 1, capsys.readouterr().err
+    return 0, ""
+
+
+def test_the_whole_table_is_read() -> None:
+    assert len(CASES) == TABLE.read_text(encoding="utf-8").count("$ ") > 25
+
+
+@pytest.mark.parametrize(("line", "message", "status"), CASES, ids=[case[0] for case in CASES])
+def test_one_line_and_status(
+    released: Released, capsys: pytest.CaptureFixture[str], line: str, message: str, status: str
+) -> None:
+    names = asdict(released)
+    command, *arguments = shlex.split(line.format(**names))
+    ended_with, said = ended(command, arguments, capsys)
+    assert "Traceback" not in said and "weights_only" not in said
+    wanted = ".*".join(map(re.escape, message.format(**names).split("...")))
+    lines = said.strip().splitlines()
+    assert re.match(wanted, lines[-1]), lines[-1]
+    assert sum("error: " in other for other in lines) == 1
+    assert ended_with == int(status)
+    assert not list(released.folder.iterdir())
+
+
+def test_input_that_is_not_utf8_does_not_stop_the_rest(released: Released) -> None:
+    """The bad line is named and decoded as well as it can be; the others come out as without it."""
+    decoder = options(released, "--decoder", "greedy", "--buffer-size", "2")
+    whole = run_in_process("interactive", decoder, "--input", str(released.text)).stdout
+    done = run_in_process("interactive", decoder, "--input", str(released.invalid))
+    outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", text, re.MULTILINE) for text in (done.stdout, whole))
+    assert [number for number, _ in outputs] == ["0", "1", "2"]
+    assert (outputs[0], outputs[2]) == (expected[0], expected[2])
+    said = [line for line in done.stderr.splitlines() if "UTF-8" in line]
+    assert said == ["input, line 2: is not UTF-8; what is wrong was read as U+FFFD"]
+
+
+def test_standard_input_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["fairseq-interactive"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\xfe b\nc\n"), encoding="utf-8"))
+    read_invalid_text()
+    assert mend_lines(list(sys.stdin), 40) == ["a\ufffd b\n", "c\n"]
+    assert capsys.readouterr().err == "input, line 41: is not UTF-8; what is wrong was read as U+FFFD\n"

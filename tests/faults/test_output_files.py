@@ -1,0 +1,361 @@
+"""What a run writes: nothing is destroyed, nothing is lost without a word, and the exit status tells of it.
+
+Disks are full here by a limit on the size of files, which needs no rights, and by a real small file system for root.
+"""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins import ending
+from fairseq_plugins.commands.cli import run_command as run_spec_dec
+from fairseq_plugins.commands.files import destination, write_atomically
+from fairseq_plugins.decoding.partial_file import PartialFile
+from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.errors import ConfigurationError
+from tests.faults.released import Released, options, prepare
+from tests.support import REPOSITORY
+
+SENTENCE = SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5)
+SENTENCES = 300
+FULL = "cannot be written (No space left on device); make room there, or give a path elsewhere"
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes devices and file systems")
+as_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Released:
+    return prepare(tmp_path_factory.mktemp("released"), SENTENCES // 4)
+
+
+@pytest.fixture(autouse=True)
+def failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_has_failed", False)
+
+
+def write_stats(path: Path | str) -> None:
+    """What a run of one sentence does with `--stats-file`."""
+    stats = DecodingStats("gad", str(path))
+    stats.record([SENTENCE], 1.0)
+    stats.close()
+
+
+def write_content(path: Path | str) -> None:
+    """The same content through the function that the spec-dec-* commands use."""
+    write_atomically(Path(path), json.dumps(vars(SENTENCE)) + "\n", "--stats-file")
+
+
+WRITERS = pytest.mark.parametrize("write", [write_stats, write_content])
+
+
+def is_written(text: str | bytes) -> bool:
+    return json.loads(text) == vars(SENTENCE)
+
+
+# ----------------------------------------------------------------------------------- what is not a regular file
+
+
+@WRITERS
+def test_fifo_gets_the_lines_and_stays(tmp_path: Path, write: object) -> None:
+    fifo, got = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()), daemon=True)
+    reader.start()
+    write(fifo)
+    reader.join(10)
+    assert is_written(got[0]) and stat.S_ISFIFO(fifo.stat().st_mode)
+    assert [file.name for file in tmp_path.iterdir()] == ["fifo"]
+
+
+@as_root
+@WRITERS
+def test_device_stays(tmp_path: Path, write: object) -> None:
+    device = tmp_path / "null"
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    try:
+        write(device)
+    except PermissionError:
+        pytest.skip("no devices on this file system")
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert [file.name for file in tmp_path.iterdir()] == ["null"]
+
+
+@WRITERS
+def test_link_stays_and_its_target_is_replaced(tmp_path: Path, write: object) -> None:
+    (tmp_path / "far").mkdir()
+    target, link = tmp_path / "far" / "target", tmp_path / "link"
+    target.write_text("old")
+    other_name = tmp_path / "other"
+    os.link(target, other_name)
+    link.symlink_to("far/target")
+    write(link)
+    assert link.is_symlink() and is_written(target.read_text())
+    # Replaced, not written over.
+    assert other_name.read_text() == "old"
+
+
+@WRITERS
+def test_link_to_nothing_yet(tmp_path: Path, write: object) -> None:
+    (tmp_path / "link").symlink_to("new")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and is_written((tmp_path / "new").read_text())
+
+
+def test_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "stats").write_text("old")
+    stats = DecodingStats("gad", str(tmp_path / "stats"))
+    stats.record([SENTENCE], 1.0)
+    assert (tmp_path / "stats").read_text() == "old" and is_written((tmp_path / "stats.partial").read_text())
+    stats.close()
+    assert is_written((tmp_path / "stats").read_text())
+
+
+@pytest.mark.parametrize("name", ["folder", "link to folder", "missing/file", "loop", "", "file/file"])
+@WRITERS
+def test_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object, name: str) -> None:
+    if (write, name) == (write_content, "missing/file"):
+        pytest.skip("folders are made")
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").touch()
+    Path("link to folder").symlink_to("folder")
+    Path("loop").symlink_to("loop")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=f"^--stats-file {name or '.?'}: (is a folder|cannot be written)"):
+        write(name)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@as_user
+@WRITERS
+def test_folder_without_permission(tmp_path: Path, write: object) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigurationError, match="Permission denied.*writable folder"):
+        write(tmp_path / "stats")
+
+
+# -------------------------------------------------------------------------------------------------- a full disk
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Within it, files cannot grow above so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, however many sentences follow; what was written is kept, and the old file too."""
+    path = tmp_path / "stats"
+    path.write_text("old")
+    stats = DecodingStats("gad", str(path))
+    with files_of_at_most(1000):
+        for _ in range(50):
+            stats.record([SENTENCE], 1.0)
+        stats.close()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"error: --stats-file {path}: cannot be written (File too large)")
+    assert said[0].endswith(f"what there is is in {path}.partial")
+    assert said[1].startswith("gad: 50 sentences") and len(said) == 2
+    assert path.read_text() == "old" and is_written(Path(f"{path}.partial").read_text().splitlines()[0])
+    assert ending._has_failed
+
+
+def test_failure_that_closing_notices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder goes while the run writes."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = PartialFile(str(folder / "trace"), "--trace-file")
+    file.write("line\n")
+    (folder / "trace.partial").unlink()
+    folder.rmdir()
+    file.close()
+    assert capsys.readouterr().err.startswith(f"error: --trace-file {folder}/trace: cannot be written (No such file")
+    assert ending._has_failed
+
+
+def test_old_content_survives_a_failed_write(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text("old")
+    with files_of_at_most(1000), pytest.raises(ConfigurationError, match="--results .*File too large"):
+        write_atomically(path, "x" * 2000, "--results")
+    assert path.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["table.json"]
+
+
+@as_root
+def test_full_file_system(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stats = DecodingStats("gad", str(small_disk / "stats"))
+    for _ in range(500):
+        stats.record([SENTENCE], 1.0)
+    stats.close()
+    assert capsys.readouterr().err.startswith(f"error: --stats-file {small_disk}/stats: {FULL}")
+    assert ending._has_failed and not (small_disk / "stats").exists()
+    with pytest.raises(ConfigurationError, match="--results .*make room there"):
+        write_atomically(small_disk / "table.json", "x" * 20_000, "--results")
+    assert [file.name for file in small_disk.iterdir()] == ["stats.partial"]
+
+
+def test_nothing_is_opened_to_find_out(tmp_path: Path) -> None:
+    """A FIFO that nobody reads yet would hold the process up before models are loaded."""
+    os.mkfifo(tmp_path / "fifo")
+    assert destination(tmp_path / "fifo", "--stats-file").is_direct
+
+
+# ------------------------------------------------------------------------- whole commands, as a user starts them
+
+
+def start(released: Released, command: str, *more: str, redirect: str = "", **popen: object) -> subprocess.Popen:
+    """Start a command through a shell, which redirects its output."""
+    line = options(released, "--user-dir", str(REPOSITORY / "fairseq_plugins"), "--decoder", "greedy", *more)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": ""}
+    # The output is held back until the end, unless there is much of it.
+    environment.pop("PYTHONUNBUFFERED", None)
+    return subprocess.Popen(
+        ["bash", "-c", f"exec {Path(sys.executable).parent}/{command} {line} {redirect}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        **popen,
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, list[str]]:
+    """Exit status, standard output, and what our code said on standard error."""
+    stdout, stderr = process.communicate(timeout=200)
+    assert "Traceback" not in stderr and "Exception" not in stderr and "Logging error" not in stderr, stderr
+    said = [line for line in stderr.splitlines() if re.match("error|interrupted|--|greedy", line)]
+    return process.returncode, stdout, said
+
+
+def test_translations_come_though_statistics_cannot_be_written(released: Released, tmp_path: Path) -> None:
+    process = start(released, "fairseq-interactive", "--input", str(released.text), "--stats-file", "/dev/full")
+    status, stdout, said = finish(process)
+    assert len(re.findall("^H-", stdout, re.MULTILINE)) == released.lines
+    assert said[0] == f"error: --stats-file /dev/full: {FULL}"
+    assert said[1].startswith(f"greedy: {released.lines} sentences") and len(said) == 2
+    assert status == 1 and Path("/dev/full").is_char_device()
+
+
+def test_statistics_and_trace_on_standard_output(released: Released, tmp_path: Path) -> None:
+    """All lines are whole, and none is written over, though all go into one file."""
+    both = tmp_path / "both"
+    more = ("--stats-file", "/dev/stdout", "--trace-file", str(both))
+    status, _, said = finish(start(released, "fairseq-generate", *more, redirect=f"> {both}"))
+    lines = both.read_text(encoding="utf-8").splitlines()
+    assert status == 0 and said[-1].startswith("greedy: ")
+    assert sum(line.startswith("H-") for line in lines) == released.lines
+    records = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(records) == 2 * released.lines + 1
+
+
+OUTPUTS = {
+    "full": ("> /dev/full", ["error: standard output: cannot be written (No space left on device); give it a file"]),
+    "closed": (">&-", ["error: standard output: cannot be written (it is closed); give it a file"]),
+    "a pipe that nobody reads": ("> >(true)", []),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_standard_output_that_takes_nothing(released: Released, tmp_path: Path, name: str) -> None:
+    redirect, expected = OUTPUTS[name]
+    text = tmp_path / "one"
+    text.write_text(released.text.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+    # A short output is written when the process ends, a long one while it runs.
+    processes = [
+        start(released, "fairseq-interactive", "--input", str(text), redirect=redirect),
+        start(released, "fairseq-generate", redirect=redirect),
+    ]
+    for process in processes:
+        status, _, said = finish(process)
+        said = [line for line in said if not line.startswith("greedy: ")]
+        assert status == 1 and len(said) == len(expected)
+        assert all(line.startswith(wanted) for line, wanted in zip(said, expected, strict=True))
+
+
+def test_interrupted_run_keeps_what_it_has(released: Released, tmp_path: Path) -> None:
+    """Ctrl-C, which reaches all processes of the command: no traceback, 130 in a shell, the partial file whole."""
+    stats, output = tmp_path / "stats", tmp_path / "output"
+    more = ("--batch-size", "1", "--no-compiled-steps", "--min-len", "60", "--stats-file", str(stats))
+    process = start(released, "fairseq-generate", *more, redirect=f"> {output}")
+    partial = Path(f"{stats}.partial")
+    for _ in range(600):
+        if partial.exists() and partial.read_text().count("\n") > 3:
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    status, _, said = finish(process)
+    # Ended by the signal, as shells want it to end their loops: $? is 128 + 2.
+    assert status == -signal.SIGINT
+    assert said == ["interrupted", f"--stats-file {stats}: not finished; what there is is in {partial}"]
+    kept = [json.loads(line) for line in partial.read_text().splitlines()]
+    assert 3 < len(kept) < released.lines and not stats.exists()
+    assert len(re.findall("^H-", output.read_text(encoding="utf-8"), re.MULTILINE)) >= len(kept) - 1
+
+
+# ------------------------------------------------------------------------------------------ spec-dec-* commands
+
+
+def test_interrupted_command(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert run_spec_dec("spec-dec-test", run, []) == 130
+    assert capsys.readouterr().err == "spec-dec-test: interrupted\n"
+
+
+PRINTING = (
+    "import sys; sys.argv[0] = 'spec-dec-test'\n"
+    "from fairseq_plugins.commands.cli import run_command\n"
+    "sys.exit(run_command('spec-dec-test', lambda argv: print('x' * int(argv[0]))))"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "redirect", "status", "said"),
+    [
+        (10, "> /dev/full", 2, "No space left on device"),
+        (100_000, "> /dev/full", 2, "No space left on device"),
+        (10, ">&-", 2, "it is closed"),
+        (100_000, "> >(true)", 1, None),
+    ],
+)
+def test_command_whose_output_is_not_taken(size: int, redirect: str, status: int, said: str | None) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    line = f'exec "$0" -c "$1" {size} {redirect}'
+    done = subprocess.run(
+        ["bash", "-c", line, sys.executable, PRINTING], capture_output=True, text=True, env=environment, cwd=REPOSITORY
+    )
+    wanted = "" if said is None else f"spec-dec-test: error: standard output: cannot be written ({said})"
+    assert done.stderr.splitlines()[-1:] == ([] if said is None else [f"{wanted}; give it a file with room"])
+    assert done.returncode == status
