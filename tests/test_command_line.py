@@ -34,27 +34,30 @@ def greedy(corpus: Corpus) -> dict[int, str]:
     return output
 
 
+# With the least number of tokens per iteration; the drafter with an encoder of its own is hardly trained.
 DECODERS = [
-    "greedy",
-    "gad --drafter-path {drafter}",
-    "specdec --drafter-path {own_encoder} --block-size 3",
-    "gad++ --top-beta 1 --tau 0.0000001 --drafter-path {drafter}",
-    "jacobi",
-    "gad --drafter-path {drafter} --active-sentences 3",
-    "hgj --block-size 4 --jacobi-pool",
+    ("greedy", 1.0),
+    ("gad --drafter-path {drafter}", 1.9),
+    ("specdec --drafter-path {own_encoder} --block-size 3", 1.0),
+    ("gad++ --top-beta 1 --tau 0.0000001 --drafter-path {drafter}", 1.9),
+    ("jacobi", 1.0),
+    ("gad --drafter-path {drafter} --active-sentences 3", 1.9),
+    ("hgj --block-size 4 --jacobi-pool", 1.03),
 ]
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(("decoder", "least"), DECODERS)
 @pytest.mark.parametrize("batch_size", [1, 7])
 def test_stock_checkpoint_is_decoded_as_by_fairseq(
-    corpus: Corpus, greedy: dict[int, str], decoder: str, batch_size: int
+    corpus: Corpus, greedy: dict[int, str], decoder: str, least: float, batch_size: int
 ) -> None:
     decoder = decoder.format(**vars(corpus))
     ours = generate(corpus, f"--task spec_dec --decoder {decoder} --batch-size {batch_size}")
     assert hypotheses(ours.stdout) == greedy
     assert "with beam=1" in ours.stdout
-    assert re.search(r"36 sentences, \d+ tokens, \d+ iterations, [\d.]+ mean accepted tokens, [\d.]+ tok", ours.stderr)
+    summary = r"36 sentences, \d+ tokens, \d+ iterations, ([\d.]+) mean accepted tokens, [\d.]+ tok"
+    said = re.search(summary, ours.stderr)
+    assert said is not None and float(said[1]) >= least
 
 
 def test_int8_is_called_lossy(corpus: Corpus) -> None:
