@@ -199,7 +199,7 @@ def drafted_tokens(trace: Trace) -> int:
         (Options("iad", iad_fallback="gad", block_size=6), {"source copy", "top-1", "verifier"}, 15),
         (Options("nat", block_size=6), {"unverified"}, 20),
     ],
-    ids=str,
+    ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_every_drafter_has_its_reasons(
     tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, expected: set[str], least: int

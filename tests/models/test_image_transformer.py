@@ -6,10 +6,9 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_plugins.decoding.methods import Options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.image_transformer import ImageTransformer, coordinates, image_transformer
-from tests.support import assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
+from tests.support import Options, assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
 
 
 def make_numbers() -> Dictionary:
