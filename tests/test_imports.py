@@ -10,7 +10,8 @@ import fairseq_plugins
 # From bottom to top; what stands in a line stands side by side. A module imports from its own shelf and from lines
 # below it. "" is the package itself.
 LAYERS = (
-    ("errors", "safe_loading"),
+    ("output",),
+    ("ending", "errors", "safe_loading"),
     ("commands", "loading"),
     ("data",),
     ("models",),

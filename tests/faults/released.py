@@ -1,6 +1,8 @@
 """The released models of UA-GEC and data for them, so that faults are tried on what users have, without training."""
 
+import os
 import shlex
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,7 @@ class Released:
         garbage: a file that is no checkpoint.
         folder: an empty folder.
         file: an empty file.
+        full: a device that is always full.
     """
 
     data: Path
@@ -46,13 +49,24 @@ class Released:
     garbage: Path
     folder: Path
     file: Path
+    full: Path
 
 
 class _RunsAProgram:
     def __reduce__(self) -> tuple:
-        import os
-
         return os.system, ("echo this must never run",)
+
+
+def full_device(folder: Path) -> Path:
+    """A device like /dev/full, but not that one itself: what these tests are about is that devices are destroyed."""
+    device = folder / "full"
+    try:
+        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+        device.open("wb").close()
+    except PermissionError:
+        device.unlink(missing_ok=True)
+        device.symlink_to("/dev/full")
+    return device
 
 
 def prepare(folder: Path, copies: int = 1) -> Released:
@@ -86,6 +100,7 @@ def prepare(folder: Path, copies: int = 1) -> Released:
         garbage=folder / "garbage.pt",
         folder=folder / "empty",
         file=folder / "file",
+        full=full_device(folder),
     )
 
 

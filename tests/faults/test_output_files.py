@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins import ending
-from fairseq_plugins.commands.cli import run_command as run_spec_dec
 from fairseq_plugins.commands.files import destination, write_atomically
 from fairseq_plugins.decoding.partial_file import PartialFile
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -123,14 +122,11 @@ def test_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert is_written((tmp_path / "stats").read_text())
 
 
-@pytest.mark.parametrize("name", ["folder", "link to folder", "missing/file", "loop", "", "file/file"])
+@pytest.mark.parametrize("name", ["folder", "link to folder", "loop", ""])
 @WRITERS
 def test_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object, name: str) -> None:
-    if (write, name) == (write_content, "missing/file"):
-        pytest.skip("folders are made")
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    Path("file").touch()
     Path("link to folder").symlink_to("folder")
     Path("loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
@@ -170,7 +166,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode != 0:
         pytest.skip("no file system can be mounted here")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,49 +254,51 @@ def finish(process: subprocess.Popen) -> tuple[int, str, list[str]]:
     return process.returncode, stdout, said
 
 
-def test_translations_come_though_statistics_cannot_be_written(released: Released, tmp_path: Path) -> None:
-    process = start(released, "fairseq-interactive", "--input", str(released.text), "--stats-file", "/dev/full")
+def test_translations_come_though_statistics_cannot_be_written(released: Released) -> None:
+    process = start(released, "fairseq-interactive", "--input", str(released.text), "--stats-file", str(released.full))
     status, stdout, said = finish(process)
     assert len(re.findall("^H-", stdout, re.MULTILINE)) == released.lines
-    assert said[0] == f"error: --stats-file /dev/full: {FULL}"
+    assert said[0] == f"error: --stats-file {released.full}: {FULL}"
     assert said[1].startswith(f"greedy: {released.lines} sentences") and len(said) == 2
-    assert status == 1 and Path("/dev/full").is_char_device()
+    assert status == 1 and released.full.is_char_device()
 
 
 def test_statistics_and_trace_on_standard_output(released: Released, tmp_path: Path) -> None:
     """All lines are whole, and none is written over, though all go into one file."""
-    both = tmp_path / "both"
-    more = ("--stats-file", "/dev/stdout", "--trace-file", str(both))
+    both, standard_output = tmp_path / "both", tmp_path / "stdout"
+    # The link, and not /dev/stdout, would be destroyed.
+    standard_output.symlink_to("/dev/stdout")
+    more = ("--stats-file", str(standard_output), "--trace-file", str(both))
     status, _, said = finish(start(released, "fairseq-generate", *more, redirect=f"> {both}"))
     lines = both.read_text(encoding="utf-8").splitlines()
-    assert status == 0 and said[-1].startswith("greedy: ")
+    assert status == 0 and said[-1].startswith("greedy: ") and standard_output.is_symlink()
     assert sum(line.startswith("H-") for line in lines) == released.lines
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert len(records) == 2 * released.lines + 1
 
 
-OUTPUTS = {
-    "full": ("> /dev/full", ["error: standard output: cannot be written (No space left on device); give it a file"]),
-    "closed": (">&-", ["error: standard output: cannot be written (it is closed); give it a file"]),
-    "a pipe that nobody reads": ("> >(true)", []),
-}
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_standard_output_that_takes_nothing(released: Released, tmp_path: Path, name: str) -> None:
-    redirect, expected = OUTPUTS[name]
+@pytest.mark.parametrize(
+    ("command", "redirect", "expected"),
+    [
+        # A short output is written when the process ends, a long one by print.
+        ("fairseq-interactive", "> /dev/full", ["No space left on device"]),
+        ("fairseq-generate", "> /dev/full", ["No space left on device"]),
+        ("fairseq-interactive", ">&-", ["it is closed"]),
+        ("fairseq-generate", "> >(true)", []),
+    ],
+)
+def test_standard_output_that_takes_nothing(
+    released: Released, tmp_path: Path, command: str, redirect: str, expected: list[str]
+) -> None:
     text = tmp_path / "one"
     text.write_text(released.text.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
-    # A short output is written when the process ends, a long one while it runs.
-    processes = [
-        start(released, "fairseq-interactive", "--input", str(text), redirect=redirect),
-        start(released, "fairseq-generate", redirect=redirect),
+    more = ("--input", str(text)) if command == "fairseq-interactive" else ()
+    status, _, said = finish(start(released, command, *more, redirect=redirect))
+    said = [line for line in said if not line.startswith("greedy: ")]
+    assert said == [
+        f"error: standard output: cannot be written ({reason}); give it a file with room" for reason in expected
     ]
-    for process in processes:
-        status, _, said = finish(process)
-        said = [line for line in said if not line.startswith("greedy: ")]
-        assert status == 1 and len(said) == len(expected)
-        assert all(line.startswith(wanted) for line, wanted in zip(said, expected, strict=True))
+    assert status == 1
 
 
 def test_interrupted_run_keeps_what_it_has(released: Released, tmp_path: Path) -> None:
@@ -326,14 +324,6 @@ def test_interrupted_run_keeps_what_it_has(released: Released, tmp_path: Path) -
 # ------------------------------------------------------------------------------------------ spec-dec-* commands
 
 
-def test_interrupted_command(capsys: pytest.CaptureFixture[str]) -> None:
-    def run(_: object) -> None:
-        raise KeyboardInterrupt
-
-    assert run_spec_dec("spec-dec-test", run, []) == 130
-    assert capsys.readouterr().err == "spec-dec-test: interrupted\n"
-
-
 PRINTING = (
     "import sys; sys.argv[0] = 'spec-dec-test'\n"
     "from fairseq_plugins.commands.cli import run_command\n"
@@ -344,9 +334,8 @@ PRINTING = (
 @pytest.mark.parametrize(
     ("size", "redirect", "status", "said"),
     [
+        # A short output is written when the process ends, a long one by print.
         (10, "> /dev/full", 2, "No space left on device"),
-        (100_000, "> /dev/full", 2, "No space left on device"),
-        (10, ">&-", 2, "it is closed"),
         (100_000, "> >(true)", 1, None),
     ],
 )
