@@ -1,12 +1,14 @@
 """What test_sanitizers.py runs in a process of its own, on kernels built with sanitizers: right calls and wrong ones.
 
 Usage: python -m tests.decoding.engine.sanitizer_driver SECONDS SEED
-       python -m tests.decoding.engine.sanitizer_driver FAULT
+       python -m tests.decoding.engine.sanitizer_driver faults
 
-A FAULT is one of `FAULTS`: a call past all checks, which the sanitizer has to report.
+The second makes every call of `FAULTS`, past all checks, in a process of its own, and prints how these ended: the
+sanitizer has to report and to end them.
 """
 
 import ctypes
+import os
 import random
 import sys
 import time
@@ -333,11 +335,21 @@ def unaligned(kernels: Kernels) -> None:
 FAULTS = {function.__name__: function for function in (too_small_output, too_few_scores, unaligned)}
 
 
+def _status_of(call: Callable[[], None]) -> int:
+    """The exit status of a child process that makes a call."""
+    process = os.fork()
+    if process == 0:
+        call()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
 def main(arguments: list[str]) -> None:
     kernels = Kernels.build()
     assert kernels is not None, "the kernels could not be built"
-    if arguments[0] in FAULTS:
-        FAULTS[arguments[0]](kernels)
+    if arguments[0] == "faults":
+        for name, fault in FAULTS.items():
+            print(f"{name} {_status_of(lambda fault=fault: fault(kernels))}")
         return
     seconds, seed = float(arguments[0]), int(arguments[1])
     torch.manual_seed(seed)

@@ -424,7 +424,8 @@ def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStr
         lengths, last = layout.lengths.contiguous(), layout.last_visible
         check("lengths", lengths, (batch,), torch.long)
         if last is not None:
-            _require(last.shape in ((1, width), (batch, width)), f"last visible slots are {list(last.shape)}")
+            fits = last.dim() == 2 and last.size(0) in (1, batch) and last.size(1) in (1, width)
+            _require(fits, f"last visible slots are {list(last.shape)}")
             last = last.expand(batch, width).contiguous()
             check("last visible slots", last, (batch, width), torch.long)
         structure = LayoutStructure(
