@@ -1,12 +1,14 @@
 """What test_sanitizers.py runs in a process of its own, on kernels built with sanitizers: right calls and wrong ones.
 
 Usage: python -m tests.decoding.engine.sanitizer_driver SECONDS SEED
-       python -m tests.decoding.engine.sanitizer_driver FAULT
+       python -m tests.decoding.engine.sanitizer_driver faults
 
-A FAULT is one of `FAULTS`: a call past all checks, which the sanitizer has to report.
+The second makes every call of `FAULTS`, past all checks, in a process of its own, and prints how these ended: the
+sanitizer has to report and to end them.
 """
 
 import ctypes
+import os
 import random
 import sys
 import time
@@ -95,7 +97,7 @@ def right_rest(kernels: Kernels, choose: random.Random) -> None:
     ids = torch.randperm(known)[:size] if choose.random() < 0.5 else None
     path = kernels.path_chooser(before, after, ids)
     scores, first = torch.randn(rows, width, size), torch.randint(known, (rows,))
-    chosen, last = path(scores, first), first
+    (chosen, _), last = path(scores, first, choose.random() < 0.5), first
     for position in range(width):
         index = torch.addmm(scores[:, position], before[last], after.t()).argmax(1) if rows else last
         last = index if ids is None else ids[index]
@@ -281,10 +283,10 @@ def wrong_rest(kernels: Kernels, choose: random.Random) -> str:
         "path of too few ids": lambda: kernels.path_chooser(torch.randn(9, 2), torch.randn(5, 2), torch.arange(4)),
         "path of more tokens than known": lambda: kernels.path_chooser(torch.randn(4, 2), torch.randn(5, 2), None),
         "path after an unknown token": lambda: kernels.path_chooser(torch.randn(9, 2), torch.randn(9, 2), None)(
-            torch.randn(1, 3, 9), torch.tensor([_odd(choose)])
+            torch.randn(1, 3, 9), torch.tensor([_odd(choose)]), True
         ),
         "path of other scores": lambda: kernels.path_chooser(torch.randn(9, 2), torch.randn(9, 2), None)(
-            torch.randn(1, 3, 8), torch.tensor([0])
+            torch.randn(1, 3, 8), torch.tensor([0]), True
         ),
         "layers of other widths": lambda: kernels.layers(
             [*random_layers(Sizes(width=16)), *random_layers(Sizes(width=8))]
@@ -333,11 +335,21 @@ def unaligned(kernels: Kernels) -> None:
 FAULTS = {function.__name__: function for function in (too_small_output, too_few_scores, unaligned)}
 
 
+def _status_of(call: Callable[[], None]) -> int:
+    """The exit status of a child process that makes a call."""
+    process = os.fork()
+    if process == 0:
+        call()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
 def main(arguments: list[str]) -> None:
     kernels = Kernels.build()
     assert kernels is not None, "the kernels could not be built"
-    if arguments[0] in FAULTS:
-        FAULTS[arguments[0]](kernels)
+    if arguments[0] == "faults":
+        for name, fault in FAULTS.items():
+            print(f"{name} {_status_of(lambda fault=fault: fault(kernels))}")
         return
     seconds, seed = float(arguments[0]), int(arguments[1])
     torch.manual_seed(seed)

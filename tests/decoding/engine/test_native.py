@@ -310,16 +310,6 @@ def test_the_fastest_linear_layer(rows: int, dtype: torch.dtype, monkeypatch: py
     assert bool(calls) == (rows == 1 and dtype == torch.float32)
 
 
-def test_built_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without optimising, in a tenth of the time.
-    monkeypatch.setattr(build, "_COMPILE", [*build._COMPILE, "-O0"])
-    assert Kernels.build() is not None
-    (built,) = fresh.iterdir()
-    build.library.cache_clear()
-    monkeypatch.setattr(build, "_build", None)
-    assert Kernels.build() is not None and list(fresh.iterdir()) == [built]
-
-
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
 def test_no_compiler(
     fresh: Path, compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

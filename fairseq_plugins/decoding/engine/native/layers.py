@@ -309,7 +309,8 @@ class NativeLayers:
         """
         assert self.ends is not None
         is_chain = isinstance(layout, Chain)
-        _require(tokens.dim() == (2 if is_chain else 1), f"tokens are {list(tokens.shape)}")
+        kind, dim = ("a chain", 2) if is_chain else ("packed rows", 1)
+        _require(tokens.dim() == dim, f"tokens {list(tokens.shape)} in {kind}")
         _require(masks >= 0 and (is_chain or masks == 0), f"{masks} masks after the tokens")
         _require(is_chain or added is None, "something is added to packed rows")
         shape = (*tokens.shape[:-1], tokens.size(-1) + masks)
@@ -381,7 +382,8 @@ class _Call:
         if cross is not None:
             _require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
             self.cross = self._memory(cross, cross.size(2), cross_allowed)
-            _require(self.cross.sentences == self.own.sentences, "source and cache have other numbers of sentences")
+            same = self.cross.sentences == self.own.sentences
+            _require(same, f"{_REASONS[1]}, whose source is that of another batch")
 
     def run(self, kernel: Callable[..., int], before: tuple = (), after: tuple = ()) -> Tensor | None:
         """Call a kernel, which works in place in x; returns the states, if they are kept."""
