@@ -120,7 +120,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     assert marked(opened, "accepted") == ["Nach", "den"] == marked(opened, "agrees")
     assert marked(opened, "bifurcation") == ["Angaben"] and marked(opened, "own") == ["vorliegenden"]
     assert opened.one("#status").text == (
-        "Iteration 1 of 3: 2 of 10 drafted tokens accepted, then the verifier's own; bifurcation at place 3"
+        "Iteration 1 of 3: 2 of 10 drafted tokens accepted, then the verifier's own; bifurcation at position 3"
     )
     assert not opened.one("#previous").is_enabled()
 
