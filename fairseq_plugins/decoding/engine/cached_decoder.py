@@ -82,12 +82,16 @@ class CachedDecoder:
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
         self.native_layers = self._native_layers()
         self.cross_projections = [engine.linear(layer.cross_key_value) for layer in self.layers]
-        self.output_layer = decoder.output_layer if plain_output is None else engine.linear(plain_output)
-        # For predictions in one call with the layers.
+        # For predictions in one call with the layers; `project` then uses the same copy of the weight.
         self.native_output: NativeLinear | None = None
         plain_end = decoder.project_out_dim is None and self.vocabulary is None
-        if self.native_layers is not None and plain_output is not None and plain_end:
+        if plain_output is None:
+            self.output_layer = decoder.output_layer
+        elif self.native_layers is not None and plain_end:
             self.native_output = engine.kernels.compiled_linear(plain_output, engine.precision)
+            self.output_layer = engine.kernels.where_it_pays(self.native_output, plain_output, engine.precision)
+        else:
+            self.output_layer = engine.linear(plain_output)
         # Keys and values [layers, B, slots, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None

@@ -92,7 +92,12 @@ class Kernels:
             layer: weight and bias.
             precision: INT8_PRODUCTS only where `has_int8_products`; what else there is, the layer is already.
         """
-        compiled = self.compiled_linear(layer, precision)
+        return self.where_it_pays(self.compiled_linear(layer, precision), layer, precision)
+
+    def where_it_pays(
+        self, compiled: NativeLinear, layer: Linear, precision: Precision = Precision.FP32
+    ) -> Callable[[Tensor], Tensor]:
+        """A compiled layer where the kernels pay, PyTorch's own with the same weights where they do not."""
         return lambda x: compiled(x) if self.pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
 
     def compiled_linear(self, layer: Linear, precision: Precision = Precision.FP32) -> NativeLinear:
