@@ -87,7 +87,7 @@ def _liven(model: nn.Module) -> Any:
             parameter.data *= 0.5
         elif ".fc" in name:
             parameter.data *= 4.0
-        elif "transition.after" in name:
+        elif "transition.after" in name or "transition.of_state" in name:
             torch.nn.init.normal_(parameter)
         elif "reader." in name:
             parameter.data += 0.02 * torch.randn_like(parameter)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
-from fairseq_plugins.decoding.drafters.path import draft_maker
+from fairseq_plugins.decoding.drafters.path import compiled_path, draft_maker
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
@@ -38,7 +38,11 @@ class FeatureDrafter:
         self.block_size = block_size
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, engine, options, scored)
+        self.make_draft = draft_maker(model.decoder, self.decoder.project, engine, options, scored)
+        # Whole scores are for those who read them step by step.
+        size = model.decoder.embed_tokens.num_embeddings
+        self.path = None if options.keep_log_probs else compiled_path(model.decoder.transition, engine, scored, size)
+        self.with_survival = options.with_survival
         self.read = _reader(model, self.decoder.cached, engine)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
@@ -61,8 +65,11 @@ class FeatureDrafter:
         if width <= 0:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
-        hidden = self.decoder.step(state.last_tokens(), layout, masks=width - 1, added=self.newest)
-        return self.make_draft(self.decoder.project(hidden), state)
+        last, masks = state.last_tokens(), width - 1
+        drafted = self.decoder.draft(last, layout, masks, self.newest, self.path)
+        if drafted is not None:
+            return Draft(drafted.best, survival=drafted.log_probs.cumsum(1).exp() if self.with_survival else None)
+        return self.make_draft(self.decoder.step(last, layout, masks=masks, added=self.newest), state)
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None

@@ -10,6 +10,7 @@ import torch
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.layers import Prediction
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.engine.random_steps import (
     EOS,
@@ -57,8 +58,10 @@ def test_portable_equals_native(monkeypatch: pytest.MonkeyPatch) -> None:
             predicted.append(
                 kernels.layers(layers, ends=ends).step(
                     **vars(given),
-                    projection=kernels.compiled_linear(projection),
-                    limits=kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60)),
+                    prediction=Prediction(
+                        kernels.compiled_linear(projection),
+                        kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60)),
+                    ),
                 )[2]
             )
         native, portable = predicted

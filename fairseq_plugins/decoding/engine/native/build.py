@@ -113,11 +113,21 @@ class LimitsStructure(ctypes.Structure):
     ]
 
 
+class PathStructure(ctypes.Structure):
+    _fields_ = [
+        ("ids", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("before", ctypes.c_void_p),
+        ("vocabulary", ctypes.c_int64),
+        *[(name, LinearStructure) for name in ("after", "of_hidden", "of_before", "of_state", "to_rank")],
+    ]
+
+
 class PredictStructure(ctypes.Structure):
     _fields_ = [
         ("projection", LinearStructure),
         ("limits", LimitsStructure),
-        *[(name, ctypes.c_void_p) for name in ("scores", "best", "log_probs")],
+        *[(name, ctypes.c_void_p) for name in ("scores", "best", "log_probs", "path", "first")],
     ]
 
 
@@ -298,8 +308,8 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.log_softmax.argtypes = [pointer, number, number]
     kernels.choose_best.argtypes = [pointer, number, number, pointer]
     kernels.choose_paths.argtypes = [
-        *(pointer, number, number, pointer, number, pointer),
-        *(pointer, pointer, pointer, pointer),
+        *(pointer, pointer, number, number, pointer, pointer),
+        *(pointer, pointer),
     ]
     rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]

@@ -24,6 +24,7 @@ from fairseq_plugins.decoding.engine.native.build import (
     LinearStructure,
     MemoryStructure,
     NormStructure,
+    PathStructure,
     PredictStructure,
 )
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, QuantizedLinear, quantized
@@ -128,14 +129,31 @@ class Predicted:
     """The next token after every row of a step.
 
     Attributes:
-        scores: [B, T, V] or [R, V], before softmax, of all tokens.
-        best: [B, T] or [R], the first of the best that the limits allow.
+        scores: [B, T, V] or [R, V], before softmax, of all tokens; along a path, with what that adds.
+        best: [B, T] or [R], the first of the best that the limits allow, or the token of the path.
         log_probs: of the best, in the same shape.
     """
 
     scores: Tensor
     best: Tensor
     log_probs: Tensor
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is to be predicted after the rows of a step: the verifier's tokens within limits, or a draft along a path.
+
+    Attributes:
+        projection: to the tokens that are scored.
+        limits: what they may be; the vocabulary's size only where a path is followed.
+        path: how the tokens of a draft are chosen.
+        first: [B] with a path, the token before every sentence's first row.
+    """
+
+    projection: "NativeLinear"
+    limits: LimitsStructure
+    path: PathStructure | None = None
+    first: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -287,8 +305,7 @@ class NativeLayers:
         masks: int = 0,
         fed: Tensor | None = None,
         added: Tensor | None = None,
-        projection: "NativeLinear | None" = None,
-        limits: LimitsStructure | None = None,
+        prediction: Prediction | None = None,
     ) -> tuple[Tensor, Tensor | None, Predicted | None]:
         """Embed tokens and run them; what `run` has too is the same.
 
@@ -297,8 +314,7 @@ class NativeLayers:
             masks: of a chain: so many masks stand after the tokens.
             fed: [B, positions, D] what masks are fed at each position, or [D] everywhere; None where there are none.
             added: of a chain: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
-            projection: to the vocabulary, for a prediction of the next tokens; None for none.
-            limits: what these may be.
+            prediction: of the next tokens; None for none.
 
         Returns:
             the normalised output, the states as `run` does, and the prediction.
@@ -332,24 +348,34 @@ class NativeLayers:
             if fed.dim() == 3:
                 given.sentence, given.position = fed.stride()[:2]
                 given.fed_sentences, given.fed_positions = fed.shape[:2]
-        predicted, predict = None, None
-        if projection is not None:
-            assert limits is not None
-            _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
-            _require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
-            special = (limits.pad, limits.unk, limits.eos)
-            _require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
-            predicted = Predicted(
-                scores=new_empty(cache, (*shape, projection.outputs)),
-                best=tokens.new_empty(shape),
-                log_probs=cache.new_empty(shape),
-            )
-            pointers = (predicted.scores.data_ptr(), predicted.best.data_ptr(), predicted.log_probs.data_ptr())
-            predict = PredictStructure(projection.structure, limits, *pointers)
+        predicted, predict = (None, None) if prediction is None else self._predict(prediction, layout, x)
         ends = (ctypes.byref(self.ends), ctypes.byref(given))
         call = _Call(self, x, layout, (cache, layout.slots, None), cross, cross_allowed, keep_states)
         states = call.run(self.kernels.run_step, ends, (None if predict is None else ctypes.byref(predict),))
         return x, states, predicted
+
+    def _predict(
+        self, wanted: Prediction, layout: Chain | StepLayout, x: Tensor
+    ) -> tuple[Predicted, PredictStructure]:
+        """Where a prediction after the rows x goes, and its structure; `wanted` and what is returned must be held."""
+        projection, limits = wanted.projection, wanted.limits
+        _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
+        _require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
+        special = (limits.pad, limits.unk, limits.eos)
+        _require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
+        shape = x.shape[:-1]
+        predicted = Predicted(
+            scores=new_empty(x, (*shape, projection.outputs)),
+            best=torch.empty(shape, dtype=torch.long),
+            log_probs=x.new_empty(shape),
+        )
+        results = (predicted.scores.data_ptr(), predicted.best.data_ptr(), predicted.log_probs.data_ptr())
+        predict = PredictStructure(projection.structure, limits, *results)
+        if wanted.path is not None:
+            _require(isinstance(layout, Chain) and wanted.first is not None, "a path is for the rows of a chain")
+            check("tokens before paths", wanted.first, shape[:1], torch.long)
+            predict.path, predict.first = ctypes.addressof(wanted.path), wanted.first.data_ptr()
+        return predicted, predict
 
 
 class _Call:
