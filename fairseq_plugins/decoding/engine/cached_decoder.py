@@ -6,6 +6,7 @@ Here every call says where its rows stand: stale entries are hidden by the mask 
 
 import logging
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
-from fairseq_plugins.decoding.engine.native.build import LimitsStructure
+from fairseq_plugins.decoding.engine.native.build import LimitsStructure, StackStructure
 from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted, Prediction
 from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.engine.rows import cat_padded
@@ -266,6 +267,22 @@ class CachedDecoder:
             prediction=Prediction(projection, LimitsStructure(path.size), path.structure, tokens[:, 0].contiguous()),
         )
         return predicted
+
+    def stack(self, slots: int) -> tuple[StackStructure, list[Any]] | None:
+        """What the kernels need to run steps of their own making; None where they cannot.
+
+        Args:
+            slots: of every sentence that they may need.
+
+        Returns:
+            the structure, and what must be held as long as it is used.
+        """
+        assert self.cache is not None and self.cross is not None, "call start() first"
+        if self.native_layers is None or self.native_output is None:
+            return None
+        self._grow(slots)
+        allowed = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
+        return self.native_layers.stack(self.native_output, self.cache, self.cross, allowed)
 
     def _step_in_pytorch(
         self,

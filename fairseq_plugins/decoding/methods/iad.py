@@ -127,12 +127,11 @@ def _check(options: SourceCopyOptions) -> None:
     check_draft_vocabulary(options)
     if _has_fallback(options):
         return
-    for said, is_given in (
-        ("--auto-block-size", options.auto_block_size),
-        (f"--draft-vocabulary {options.draft_vocabulary}", options.draft_vocabulary is not None),
-    ):
-        if is_given:
-            raise ConfigurationError(f"{said}: is for trained drafters; add --iad-fallback gad, or leave it out")
+    if options.draft_vocabulary is not None:
+        raise ConfigurationError(
+            f"--draft-vocabulary {options.draft_vocabulary}: is for trained drafters; add --iad-fallback gad, or leave "
+            "it out"
+        )
 
 
 def _check_fit(parts: Parts, options: SourceCopyOptions) -> None:

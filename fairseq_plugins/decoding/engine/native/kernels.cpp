@@ -461,6 +461,8 @@ struct RoundedRows {
 
 #endif
 
+constexpr int64_t PANELS_TOGETHER_BYTES = 1 << 16, MIN_PANELS_TOGETHER = 4;
+
 // So many products take long enough for another thread to help.
 constexpr int64_t MIN_PRODUCTS = 1 << 20;
 
@@ -491,9 +493,15 @@ void linear(const Linear& layer, const float* x, int64_t rows, float* y, int act
     share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
         if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, begin, end, y, activation, add);
         if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, begin, end, y, activation, add);
-        in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
-            PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, begin, end, y + row * layer.outputs, activation, add);
-        });
+        // Some panels at a time, which stay in the processor's nearest cache for all rows.
+        const int64_t fitting = PANELS_TOGETHER_BYTES / (layer.inputs * PANEL * static_cast<int64_t>(sizeof(float)));
+        const int together = PANEL * static_cast<int>(std::max<int64_t>(fitting, MIN_PANELS_TOGETHER));
+        for (int from = begin; from < end; from += together) {
+            const int to = std::min(from + together, end);
+            in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
+                PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, from, to, y + row * layer.outputs, activation, add);
+            });
+        }
     });
 }
 
@@ -981,3 +989,5 @@ void accept_exact(const int64_t* best, const int64_t* drafted, const int64_t* nu
 }
 
 }  // extern "C"
+
+#include "decode.h"
