@@ -30,7 +30,7 @@ class ExactOptions(TrainedDrafterOptions):
     fixed_width: bool = option(
         False,
         "draft in every iteration and verify all drafted tokens, as in the papers; without it, on a CPU, only those "
-        "that pay, by their probabilities and running times, and nothing is drafted where that does not pay (the output "
+        "that pay, by their probabilities and running times, and nothing is drafted where that does not (the output "
         "is the same)",
     )
 
