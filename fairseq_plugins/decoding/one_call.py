@@ -1,4 +1,5 @@
-"""The loop in one call of compiled code, for exact greedy decoding without drafts or with those of a `FeatureDrafter`.
+"""The loop in one call of compiled code, for exact greedy decoding without drafts, with a
+`FeatureDrafter` or with copies of the source.
 
 Everything else goes round the loop of `generator.py`, which is the reference: other drafters and rules, ensembles,
 prefixes, temperatures, traces and profiles.
@@ -8,12 +9,14 @@ import ctypes
 
 import torch
 
+from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.engine.native.build import DecodingStructure
 from fairseq_plugins.decoding.engine.native.layers import check
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
+from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import exact
 from fairseq_plugins.decoding.state import DecodingState
@@ -34,8 +37,12 @@ def runs_in_one_call(method: Method) -> bool:
         and verifier.temperature == 1.0
         and type(search) is GreedySearch
         and search.rule is exact
-        and isinstance(drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter, NoDrafter | FeatureDrafter)
+        and isinstance(_inner(drafter), NoDrafter | FeatureDrafter | SourceCopyDrafter)
     )
+
+
+def _inner(drafter: Drafter) -> Drafter:
+    return drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
 
 
 class OneCall:
@@ -49,8 +56,7 @@ class OneCall:
         assert isinstance(method.verifier, Verifier)
         self.decoder = method.verifier.decoders[0]
         self.adaptive = method.drafter if isinstance(method.drafter, AdaptiveDrafter) else None
-        drafter = method.drafter if self.adaptive is None else self.adaptive.inner
-        self.drafter = drafter if isinstance(drafter, FeatureDrafter) else None
+        self.drafter = _inner(method.drafter)
         self.kernels = method.verifier.engine.kernels
 
     def run(self, state: DecodingState, enough: int) -> tuple[list[list[int]], list[bool]] | None:
@@ -62,19 +68,27 @@ class OneCall:
         """
         kernels, batch = self.kernels, len(state.host_lengths)
         assert kernels is not None
-        adaptive, fed = self.adaptive, self.drafter
+        adaptive, drafter = self.adaptive, self.drafter
         if adaptive is not None and not adaptive.drafts:
-            adaptive = fed = None
-        draft = 0 if fed is None else fed.block_size
-        slots = min(state.span.longest + draft + _ITERATIONS, state.tokens.size(1) + draft)
+            adaptive = drafter = None
+        # The most that an iteration adds, if all goes well.
+        width = 1 + (drafter.block_size if isinstance(drafter, FeatureDrafter) else 0)
+        if isinstance(drafter, SourceCopyDrafter):
+            width += drafter.source.size(1)
+        slots = state.span.longest + width + _ITERATIONS
         verifier = self.decoder.stack(slots)
         if verifier is None:
             return None
         limits = kernels.limits(self.decoder.native_output.outputs, state.constraints)
-        drafter = None if fed is None else fed.structure(slots, batch, verifier[0].dim)
-        if limits is None or (drafter is None and fed is not None):
+        trained = copier = counted = None
+        if isinstance(drafter, FeatureDrafter):
+            trained = drafter.structure(slots, batch, verifier[0].dim)
+        elif isinstance(drafter, SourceCopyDrafter):
+            copier = drafter.structure()
+        if limits is None or (trained is None and copier is None and not isinstance(drafter, NoDrafter | None)):
             return None
-        counted = None if adaptive is None else adaptive.policy.structure(batch)
+        if adaptive is not None:
+            counted = adaptive.policy.structure(batch)
         finished = torch.zeros(batch, dtype=torch.uint8)
         emitted = torch.zeros(_ITERATIONS, batch, dtype=torch.int32)
         for name, tensor, kind in (
@@ -89,7 +103,8 @@ class OneCall:
                 DecodingStructure(
                     verifier=verifier[0],
                     limits=limits,
-                    drafter=None if drafter is None else ctypes.addressof(drafter[0]),
+                    drafter=None if trained is None else ctypes.addressof(trained[0]),
+                    copier=None if copier is None else ctypes.addressof(copier[0]),
                     adaptive=None if counted is None else ctypes.addressof(counted),
                     batch=batch,
                     columns=state.tokens.size(1),
@@ -105,6 +120,8 @@ class OneCall:
         )
         if failed:
             raise ValueError("kernels: a token is outside of the vocabulary, or a sentence outside of its cache")
+        if not emitted.any():
+            raise RuntimeError("kernels: no room for an iteration")
         if adaptive is not None and counted is not None:
             adaptive.policy.learn(counted)
         state.host_lengths = state.lengths.tolist()

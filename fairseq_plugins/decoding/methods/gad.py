@@ -107,6 +107,7 @@ METHODS = [
         check=check_draft_vocabulary,
         check_fit=_check_fit,
         build=_build,
+        rows={"gad": {}, "gad fixed width": {"fixed_width": True}},
         order=30,
     ),
     MethodSpec(

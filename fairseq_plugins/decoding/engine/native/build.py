@@ -164,11 +164,18 @@ class DrafterStructure(ctypes.Structure):
     ]
 
 
+class CopierStructure(ctypes.Structure):
+    _fields_ = [
+        ("text", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("width", "beginning", "max_match")],
+    ]
+
+
 class DecodingStructure(ctypes.Structure):
     _fields_ = [
         ("verifier", StackStructure),
         ("limits", LimitsStructure),
-        *[(name, ctypes.c_void_p) for name in ("drafter", "adaptive")],
+        *[(name, ctypes.c_void_p) for name in ("drafter", "copier", "adaptive")],
         *[(name, ctypes.c_int64) for name in ("batch", "columns")],
         *[(name, ctypes.c_void_p) for name in ("tokens", "log_probs", "lengths", "finished")],
         ("budget", ctypes.c_int64),

@@ -42,10 +42,17 @@ struct Drafter {
     float* newest;              // [B][D], what is added to the next input
 };
 
+// A drafter that copies the source: see ../../methods/iad.py.
+struct Copier {
+    const int64_t* text;  // [B][width]: what the beginning of the output equals, the source, and below 0 what nothing equals
+    int64_t width, beginning, max_match;
+};
+
 struct Decoding {
     Stack verifier;
     Limits limits;
     const Drafter* drafter;  // null for none
+    const Copier* copier;    // null for none
     Adaptive* adaptive;      // null where all drafted tokens are verified
     int64_t batch, columns;  // sentences, and columns of tokens
     int64_t* tokens;         // [B][columns], the token that an output begins with and the output
@@ -142,6 +149,7 @@ public:
         if (active.empty() || !has_room()) return false;
         drafted_width = 0;
         if (drafter && !draft()) return fail();
+        if (all.copier) copy();
         if (!verify()) return fail();
         accept(emitted);
         if (drafter) observe();
@@ -159,7 +167,7 @@ private:
     const Decoding& all;
     const Drafter* drafter;
     Adaptive* adaptive;
-    std::vector<int64_t> active, before, chosen, counts, begins, gained;
+    std::vector<int64_t> active, before, chosen, drafted, counts, begins, gained;
     std::vector<float> log_probs, features, read;
     Step drafting, verifying;
     int64_t drafted_width = 0;
@@ -170,14 +178,14 @@ private:
         return false;
     }
 
-    int64_t wanted_width() const { return drafter ? drafter->block_size : 0; }
+    int64_t wanted_width() const { return drafter ? drafter->block_size : all.copier ? all.copier->width : 0; }
 
     // Whether the caches, and the table of what masks are fed, are long enough for all that an iteration can write.
     bool has_room() const {
         int64_t longest = 0;
         for (const int64_t b : active) longest = std::max(longest, all.lengths[b]);
         const int64_t slots = longest + wanted_width() + 1;
-        if (slots > all.verifier.own->used || slots > all.columns) return false;
+        if (slots > all.verifier.own->used) return false;
         if (!drafter) return true;
         return slots <= drafter->stack.own->used && (!drafter->fed.position || slots <= drafter->fed.fed_positions);
     }
@@ -210,8 +218,45 @@ private:
             return false;
         }
         drafted_width = width;
+        drafted.assign(count, width);
         if (adaptive) count_call(adaptive->draft_sums, count, seconds_now() - start);
         return true;
+    }
+
+    // What follows the one position of the source that the longest suffix of the output matches, if it is one.
+    void copy() {
+        drafted_width = all.copier->width;
+        drafted.assign(active.size(), 0);
+        chosen.resize(active.size() * drafted_width);
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index];
+            const int64_t* text = all.copier->text + b * all.copier->width;
+            int64_t longest = 0, second = 0, found = 0;
+            for (int64_t end = 0; end < all.copier->width; ++end) {
+                const int64_t length = common_suffix(text, end, all.tokens + b * all.columns, all.lengths[b]);
+                if (length > longest) {
+                    second = longest;
+                    longest = length;
+                    found = end;
+                } else {
+                    second = std::max(second, length);
+                }
+            }
+            if (longest == second) continue;
+            for (int64_t from = found + 1; from < all.copier->width && text[from] >= 0; ++from) {
+                chosen[index * drafted_width + drafted[index]++] = text[from];
+            }
+        }
+    }
+
+    // How many tokens that end at this position of a text equal the last tokens of an output.
+    int64_t common_suffix(const int64_t* text, int64_t end, const int64_t* output, int64_t length) const {
+        int64_t count = 0;
+        for (; count < all.copier->max_match && count <= end && count <= length; ++count) {
+            const int64_t token = length == count ? all.copier->beginning : output[length - count];
+            if (text[end - count] < 0 || text[end - count] != token) break;
+        }
+        return count;
     }
 
     static int bin_of(float log_prob) {
@@ -236,7 +281,7 @@ private:
         begins.clear();
         for (size_t index = 0; index < active.size(); ++index) {
             const int64_t b = active[index], length = all.lengths[b];
-            const int64_t meant = worth_verifying(index, std::min(drafted_width, left(b)));
+            const int64_t meant = drafted_width ? worth_verifying(index, std::min(drafted[index], left(b))) : 0;
             begins.push_back(verifying.size());
             counts.push_back(meant);
             verifying.add(b, length, all.tokens[b * all.columns + length]);
@@ -336,12 +381,14 @@ int32_t decode(const Decoding* decoding) {
     const Decoding& all = *decoding;
     const Drafter* drafter = all.drafter;
     int64_t waiting = 0;
+    // A token before the output, all that the limit allows, and EOS.
+    if (all.columns < all.limits.max_len + 2) return 1;
     for (int64_t b = 0; b < all.batch; ++b) {
         if (all.lengths[b] < 0 || all.lengths[b] >= all.columns) return 1;
         waiting += !all.finished[b];
     }
     if (waiting == 0) return 0;
-    const int64_t width = 1 + (drafter ? drafter->block_size : 0);
+    const int64_t width = 1 + (drafter ? drafter->block_size : all.copier ? all.copier->width : 0);
     const int64_t most = std::max<int64_t>(MIN_TOGETHER, MAX_ROWS_TOGETHER / width);
     const int64_t threads = threads::available();
     int64_t parts = std::min(threads, waiting);
