@@ -25,8 +25,8 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.checks import check_fit, check_task_options
 from fairseq_plugins.decoding.constraints import refuse_search_options
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
-from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
 from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
