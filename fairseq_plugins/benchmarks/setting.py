@@ -22,6 +22,7 @@ from fairseq_plugins.benchmarks.contenders import (
     choose,
 )
 from fairseq_plugins.commands.parsing import positive, positive_list
+from fairseq_plugins.commands.session import precision
 from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZES = [1, 4, 8, 16, 32]
@@ -65,6 +66,9 @@ def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser
     add = group.add_argument
     add("--long-run", type=positive, metavar="N", help="decode N sentences, those of the subset again and again, at "
         "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else")
+    add("--varied", action="store_true", help="with --long-run: draw the size of every batch, up to --batch-size, and "
+        "its block size, up to --block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in "
+        "half precision of our greedy)")
     _add_replay_options(group)
     return parser
 
@@ -114,6 +118,8 @@ def configure(argv: Sequence[str]) -> Setting:
     cuda = torch.cuda.is_available() and "--cpu" not in argv
     rows = all_contenders(cuda, first.replay is not None)
     args, cfg = parse(benchmark_parser(rows), arguments)
+    if args.varied and args.long_run is None:
+        raise ConfigurationError("--varied: is for a long run; add --long-run N")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     bench = Bench(cfg, args.blockwise_path, made_here / "ctranslate2")
@@ -121,7 +127,7 @@ def configure(argv: Sequence[str]) -> Setting:
     if args.by_length is not None:
         usual = list(_BY_LENGTH)
     named = args.decoders or ",".join(usual)
-    wanted = choose(named, rows)
+    wanted = choose(named, rows, kind=precision(cfg))
     if args.long_run is not None or args.by_length is not None:
         # No comparison with fairseq's search, which would take most of the time.
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]

@@ -2,8 +2,8 @@
 
 Libraries for matrix products choose the order of their additions by the shape. In fp32 that moves a score by a
 millionth; in half precision by as much as two tokens differ, so that a verified draft may say something else than one
-token after the other. As in LLM-42 (arXiv 2601.17768), products here have one shape for both: `ROWS` rows at a time, and
-attention over `SLOTS` slots at a time, the sums of which are added up in order.
+token after the other. As in LLM-42 (arXiv 2601.17768), products here have one shape for both: `ROWS` rows at a time,
+and attention over `SLOTS` slots at a time, the sums of which are added up in order.
 """
 
 from collections.abc import Callable
