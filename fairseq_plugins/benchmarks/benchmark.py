@@ -78,7 +78,7 @@ def _replay_note(setting: Setting) -> list[str]:
         return []
     drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.wanted if row.replay is not None)
     lengths, of_each = args.by_length or args.replay_lengths, args.by_length is not None
-    return [replay.describe(args.replay, args.replay_drafter, lengths, replay.VOCABULARY, drawn, of_each)]
+    return [replay.describe(args.replay, args.replay_drafter, lengths, args.replay_vocabulary, drawn, of_each)]
 
 
 def _ctranslate2_version() -> str:

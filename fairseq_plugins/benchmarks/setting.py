@@ -86,6 +86,9 @@ def _add_replay_options(group: argparse._ActionsContainer) -> None:
         "--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help="shortest and longest sentence"
     )
     group.add_argument(
+        "--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help="symbols of the dictionary"
+    )
+    group.add_argument(
         "--by-length",
         type=positive_list,
         metavar="N,N,...",
@@ -111,7 +114,7 @@ def configure(argv: Sequence[str]) -> Setting:
             first.replay_drafter,
             first.timing_sentences,
             first.by_length or first.replay_lengths,
-            replay.VOCABULARY,
+            first.replay_vocabulary,
             of_each=first.by_length is not None,
         )
         arguments = [*made, *arguments]
@@ -137,6 +140,10 @@ def configure(argv: Sequence[str]) -> Setting:
 def _check_lengths(args: argparse.Namespace) -> None:
     lengths = args.by_length or args.replay_lengths
     text = ",".join(map(str, lengths))
+    if args.replay_vocabulary < replay.MIN_VOCABULARY:
+        raise ConfigurationError(
+            f"--replay-vocabulary {args.replay_vocabulary}: give at least {replay.MIN_VOCABULARY}"
+        )
     if args.by_length:
         if args.replay is None:
             raise ConfigurationError(f"--by-length {text}: is for random weights; add --replay SHAPE")

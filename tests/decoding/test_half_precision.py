@@ -4,6 +4,7 @@ Lossless decoders are compared with `greedy` on one sentence at a time, ids and 
 depended on the shape of a step, scores would be off long before a token is.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention,
 from fairseq_plugins.decoding.engine.native.kernels import MAX_ROWS
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.decoding.engine.test_graphed_decoder import Recorder, graphing
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import Options, decode, ids, make_args, make_drafter, make_sample, make_task, make_transformer
 
@@ -255,3 +257,18 @@ def test_weights_are_read_anew() -> None:
 def test_not_together_with_int8() -> None:
     with pytest.raises(ConfigurationError, match="--int8: rounds fp32 weights; leave out --bf16"):
         SpecDecTask.setup_task(make_task(9, int8=True, decoding_method="greedy", bf16=True).cfg)
+
+
+def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps rounded up to powers of two are no other steps."""
+    task = make_task(50)
+    model = make_transformer(task, 3)
+    recorder = Recorder()
+    engine = replace(graphing(monkeypatch, recorder, EAGER_USES=0), steady=True)
+    sample = make_sample(task, [3, 14, 0], 1)
+    alone = [
+        outputs(decode([model], task, one, Options("greedy"), engine=Engine(steady=True), max_len_b=12)[0])[0]
+        for one in one_by_one(sample)
+    ]
+    together, _ = decode([model], task, sample, Options("gs-jacobi", 3), engine=engine, max_len_b=12)
+    assert outputs(together) == alone and recorder.replays > 3

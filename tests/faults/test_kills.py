@@ -52,15 +52,17 @@ def killed(stage: int, hooks: list[tuple[Any, str]], run: Callable[[], object]) 
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             run()
-        finally:
             os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
 
 
 def _write_half(arguments: tuple[Any, ...]) -> None:
     """As a kill in the middle of a write leaves a shard."""
-    if arguments and isinstance(arguments[0], ShardWriter):
+    if len(arguments) > 1 and isinstance(arguments[0], ShardWriter):
         os.write(arguments[0]._file.fileno(), arguments[1][: len(arguments[1]) // 2])
 
 
