@@ -36,7 +36,6 @@ BEAM_5 = "fairseq beam 5"
 BEAM_1 = "fairseq beam 1"
 CTRANSLATE2 = "ctranslate2"  # stands for a decoder that is none of ours
 CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
-
 GREEDY = "greedy"
 
 DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"

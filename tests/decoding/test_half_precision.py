@@ -20,6 +20,7 @@ from fairseq_plugins.decoding.engine.native.kernels import MAX_ROWS
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.engine.test_graphed_decoder import Recorder, graphing
+from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import Options, decode, ids, make_args, make_drafter, make_sample, make_task, make_transformer
 
@@ -114,6 +115,23 @@ def test_ensembles_and_more_rows_than_pay(engine: str) -> None:
             for one in one_by_one(sample)
         ]
         together, _ = decode(verifiers, task, sample, Options("jacobi"), engine=make(), max_len_b=30)
+        assert outputs(together) == alone
+
+
+@pytest.mark.parametrize("identity", [True, False])
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_heads(engine: str, identity: bool) -> None:
+    """`blockwise` and `greedy` on the same model; the first head is its own, or the model itself."""
+    make, dtype = ENGINES[engine]
+    task, model = make_blockwise(3, identity_first_head=identity)
+    model.to(dtype)
+    sample = make_sample(task, [5, 1, 0, 17], 3)
+    alone = [
+        outputs(decode([model], task, one, Options("greedy"), engine=make(), max_len_b=20)[0])[0]
+        for one in one_by_one(sample)
+    ]
+    for block_size in (2, 4):
+        together, _ = decode([model], task, sample, Options("blockwise", block_size), engine=make(), max_len_b=20)
         assert outputs(together) == alone
 
 

@@ -361,7 +361,9 @@ def cross_mask_of(mask: Tensor | None, cross: Tensor) -> Tensor:
 
 def _plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
     """The vocabulary projection, None where the output layer is more than that."""
-    if type(decoder).output_layer is not TransformerDecoderBase.output_layer:
+    # Heads of which the first one is the model itself: its own decoding must not differ in the last bits.
+    is_plain = getattr(decoder, "identity_first_head", False)
+    if type(decoder).output_layer is not TransformerDecoderBase.output_layer and not is_plain:
         return None
     return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
 
