@@ -38,7 +38,7 @@ def computed(parts: Parts, dtype: torch.dtype, copies: MutableMapping[nn.Module,
 def _computed(model: nn.Module, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> nn.Module:
     parameter = next(model.parameters())
     wanted = torch.float32 if dtype in HALVES and parameter.device.type == "cpu" else dtype
-    if parameter.dtype == wanted and dtype not in HALVES:
+    if parameter.dtype == dtype == wanted:
         return model
     # Not part of a computation that is not recorded: a later validation may write to them.
     with torch.inference_mode(False), torch.no_grad():

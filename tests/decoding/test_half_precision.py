@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows
 from fairseq_plugins.decoding.engine.native.kernels import MAX_ROWS
+from fairseq_plugins.decoding.half_precision import computed
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.engine.test_graphed_decoder import Recorder, graphing
@@ -257,6 +258,29 @@ def test_bf16_where_fairseq_does_not_heed_it() -> None:
     in_bf16 = generator.generate([model], sample)
     assert outputs(in_bf16) == outputs(expected) != outputs(in_fp32)
     assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("device", "held", "dtype", "computes_in"),
+    [
+        ("cpu", torch.float32, torch.float32, None),
+        ("cpu", torch.float16, torch.float16, torch.float32),
+        ("cpu", torch.float32, torch.bfloat16, torch.float32),
+        # As on a GPU: half precision is what products read.
+        ("meta", torch.float16, torch.float16, None),
+        ("meta", torch.bfloat16, torch.bfloat16, None),
+        ("meta", torch.float32, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_which_weights_are_copied(
+    device: str, held: torch.dtype, dtype: torch.dtype, computes_in: torch.dtype | None
+) -> None:
+    task = make_task(50)
+    model = make_transformer(task, 4).to(device, held)
+    parts = Options("greedy").parts([model], None, task)
+    (used,) = computed(parts, dtype, {}).models
+    assert (used is model) == (computes_in is None)
+    assert next(used.parameters()).dtype == (computes_in or held) and next(model.parameters()).dtype == held
 
 
 def test_weights_are_read_anew() -> None:
