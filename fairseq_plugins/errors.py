@@ -1,5 +1,6 @@
 """Configuration errors, and how they reach the user: one line on stderr instead of a traceback."""
 
+import errno
 import os
 import pickle
 import re
@@ -52,9 +53,11 @@ def unreadable_checkpoint(error: BaseException) -> str | None:
     """Say why a checkpoint could not be read and what to do; None for errors that are not about the file."""
     if isinstance(error, IsADirectoryError):
         return "is a folder; give a checkpoint in it (checkpoint_best.pt)"
-    if isinstance(error, OSError):
+    # Of a file that was cut off, torch looks for the end before its beginning.
+    is_short = isinstance(error, OSError) and error.errno == errno.EINVAL
+    if isinstance(error, OSError) and not is_short:
         return f"cannot be read ({error.strerror or error}); give a checkpoint that fairseq-train wrote"
-    if not isinstance(error, (RuntimeError, EOFError, KeyError, pickle.UnpicklingError)):
+    if not isinstance(error, (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError)):
         return None
     reason = " ".join(str(error).split())[:300] or "unexpected end of file"
     if "weights_only" in reason or "Weights only" in reason:

@@ -11,7 +11,7 @@ import fairseq_plugins
 # below it. "" is the package itself.
 LAYERS = (
     ("output",),
-    ("ending", "errors", "safe_loading"),
+    ("ending", "errors", "fingerprints", "safe_loading"),
     ("commands", "loading"),
     ("data",),
     ("models",),

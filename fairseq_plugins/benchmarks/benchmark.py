@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.benchmarks import by_length, ctranslate, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import warn_if_lossy
-from fairseq_plugins.benchmarks.contenders import BEAM_1, lossy_note
+from fairseq_plugins.benchmarks.contenders import lossy_note, reference_contender
 from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     DEFAULT_BATCH_SIZE,
@@ -49,7 +49,8 @@ def notes(
     lines = [
         *_origin(setting, argv, load),
         f"Subset {setting.bench.subset}: {len(setting.bench.order)} sentences decoded at batch size "
-        f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with {BEAM_1}, iterations per sentence and "
+        f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with "
+        f"{reference_contender(precision(cfg)).name}, iterations per sentence and "
         f"accepted tokens per iteration; the first {timed} timed, {plan.repeats} alternating repetitions after one for "
         "warm-up, time in the decoder only, batches of similar length.",
         "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "
@@ -77,7 +78,7 @@ def _replay_note(setting: Setting) -> list[str]:
         return []
     drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.wanted if row.replay is not None)
     lengths, of_each = args.by_length or args.replay_lengths, args.by_length is not None
-    return [replay.describe(args.replay, args.replay_drafter, lengths, replay.VOCABULARY, drawn, of_each)]
+    return [replay.describe(args.replay, args.replay_drafter, lengths, args.replay_vocabulary, drawn, of_each)]
 
 
 def _ctranslate2_version() -> str:
@@ -119,16 +120,28 @@ def as_json(rows: Sequence[Row], lines: Sequence[str], batch_sizes: Sequence[int
 def run_long(setting: Setting, argv: Sequence[str], load: float) -> None:
     """`--long-run`: measure, print, write."""
     args, bench = setting.args, setting.bench
-    runs = long_run.measure(bench, bench.runnable(setting.wanted), args.long_run)
+    runs = long_run.measure(bench, bench.runnable(setting.wanted), args.long_run, args.varied)
     lines = [
         *_origin(setting, argv, load),
-        f"Subset {bench.subset}: its {len(bench.order)} sentences again and again, each time in another order, at "
-        f"batch size {bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE}; time in the decoder only, memory at the end "
+        f"Subset {bench.subset}: its {len(bench.order)} sentences again and again, each time in another order, "
+        f"{_sizes(setting)}; time in the decoder only, memory at the end "
         "of each part, of the whole process (on a GPU what PyTorch had allocated); one decoder after the other.",
         *lossy_note(setting.wanted),
         *_replay_note(setting),
     ]
     _publish(setting, "long_run", "A long run", long_run.table(runs), lines, long_run.as_json(runs, lines))
+
+
+def _sizes(setting: Setting) -> str:
+    """The batches of a long run, in words."""
+    cfg = setting.bench.cfg
+    size, active = cfg.dataset.batch_size or DEFAULT_BATCH_SIZE, cfg.task.active_sentences
+    together = f", {active} sentences decoded at a time" if active else ""
+    if not setting.args.varied:
+        return f"at batch size {size}{together}"
+    widths = ", ".join(map(str, long_run.widths(setting.bench)))
+    reference = reference_contender(precision(cfg)).name
+    return f"batches of 1 to {size}{together}, block sizes {widths}, both drawn; *identical* to {reference}"
 
 
 def run_by_length(setting: Setting, argv: Sequence[str], load: float) -> None:
@@ -186,7 +199,7 @@ def run(argv: Sequence[str]) -> None:
     lines = notes(setting, plan, len(timed), argv, references is not None, load)
     text = markdown(sections, lines)
     print(text)
-    warn_if_lossy(rows, contenders)
+    warn_if_lossy(rows, contenders, precision(bench.cfg))
     if args.results:
         folder = Path(args.results)
         write_atomically(folder / "benchmark.json", as_json(rows, lines, sizes, profiled), "--results")

@@ -18,7 +18,17 @@ from pathlib import Path
 
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.comparison_options import get_parser, parse
-from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, ON_CPU, Contender, choose, lossy_note
+from fairseq_plugins.benchmarks.contenders import (
+    BEAM_1,
+    BEAM_5,
+    CONTENDERS,
+    GREEDY,
+    ON_CPU,
+    Contender,
+    choose,
+    lossy_note,
+    reference_contender,
+)
 from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     DEFAULT_BATCH_SIZE,
@@ -32,6 +42,7 @@ from fairseq_plugins.benchmarks.measuring import (
 )
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.session import precision
 from fairseq_plugins.commands.tables import shown, table
 from fairseq_plugins.errors import ConfigurationError
 
@@ -64,13 +75,15 @@ def notes(
     """Return the lines below the table: what the columns mean, and how it was measured."""
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     quality_batch = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
+    kind = precision(bench.cfg)
     lines = [
         f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {quality_batch}: BLEU; "
-        f"sentences with exactly the token ids of {BEAM_1}; iterations per sentence; accepted tokens "
-        f"per iteration.",
+        f"sentences with exactly the token ids of {reference_contender(kind).name}; iterations per sentence; accepted "
+        "tokens per iteration.",
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs, "
         f"time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
         f"Lossless by construction: {lossless}.",
+        f"Precision: {kind}. {what_holds(kind)}",
         *lossy_note(contenders),
         f"Machine: {machine()}",
         f"Command: {command}",
@@ -95,22 +108,34 @@ def as_json(rows: Sequence[Row], lines: Sequence[str], batch_sizes: Sequence[int
     return json.dumps({"rows": records, "notes": list(lines)}, indent=2, ensure_ascii=False) + "\n"
 
 
-def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender]) -> None:
-    """Say so where a decoder that promises fairseq's output did not give it."""
+def what_holds(kind: str) -> str:
+    """What is promised of lossless decoders in a precision."""
+    if kind == "fp32":
+        return f"Lossless means the token ids of {BEAM_1}, but for two tokens of equal score."
+    return (
+        f"Lossless means the token ids of our {GREEDY} in {kind}; those of fairseq, whose sums depend on the size of "
+        "its batches, may differ."
+    )
+
+
+def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender], kind: str) -> None:
+    """Say so where a decoder that promises an output did not give it, in this precision."""
+    reference = reference_contender(kind).name
+    can_explain = "only two tokens of equal score can explain that" if kind == "fp32" else "nothing explains that"
     for row, contender in zip(rows, contenders, strict=True):
         if not contender.lossless:
             continue
         for identical, total in ((row.identical, row.sentences), (row.identical_timed.get(1), row.timed_sentences)):
             if identical is not None and identical < total:
-                different = f"{row.name} differs from {BEAM_1} in {total - identical} of {total} sentences"
-                logger.warning("%s; in fp32 only two tokens of equal score can explain that", different)
+                different = f"{row.name} differs from {reference} in {total - identical} of {total} sentences"
+                logger.warning("%s; in %s %s", different, kind, can_explain)
 
 
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
     there = (*CONTENDERS, *ON_CPU)
     args, cfg = parse(get_parser("spec-dec-compare", there, repeats=3, batch_sizes=[1, 16]), argv)
-    wanted = choose(args.decoders, there, CONTENDERS)
+    wanted = choose(args.decoders, there, CONTENDERS, precision(cfg))
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats)
     bench = Bench(cfg, args.blockwise_path)
     contenders = bench.runnable(wanted)
@@ -127,7 +152,7 @@ def run(argv: Sequence[str]) -> None:
     if cfg.common.profile:
         for name, profile in profiles(bench, contenders, bench.first(plan.timing_sentences)).items():
             print(f"\n{WHERE_THE_TIME_GOES}: {name}, batch 1\n\n{profile.table()}")
-    warn_if_lossy(rows, contenders)
+    warn_if_lossy(rows, contenders, precision(cfg))
     if args.results:
         folder = Path(args.results)
         write_atomically(folder / "table.json", as_json(rows, lines, plan.batch_sizes), "--results")

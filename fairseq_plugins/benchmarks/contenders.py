@@ -36,6 +36,7 @@ BEAM_5 = "fairseq beam 5"
 BEAM_1 = "fairseq beam 1"
 CTRANSLATE2 = "ctranslate2"  # stands for a decoder that is none of ours
 CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
+GREEDY = "greedy"
 
 DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"
 
@@ -71,6 +72,15 @@ ON_CPU = (
 )
 
 
+def reference_contender(kind: str) -> Contender:
+    """Whose token ids lossless decoders have in a precision: fairseq's in fp32, those of our `greedy` in fp16 and bf16.
+
+    There fairseq's own output depends on the size of its batches.
+    """
+    name = BEAM_1 if kind == "fp32" else GREEDY
+    return next(contender for contender in CONTENDERS if contender.name == name)
+
+
 def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:
     return tuple(
         Contender(f"CTranslate2 {search} {name}", CTRANSLATE2, beam, compute_type=compute_type)
@@ -103,14 +113,17 @@ def lossy_note(contenders: Sequence[Contender]) -> list[str]:
 
 
 def choose(
-    names: str | None, among: Sequence[Contender], usual: Sequence[Contender] | None = None
+    names: str | None, among: Sequence[Contender], usual: Sequence[Contender] | None = None, kind: str = "fp32"
 ) -> list[Contender]:
     """Return the wanted contenders in the order of the table; fairseq's beam=1 is always in.
+
+    So is whose output the others should have.
 
     Args:
         names: comma-separated, value of --decoders.
         among: those that there are.
         usual: those that are in without --decoders (default: all).
+        kind: the precision.
 
     Raises:
         ConfigurationError: for an unknown name.
@@ -121,7 +134,7 @@ def choose(
     for name in wanted:
         if name not in known:
             raise ConfigurationError(f"--decoders {name}: no such row; choose from: {', '.join(known)}")
-    return [contender for contender in among if contender.name in {*wanted, BEAM_1}]
+    return [contender for contender in among if contender.name in {*wanted, BEAM_1, reference_contender(kind).name}]
 
 
 def heads_are_lossless(model: BlockwiseTransformer, verifiers: Sequence[nn.Module]) -> bool:

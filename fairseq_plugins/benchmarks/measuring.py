@@ -9,8 +9,9 @@ import sacrebleu
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
-from fairseq_plugins.benchmarks.contenders import BEAM_1, Contender
+from fairseq_plugins.benchmarks.contenders import Contender, reference_contender
 from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
 
@@ -25,7 +26,7 @@ class Row:
 
     name: str
     bleu: float | None = None
-    identical: int | None = None  # sentences with fairseq's beam=1 ids, whole subset
+    identical: int | None = None  # sentences with the ids that they should have, whole subset
     sentences: int = 0
     identical_timed: dict[int, int] = field(default_factory=dict)  # the same on the timed ones, by batch size
     timed_sentences: int = 0
@@ -102,7 +103,11 @@ def measure_quality(
         if references is not None:
             row.bleu = bleu(bench, outputs[contender.name], references)
     for row in rows:
-        row.identical = count_identical(outputs[row.name], outputs[BEAM_1])
+        row.identical = count_identical(outputs[row.name], outputs[_reference(bench)])
+
+
+def _reference(bench: Bench) -> str:
+    return reference_contender(precision(bench.cfg)).name
 
 
 def measure_speed(
@@ -131,7 +136,7 @@ def measure_speed(
                 seconds[row.name].append(times)
         for row in rows:
             row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
-            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[BEAM_1])
+            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[_reference(bench)])
             if batch_size == 1:
                 row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
 

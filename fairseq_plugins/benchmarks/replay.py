@@ -39,6 +39,8 @@ SHAPES = {
 }
 BLOCK_SIZE = 25
 VOCABULARY = 32768
+# Special symbols, a right and a wrong word, and some more.
+MIN_VOCABULARY = 10
 _SEED = 1
 
 # ------------------------------------------------------------------------------------------------ the drafter

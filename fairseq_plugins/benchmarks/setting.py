@@ -22,6 +22,7 @@ from fairseq_plugins.benchmarks.contenders import (
     choose,
 )
 from fairseq_plugins.commands.parsing import positive, positive_list
+from fairseq_plugins.commands.session import precision
 from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZES = [1, 4, 8, 16, 32]
@@ -65,6 +66,9 @@ def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser
     add = group.add_argument
     add("--long-run", type=positive, metavar="N", help="decode N sentences, those of the subset again and again, at "
         "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else")
+    add("--varied", action="store_true", help="with --long-run: draw the size of every batch, up to --batch-size, and "
+        "its block size, up to --block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in "
+        "half precision of our greedy)")
     _add_replay_options(group)
     return parser
 
@@ -80,6 +84,9 @@ def _add_replay_options(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help="shortest and longest sentence"
+    )
+    group.add_argument(
+        "--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help="symbols of the dictionary"
     )
     group.add_argument(
         "--by-length",
@@ -107,13 +114,15 @@ def configure(argv: Sequence[str]) -> Setting:
             first.replay_drafter,
             first.timing_sentences,
             first.by_length or first.replay_lengths,
-            replay.VOCABULARY,
+            first.replay_vocabulary,
             of_each=first.by_length is not None,
         )
         arguments = [*made, *arguments]
     cuda = torch.cuda.is_available() and "--cpu" not in argv
     rows = all_contenders(cuda, first.replay is not None)
     args, cfg = parse(benchmark_parser(rows), arguments)
+    if args.varied and args.long_run is None:
+        raise ConfigurationError("--varied: is for a long run; add --long-run N")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     bench = Bench(cfg, args.blockwise_path, made_here / "ctranslate2")
@@ -121,7 +130,7 @@ def configure(argv: Sequence[str]) -> Setting:
     if args.by_length is not None:
         usual = list(_BY_LENGTH)
     named = args.decoders or ",".join(usual)
-    wanted = choose(named, rows)
+    wanted = choose(named, rows, kind=precision(cfg))
     if args.long_run is not None or args.by_length is not None:
         # No comparison with fairseq's search, which would take most of the time.
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
@@ -131,6 +140,10 @@ def configure(argv: Sequence[str]) -> Setting:
 def _check_lengths(args: argparse.Namespace) -> None:
     lengths = args.by_length or args.replay_lengths
     text = ",".join(map(str, lengths))
+    if args.replay_vocabulary < replay.MIN_VOCABULARY:
+        raise ConfigurationError(
+            f"--replay-vocabulary {args.replay_vocabulary}: give at least {replay.MIN_VOCABULARY}"
+        )
     if args.by_length:
         if args.replay is None:
             raise ConfigurationError(f"--by-length {text}: is for random weights; add --replay SHAPE")

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.fingerprints import keep_fingerprint
 
 
 class Session:
@@ -51,6 +52,7 @@ class Session:
         if kind == "fp16":
             model.half()
         elif kind == "bf16":
+            keep_fingerprint(model, model.encoder)
             model.bfloat16()
         if self.cuda:
             model.cuda()

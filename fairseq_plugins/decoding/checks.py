@@ -29,6 +29,8 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
         )
     if cfg.int8 and spec.build is None:
         raise ConfigurationError("--int8: fairseq's own search runs in fp32; choose another --decoder")
+    if cfg.int8 and cfg.bf16 is True:
+        raise ConfigurationError("--int8: rounds fp32 weights; leave out --bf16")
 
 
 def check_fit(spec: MethodSpec, options: MethodOptions, parts: Parts) -> None:

@@ -84,8 +84,9 @@ class MethodSpec:
         options: its own options.
         build: makes it of its parts and options; None for fairseq's own search.
         aliases: further names.
-        is_lossless: whether it gives the token ids of fairseq's own search with the same model and options. This is
-            what "lossless" means everywhere.
+        is_lossless: whether it gives the token ids of fairseq's own search with the same model and options; in half
+            precision those of our `greedy`, at every batch size and block size. This is what "lossless" means
+            everywhere.
         needs_drafter: whether a trained drafter takes part, given the options.
         runs_verifier: whether a verifier has the last word.
         verifier_class: what the verifier must be, None for any that the engine can run.

@@ -5,6 +5,7 @@ import os
 from argparse import Namespace
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
+from weakref import WeakKeyDictionary
 
 import torch
 from fairseq import utils
@@ -25,6 +26,7 @@ from fairseq_plugins.decoding.checks import check_fit, check_task_options
 from fairseq_plugins.decoding.constraints import refuse_search_options
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
 from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
@@ -126,6 +128,7 @@ class _SpecDecConfig(TranslationConfig):
     max_update: int = II("optimization.max_update")
     tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")
     profile: bool = II("common.profile")
+    bf16: bool = II("common.bf16")
 
 
 # The options of the decoding methods stand with the methods.
@@ -143,6 +146,8 @@ class SpecDecTask(TranslationTask):
     def __init__(self, cfg: SpecDecConfig, src_dict: Any, tgt_dict: Any) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
         self._verifier: nn.Module | None = None
+        # Of models in half precision, what a CPU computes with.
+        self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
         self._lines_read = 0
         self._validation: DraftVerifyGenerator | None = None
 
@@ -372,12 +377,14 @@ class SpecDecTask(TranslationTask):
                 models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn
             )
         refuse_search_options(args, prefix_allowed_tokens_fn)
+        # Of a task made by hand, without fairseq's command line, fields of fairseq's are unresolved references.
+        dtype = precision_of(models, self.cfg.bf16 is True)
         parts = Parts(
             models,
             self._decoding_drafter(models, spec, options),
             self.src_dict,
             self.tgt_dict,
-            self._engine(),
+            self._engine(dtype),
             getattr(args, "temperature", 1.0),
         )
         check_fit(spec, options, parts)
@@ -391,7 +398,7 @@ class SpecDecTask(TranslationTask):
             seq_gen_cls=DraftVerifyGenerator,
             extra_gen_cls_kwargs={
                 **(extra_gen_cls_kwargs or {}),
-                "build_method": lambda: spec.build(parts, options),
+                "build_method": lambda: spec.build(computed(parts, dtype, self._computed), options),
                 "stats": stats,
                 "trace": trace,
                 "active_sentences": self.cfg.active_sentences,
@@ -401,18 +408,17 @@ class SpecDecTask(TranslationTask):
             close_with(generator, stats.close)
         if trace is not None:
             close_with(generator, trace.close)
-        # Of a task made by hand, without fairseq's command line, the field is an unresolved reference.
         if self.cfg.profile is True and is_one_run:
             profile = Profile()
             profile.attach(generator)
             close_with(generator, profile.close)
         return generator
 
-    def _engine(self) -> Engine:
+    def _engine(self, dtype: torch.dtype) -> Engine:
         cfg = self.cfg
         # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
         graphs = not cfg.no_cuda_graphs and not cfg.eval_bleu
-        return make_engine(not cfg.no_compiled_steps, cfg.packed_weights, cfg.int8, graphs)
+        return make_engine(not cfg.no_compiled_steps, cfg.packed_weights, cfg.int8, graphs, steady=dtype in HALVES)
 
     def _trace(self, spec: MethodSpec, options: MethodOptions, parts: Parts) -> TraceWriter | None:
         if self.cfg.trace_file is None:

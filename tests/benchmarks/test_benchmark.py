@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
@@ -271,6 +274,45 @@ def test_a_long_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixtur
         speed = (last["sentences"] / last["seconds"]) / (first["sentences"] / first["seconds"])
         assert row["speed_ratio"] == pytest.approx(speed)
     assert not (tmp_path / "benchmark.md").exists()
+
+
+@pytest.mark.parametrize("precision", [[], ["--bf16"]])
+def test_a_varied_long_run(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: list[str]
+) -> None:
+    """Batches and block sizes are drawn, and every output is compared."""
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
+    arguments += ["--long-run", "60", "--varied", "--active-sentences", "3", "--batch-size", "9", "--block-size", "3"]
+    seen: list[tuple[int, int]] = []
+    original = DraftVerifyGenerator._generate
+
+    def spy(self: DraftVerifyGenerator, sample: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        result = original(self, sample, *rest, **more)
+        seen.append((sample["nsentences"], getattr(self.method.drafter, "block_size", 0)))
+        return result
+
+    with mock.patch.object(DraftVerifyGenerator, "_generate", spy):
+        decoders = ["--decoders", "gad,greedy", "--results", str(tmp_path)]
+        assert benchmark.main([*arguments, *precision, *decoders]) == 0
+    printed = capsys.readouterr().out
+    reference = "greedy" if precision else "fairseq beam 1"
+    said = "batches of 1 to 9, 3 sentences decoded at a time, block sizes 1, 2, 3, both drawn"
+    assert f"{said}; *identical* to {reference};" in printed
+    rows = json.loads((tmp_path / "long_run.json").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        assert [part["identical"] for part in row["parts"]] == [6] * 10
+    last = next(line for line in printed.splitlines() if line.startswith("| last / first"))
+    assert last.count("60 of 60") == 2
+    assert {width for _, width in seen} >= {1, 2, 3} and len({size for size, _ in seen}) > 3
+
+
+def test_a_varied_long_run_can_fail(corpus: Corpus, tmp_path: Path) -> None:
+    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--long-run", "10", "--varied"]
+    wrong = (3, 4, 5)
+    with mock.patch.object(long_run, "_expected", lambda bench, size: dict.fromkeys(bench.order, wrong)):
+        assert benchmark.main([*arguments, "--decoders", "greedy", "--results", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "long_run.json").read_text(encoding="utf-8"))["rows"]
+    assert sum(part["identical"] for part in row["parts"]) == 0
 
 
 def test_sentences_of_a_long_run() -> None:

@@ -129,6 +129,34 @@ def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFi
     assert "error: --int8: is for one decoder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str], precision: str) -> None:
+    """Lossless rows are compared with greedy, which is there even if nobody asks for it."""
+    arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2", f"--{precision}"]
+    assert compare.main([*arguments, "--blockwise-path", trained.heads, "--decoders", "gad,blockwise,jacobi"]) == 0
+    printed, log = capsys.readouterr()
+    cells = [[cell.strip() for cell in line.split("|")[1:]] for line in printed.splitlines() if line.startswith("| ")]
+    rows = {name: rest for name, *rest in cells}
+    assert list(rows)[2:] == [BEAM_1, "greedy", "gad", "blockwise", "jacobi"]
+    for name in ("greedy", "gad", "blockwise", "jacobi"):
+        assert rows[name][1] == f"{SENTENCES} of {SENTENCES}"
+    assert "sentences with exactly the token ids of greedy;" in printed
+    assert f"Precision: {precision}. Lossless means the token ids of our greedy in {precision}; " in printed
+    assert "fp32" not in printed and "differs from" not in log
+
+
+def test_in_half_precision_nothing_explains_a_difference(caplog: pytest.LogCaptureFixture) -> None:
+    row = Row("gad", identical=7, sentences=9, timed_sentences=1)
+    contender = next(contender for contender in CONTENDERS if contender.name == "gad")
+    for kind, said in (
+        ("fp32", "gad differs from fairseq beam 1 in 2 of 9 sentences; in fp32 only two tokens of equal score can"),
+        ("bf16", "gad differs from greedy in 2 of 9 sentences; in bf16 nothing explains that"),
+    ):
+        caplog.clear()
+        compare.warn_if_lossy([row], [contender], kind)
+        assert caplog.messages[0].startswith(said)
+
+
 def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([*_quick(trained), "--timing-batch-sizes", "2"]) == 0
     printed, log = capsys.readouterr()
@@ -245,7 +273,7 @@ def test_a_lossy_lossless_decoder_is_reported(caplog: pytest.LogCaptureFixture) 
     contenders = [Contender("gad", "gad", lossless=True), Contender("nat", "nat")]
     rows = [Row("gad", identical=3, sentences=4), Row("nat", identical=0, sentences=4)]
     with caplog.at_level("WARNING"):
-        compare.warn_if_lossy(rows, contenders)
+        compare.warn_if_lossy(rows, contenders, "fp32")
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         f"gad differs from {BEAM_1} in 1 of 4 sentences"
     ]

@@ -99,7 +99,8 @@ def trained_drafter(
     assert model is not None
     vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
     how = DraftOptions(reads_log_probs, adaptive, vocabulary)
-    engine = parts.engine
+    # What is verified may depend on how many rows a step has.
+    engine = replace(parts.engine, steady=False)
     if not (options.fp32_drafts or reads_log_probs):
         engine = _rounding(engine, model)
     kind = FeatureDrafter if model.reads_features else NatDrafter

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
 from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.fixed_shapes import FixedAttention, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
@@ -88,12 +89,14 @@ class CachedDecoder:
         # For predictions in one call with the layers; `project` then uses the same copy of the weight.
         self.native_output: NativeLinear | None = None
         if plain_output is None:
-            self.output_layer = decoder.output_layer
+            self.output_layer = engine.rowwise(decoder.output_layer)
         elif self.native_layers is not None and decoder.project_out_dim is None:
             self.native_output = engine.kernels.compiled_linear(plain_output, engine.precision)
             self.output_layer = engine.kernels.where_it_pays(self.native_output, plain_output, engine.precision)
         else:
             self.output_layer = engine.linear(plain_output)
+        self.project_in = decoder.project_in_dim and engine.rowwise(decoder.project_in_dim)
+        self.project_out = decoder.project_out_dim and engine.rowwise(decoder.project_out_dim)
         # Keys and values [layers, B, slots, 2, H, D / H], of self- and of cross-attention.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
@@ -116,6 +119,11 @@ class CachedDecoder:
         """
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
+        if self.engine.steady and padding:
+            # Attention adds up in the order of the slots, which must not depend on the longest source of a batch.
+            order = padding_last(padding[0])
+            memory = memory.gather(1, order[:, :, None].expand_as(memory))
+            padding = [padding[0].gather(1, order)]
         heads = self.layers[0].heads
         shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
         self.cross = new_empty(memory, shape)
@@ -196,7 +204,7 @@ class CachedDecoder:
                 states.extend(kept)
         else:
             x = self._step_in_pytorch(tokens, layout, states, masks, fed, added)
-        return x if self.decoder.project_out_dim is None else self.decoder.project_out_dim(x)
+        return x if self.project_out is None else self.project_out(x)
 
     def predict(
         self, tokens: Tensor, layout: Chain | StepLayout, constraints: Constraints, keep_states: bool = False
@@ -304,19 +312,25 @@ class CachedDecoder:
             x = self.embedding_norm(x)
         if states is not None:
             states.append(x)
-        attention = ChainAttention(layout) if isinstance(layout, Chain) else PackedAttention(layout)
+        attention = self._attention(layout)
         for index, layer in enumerate(self.layers):
             if self.positions_every_layer and index > 0 and position is not None:
                 x = x + position
             x = transformer_layer(
                 layer,
                 x,
+                self.engine.apply,
                 partial(attention.own, heads=layer.heads, cache=self.cache[index]),
                 partial(attention.source, heads=layer.heads, cross=self.cross[index], mask=self.cross_mask),
             )
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x)
+
+    def _attention(self, layout: Chain | StepLayout) -> ChainAttention | PackedAttention | FixedAttention:
+        if self.engine.steady:
+            return FixedAttention(layout)
+        return ChainAttention(layout) if isinstance(layout, Chain) else PackedAttention(layout)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
         """Write keys and values that something else than `step` has made.
@@ -379,7 +393,7 @@ class CachedDecoder:
             mask_id = weight.size(0)
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
             x = torch.where((tokens == mask_id)[..., None], _at(fed, layout), x)
-        return x if decoder.project_in_dim is None else decoder.project_in_dim(x)
+        return x if self.project_in is None else self.project_in(x)
 
 
 def _at(table: Tensor, layout: Chain | StepLayout) -> Tensor:
@@ -400,7 +414,9 @@ def cross_mask_of(mask: Tensor | None, cross: Tensor) -> Tensor:
 
 def _plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
     """The vocabulary projection, None where the output layer is more than that."""
-    if type(decoder).output_layer is not TransformerDecoderBase.output_layer:
+    # Heads of which the first one is the model itself: its own decoding must not differ in the last bits.
+    is_plain = getattr(decoder, "identity_first_head", False)
+    if type(decoder).output_layer is not TransformerDecoderBase.output_layer and not is_plain:
         return None
     return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
 

@@ -11,6 +11,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.kernels import MAX_PACKED_INPUTS
@@ -55,7 +56,7 @@ class FusedEncoder:
             encoder_out: [S, B, D]; encoder_padding_mask: [B, S]; encoder_embedding: [B, S, D].
         """
         if self.layers is None:
-            return self.encoder.forward_torchscript(net_input)
+            return self._run_unknown(net_input)
         encoder = self.encoder
         tokens = net_input["src_tokens"]
         padding = tokens == encoder.padding_idx
@@ -73,7 +74,7 @@ class FusedEncoder:
         if self._pays(tokens.numel()):
             x = self._run_native(x, None if mask is None else padding)
         else:
-            x = self._run(x, mask)
+            x = self._run_steady(x, padding) if self.engine.steady else self._run(x, mask)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return {
@@ -116,8 +117,43 @@ class FusedEncoder:
                 query, key, value = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
                 return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
-            x = transformer_layer(layer, x, attend)
+            x = transformer_layer(layer, x, self.engine.apply, attend)
         return x
+
+    def _run_steady(self, x: Tensor, padding: Tensor) -> Tensor:
+        """`_run` in fixed shapes; padding [B, S] stands after the sentences meanwhile."""
+        assert self.layers is not None
+        order = padding_last(padding)
+        x = x.gather(1, order[:, :, None].expand_as(x))
+        sentence = torch.arange(len(x), device=x.device)[:, None].expand_as(padding).flatten()
+        last = ((~padding).sum(1) - 1)[sentence]
+        for layer in self.layers:
+
+            def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
+                qkv = qkv.unflatten(-1, (3, heads, -1))
+                attended = attention(qkv[:, :, 0].flatten(0, 1), qkv[:, :, 1:], sentence, last)
+                return attended.unflatten(0, padding.shape)
+
+            x = transformer_layer(layer, x, self.engine.apply, attend)
+        return x.gather(1, order.argsort(1)[:, :, None].expand_as(x))
+
+    def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
+        """An encoder as it is; where a sentence must not depend on the others, each by itself and without padding."""
+        if not self.engine.steady:
+            return self.encoder.forward_torchscript(net_input)
+        tokens = net_input["src_tokens"]
+        padding = tokens == self.encoder.dictionary.pad()
+        outputs = [
+            self.encoder.forward_torchscript({"src_tokens": row[real][None], "src_lengths": real.sum()[None]})
+            for row, real in zip(tokens, ~padding, strict=True)
+        ]
+        result: EncoderOut = {"encoder_padding_mask": [padding]}
+        for name in {"encoder_out", "encoder_embedding"} & set(outputs[0]):
+            parts = [output[name][0].flatten(0, 1) for output in outputs]
+            whole = parts[0].new_zeros(*padding.shape, parts[0].size(-1))
+            whole[~padding] = torch.cat(parts)
+            result[name] = [whole.transpose(0, 1) if name == "encoder_out" else whole]
+        return result
 
 
 def _is_known(encoder: nn.Module) -> bool:

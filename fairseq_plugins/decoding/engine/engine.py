@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.engine.fixed_shapes import by_rows
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
 from fairseq_plugins.decoding.engine.weights import Linear, Precision
@@ -19,17 +20,28 @@ class Engine:
         kernels: compiled steps on a CPU, None for PyTorch's operations.
         precision: of linear layers.
         graphs: steps as CUDA graphs, None for one operation after the other; without effect on a CPU.
+        steady: what a row of a step gives depends on nothing else in the step: the kernels run steps of any size, and
+            PyTorch's operations have fixed shapes. For half precision, where anything else flips tokens.
     """
 
     kernels: Kernels | None = None
     precision: Precision = Precision.FP32
     graphs: Graphs | None = None
+    steady: bool = False
 
     def linear(self, layer: Linear) -> Callable[[Tensor], Tensor]:
         """A linear layer as a function of x [..., inputs]."""
         if self.kernels is not None and self.kernels.can_run(layer):
             return self.kernels.linear(layer, self.precision)
-        return lambda x: F.linear(x, *layer)
+        return lambda x: self.apply(x, layer)
+
+    def apply(self, x: Tensor, layer: Linear) -> Tensor:
+        """A linear layer of x [..., inputs] in PyTorch."""
+        return self.rowwise(lambda rows: F.linear(rows, *layer))(x)
+
+    def rowwise(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A function of rows [..., I] in PyTorch as this engine runs it."""
+        return by_rows(function) if self.steady else function
 
     def log_softmax(self, scores: Tensor) -> Tensor:
         """Log-probabilities in fp32 of scores [..., V], maybe in their place: but for weights nothing is as large."""
@@ -48,7 +60,11 @@ class Engine:
 
 
 def make_engine(
-    compiled: bool = True, packed_weights: bool = False, int8: bool = False, cuda_graphs: bool = False
+    compiled: bool = True,
+    packed_weights: bool = False,
+    int8: bool = False,
+    cuda_graphs: bool = False,
+    steady: bool = False,
 ) -> Engine:
     """The engine that the options ask for.
 
@@ -57,9 +73,11 @@ def make_engine(
         packed_weights: hold large weights a second time, in the order in which the kernels read them fastest.
         int8: round the weights of linear layers.
         cuda_graphs: run steps as CUDA graphs, where there is a GPU.
+        steady: see `Engine`.
     """
     return Engine(
-        kernels=Kernels.build(packed_weights) if compiled else None,
+        kernels=Kernels.build(packed_weights, any_size=steady) if compiled else None,
         precision=Precision.INT8_WEIGHTS if int8 else Precision.FP32,
         graphs=Graphs() if cuda_graphs else None,
+        steady=steady,
     )

@@ -9,8 +9,8 @@ from fairseq.models.transformer import TransformerDecoder
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks
+from fairseq_plugins.fingerprints import dictionary_fingerprint
 from fairseq_plugins.models.block_nat.attention import Attended, MaskedAttention
-from fairseq_plugins.models.block_nat.fingerprints import dictionary_fingerprint
 from fairseq_plugins.models.positions import position_table
 from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, layer_numbers

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.fingerprints import weights_fingerprint
 from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
-from fairseq_plugins.models.block_nat.fingerprints import weights_fingerprint
 from fairseq_plugins.models.block_nat.initialisation import initialise
 from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults
 from fairseq_plugins.models.verifier_features import fit_to_verifier

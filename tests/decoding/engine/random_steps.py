@@ -10,6 +10,7 @@ from fairseq.modules import gelu
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.layers import Ends
@@ -158,6 +159,7 @@ def step_in_pytorch(layers: list[Layer], ends: Ends, step: Step) -> Tensor:
         x = transformer_layer(
             layer,
             x,
+            Engine().apply,
             partial(attention.own, heads=layer.heads, cache=step.cache[index]),
             partial(attention.source, heads=layer.heads, cross=step.cross[index], mask=mask),
         )

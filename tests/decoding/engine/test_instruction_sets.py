@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import Prediction
+from fairseq_plugins.decoding.engine.native.layers import NativeLayers, Predicted, Prediction
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.engine.random_steps import (
     EOS,
     PAD,
     UNK,
     Sizes,
+    Step,
     random_ends,
     random_layers,
     random_linear,
@@ -37,6 +39,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_portable_equals_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the last bits; and with each of them a sentence says to the last bit what it says alone."""
     builds = {}
     for name in ("native", "portable"):
         monkeypatch.setenv("SPEC_DEC_ISA", name)
@@ -54,20 +57,41 @@ def test_portable_equals_native(monkeypatch: pytest.MonkeyPatch) -> None:
         projection = random_linear(sizes.width, sizes.vocabulary)
         predicted = []
         for kernels in builds.values():
-            given = replace(step, cache=step.cache.clone())
-            predicted.append(
-                kernels.layers(layers, ends=ends).step(
-                    **vars(given),
-                    prediction=Prediction(
-                        kernels.compiled_linear(projection),
-                        kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60)),
-                    ),
-                )[2]
-            )
+            compiled = kernels.layers(layers, ends=ends)
+            limits = kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60))
+            end = Prediction(kernels.compiled_linear(projection), limits)
+            predicted.append(predict(compiled, step, end))
+            if isinstance(step.layout, Chain):
+                for sentence, rows in ((0, 1), (len(step.tokens) - 1, step.layout.width)):
+                    alone = predict(compiled, sentence_alone(step, sentence, rows), end)
+                    assert torch.equal(alone.scores[0], predicted[-1].scores[sentence, :rows])
+                    assert torch.equal(alone.log_probs[0], predicted[-1].log_probs[sentence, :rows])
         native, portable = predicted
         assert torch.equal(native.best, portable.best)
         torch.testing.assert_close(native.scores, portable.scores, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(native.log_probs, portable.log_probs, atol=1e-4, rtol=1e-4)
+
+
+def predict(layers: NativeLayers, step: Step, end: Prediction) -> Predicted:
+    """What a step says, which leaves the cache as it was."""
+    return layers.step(**vars(replace(step, cache=step.cache.clone())), prediction=end)[2]
+
+
+def sentence_alone(step: Step, sentence: int, rows: int) -> Step:
+    """The first rows of one sentence of a chain, without the padding of its source."""
+    only = slice(sentence, sentence + 1)
+    lengths = step.layout.lengths[only]
+    source = slice(None)
+    if step.cross_allowed is not None:
+        seen = step.cross_allowed[sentence].nonzero()
+        source = slice(int(seen[0]), int(seen[-1]) + 1)
+    return Step(
+        tokens=step.tokens[only, :rows].contiguous(),
+        layout=Chain(lengths, Span(int(lengths), int(lengths)), rows),
+        cache=step.cache[:, only],
+        cross=step.cross[:, only, source].contiguous(),
+        cross_allowed=None if step.cross_allowed is None else step.cross_allowed[only, source].contiguous(),
+    )
 
 
 def test_every_set_has_a_file_of_its_own() -> None:

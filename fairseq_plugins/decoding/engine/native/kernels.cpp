@@ -66,6 +66,14 @@ inline Vector load(const int8_t* from) {
 #endif
 }
 
+// The first `count` numbers of a vector, and zeros.
+template <typename Number>
+inline Vector load_some(const Number* from, int64_t count) {
+    Number numbers[LANES] = {};
+    std::memcpy(numbers, from, count * sizeof(Number));
+    return load(numbers);
+}
+
 // Where there are registers enough for it, keeps a value in one: GCC would load it anew for every use.
 inline void keep_in_register(Vector& value) {
 #ifdef __AVX512F__
@@ -297,14 +305,16 @@ __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t
         // For some processors GCC rounds between product and sum where there is a single chain of them, and only there.
         if constexpr (ROWS * OUTPUTS == 1) keep_order(sums[0][0]);
     }
+    for (int row = 0; row < ROWS && i < inputs; ++row) {
+        const Vector values = load_some(x + row * row_stride + i, inputs - i);
+        for (int output = 0; output < OUTPUTS; ++output) {
+            sums[row][output] += values * load_some(weight + output * stride + i, inputs - i);
+            keep_order(sums[row][output]);
+        }
+    }
     for (int row = 0; row < ROWS; ++row) {
         sum_lanes<OUTPUTS>(sums[row]);
         store(result[row], sums[row][0]);
-        for (int rest = i; rest < inputs; ++rest) {
-            for (int output = 0; output < OUTPUTS; ++output) {
-                result[row][output] += x[row * row_stride + rest] * weight[output * stride + rest];
-            }
-        }
     }
 }
 
@@ -519,12 +529,17 @@ void normalize(const Norm& norm, const float* x, int64_t rows, int width, float*
 // Scores of one row become weights: those of slots after `last` and of forbidden ones 0, the others their softmax.
 void softmax(float* scores, int64_t slots, int64_t last, const uint8_t* allowed) {
     float highest = -1e30f, sum = 0;  // -ffast-math knows no infinity
+    int64_t first = 0;
     if (allowed) {
-        for (int64_t i = 0; i <= last; ++i) scores[i] = allowed[i] ? scores[i] : -1e30f;
+        // Padding before and after a sentence is left out: it would change the order in which the rest is added up.
+        while (first < last && !allowed[first]) ++first;
+        while (first < last && !allowed[last]) --last;
+        for (int64_t i = 0; i < first; ++i) scores[i] = 0;
+        for (int64_t i = first; i <= last; ++i) scores[i] = allowed[i] ? scores[i] : -1e30f;
     }
-    for (int64_t i = 0; i <= last; ++i) highest = scores[i] > highest ? scores[i] : highest;
-    for (int64_t i = 0; i <= last; ++i) sum += scores[i] = std::exp(scores[i] - highest);
-    for (int64_t i = 0; i <= last; ++i) scores[i] /= sum;
+    for (int64_t i = first; i <= last; ++i) highest = scores[i] > highest ? scores[i] : highest;
+    for (int64_t i = first; i <= last; ++i) sum += scores[i] = std::exp(scores[i] - highest);
+    for (int64_t i = first; i <= last; ++i) scores[i] /= sum;
     for (int64_t i = last + 1; i < slots; ++i) scores[i] = 0;
 }
 
@@ -540,11 +555,16 @@ void weigh(const float* weights, int64_t slots, const float* values, int64_t str
     if constexpr (PANELS > 1) {
         weigh<ROWS, PANELS / 2>(weights, slots, values, stride, begin, width, out, out_stride);
     } else if (begin < width) {
-        for (int row = 0; row < ROWS; ++row) {
-            for (int c = begin; c < width; ++c) {
-                float sum = 0;
-                for (int64_t i = 0; i < slots; ++i) sum += weights[row * slots + i] * values[i * stride + c];
-                out[row * out_stride + c] = sum;
+        // Slot by slot as above: padding, which weighs nothing, must not change the order of the sum.
+        for (; begin < width; begin += LANES) {
+            const int columns = std::min(LANES, width - begin);
+            for (int row = 0; row < ROWS; ++row) {
+                Vector sum = {};
+                for (int64_t i = 0; i < slots; ++i) {
+                    sum += weights[row * slots + i] * load_some(values + i * stride + begin, columns);
+                    keep_order(sum);
+                }
+                std::memcpy(out + row * out_stride + begin, &sum, columns * sizeof(float));
             }
         }
     }

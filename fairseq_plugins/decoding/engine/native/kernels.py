@@ -37,22 +37,24 @@ class Kernels:
     Args:
         copies: whether to hold large weights a second time, in the order in which they are read fastest.
         functions: the library.
+        any_size: run steps of any number of rows, also where PyTorch would be faster: see `Engine.steady`.
     """
 
-    def __init__(self, copies: bool, functions: ctypes.CDLL) -> None:
+    def __init__(self, copies: bool, functions: ctypes.CDLL, any_size: bool = False) -> None:
         self.copies = copies
         self.functions = functions
+        self.any_size = any_size
 
     @classmethod
-    def build(cls, copies: bool = False) -> "Kernels | None":
+    def build(cls, copies: bool = False, any_size: bool = False) -> "Kernels | None":
         """The kernels for this machine, compiled if need be; None, after a line in the log, where they cannot be."""
         functions = library()
-        return None if functions is None else cls(copies, functions)
+        return None if functions is None else cls(copies, functions, any_size)
 
     def pays(self, rows: int, precision: Precision = Precision.FP32) -> bool:
         """Whether so many rows (sentences times tokens) are few enough to be run here."""
         limit = _MAX_INT8_ROWS if precision is Precision.INT8_PRODUCTS else MAX_ROWS
-        return rows <= limit
+        return self.any_size or rows <= limit
 
     def can_read(self, *tensors: Tensor | None) -> bool:
         """Whether all of these are fp32 tensors on the CPU; None is nothing to read."""

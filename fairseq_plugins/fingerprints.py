@@ -7,6 +7,14 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+_KEPT = "fingerprint_before_rounding"
+
+
+def keep_fingerprint(*modules: nn.Module) -> None:
+    """Let modules keep the fingerprint of their weights, before these are rounded to bf16 and cannot be told."""
+    for module in modules:
+        setattr(module, _KEPT, weights_fingerprint(module))
+
 
 def fingerprint(*parts: Any) -> Tensor:
     """A number [1] that tells dictionaries (or weights) apart, to be kept in a checkpoint."""
@@ -22,6 +30,12 @@ def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
 
 
 def weights_fingerprint(module: nn.Module) -> Tensor:
-    """Fingerprint [1] of a module's weights in half precision, so that fp16 copies of a model count as the same."""
+    """Fingerprint [1] of a module's weights in half precision, so that fp16 copies of a model count as the same.
+
+    Of a module that was rounded further, what `keep_fingerprint` kept.
+    """
+    kept = getattr(module, _KEPT, None)
+    if kept is not None:
+        return kept
     weights = (value for name, value in module.state_dict().items() if not name.endswith("version"))
     return fingerprint(*(value.detach().half().cpu().numpy().tobytes() for value in weights))

@@ -1,0 +1,94 @@
+"""PyTorch's operations in shapes that are always the same, so that a row's result depends on nothing else in the step.
+
+Libraries for matrix products choose the order of their additions by the shape. In fp32 that moves a score by a
+millionth; in half precision by as much as two tokens differ, so that a verified draft may say something else than one
+token after the other. As in LLM-42 (arXiv 2601.17768), products here have one shape for both: `ROWS` rows at a time,
+and attention over `SLOTS` slots at a time, the sums of which are added up in order.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
+
+ROWS = 32
+SLOTS = 32
+
+
+def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of rows [..., I] that computes `ROWS` of them at a time."""
+
+    def run(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.size(-1))
+        parts = F.pad(rows, (0, 0, 0, -len(rows) % ROWS)).split(ROWS)
+        return torch.cat([function(part) for part in parts])[: len(rows)].unflatten(0, x.shape[:-1])
+
+    return run
+
+
+def attention(query: Tensor, key_value: Tensor, sentence: Tensor, last_visible: Tensor) -> Tensor:
+    """Attention of rows of several sentences, each over the slots 0 .. `last_visible` of its own.
+
+    Args:
+        query: [R, H, W].
+        key_value: [B, S, 2, H, W].
+        sentence: [R], rows of `key_value`.
+        last_visible: [R].
+
+    Returns:
+        [R, H * W].
+    """
+    count, missing = len(query), -len(query) % ROWS
+    query = F.pad(query, (0, 0, 0, 0, 0, missing))
+    sentence, last_visible = F.pad(sentence, (0, missing)), F.pad(last_visible, (0, missing))
+    key_value = F.pad(key_value, (0, 0, 0, 0, 0, 0, 0, -key_value.size(1) % SLOTS))
+    parts = zip(query.split(ROWS), sentence.split(ROWS), last_visible.split(ROWS), strict=True)
+    return torch.cat([_attend(part, key_value[of], last) for part, of, last in parts])[:count]
+
+
+def _attend(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
+    """The same for `ROWS` rows [ROWS, H, W] with keys and values [ROWS, S, 2, H, W] of their own."""
+    query = query[:, :, None]
+    # From [ROWS, SLOTS, 2, H, W] of every block of slots to [2, ROWS, H, SLOTS, W].
+    blocks = [block.permute(2, 0, 3, 1, 4).contiguous() for block in key_value.split(SLOTS, dim=1)]
+    scores = torch.cat([(query @ key.transpose(2, 3)).float() for key, _ in blocks], dim=3) * query.size(3) ** -0.5
+    hidden = torch.arange(scores.size(3), device=scores.device) > last_visible[:, None, None, None]
+    scores = scores.masked_fill(hidden, -torch.inf)
+    # Hidden slots weigh exactly nothing, so that further blocks of them change no sum.
+    weights = (scores - scores.amax(3, keepdim=True)).exp().split(SLOTS, dim=3)
+    total, attended = 0, 0
+    for weight, (_, value) in zip(weights, blocks, strict=True):
+        weight = weight.contiguous()
+        total = total + weight.sum(3, keepdim=True)
+        attended = attended + (weight.to(value.dtype) @ value).float()
+    return (attended / total).to(query.dtype).flatten(1)
+
+
+class FixedAttention:
+    """Attention of a step, as `ChainAttention` and `PackedAttention` have it; sources begin with their first token."""
+
+    def __init__(self, layout: Chain | StepLayout) -> None:
+        self.layout = layout.spelled_out() if isinstance(layout, Chain) else layout
+
+    def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
+        """As `ChainAttention.own`, of qkv [B, T, 3 * D] or [R, 3 * D]."""
+        layout, shape = self.layout, qkv.shape[:-1]
+        qkv = qkv.reshape(len(layout.slot), 3, heads, -1)
+        cache[layout.sentence, layout.slot] = qkv[:, 1:]
+        x = attention(qkv[:, 0], cache[:, : layout.slots], layout.sentence, layout.last_visible)
+        return x.unflatten(0, shape)
+
+    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
+        """As `ChainAttention.source`, of query [B, T, D] or [R, D]; nothing is masked before what is not."""
+        layout, shape = self.layout, query.shape[:-1]
+        last = layout.sentence.new_full((len(cross),), cross.size(1) - 1) if mask is None else mask.sum((1, 2, 3)) - 1
+        query = query.reshape(len(layout.slot), heads, -1)
+        return attention(query, cross, layout.sentence, last[layout.sentence]).unflatten(0, shape)
+
+
+def padding_last(padding: Tensor) -> Tensor:
+    """Indices [B, S] that put what is not padding [B, S] first, in its order."""
+    return padding.long().argsort(dim=1, stable=True)

@@ -1,0 +1,316 @@
+"""`--fp16` and `--bf16`: the token ids of our `greedy`, whatever is drafted and whatever else is in the batch.
+
+Lossless decoders are compared with `greedy` on one sentence at a time, ids and scores to the last bit: where sums
+depended on the shape of a step, scores would be off long before a token is.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows
+from fairseq_plugins.decoding.engine.native.kernels import MAX_ROWS
+from fairseq_plugins.decoding.half_precision import computed
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.decoding.engine.test_graphed_decoder import Recorder, graphing
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import Options, decode, ids, make_args, make_drafter, make_sample, make_task, make_transformer
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sentences of a batch, each without padding."""
+    samples = []
+    for number, row in enumerate(sample["net_input"]["src_tokens"]):
+        tokens = row[row != 1][None]
+        net_input = {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}
+        samples.append({"id": torch.tensor([number]), "nsentences": 1, "ntokens": 1, "net_input": net_input})
+    return samples
+
+
+def outputs(generated: list) -> list[tuple[list[int], list[float]]]:
+    """Ids and scores of every sentence."""
+    return [(best["tokens"].tolist(), best["positional_scores"].tolist()) for (best, *_) in generated]
+
+
+# What the methods run on: the kernels and PyTorch with fp32 arithmetic, as on a CPU, and PyTorch in half precision, as
+# on a GPU.
+ENGINES = {
+    "kernels": (lambda: make_engine(steady=True), torch.float32),
+    "operations": (lambda: Engine(steady=True), torch.float32),
+    "fp16": (lambda: Engine(steady=True), torch.float16),
+    "bf16": (lambda: Engine(steady=True), torch.bfloat16),
+}
+DECODERS = st.sampled_from(
+    [
+        Options("greedy"),
+        Options("gad", 1),
+        Options("gad", 3),
+        Options("gad", 10),
+        Options("iad"),
+        Options("jacobi"),
+        Options("gs-jacobi", 3),
+        Options("hybrid-jacobi", 10, jacobi_length=9),
+    ]
+)
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+@settings(STEADY_MODELS, max_examples=6)
+@given(
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    sources=SOURCES,
+    decoder=DECODERS,
+    search=SEARCHES,
+    active=st.sampled_from([0, 2]),
+    seed=st.integers(0, 1000),
+)
+def test_greedy_to_the_last_bit(
+    engine: str,
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    decoder: Options,
+    search: dict[str, Any],
+    active: int,
+    seed: int,
+) -> None:
+    make, dtype = ENGINES[engine]
+    task = make_task(50)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options)).to(dtype)
+    verifier.to(dtype)
+    sample = make_sample(task, sources[:5], seed)
+    # The longest source of the batch is not to count; and PyTorch takes its time over fixed shapes.
+    search = {**search, "max_len_a": 0, "max_len_b": min(search["max_len_b"], 14)}
+    alone = [
+        outputs(decode([verifier], task, one, Options("greedy"), engine=make(), **search)[0])[0]
+        for one in one_by_one(sample)
+    ]
+    together, _ = decode([verifier], task, sample, decoder, drafter, engine=make(), active_sentences=active, **search)
+    assert outputs(together) == alone
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_ensembles_and_more_rows_than_pay(engine: str) -> None:
+    """Steps of more rows than the kernels are otherwise given."""
+    make, dtype = ENGINES[engine]
+    task = make_task(50)
+    models = [make_transformer(task, seed, decoder_layers=1).to(dtype) for seed in (1, 2)]
+    sample = make_sample(task, [3, 30, 7, 0, 12, 25, 1, 18, 5, 5], 1)
+    assert 10 * 30 > MAX_ROWS
+    for verifiers in (models[:1], models):
+        alone = [
+            outputs(decode(verifiers, task, one, Options("greedy"), engine=make(), max_len_b=30)[0])[0]
+            for one in one_by_one(sample)
+        ]
+        together, _ = decode(verifiers, task, sample, Options("jacobi"), engine=make(), max_len_b=30)
+        assert outputs(together) == alone
+
+
+@pytest.mark.parametrize("identity", [True, False])
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_heads(engine: str, identity: bool) -> None:
+    """`blockwise` and `greedy` on the same model; the first head is its own, or the model itself."""
+    make, dtype = ENGINES[engine]
+    task, model = make_blockwise(3, identity_first_head=identity)
+    model.to(dtype)
+    sample = make_sample(task, [5, 1, 0, 17], 3)
+    alone = [
+        outputs(decode([model], task, one, Options("greedy"), engine=make(), max_len_b=20)[0])[0]
+        for one in one_by_one(sample)
+    ]
+    for block_size in (2, 4):
+        together, _ = decode([model], task, sample, Options("blockwise", block_size), engine=make(), max_len_b=20)
+        assert outputs(together) == alone
+
+
+class Strange(nn.Module):
+    """An encoder that the engine does not know: what it says of a sentence depends on its padding."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.dictionary = inner.dictionary
+
+    def forward_torchscript(self, net_input: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+        result = self.inner.forward_torchscript(net_input)
+        padded = net_input["src_tokens"].size(1)
+        return {**result, "encoder_out": [result["encoder_out"][0] * (1 + padded / 64)]}
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_an_unknown_encoder_sees_one_sentence_at_a_time(engine: str) -> None:
+    make, dtype = ENGINES[engine]
+    task = make_task(50)
+    model = make_transformer(task, 3).to(dtype)
+    model.encoder = Strange(model.encoder)
+    sample = make_sample(task, [3, 14, 0, 6], 1)
+    alone = [
+        outputs(decode([model], task, one, Options("greedy"), engine=make(), max_len_b=20)[0])[0]
+        for one in one_by_one(sample)
+    ]
+    assert outputs(decode([model], task, sample, Options("jacobi"), engine=make(), max_len_b=20)[0]) == alone
+
+
+def test_without_it_half_precision_differs() -> None:
+    """That the comparison can fail: on PyTorch's operations in other shapes the bits are others."""
+    task = make_task(50)
+    model = make_transformer(task, 3).to(torch.bfloat16)
+    sample = make_sample(task, [3, 14, 0, 6, 21], 1)
+    results = [
+        [outputs(decode([model], task, part, Options(name), engine=Engine(), max_len_b=30)[0]) for part in parts]
+        for name, parts in (("greedy", one_by_one(sample)), ("jacobi", [sample]))
+    ]
+    assert [out for part in results[0] for out in part] != results[1][0]
+
+
+@settings(STEADY, max_examples=20)
+@given(rows=st.integers(0, 3 * ROWS), dtype=st.sampled_from([torch.float32, *HALVES]), seed=st.integers(0, 9))
+def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((rows, 24), (10, 24)))
+    seen = []
+    result = by_rows(lambda part: seen.append(len(part)) or part @ weight.t())(x)
+    assert result.shape == (rows, 10) and set(seen) <= {ROWS, 0}
+    torch.testing.assert_close(result, x @ weight.t(), rtol=2e-2, atol=2e-2)
+
+
+@settings(STEADY, max_examples=25)
+@given(
+    rows=st.integers(1, ROWS + 3),
+    slots=st.integers(1, 2 * SLOTS + 3),
+    more=st.integers(0, SLOTS),
+    dtype=st.sampled_from([torch.float32, *HALVES]),
+    seed=st.integers(0, 9),
+)
+def test_attention_in_fixed_shapes(rows: int, slots: int, more: int, dtype: torch.dtype, seed: int) -> None:
+    """As PyTorch computes it; what is hidden after the last slot, and the other rows, change no bit."""
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(rows, 2, 8, generator=generator).to(dtype)
+    key_value = torch.randn(3, slots + more, 2, 2, 8, generator=generator).to(dtype)
+    sentence = torch.randint(0, 3, (rows,), generator=generator)
+    last = torch.randint(0, slots, (rows,), generator=generator)
+    result = attention(query, key_value, sentence, last)
+    assert torch.equal(attention(query, key_value[:, :slots], sentence, last), result)
+    chosen = slice(rows // 2, None)
+    assert torch.equal(attention(query[chosen], key_value, sentence[chosen], last[chosen]), result[chosen])
+    key, value = key_value[sentence].float().permute(2, 0, 3, 1, 4)
+    mask = (torch.arange(slots + more) <= last[:, None])[:, None, None]
+    theirs = nn.functional.scaled_dot_product_attention(query.float()[:, :, None], key, value, attn_mask=mask)
+    torch.testing.assert_close(result.float(), theirs.flatten(1), rtol=2e-2, atol=2e-2)
+
+
+# ------------------------------------------------------------------------------------- as the task sets it up
+
+
+def generator_for(task: SpecDecTask, model: TransformerModel, decoder: str, **options: Any) -> Any:
+    """A generator with these options of the task."""
+    for name, value in {"decoding_method": decoder, **options}.items():
+        setattr(task.cfg, name, value)
+    return task.build_generator([model], make_args(beam=1, max_len_b=30))
+
+
+def rounded(model: TransformerModel, dtype: torch.dtype) -> TransformerModel:
+    """Another model whose fp32 weights are rounded to half precision."""
+    again = make_transformer(make_task(50), 4)
+    again.load_state_dict({name: value.to(dtype).to(value.dtype) for name, value in model.state_dict().items()})
+    return again
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compiled: bool) -> None:
+    task = make_task(50)
+    plain = make_transformer(task, 4)
+    half = make_transformer(task, 4).to(dtype)
+    sample = make_sample(task, [4, 0, 12, 7], 1)
+    expected, _ = decode([rounded(plain, dtype)], task, sample, Options("greedy"), max_len_b=30)
+    for decoder in ("greedy", "jacobi"):
+        generator = generator_for(task, half, decoder, no_compiled_steps=not compiled)
+        assert ids(generator.generate([half], sample)) == ids(expected)
+        engine = generator.method.verifier.engine
+        assert engine.steady and (engine.kernels is not None) == compiled
+    assert {parameter.dtype for parameter in half.parameters()} == {dtype}
+    # One copy for both generators.
+    assert len(task._computed) == 1
+
+
+def test_bf16_where_fairseq_does_not_heed_it() -> None:
+    """fairseq-generate knows --fp16 only, and hands over a model in fp32."""
+    task = make_task(50)
+    model = make_transformer(task, 4)
+    sample = make_sample(task, [4, 0, 12, 7], 1)
+    expected, _ = decode([rounded(model, torch.bfloat16)], task, sample, Options("greedy"), max_len_b=30)
+    in_fp32 = generator_for(task, model, "greedy").generate([model], sample)
+    generator = generator_for(task, model, "greedy", bf16=True)
+    in_bf16 = generator.generate([model], sample)
+    assert outputs(in_bf16) == outputs(expected) != outputs(in_fp32)
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("device", "held", "dtype", "computes_in"),
+    [
+        ("cpu", torch.float32, torch.float32, None),
+        ("cpu", torch.float16, torch.float16, torch.float32),
+        ("cpu", torch.float32, torch.bfloat16, torch.float32),
+        # As on a GPU: half precision is what products read.
+        ("meta", torch.float16, torch.float16, None),
+        ("meta", torch.bfloat16, torch.bfloat16, None),
+        ("meta", torch.float32, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_which_weights_are_copied(
+    device: str, held: torch.dtype, dtype: torch.dtype, computes_in: torch.dtype | None
+) -> None:
+    task = make_task(50)
+    model = make_transformer(task, 4).to(device, held)
+    parts = Options("greedy").parts([model], None, task)
+    (used,) = computed(parts, dtype, {}).models
+    assert (used is model) == (computes_in is None)
+    assert next(used.parameters()).dtype == (computes_in or held) and next(model.parameters()).dtype == held
+
+
+def test_weights_are_read_anew() -> None:
+    task = make_task(50)
+    half = make_transformer(task, 4).half()
+    sample = make_sample(task, [4, 0, 12, 7], 1)
+    generator = generator_for(task, half, "greedy")
+    before = ids(generator.generate([half], sample))
+    half.load_state_dict(make_transformer(task, 5).half().state_dict())
+    assert ids(generator.generate([half], sample)) == before
+    generator.refresh()
+    fresh = generator_for(make_task(50), half, "greedy").generate([half], sample)
+    assert ids(generator.generate([half], sample)) == ids(fresh) != before
+
+
+def test_not_together_with_int8() -> None:
+    with pytest.raises(ConfigurationError, match="--int8: rounds fp32 weights; leave out --bf16"):
+        SpecDecTask.setup_task(make_task(9, int8=True, decoding_method="greedy", bf16=True).cfg)
+
+
+def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps rounded up to powers of two are no other steps."""
+    task = make_task(50)
+    model = make_transformer(task, 3)
+    recorder = Recorder()
+    engine = replace(graphing(monkeypatch, recorder, EAGER_USES=0), steady=True)
+    sample = make_sample(task, [3, 14, 0], 1)
+    alone = [
+        outputs(decode([model], task, one, Options("greedy"), engine=Engine(steady=True), max_len_b=12)[0])[0]
+        for one in one_by_one(sample)
+    ]
+    together, _ = decode([model], task, sample, Options("gs-jacobi", 3), engine=engine, max_len_b=12)
+    assert outputs(together) == alone and recorder.replays > 3

@@ -1,0 +1,32 @@
+"""Checkpoints that were cut off or changed on the way: one line, a status, and nothing written."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins import averaging
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import read_checkpoint
+from tests.conftest import Corpus
+
+
+def sizes(whole: int, count: int) -> list[int]:
+    """Where to cut: nothing left, all but the last byte, and between."""
+    return [0, 1, whole - 1, *random.Random(1).sample(range(whole), count - 3)]
+
+
+def test_truncated_at_any_byte(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = corpus.drafter.read_bytes()
+    file, output = tmp_path / "truncated.pt", tmp_path / "mean.pt"
+    for size in sizes(len(content), 50):
+        file.write_bytes(content[:size])
+        with pytest.raises(ConfigurationError) as raised:
+            read_checkpoint(str(file), "--drafter-path")
+        said = str(raised.value)
+        assert said.startswith(f"--drafter-path {file}: truncated or not a fairseq checkpoint"), (size, said)
+        assert "copy it again" in said and "\n" not in said
+        assert averaging.main([str(corpus.drafter), str(file), "--output", str(output)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"spec-dec-average: error: checkpoint {file}: truncated or not a fairseq checkpoint")
+        assert not output.exists() and file.stat().st_size == size

@@ -1,0 +1,180 @@
+"""kill -9 at every stage of distillation: the same command goes on, and nothing is lost or doubled.
+
+The process that is killed is a fork of this one, which saves it the imports.
+"""
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_plugins.distillation import cli, merge, shards
+from fairseq_plugins.distillation.shards import Sentence, ShardWriter, read_shard, shard_path
+from fairseq_plugins.errors import ConfigurationError
+from tests.conftest import Corpus
+
+pytestmark = pytest.mark.xdist_group("distillation")
+
+SHARDS = 2
+
+
+def killed(stage: int, hooks: list[tuple[Any, str]], run: Callable[[], object]) -> bool:
+    """Run something in a fork that is killed just before, or halfway through, a call of one of these functions.
+
+    Args:
+        stage: the how manieth call, from 0 on.
+        hooks: objects with the names of their functions.
+        run: what to run.
+
+    Returns:
+        whether it was killed; otherwise it ended before it came to that stage.
+    """
+    child = os.fork()
+    if child == 0:
+        left = iter(range(stage + 1))
+
+        def count(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                if next(left, None) == stage:
+                    _write_half(arguments)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*arguments, **options)
+
+            return call
+
+        for holder, name in hooks:
+            setattr(holder, name, count(getattr(holder, name)))
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            run()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def _write_half(arguments: tuple[Any, ...]) -> None:
+    """As a kill in the middle of a write leaves a shard."""
+    if len(arguments) > 1 and isinstance(arguments[0], ShardWriter):
+        os.write(arguments[0]._file.fileno(), arguments[1][: len(arguments[1]) // 2])
+
+
+def every_stage(hooks: list[tuple[Any, str]], run: Callable[[], object], begin: Callable[[], object]) -> Iterator[int]:
+    """Begin anew and kill at one stage after the other, as long as there is one."""
+    for stage in range(100):
+        begin()
+        if not killed(stage, hooks, run):
+            return
+        yield stage
+    raise AssertionError("it never ends")
+
+
+def decode(corpus: Corpus, output: Path) -> int:
+    command = f"decode {corpus.data} --path {corpus.verifier} --output {output} --cpu --decoder greedy"
+    return cli.main([*command.split(), "--gen-subset", "valid", "--num-shards", str(SHARDS), "--batch-size", "6"])
+
+
+def merged(corpus: Corpus, folder: Path, destination: Path) -> int:
+    command = f"merge {corpus.data} --shards {folder} --destdir {destination} --gen-subset valid"
+    return cli.main(command.split())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files; the log of preprocessing names folders."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
+
+
+def shards_in(folder: Path) -> list[list[Sentence]]:
+    """The sentences of every finished shard, by number."""
+    found = [read_shard(shard_path(folder, "valid", shard, SHARDS))[1] for shard in range(SHARDS)]
+    return [sorted(sentences, key=lambda sentence: sentence.number) for sentences in found]
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert decode(corpus, folder) == 0
+    return folder
+
+
+def test_decoding(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
+    hooks = [(ShardWriter, "_write"), (ShardWriter, "finish"), (shards.os, "fsync"), (shards.os, "replace")]
+    folder = tmp_path / "shards"
+    stages = 0
+    for _ in every_stage(hooks, lambda: decode(corpus, folder), lambda: shutil.rmtree(folder, ignore_errors=True)):
+        assert decode(corpus, folder) == 0
+        # The same translations, each once; only their order tells that there was an interruption.
+        assert shards_in(folder) == shards_in(whole)
+        assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.iterdir())
+        stages += 1
+    # Of each of the shards: header, three batches, count, end, all on disk, name.
+    assert stages >= SHARDS * 8
+
+
+def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, destination = tmp_path / "expected", tmp_path / "merged"
+    assert merged(corpus, whole, expected) == 0
+    before = contents(whole)
+    names = ("open_task", "load_subset", "read_all", "filter_pairs", "_binarise", "write_atomically")
+    hooks = [*((merge, name) for name in names), (merge.os, "replace"), (merge.shutil, "rmtree"), (Path, "mkdir")]
+    stages = 0
+
+    def begin() -> None:
+        if destination.exists():
+            shutil.rmtree(destination)
+
+    for _ in every_stage(hooks, lambda: merged(corpus, whole, destination), begin):
+        capsys.readouterr()
+        if destination.exists():
+            # Killed after all was done: whole, and not made a second time.
+            assert merged(corpus, whole, destination) == 2
+            said = f"spec-dec-distill: error: --destdir {destination}: is there already"
+            assert capsys.readouterr().err.startswith(said)
+        else:
+            assert merged(corpus, whole, destination) == 0
+        assert contents(destination) == contents(expected)
+        assert not destination.with_name("merged.partial").exists()
+        stages += 1
+    assert stages >= 10 and contents(whole) == before
+
+
+# ------------------------------------------------------------------------------------------------- torn files
+
+
+def test_shards_torn_at_any_byte(tmp_path: Path) -> None:
+    """One that grows goes on after the last whole line; a finished one is refused."""
+    made_from = {"subset": "valid", "name": "ü"}
+    sentences = [Sentence(number, f"-{number}.5", "ä b " * number) for number in range(6)]
+    file, partial = tmp_path / "valid.0-of-1.tsv", tmp_path / "valid.0-of-1.tsv.partial"
+    writer = ShardWriter(file, made_from)
+    writer.add(sentences)
+    growing = partial.read_bytes()
+    writer.finish()
+    finished = file.read_bytes()
+    header = growing.index(b"\n") + 1
+    for size in range(len(growing) + 1):
+        file.unlink(missing_ok=True)
+        partial.write_bytes(growing[:size])
+        writer = ShardWriter(file, made_from)
+        assert writer.done == set(range(growing[header:size].count(b"\n") if size > header else 0))
+        writer.add(sentence for sentence in sentences if sentence.number not in writer.done)
+        writer.finish()
+        assert file.read_bytes() == finished and not partial.exists()
+    choose = random.Random(1)
+    for size in choose.sample(range(len(finished)), 50):
+        file.write_bytes(finished[:size])
+        with pytest.raises(ConfigurationError, match="corrupt shard .*; remove it and run"):
+            read_shard(file)
+    for place in choose.sample(range(len(finished)), 50):
+        file.write_bytes(finished[:place] + bytes([finished[place] ^ 1]) + finished[place + 1 :])
+        with pytest.raises(ConfigurationError, match="corrupt shard"):
+            read_shard(file)
