@@ -26,7 +26,7 @@ help:  ## list the targets
 	@echo 'PYTHON=python3.11       setup: the interpreter (default: the first of python3.12, python3.11 that runs)'
 	@echo 'TORCH_INDEX=URL         setup: where to find torch, such as https://download.pytorch.org/whl/cpu'
 
-setup: $(READY)  ## install everything into .venv (once; about 5 minutes)
+setup: $(READY)  ## install everything into .venv (once; about 3 minutes)
 	@echo 'Set-up is up to date: $(VENV)'
 
 # The script writes the stamp as its last act: a set-up that was interrupted is taken up again.
