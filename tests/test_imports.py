@@ -21,6 +21,7 @@ LAYERS = (
     ("averaging", "benchmarks", "demo_corpus", "distillation", "tensorboard"),
     ("criterions",),
     ("tasks",),
+    ("api",),
     ("",),
 )
 

@@ -1,7 +1,7 @@
 """The loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.batch import Batch
 from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_greedy
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.state import Draft
+from fairseq_plugins.decoding.state import Advance, Draft
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TracedSearch, TraceWriter
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier
@@ -64,13 +64,25 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.method = None
 
     @torch.inference_mode()
-    def _generate(
+    def _generate(self, *args: Any, **kwargs: Any) -> Hypotheses:
+        iterations = self.iterate(*args, **kwargs)
+        while True:
+            try:
+                next(iterations)
+            except StopIteration as end:
+                return end.value
+
+    def iterate(
         self,
         sample: dict[str, Any],
         prefix_tokens: Tensor | None = None,
         constraints: Tensor | None = None,
         bos_token: int | None = None,
-    ) -> Hypotheses:
+    ) -> Generator[Advance, None, Hypotheses]:
+        """Decode as `generate` does, and yield what every iteration adds; returns what `generate` returns.
+
+        The caller sees to it that every step runs under `torch.inference_mode`.
+        """
         started = time.perf_counter()
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported when drafting; use --decoder beam")
@@ -80,13 +92,13 @@ class DraftVerifyGenerator(SequenceGenerator):
             self.method = self.build_method()
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
         batch = Batch(sample, limits, self.eos if bos_token is None else bos_token, self.active_sentences)
-        self._decode(batch, self.method)
+        yield from self._decode(batch, self.method)
         hypotheses = [[self._hypothesis(*output)] for output in batch.outputs]
         self._record(batch, hypotheses, time.perf_counter() - started)
         return hypotheses
 
-    def _decode(self, batch: Batch, method: Method) -> None:
-        """Run the loop until every sentence of the batch has ended."""
+    def _decode(self, batch: Batch, method: Method) -> Iterator[Advance]:
+        """Run the loop until every sentence of the batch has ended; yield what every iteration adds."""
         verifier, drafter, search, state = method.verifier, method.drafter, method.search, batch.state
         if self.trace is not None:
             search = TracedSearch(search, self.trace)
@@ -97,6 +109,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             advance = search.advance(state, draft, verification)
             state.append(advance)
             drafter.observe(advance)
+            yield advance
             batch.retire(advance, method)
             # Scores of a whole vocabulary: not two iterations' at a time.
             del draft, verification, advance
