@@ -14,6 +14,7 @@ CONSOLE_SCRIPTS = [
     "spec-dec-report  = fairseq_plugins.pages.report:main",
     "spec-dec-super-resolution = fairseq_plugins.pages.super_resolution:main",
     "spec-dec-sweep   = fairseq_plugins.benchmarks.sweep:main",
+    "spec-dec-translate = fairseq_plugins.translation.cli:main",
     "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",
 ]
 
@@ -27,6 +28,7 @@ setup(
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     package_data={
         "fairseq_plugins": ["py.typed"],
+        "fairseq_plugins.help_texts": ["*.txt"],
         "fairseq_plugins.pages": ["*.html"],
         "fairseq_plugins.decoding.engine.native": ["*.cpp", "*.h"],
     },
