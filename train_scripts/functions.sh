@@ -310,6 +310,18 @@ recipe_stages=text,binarise,teacher,decode,merge,verifier,drafter,blockwise,swee
     paper_drafter_tokens=$((4096 * 4 * 8))
 }
 
+# no_options "$@": --help prints the head of the script, all else is refused.
+no_options() {
+    [ $# -gt 0 ] || return 0
+    case $1 in
+        -h | --help) print_head "train_scripts/$(basename "$0")" && exit 0 ;;
+        *) die "$1: no such option; settings are variables (NAME=... $(basename "$0")), and there is --help" ;;
+    esac
+}
+
+# print_head SCRIPT: the comment that it begins with.
+print_head() { awk 'NR > 1 && !/^#/ { exit } NR > 1 && !/^#SBATCH/ { sub(/^# ?/, ""); print }' "$1"; }
+
 # recipe_options "$@": read --dry-run, --skip STAGE,STAGE and --only STAGE,STAGE; --help prints the head of the recipe. Goes to
 # the root of the repository and finds its programs and GPUs.
 recipe_options() {
@@ -334,7 +346,7 @@ recipe_options() {
                 shift
                 ;;
             -h | --help)
-                awk 'NR > 1 && !/^#/ { exit } NR > 1 && !/^#SBATCH/ { sub(/^# ?/, ""); print }' "$recipe"
+                print_head "$recipe"
                 exit 0
                 ;;
             *) die "$1: no such option; there are --dry-run, --skip STAGES, --only STAGES and --help" ;;
@@ -413,9 +425,19 @@ small_models() {
     blockwise_training=("${training[@]}" "${verifier_batch[@]}" --lr "$VERIFIER_LR" --max-update "$VERIFIER_UPDATES")
 }
 
+# need_data FILES: DATA=folder has to be given; a dry run goes on with a name for it.
+need_data() {
+    if [ -z "${DATA:-}" ] && [ -n "$dry_run" ]; then DATA=FOLDER; fi
+    [ -n "${DATA:-}" ] || die "DATA is missing; give a folder with $1"
+}
+
 # find_text: where the sets of DATA=folder are (text_sets), which are checked. TEST=name chooses among several test sets.
 find_text() {
     local prefix
+    if [ -n "$dry_run" ] && [ ! -d "$DATA" ]; then
+        text_sets=("$DATA/train" "$DATA/valid" "$DATA/${TEST:-test}")
+        return
+    fi
     text_sets=() # one after the other: a set that is refused ends the recipe
     text_sets+=("$(find_set "$DATA" "$src" "$tgt" train)")
     text_sets+=("$(find_set "$DATA" "$src" "$tgt" valid val dev tune)")

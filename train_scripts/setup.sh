@@ -14,6 +14,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+case ${1:-} in
+    -*) printf 'error: %s: no such option; usage: train_scripts/setup.sh [VENV [STAMP]]\n' "$1" >&2; exit 2 ;;
+esac
 venv=${1:-.venv}
 stamp=${2:-$venv/.setup-done}
 log=$venv/setup.log

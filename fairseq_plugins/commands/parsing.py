@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.errors import ConfigurationError
 
-
 # Options of the task that only training reads.
 _TRAINING = {"verifier_path", "blocks_per_sentence", "glancing_start", "glancing_end", "glancing_updates"}
 

@@ -22,7 +22,7 @@ from fairseq_plugins.commands.parsing import as_config, check_paths, generation_
 from fairseq_plugins.commands.workers import find_place, shards_of, start_processes
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
-from fairseq_plugins.distillation.merge import merge
+from fairseq_plugins.distillation.merge import check_subset, merge
 from fairseq_plugins.errors import ConfigurationError
 
 NAME = "spec-dec-distill"
@@ -53,6 +53,8 @@ def decode(argv: Sequence[str]) -> None:
     check_paths(cfg)
     _check_numbers(given, shard)
     subsets = cfg.dataset.gen_subset.split(",")
+    for subset in subsets:
+        check_subset(subset)
     folder, place = Path(args.output), find_place()
     processes = 1 if place.spawned or shard is not None else args.workers or _gpus(cfg)
     if processes > 1:
