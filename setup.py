@@ -1,5 +1,7 @@
 """Packaging: `pip install .`, with fairseq and torch already there (see train_scripts/setup.sh for why)."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 # command = module:function
@@ -24,7 +26,20 @@ setup(
     name="fairseq-spec-dec",
     version="0.1.0",
     description="Speculative decoding for fairseq: draft several tokens, verify them in one pass, same output",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="MIT",
+    author="the fairseq-spec-dec maintainers",
+    keywords=["speculative decoding", "machine translation", "fairseq", "transformer", "non-autoregressive"],
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+        "Typing :: Typed",
+    ],
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     package_data={
         "fairseq_plugins": ["py.typed"],

@@ -1,4 +1,4 @@
-"""What scripts say to options: unknown ones are refused before anything starts; recipes can be looked at without data."""
+"""What scripts say to options: unknown ones are refused; recipes can be looked at without data."""
 
 import os
 import subprocess

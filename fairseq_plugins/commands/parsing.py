@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from fairseq_plugins.errors import ConfigurationError
 
 # Options of the task that only training reads.
-_TRAINING = {"verifier_path", "blocks_per_sentence", "glancing_start", "glancing_end", "glancing_updates"}
+TRAINING_OPTIONS = {"verifier_path", "blocks_per_sentence", "glancing_start", "glancing_end", "glancing_updates"}
 
 
 def positive(text: str) -> int:
@@ -60,8 +60,8 @@ def decoding_options() -> argparse._ArgumentGroup:
     """The options of the task that steer decoding, those of the methods among them, as a group of a parser."""
     group = argparse.ArgumentParser(add_help=False).add_argument_group("decoding")
     gen_parser_from_dataclass(group, TASK_DATACLASS_REGISTRY["spec_dec"]())  # type: ignore[arg-type]
-    fairseqs = {declared.name for declared in fields(TASK_DATACLASS_REGISTRY["translation"])}
-    group._group_actions[:] = [action for action in group._group_actions if action.dest not in fairseqs | _TRAINING]
+    others = TRAINING_OPTIONS | {declared.name for declared in fields(TASK_DATACLASS_REGISTRY["translation"])}
+    group._group_actions[:] = [action for action in group._group_actions if action.dest not in others]
     for action in group._group_actions:
         if action.dest == "decoding_method":
             action.option_strings, action.metavar = ["--decoder"], "NAME"
