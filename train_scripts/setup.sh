@@ -98,6 +98,14 @@ fi
 say "Set-up 3/3: installing this package, its requirements and the test tools ..."
 install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,reports,bench]' || die "the package could not be installed (the reason is above)"
 
+# fairseq looks for `--user-dir fairseq_plugins` in the current folder, then beside itself, where an editable package is not: there
+# it finds this, which becomes the package. An ordinary `pip install .` writes the package there instead.
+beside=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairseq_plugins
+mkdir -p "$beside"
+printf '__file__ = %s\n__path__ = [%s]\nwith open(__file__, encoding="utf-8") as source:\n    exec(compile(source.read(), __file__, "exec"))\n' \
+    "$("$venv/bin/python" -c 'import os; print(repr(os.path.abspath("fairseq_plugins/__init__.py")))')" \
+    "$("$venv/bin/python" -c 'import os; print(repr(os.path.abspath("fairseq_plugins")))')" >"$beside/__init__.py"
+
 "$venv/bin/python" - <<'PY' || die "the installed packages do not work together (the reason is above): remove $venv and try again"
 import logging
 import platform
