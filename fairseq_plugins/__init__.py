@@ -2,13 +2,18 @@
 
 import logging
 
-from fairseq_plugins.errors import install_one_line_errors
-from fairseq_plugins.output import is_tool, watch_output
+from fairseq_plugins.help_texts import answer_help
+
+answer_help()
+
+from fairseq_plugins.errors import install_one_line_errors  # noqa: E402
+from fairseq_plugins.output import is_tool, quieten, watch_output  # noqa: E402
 
 # Before torch is imported, which takes seconds in which the user may press Ctrl-C.
 install_one_line_errors()
 if is_tool():
     watch_output()
+    quieten()
 
 from fairseq_plugins.safe_loading import allow_fairseq_checkpoints  # noqa: E402
 
@@ -19,5 +24,6 @@ allow_fairseq_checkpoints()
 
 # fairseq imports tasks/ and models/ of a --user-dir by itself, criterions/ it does not.
 from fairseq_plugins import criterions, models, tasks  # noqa: E402
+from fairseq_plugins.api import load  # noqa: E402
 
-__all__ = ["criterions", "models", "tasks"]
+__all__ = ["criterions", "load", "models", "tasks"]

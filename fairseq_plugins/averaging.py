@@ -42,8 +42,8 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
         if len(found) >= count:
             return [found[number] for number in sorted(found)[-count:]]
     raise ConfigurationError(
-        f"{folder}: has fewer than {count} numbered checkpoints; train with --keep-interval-updates {count} or give a "
-        "smaller --last"
+        f"{folder}: has fewer than {count} numbered checkpoints; give a smaller --last, or checkpoint_best.pt alone; "
+        "fairseq-train keeps them with --save-interval-updates and --keep-interval-updates, or one of each epoch"
     )
 
 

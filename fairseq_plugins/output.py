@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,24 @@ def is_tool() -> bool:
     return program.name.startswith(("fairseq-", "spec-dec-")) or not {"fairseq_cli", "fairseq_plugins"}.isdisjoint(
         program.parts
     )
+
+
+def quieten() -> None:
+    """Leave out what fairseq's decoding commands log before the first translation, forty lines of settings.
+
+    `--verbose`, or fairseq's own LOGLEVEL in the environment, keep it. fairseq-generate reads LOGLEVEL after this,
+    fairseq-interactive has read it before.
+    """
+    program = Path(sys.argv[0] if sys.argv else "").name
+    if program not in ("fairseq-generate", "fairseq-interactive"):
+        return
+    if "--verbose" in sys.argv or "LOGLEVEL" in os.environ:
+        return
+    os.environ["LOGLEVEL"] = "WARNING"
+    logging.getLogger().setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+    warnings.filterwarnings("ignore", message="\n'config' is validated against ConfigStore")
 
 
 def say(line: str) -> None:

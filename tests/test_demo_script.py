@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -197,6 +198,23 @@ def test_progress_of_training(tmp_path: Path) -> None:
         "       epoch 2, batch 40 of 335, loss 9.25, 3403 words/s, 2:30 of at most 4:30 min",
         "       epoch 2, 191 updates: loss on the validation set 7.502, mean accepted tokens 3.21",
     ]
+
+
+def test_time_that_is_left(tmp_path: Path) -> None:
+    """Guessed from the batches since the first line that was seen."""
+    line = "2026-11-21 | INFO | train_inner | epoch 00{}:    {} / 100 loss=9.2, wps=34.5, num_updates={}, wall=150\n"
+    lines = [line.format(1, 50, 50), line.format(2, 10, 110), line.format(2, 50, 150)]
+    feed = "; ".join(f"printf %s {shlex.quote(text)}; sleep 1" for text in lines)
+    # In a file a line is shown every 20 seconds: here all of them.
+    often = "eval \"$(declare -f show_training | sed 's/-ge 20/-ge 0/')\""
+    for end, shown in (("4 epochs", "epoch 2 of 4"), ("400 updates", "epoch 2")):
+        said = call(f"{often}; {{ {feed}; }} | show_training 0 '{end}'", tmp_path).stdout.splitlines()
+        assert "left" not in said[0] and f"{shown}, batch 50 of 100" in said[2]
+        left = re.search(r", about (\d+):(\d+) min left$", said[2])
+        # 100 batches in 2 seconds, 250 to go.
+        assert left is not None and 4 <= 60 * int(left[1]) + int(left[2]) <= 8
+    ends = "end_of fairseq-train data --max-epoch 4 --max-update 0; end_of x --max-update 300; end_of x"
+    assert call(ends, tmp_path).stdout == "4 epochs\n300 updates\n\n"
 
 
 # ---------------------------------------------------------------------------------------- the whole recipe

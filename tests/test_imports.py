@@ -10,7 +10,7 @@ import fairseq_plugins
 # From bottom to top; what stands in a line stands side by side. A module imports from its own shelf and from lines
 # below it. "" is the package itself.
 LAYERS = (
-    ("output",),
+    ("help_texts", "output"),
     ("ending", "errors", "fingerprints", "safe_loading"),
     ("commands", "loading"),
     ("data",),
@@ -21,6 +21,8 @@ LAYERS = (
     ("averaging", "benchmarks", "demo_corpus", "distillation", "tensorboard"),
     ("criterions",),
     ("tasks",),
+    ("api",),
+    ("translation",),
     ("",),
 )
 

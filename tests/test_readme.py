@@ -1,15 +1,46 @@
-"""What the README copies from the code is what the code says."""
+"""What README and docs copy from the code is what the code says; what they link to is there."""
 
+import re
 from pathlib import Path
 
-from fairseq_plugins.decoding.methods import table
+import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+from tests import options_page, readme_results
+from tests.options_page import PAGE, README, marked
+from tests.support import REPOSITORY
+
+PAGES = [README, *(REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
+PAGES += sorted((REPOSITORY / "docs").glob("*.md"))
 
 
-def test_the_table_of_methods_is_that_of_their_specs() -> None:
-    assert table() in README.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["decoding", "decoders", "training"])
+def test_tables_of_options_are_made_of_the_code(name: str) -> None:
+    found = marked(PAGE.read_text(encoding="utf-8"), name)[2]
+    assert found == options_page.tables()[name], "write it anew: python -m tests.options_page"
+
+
+def test_results_are_those_of_the_model_cards() -> None:
+    found = marked(README.read_text(encoding="utf-8"), "results")[2]
+    assert found == readme_results.table(), "write it anew: python -m tests.readme_results"
+    assert len(found.splitlines()) >= 9
 
 
 def test_how_it_works_stays_short() -> None:
-    assert len((README.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8").splitlines()) <= 40
+    assert len((REPOSITORY / "docs" / "how-it-works.md").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def test_the_index_has_every_page() -> None:
+    index = (REPOSITORY / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([a-z-]+\.md)\)", index))
+    assert linked == {page.name for page in PAGES[3:]} - {"index.md"}
+    commands = set(re.findall(r"^| `(spec-dec-[a-z-]+)", index, re.MULTILINE)) - {""}
+    assert commands == set(re.findall(r'"(spec-dec-[a-z-]+) +=', (REPOSITORY / "setup.py").read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert "://" in target or (page.parent / target).exists(), target
+    for target in re.findall(r"\b(?:docs|tests|train_scripts|examples)/[\w./-]+\.(?:md|py|sh|svg|png)", text):
+        assert (REPOSITORY / target).exists(), target

@@ -12,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 # shellcheck source=train_scripts/functions.sh
 source train_scripts/functions.sh
+no_options "$@"
 
 : "${NAME:=cldr.en-de}" "${SUBSET:=valid}" "${KS:=2 4 6 8 10}"
 : "${EPOCHS:=5}" "${MINUTES:=0}"  # 0: no limit

@@ -20,7 +20,7 @@ recipe_options "$@"
 : "${NAME:=cnn_dm}"
 src=source tgt=target LANGUAGE_OF_TARGET=en
 licence="news stories of CNN and Daily Mail, for research; BART: MIT"
-[ -n "${DATA:-}" ] || die "DATA is missing; give a folder with train.source, train.target, val.*, test.*"
+need_data "train.source, train.target, val.*, test.*"
 
 SUBWORDS=gpt2
 VOCABULARY=0

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# From nothing to a table of what draft-and-verify decoding gains. Usually run by `make demo`.
+# From nothing to a table of what draft-and-verify decoding gains. Usually run by `make train`, or `make demo DATA=...`.
 #
-#   train_scripts/demo.sh                                       a generated corpus; about 15 minutes on two slow cores
+#   train_scripts/demo.sh                                       a generated corpus
 #   DATA=folder NAME=mytext.en-de train_scripts/demo.sh         a folder of raw text: train, valid (val, dev) and test
 #
-# The recipe that takes least time: the verifier is its own teacher, training ends by the clock, nothing is swept.
+# The recipe that takes least time: the verifier is its own teacher, nothing is swept. Training ends after so many epochs, so that
+# results repeat; MINUTES ends it by the clock.
 #
 # Options: --dry-run (print every command), --skip STAGES, --only STAGES. What has been done is not done again.
 # Every setting in capitals can be set from the environment, such as VERIFIER_MINUTES=20; TRAINING_OPTIONS and DECODING_OPTIONS
@@ -29,8 +30,8 @@ if [ -z "${DATA:-}" ]; then
     origin="the generated corpus" licence="generated from Unicode CLDR (Unicode License v3)"
     : "${TRAIN_PAIRS:=24000}" "${VALID_PAIRS:=500}" "${TEST_PAIRS:=500}" "${SUBWORDS:=bpe}" "${VOCABULARY:=1200}"
     : "${LAYERS:=3}" "${DRAFTER_LAYERS:=1}" "${FFN_WIDTH:=512}" "${VERIFIER_DROPOUT:=0.1}"
-    : "${VERIFIER_EPOCHS:=5}" "${VERIFIER_MINUTES:=4.5}" "${DRAFTER_EPOCHS:=4}" "${DRAFTER_MINUTES:=5.5}"
-    : "${BLOCKWISE_EPOCHS:=2}" "${BLOCKWISE_MINUTES:=1}"
+    : "${VERIFIER_EPOCHS:=5}" "${DRAFTER_EPOCHS:=4}"
+    : "${BLOCKWISE_EPOCHS:=2}"
     : "${VERIFIER_TOKENS:=2000}" "${DRAFTER_TOKENS:=1000}" "${WARMUP_UPDATES:=200}" "${SAVE_INTERVAL_UPDATES:=400}" "${LOG_INTERVAL:=10}"
     # So few tokens are accepted after minutes of training that drafting more does not pay.
     : "${BLOCK_SIZE:=5}" "${DECODING_BLOCK_SIZE:=4}"

@@ -12,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 # shellcheck source=train_scripts/functions.sh
 source train_scripts/functions.sh
+no_options "$@"
 
 : "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${MINUTES:=5}" "${SEEDS:=1}"
 : "${BLOCK_SIZE:=15}" "${KS:=5 10 15}" "${TIMED_K:=5}"

@@ -201,13 +201,29 @@ learn_moses_bpe() {
 
 # ------------------------------------------------------------------------------------------------ training
 
-# show_training MINUTES: fairseq-train's log on stdin, one moving line on the terminal, or now and then a line in a file.
+# show_training MINUTES [END]: fairseq-train's log on stdin, one moving line on the terminal, or now and then a line in a file. END
+# says when training ends, such as "20 epochs" or "300 updates"; with it the time that is left is shown, guessed from the speed so far.
 show_training() {
-    local limit=$1 line shown=-100 text
+    local limit=$1 until=${2:-} line shown=-100 text end unit first=''
+    end=${until%% *} unit=${until##* }
     while IFS= read -r line; do
         if [[ $line =~ \|\ train_inner\ \|\ epoch\ 0*([0-9]+):\ +([0-9]+)\ /\ ([0-9]+)\ .*\ ?loss=([0-9.]+), ]]; then
-            text="epoch ${BASH_REMATCH[1]}, batch ${BASH_REMATCH[2]} of ${BASH_REMATCH[3]}, loss $(value loss "$line"), $(value wps "$line") words/s, $(duration "$(value wall "$line")")"
+            local epoch=${BASH_REMATCH[1]} batch=${BASH_REMATCH[2]} batches=${BASH_REMATCH[3]} made total updates
+            updates=$(value num_updates "$line")
+            text="epoch $epoch"
+            case $unit in
+                epochs) text+=" of $end" made=$(((epoch - 1) * batches + batch)) total=$((end * batches)) ;;
+                updates) made=$updates total=$end ;;
+                *) made=0 total=0 ;;
+            esac
+            text+=", batch $batch of $batches, loss $(value loss "$line"), $(value wps "$line") words/s, $(duration "$(value wall "$line")")"
             [ "$limit" = 0 ] || text+=" of at most $(duration "$(awk -v m="$limit" 'BEGIN { printf "%d", 60 * m }')") min"
+            if [ "$total" -gt 0 ]; then
+                [ -n "$first" ] || first="$made $SECONDS"
+                if [ "$made" -gt "${first% *}" ]; then
+                    text+=", about $(duration $(((SECONDS - ${first#* }) * (total - made) / (made - ${first% *})))) min left"
+                fi
+            fi
             if [ -t 1 ]; then
                 printf '\r       %s\033[K' "$text"
             elif [ $((SECONDS - shown)) -ge 20 ]; then
@@ -222,6 +238,19 @@ show_training() {
         fi
     done
     if [ -t 1 ]; then printf '\r\033[K'; fi
+}
+
+# end_of COMMAND...: when fairseq-train ends by itself, for show_training; of several --max-epoch and --max-update the last counts.
+end_of() {
+    local end=''
+    while [ $# -gt 1 ]; do
+        case $1 in
+            --max-epoch) end="$2 epochs" ;;
+            --max-update) if [ "$2" != 0 ]; then end="$2 updates"; fi ;;
+        esac
+        shift
+    done
+    say "$end"
 }
 
 # value NAME LINE: the whole part of NAME=... (two decimals for the loss) in a line of fairseq's log
@@ -249,7 +278,7 @@ train() {
     mkdir -p "$folder.partial"
     mend_last_checkpoint "$folder.partial"
     if [ -e "$folder.partial/checkpoint_last.pt" ]; then say "       going on from $folder.partial/checkpoint_last.pt"; fi
-    "$@" "${options[@]}" 2>&1 | tee -a "$current_log" | show_training "$minutes"
+    "$@" "${options[@]}" 2>&1 | tee -a "$current_log" | show_training "$minutes" "$(end_of "$@")"
     if [ "$keep" -eq 0 ]; then rm -f "$folder.partial"/checkpoint_[0-9]*.pt; fi
     mv "$folder.partial" "$folder"
 }
@@ -310,6 +339,18 @@ recipe_stages=text,binarise,teacher,decode,merge,verifier,drafter,blockwise,swee
     paper_drafter_tokens=$((4096 * 4 * 8))
 }
 
+# no_options "$@": --help prints the head of the script, all else is refused.
+no_options() {
+    [ $# -gt 0 ] || return 0
+    case $1 in
+        -h | --help) print_head "train_scripts/$(basename "$0")" && exit 0 ;;
+        *) die "$1: no such option; settings are variables (NAME=... $(basename "$0")), and there is --help" ;;
+    esac
+}
+
+# print_head SCRIPT: the comment that it begins with.
+print_head() { awk 'NR > 1 && !/^#/ { exit } NR > 1 && !/^#SBATCH/ { sub(/^# ?/, ""); print }' "$1"; }
+
 # recipe_options "$@": read --dry-run, --skip STAGE,STAGE and --only STAGE,STAGE; --help prints the head of the recipe. Goes to
 # the root of the repository and finds its programs and GPUs.
 recipe_options() {
@@ -334,7 +375,7 @@ recipe_options() {
                 shift
                 ;;
             -h | --help)
-                awk 'NR > 1 && !/^#/ { exit } NR > 1 && !/^#SBATCH/ { sub(/^# ?/, ""); print }' "$recipe"
+                print_head "$recipe"
                 exit 0
                 ;;
             *) die "$1: no such option; there are --dry-run, --skip STAGES, --only STAGES and --help" ;;
@@ -413,9 +454,19 @@ small_models() {
     blockwise_training=("${training[@]}" "${verifier_batch[@]}" --lr "$VERIFIER_LR" --max-update "$VERIFIER_UPDATES")
 }
 
+# need_data FILES: DATA=folder has to be given; a dry run goes on with a name for it.
+need_data() {
+    if [ -z "${DATA:-}" ] && [ -n "$dry_run" ]; then DATA=FOLDER; fi
+    [ -n "${DATA:-}" ] || die "DATA is missing; give a folder with $1"
+}
+
 # find_text: where the sets of DATA=folder are (text_sets), which are checked. TEST=name chooses among several test sets.
 find_text() {
     local prefix
+    if [ -n "$dry_run" ] && [ ! -d "$DATA" ]; then
+        text_sets=("$DATA/train" "$DATA/valid" "$DATA/${TEST:-test}")
+        return
+    fi
     text_sets=() # one after the other: a set that is refused ends the recipe
     text_sets+=("$(find_set "$DATA" "$src" "$tgt" train)")
     text_sets+=("$(find_set "$DATA" "$src" "$tgt" valid val dev tune)")

@@ -21,7 +21,7 @@ recipe_options "$@"
 : "${NAME:=gec.$MODEL}"
 src=src tgt=tgt LANGUAGE_OF_TARGET=${LANGUAGE:-en}
 licence="that of the corpora in DATA"
-[ -n "${DATA:-}" ] || die "DATA is missing; give a folder with train.src, train.tgt, valid.*, test.*"
+need_data "train.src, train.tgt, valid.*, test.*"
 
 # Aggressive Decoding Table 11, training from scratch: 5120 tokens x 4 x 4 GPUs, 60 epochs.
 : "${VERIFIER_TOKENS:=$((5120 * 4 * 4))}" "${MAX_TOKENS:=5120}" "${VERIFIER_EPOCHS:=60}" "${VERIFIER_LR:=5e-4}" "${DROPOUT:=0.3}"

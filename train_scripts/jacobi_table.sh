@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 # shellcheck source=train_scripts/functions.sh
 source train_scripts/functions.sh
+no_options "$@"
 
 : "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${BLOCK_SIZE:=3}" "${DECODING_BATCH:=1}"
 cells=results/$NAME/jacobi-table

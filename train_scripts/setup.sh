@@ -8,13 +8,15 @@
 #
 # Safe to run again: what is installed already is kept, and STAMP is written only when everything works.
 #
-# fairseq is compiled here, against the torch it will run with: of the ready wheels that exist (Python 3.12) the C++ parts do
-# not load under this torch. The build imports torch, which under pip's usual build isolation would be another one, downloaded
-# for the build alone; so torch comes first, and the rest is installed with --no-build-isolation. pip keeps the wheel it
-# built: a second environment is quick.
+# fairseq is compiled here, since there is no ready wheel for Python 3.11. Its setup.py imports torch.utils.cpp_extension, for
+# which a stand-in is found by PYTHONPATH in that one command (train_scripts/fairseq_build says what it leaves out): the build
+# needs no torch, and runs while torch is downloaded. pip's cache is not for this wheel, or other projects would get it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+case ${1:-} in
+    -*) printf 'error: %s: no such option; usage: train_scripts/setup.sh [VENV [STAMP]]\n' "$1" >&2; exit 2 ;;
+esac
 venv=${1:-.venv}
 stamp=${2:-$venv/.setup-done}
 log=$venv/setup.log
@@ -23,6 +25,8 @@ say() { printf '%s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 trap 'printf "\nSet-up interrupted. The next make takes it up again.\n" >&2; exit 130' INT TERM
+building= # process id of the build of fairseq
+trap 'if [ -n "$building" ]; then kill "$building" 2>/dev/null || true; fi' EXIT
 
 # A name on the PATH is not enough: version managers leave shims for versions that are not active.
 runs() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }
@@ -40,10 +44,10 @@ find_python() {
 }
 
 # pip's talk goes to the log; of a failure the end is shown
-pip_install=("$venv/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt)
-install() { "${pip_install[@]}" "$@"; }
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+install() { "${pip[@]}" install --constraint constraints.txt "$@"; }
 install_quietly() {
-    "${pip_install[@]}" "$@" >>"$log" 2>&1 || { tail -n 30 "$log" >&2; return 1; }
+    install "$@" >>"$log" 2>&1 || { tail -n 30 "$log" >&2; return 1; }
 }
 
 installed() { "$venv/bin/python" -c 'import sys; from importlib.metadata import version; version(sys.argv[1])' "$1" 2>/dev/null; }
@@ -60,13 +64,25 @@ say "Set-up: what pip says goes to $log."
 : >"$log"
 
 install_quietly --upgrade pip || die "pip could not be brought up to date: is a package index reachable?"
-torch=(torch cython numpy 'setuptools<81' wheel)
+install_quietly cython numpy 'setuptools<81' wheel || die "the build tools could not be installed (the reason is above)"
+
+if installed fairseq-fixed; then
+    say "Set-up 1/3: fairseq is there."
+else
+    say "Set-up 1/3: building fairseq, about a minute of C++ and Cython, while the rest goes on ..."
+    rm -rf "$venv/wheels"
+    PYTHONPATH=$PWD/train_scripts/fairseq_build "${pip[@]}" wheel --no-cache-dir --no-deps --no-build-isolation \
+        --no-binary fairseq-fixed --wheel-dir "$venv/wheels" fairseq-fixed==0.12.3.1 >"$venv/fairseq.log" 2>&1 &
+    building=$!
+fi
+
+torch=(torch)
 if [ -n "${TORCH_INDEX:-}" ]; then torch+=(--extra-index-url "$TORCH_INDEX"); fi
 install_torch=install_quietly
 if installed torch; then
-    say "Set-up 1/3: torch is there."
+    say "Set-up 2/3: torch is there."
 else
-    say "Set-up 1/3: installing torch (200 MB to 3 GB to download, depending on the platform) ..."
+    say "Set-up 2/3: installing torch (200 MB to 3 GB to download, depending on the platform) ..."
     if [ "$(uname -s)" = Linux ] && [ -z "${TORCH_INDEX:-}" ] && ! command -v nvidia-smi >/dev/null; then
         say "            No GPU found. The smaller torch, for the CPU only: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
     fi
@@ -74,16 +90,21 @@ else
 fi
 "$install_torch" "${torch[@]}" || die "torch could not be installed (the reason is above)"
 
-if installed fairseq-fixed; then
-    say "Set-up 2/3: fairseq is there."
-else
-    say "Set-up 2/3: installing fairseq. The first time this compiles C++ and Cython, which takes 2 to 5 minutes ..."
+if [ -n "$building" ]; then
+    wait "$building" || { tail -n 30 "$venv/fairseq.log" >&2; die "fairseq could not be built (the reason is above). It needs a C++ compiler and the headers of Python (Debian, Ubuntu: apt install g++ python3-dev)"; }
+    building=
 fi
-install_quietly --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1 ||
-    die "fairseq could not be built (the reason is above). It needs a C++ compiler and the headers of Python (Debian, Ubuntu: apt install g++ python3-dev)"
 
 say "Set-up 3/3: installing this package, its requirements and the test tools ..."
-install_quietly --no-build-isolation --editable '.[test,reports,bench]' || die "the package could not be installed (the reason is above)"
+install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,reports,bench]' || die "the package could not be installed (the reason is above)"
+
+# fairseq looks for `--user-dir fairseq_plugins` in the current folder, then beside itself, where an editable package is not: there
+# it finds this, which becomes the package. An ordinary `pip install .` writes the package there instead.
+beside=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairseq_plugins
+mkdir -p "$beside"
+printf '__file__ = %s\n__path__ = [%s]\nwith open(__file__, encoding="utf-8") as source:\n    exec(compile(source.read(), __file__, "exec"))\n' \
+    "$("$venv/bin/python" -c 'import os; print(repr(os.path.abspath("fairseq_plugins/__init__.py")))')" \
+    "$("$venv/bin/python" -c 'import os; print(repr(os.path.abspath("fairseq_plugins")))')" >"$beside/__init__.py"
 
 "$venv/bin/python" - <<'PY' || die "the installed packages do not work together (the reason is above): remove $venv and try again"
 import logging
@@ -93,10 +114,11 @@ logging.disable(logging.INFO)  # fairseq's hints about optional packages
 
 import fairseq
 import torch
-from fairseq import libbase, libbleu, libnat  # noqa: F401  (C++)
+from fairseq import libbleu  # noqa: F401  (C++)
 from fairseq.data import data_utils_fast, token_block_utils_fast  # noqa: F401  (Cython)
 
 device = "with a GPU" if torch.cuda.is_available() else "on the CPU"
 print(f"Set-up finished: Python {platform.python_version()}, torch {torch.__version__} {device}, fairseq {fairseq.__version__}.")
 PY
+rm -rf "$venv/wheels"
 touch "$stamp"

@@ -20,7 +20,7 @@ recipe_options "$@"
 : "${NAME:=simplification}"
 src=src tgt=tgt LANGUAGE_OF_TARGET=en
 licence="that of the corpora in DATA"
-[ -n "${DATA:-}" ] || die "DATA is missing; give a folder with train.src, train.tgt, valid.*, test.*"
+need_data "train.src, train.tgt, valid.*, test.*"
 
 # The paper says Transformer-base and no more: Table 11, from scratch, which it gives for the other rewriting task.
 SUBWORDS=moses

@@ -11,6 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 # shellcheck source=train_scripts/functions.sh
 source train_scripts/functions.sh
+no_options "$@"
 
 : "${SIZE:=16}" "${EPSILON:=2}" "${BLOCKWISE_HEADS:=6}"
 : "${TRAIN_PATCHES:=4000}" "${VALID_PATCHES:=16}" "${TEST_PATCHES:=32}"

@@ -19,7 +19,7 @@ recipe_options "$@"
 : "${NAME:=ua-gec}" "${HOLD_OUT:=30}"
 src=src tgt=tgt LANGUAGE_OF_TARGET=uk
 licence="UA-GEC 2.0 (github.com/grammarly/ua-gec), CC BY 4.0"
-[ -n "${DATA:-}" ] || die "DATA is missing; give a folder with train.src, train.tgt, test.src, test.tgt"
+need_data "train.src, train.tgt, test.src, test.tgt"
 
 # The papers have no set of this size: all numbers are ours, Adam's betas and label smoothing those of Vaswani et al. 2017.
 : "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}" "${BLOCK_SIZE:=10}" "${BLOCK_SIZES:=5,10}"

@@ -47,7 +47,7 @@ class Bench:
         self.cuda, self.task = self.session.cuda, self.session.task
         self.subset = cfg.dataset.gen_subset
         self.dataset = self.session.load(self.subset)
-        _ = self.session.text_tools  # what they lack is said before anything is decoded
+        self.session.join_subwords()  # also: what text tools lack is said before anything is decoded
         self._greedy_outputs: dict[bool, dict[int, Tokens]] = {}
 
     @property

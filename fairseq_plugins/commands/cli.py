@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fairseq_plugins.errors import explain
+from fairseq_plugins.help_texts import version
 from fairseq_plugins.output import (
     abandon_output,
     is_output_failure,
@@ -27,12 +28,16 @@ def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[
         0, or 2 after a one-line error for what the user can mend, or 130 after Ctrl-C, or 1, without a word, where
         nobody reads the output any more (`| head`).
     """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments == ["--version"]:
+        print(version())
+        return 0
     # By force: modules of fairseq have set up their own, more talkative, at import.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s", force=True)
     if is_tool():
         watch_output()
     try:
-        run(sys.argv[1:] if argv is None else argv)
+        run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         say(f"{name}: interrupted")

@@ -3,13 +3,18 @@
 import argparse
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from fairseq import options, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
 from fairseq_plugins.errors import ConfigurationError
+
+# Options of the task that only training reads.
+TRAINING_OPTIONS = {"verifier_path", "blocks_per_sentence", "glancing_start", "glancing_end", "glancing_updates"}
 
 
 def positive(text: str) -> int:
@@ -25,10 +30,42 @@ def positive_list(text: str) -> list[int]:
 
 
 def generation_parser(prog: str) -> argparse.ArgumentParser:
-    """Return fairseq-generate's parser under the name of a command, to add own options to."""
+    """Return fairseq-generate's parser under the name of a command, to add own options to.
+
+    Its help shows these, then those of decoding, and leaves fairseq's 400 lines to fairseq-generate.
+    """
     parser = options.get_generation_parser(default_task="spec_dec")
     parser.prog = prog
+    before = len(parser._action_groups)
+    parser.format_help = lambda: _own_help(parser, parser._action_groups[before:])  # type: ignore[method-assign]
     return parser
+
+
+def _own_help(parser: argparse.ArgumentParser, groups: Sequence[argparse._ArgumentGroup]) -> str:
+    formatter = argparse.HelpFormatter(parser.prog, width=110)
+    formatter.add_usage("%(prog)s DATA --path VERIFIER.pt [OPTION ...]", [], [])
+    formatter.add_text(parser.description)
+    for group in (*groups, decoding_options()):
+        formatter.start_section(group.title)
+        formatter.add_arguments(group._group_actions)
+        formatter.end_section()
+    formatter.add_text(
+        "All options of fairseq-generate are understood, too (fairseq-generate --help). docs/options.md has defaults, "
+        "and what changes the output."
+    )
+    return formatter.format_help()
+
+
+def decoding_options() -> argparse._ArgumentGroup:
+    """The options of the task that steer decoding, those of the methods among them, as a group of a parser."""
+    group = argparse.ArgumentParser(add_help=False).add_argument_group("decoding")
+    gen_parser_from_dataclass(group, TASK_DATACLASS_REGISTRY["spec_dec"]())  # type: ignore[arg-type]
+    others = TRAINING_OPTIONS | {declared.name for declared in fields(TASK_DATACLASS_REGISTRY["translation"])}
+    group._group_actions[:] = [action for action in group._group_actions if action.dest not in others]
+    for action in group._group_actions:
+        if action.dest == "decoding_method":
+            action.option_strings, action.metavar = ["--decoder"], "NAME"
+    return group
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

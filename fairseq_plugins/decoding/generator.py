@@ -1,7 +1,7 @@
 """The loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.batch import Batch
 from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_greedy
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.one_call import OneCall, runs_in_one_call
-from fairseq_plugins.decoding.state import Draft
+from fairseq_plugins.decoding.state import Advance, Draft
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TracedSearch, TraceWriter
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier
@@ -65,13 +65,28 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.method = None
 
     @torch.inference_mode()
-    def _generate(
+    def _generate(self, *args: Any, **kwargs: Any) -> Hypotheses:
+        iterations = self.iterate(*args, every_one=False, **kwargs)
+        while True:
+            try:
+                next(iterations)
+            except StopIteration as end:
+                return end.value
+
+    def iterate(
         self,
         sample: dict[str, Any],
         prefix_tokens: Tensor | None = None,
         constraints: Tensor | None = None,
         bos_token: int | None = None,
-    ) -> Hypotheses:
+        every_one: bool = True,
+    ) -> Generator[Advance, None, Hypotheses]:
+        """Decode as `generate` does, and yield what every iteration adds; returns what `generate` returns.
+
+        Those that the kernels run by themselves are not yielded, unless `every_one` is wanted.
+
+        The caller sees to it that every step runs under `torch.inference_mode`.
+        """
         started = time.perf_counter()
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported when drafting; use --decoder beam")
@@ -81,18 +96,19 @@ class DraftVerifyGenerator(SequenceGenerator):
             self.method = self.build_method()
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
         batch = Batch(sample, limits, self.eos if bos_token is None else bos_token, self.active_sentences)
-        self._decode(batch, self.method)
+        yield from self._decode(batch, self.method, every_one)
         hypotheses = [[self._hypothesis(*output)] for output in batch.outputs]
         self._record(batch, hypotheses, time.perf_counter() - started)
         return hypotheses
 
-    def _decode(self, batch: Batch, method: Method) -> None:
-        """Run the loop until every sentence of the batch has ended."""
+    def _decode(self, batch: Batch, method: Method, every_one: bool) -> Iterator[Advance]:
+        """Run the loop until every sentence of the batch has ended; yield what every iteration adds."""
         verifier, drafter, search, state = method.verifier, method.drafter, method.search, batch.state
         if self.trace is not None:
             search = TracedSearch(search, self.trace)
         given = self._given_draft(batch, method)
-        in_one_call = OneCall(method) if given is None and self.trace is None and runs_in_one_call(method) else None
+        is_watched = every_one or given is not None or self.trace is not None
+        in_one_call = None if is_watched or not runs_in_one_call(method) else OneCall(method)
         while batch.admit(method):
             done = None if in_one_call is None else in_one_call.run(state, batch.enough_finished)
             if done is not None:
@@ -103,6 +119,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             advance = search.advance(state, draft, verification)
             state.append(advance)
             drafter.observe(advance)
+            yield advance
             batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
             # Scores of a whole vocabulary: not two iterations' at a time.
             del draft, verification, advance

@@ -19,10 +19,10 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments, positive
+from fairseq_plugins.commands.workers import find_place, shards_of, start_processes
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
-from fairseq_plugins.distillation.merge import merge
-from fairseq_plugins.distillation.workers import find_place, shards_of, start_processes
+from fairseq_plugins.distillation.merge import check_subset, merge
 from fairseq_plugins.errors import ConfigurationError
 
 NAME = "spec-dec-distill"
@@ -53,10 +53,12 @@ def decode(argv: Sequence[str]) -> None:
     check_paths(cfg)
     _check_numbers(given, shard)
     subsets = cfg.dataset.gen_subset.split(",")
+    for subset in subsets:
+        check_subset(subset)
     folder, place = Path(args.output), find_place()
     processes = 1 if place.spawned or shard is not None else args.workers or _gpus(cfg)
     if processes > 1:
-        start_processes(processes, ["decode", *argv])
+        start_processes(processes, "fairseq_plugins.distillation.cli", ["decode", *argv])
         return
     for subset in subsets:
         count = _count(given, folder, subset, place.jobs * place.world)

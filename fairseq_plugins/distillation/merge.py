@@ -53,6 +53,16 @@ class Counts:
         return ", ".join(parts) + (f"; {self.raw} raw pairs added" if self.raw else "")
 
 
+def check_subset(subset: str) -> None:
+    """Refuse a subset that fairseq-preprocess has no option for.
+
+    Raises:
+        ConfigurationError: naming those that it has.
+    """
+    if subset not in PREFIXES:
+        raise ConfigurationError(f"--gen-subset {subset}: choose from {', '.join(PREFIXES)}")
+
+
 def open_task(data: str, source: str | None, target: str | None) -> TranslationTask:
     """fairseq's translation task on a folder.
 
@@ -161,8 +171,7 @@ def merge(
     if destination.exists():
         raise ConfigurationError(f"--destdir {destination}: is there already; remove it or give another folder")
     for subset in subsets:
-        if subset not in PREFIXES:
-            raise ConfigurationError(f"--gen-subset {subset}: choose from {', '.join(PREFIXES)}")
+        check_subset(subset)
     task = open_task(data, *languages)
     source, target = task.cfg.source_lang, task.cfg.target_lang
     partial = destination.with_name(destination.name + ".partial")

@@ -94,6 +94,9 @@ class _SpecDecConfig(TranslationConfig):
             "where capturing fails; without effect on a CPU"
         },
     )
+    verbose: bool = field(
+        default=False, metadata={"help": "fairseq-generate, fairseq-interactive: log all settings at the start"}
+    )
     stats_file: Optional[str] = field(
         default=None,
         metadata={"help": "write iterations, accepted tokens and time of every sentence there, as JSON lines"},

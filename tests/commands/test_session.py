@@ -51,3 +51,22 @@ def test_text_without_subwords(corpus: Corpus) -> None:
     assert session.text(tokens) == "halo du"
     session.cfg.common_eval.post_process = None
     assert session.text(tokens) == "ha@@ lo du"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "options", "kind"),
+    [
+        ("\u2581ha", [], "sentencepiece"),
+        ("ha@@", [], "subword_nmt"),
+        ("ha", [], None),
+        ("\u2581ha", ["--remove-bpe"], "@@ "),
+    ],
+)
+def test_subwords_are_joined_without_being_asked(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str], symbol: str, options: list[str], kind: str | None
+) -> None:
+    session = open_session(corpus, *options)
+    session.task.target_dictionary.add_symbol(symbol)
+    session.join_subwords()
+    assert session.cfg.common_eval.post_process == kind
+    assert ("--remove-bpe: not given" in capsys.readouterr().err) == (kind is not None and not options)

@@ -18,10 +18,10 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 
+from fairseq_plugins.commands.workers import Place, find_place, shards_of
 from fairseq_plugins.distillation import cli, shards
 from fairseq_plugins.distillation.merge import filter_pairs
 from fairseq_plugins.distillation.shards import TOO_LONG, Sentence, ShardWriter, read_shard
-from fairseq_plugins.distillation.workers import Place, find_place, shards_of
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process

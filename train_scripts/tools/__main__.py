@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from train_scripts.tools import recombine, subwords, text
+from train_scripts.tools.short_table import short_table
 
 
 def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
@@ -143,6 +144,9 @@ def get_parser() -> argparse.ArgumentParser:
     add("--languages", nargs=2, required=True, help="source and target language")
     add("--epochs", required=True, type=float)
     add("--tokens", required=True, type=int, help="in an update")
+
+    add = tool("short-table", lambda a: print(short_table(a.file)), "print a table of decoders in few columns")
+    add("file", type=Path, help="table.md")
 
     add = tool("recommended", lambda a: print("\n".join(recommended(a.sweep))),
                "print NAME OPTIONS that a sweep recommends")  # fmt: skip

@@ -64,14 +64,14 @@ def shards_of(place: Place, shards: int, shard: int | None) -> list[int]:
     return list(range(place.job, shards, place.jobs))[place.rank :: place.world]
 
 
-def start_processes(count: int, argv: Sequence[str]) -> None:
-    """Run `spec-dec-distill` with these arguments in `count` processes, by torchrun, and wait for them.
+def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
+    """Run a module of this package with these arguments in `count` processes, by torchrun, and wait for them.
 
     Raises:
         ConfigurationError: when one of them failed; it has said why.
     """
     sys.stdout.flush()
-    arguments = ["--standalone", "--nproc-per-node", str(count), "-m", "fairseq_plugins.distillation.cli", *argv]
+    arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
     try:
         torchrun.main(arguments)
     except ChildFailedError as error:

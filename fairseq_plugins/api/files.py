@@ -1,0 +1,113 @@
+"""Which files make a model: verifier, drafter, dictionaries and subwords, found in a folder or named one by one."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of a model.
+
+    Attributes:
+        verifier: checkpoint; several for an ensemble, with colons between them.
+        drafter: checkpoint, None where there is none.
+        data: folder of the dictionaries, `dict.LANGUAGE.txt`.
+        source_lang, target_lang: the languages, as the dictionaries have them.
+        subwords: of sentencepiece (`*.model`) or subword-nmt (all other names); None for text that is cut already.
+    """
+
+    verifier: str
+    drafter: str | None
+    data: str
+    source_lang: str
+    target_lang: str
+    subwords: str | None
+
+
+def find_files(
+    folder: str | Path | None,
+    verifier: str | Path | None,
+    drafter: str | Path | None,
+    data: str | Path | None,
+    languages: tuple[str | None, str | None],
+    subwords: str | Path | None,
+    heads: bool = False,
+) -> ModelFiles:
+    """Find the files of a model.
+
+    Args:
+        folder: as the recipes write them and as they are released; what is named besides comes first.
+        verifier, drafter, data, subwords: files and folders by themselves, None for those of `folder`.
+        languages: source and target, None to find out.
+        heads: take the verifier with heads for blockwise decoding (`blockwise.pt`).
+
+    Raises:
+        ConfigurationError: naming what is missing.
+    """
+    home = None if folder is None else Path(folder)
+    if home is not None and not home.is_dir():
+        raise ConfigurationError(f"{home}: no such folder; give one with verifier.pt and dictionaries")
+    if verifier is None:
+        if home is None:
+            raise ConfigurationError("no model is named; give a folder, or verifier= and data=")
+        verifier = home / ("blockwise.pt" if heads else "verifier.pt")
+        if not verifier.is_file():
+            raise ConfigurationError(f"{verifier}: no such file; give verifier=, or a folder that has it")
+    if drafter is None and home is not None and (home / "drafter.pt").is_file():
+        drafter = home / "drafter.pt"
+    where = data if data is not None else home
+    if where is None:
+        raise ConfigurationError("data= is missing; give the folder of the dictionaries, dict.LANGUAGE.txt")
+    source, target = find_languages(Path(where), languages)
+    if subwords is None:
+        found = (Path(where) / name for name in ("subwords.model", "bpe.codes"))
+        subwords = next((file for file in found if file.is_file()), None)
+    elif not Path(subwords).is_file():
+        raise ConfigurationError(f"subwords {subwords}: no such file; give a sentencepiece model or subword-nmt codes")
+    return ModelFiles(
+        verifier=str(verifier),
+        drafter=None if drafter is None else str(drafter),
+        data=str(where),
+        source_lang=source,
+        target_lang=target,
+        subwords=None if subwords is None else str(subwords),
+    )
+
+
+def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, None)) -> tuple[str, str]:
+    """Source and target language of a folder of dictionaries.
+
+    They are what is given; or those that the folder's name ends in (`mytext.en-de`), or the names of its binarised
+    files do (`test.en-de.en.bin`); or `src` and `tgt`.
+
+    Raises:
+        ConfigurationError: where dictionaries are missing, or do not say which is the source.
+    """
+    known = sorted(file.name.split(".")[1] for file in folder.glob("dict.*.txt"))
+    if not known:
+        raise ConfigurationError(
+            f"{folder}: has no dictionaries; give a folder with dict.LANGUAGE.txt of both languages"
+        )
+    source, target = given
+    if source is not None or target is not None:
+        for language in (source, target):
+            if language is not None and language not in known:
+                raise ConfigurationError(f"{folder}: has no dict.{language}.txt; it has those of {', '.join(known)}")
+        others = [language for language in known if language not in given]
+        if source is not None and target is not None:
+            return source, target
+        if len(others) == 1:
+            return (source or others[0]), (target or others[0])
+    names = [folder.resolve().name, *(file.name.split(".")[1] for file in folder.glob("*.*-*.*.bin"))]
+    for name in names:
+        pair = re.search(r"(?:^|\.)([^.-]+)-([^.-]+)$", name)
+        if pair is not None and {pair[1], pair[2]} <= set(known):
+            return pair[1], pair[2]
+    if {"src", "tgt"} <= set(known):
+        return "src", "tgt"
+    raise ConfigurationError(
+        f"{folder}: does not say which of {', '.join(known)} is the source; give source_lang= and target_lang="
+    )

@@ -1,0 +1,164 @@
+"""`load`: from files and options to a model, without a command line."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizerConfig
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
+from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_plugins.api.files import ModelFiles, find_files
+from fairseq_plugins.api.model import Model
+from fairseq_plugins.commands.parsing import check_paths
+from fairseq_plugins.commands.session import Session
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+
+Precision = Literal["fp32", "fp16", "bf16"]
+
+# Options of the task that steer decoding, besides those of the methods; and fairseq's that are not for a program.
+_OF_TASK = {"block_size", "active_sentences", "no_compiled_steps", "int8", "packed_weights", "no_cuda_graphs"}
+_NOT_OF_GENERATION = {
+    *("beam", "nbest", "prefix_size", "score_reference", "constraints", "print_alignment", "print_step"),
+    *("replace_unk", "no_seed_provided"),
+}
+
+
+def load(
+    folder: str | Path | None = None,
+    *,
+    verifier: str | Path | None = None,
+    drafter: str | Path | None = None,
+    data: str | Path | None = None,
+    decoder: str | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    subwords: str | Path | None = None,
+    tokenizer: Literal["moses"] | None = None,
+    device: str | None = None,
+    precision: Precision = "fp32",
+    **options: Any,
+) -> Model:
+    """Load a model for translation.
+
+        model = load("checkpoints/multi30k.en-de")
+        model = load(verifier="checkpoint_best.pt", drafter="drafter.pt", data="data-bin/mytext", decoder="gad")
+
+    Args:
+        folder: a folder as the recipes write it: verifier.pt, drafter.pt, dictionaries, subwords.
+        verifier: checkpoint of an autoregressive fairseq model; several for an ensemble, with colons between them.
+        drafter: checkpoint of the drafter trained for it.
+        data: folder of the dictionaries, `dict.LANGUAGE.txt`, as fairseq-preprocess writes it.
+        decoder: name of a decoding method, as for --decoder; default: gad with a drafter, greedy without.
+        source_lang, target_lang: where the folder's name or files do not say them.
+        subwords: sentencepiece model (`*.model`) or codes of subword-nmt; default: `subwords.model` or `bpe.codes`
+            beside the dictionaries; without any, text is read as subwords with spaces between them.
+        tokenizer: what text is cut with before subwords; default: moses with codes of subword-nmt, else none.
+        device: "cpu", "cuda" or "cuda:N"; default: the current GPU where there is one.
+        precision: of the weights. Lossless decoders give fairseq's own tokens in fp32; in half precision rounding
+            may let two tokens that are as good as equally likely change places.
+        options: those of the method and of fairseq's generation, named as on the command line with underscores:
+            block_size=5, preset="high-quality", max_len_b=100, lenpen=0.6 ...
+
+    Returns:
+        the model, loaded and on its device.
+
+    Raises:
+        ConfigurationError: in one line, for files that are missing or do not fit, and for unknown options.
+    """
+    if decoder is not None and decoder not in methods.DECODERS:
+        raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
+    has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
+    files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads)
+    name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
+    cfg = configuration(files, name, tokenizer, precision, options)
+    # A folder's drafter is there for whoever needs it; one that was named has to be of use.
+    if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
+        cfg.task.drafter_path = None
+    index = _device(cfg, device)
+    check_paths(cfg)
+    with _quietly():
+        return Model(Session(cfg, index))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without fairseq's messages about dictionaries and models, which its modules let everybody see."""
+    logger = logging.getLogger("fairseq")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def configuration(
+    files: ModelFiles, decoder: str, tokenizer: str | None, precision: str, options: Mapping[str, Any]
+) -> DictConfig:
+    """fairseq's whole configuration, as its command line would make it.
+
+    Raises:
+        ConfigurationError: for an unknown option, or a value of the wrong kind.
+    """
+    if precision not in ("fp32", "fp16", "bf16"):
+        raise ConfigurationError(f"precision {precision!r}: choose from fp32, fp16, bf16")
+    cfg: DictConfig = OmegaConf.structured(FairseqConfig())
+    cfg.task = OmegaConf.structured(SpecDecConfig())
+    OmegaConf.set_struct(cfg, False)
+    cfg.task._name = "spec_dec"
+    of_task = _OF_TASK.union(*({field.name for field in fields(spec.options)} for spec in methods.METHODS))
+    of_generation = {field.name for field in fields(GenerationConfig)} - _NOT_OF_GENERATION
+    known = sorted(name for name in of_task | of_generation if not name.startswith(("_", "retain_", "iter_decode_")))
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigurationError(f"{name}: no such option; there are {', '.join(known)}")
+        try:
+            (cfg.task if name in of_task else cfg.generation)[name] = value
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigurationError(f"{name}={value!r}: is not a value of this option ({reason})") from error
+    cfg.task.decoding_method = decoder
+    cfg.task.drafter_path = files.drafter
+    cfg.task.data, cfg.task.source_lang, cfg.task.target_lang = files.data, files.source_lang, files.target_lang
+    cfg.common_eval.path = files.verifier
+    cfg.common.fp16, cfg.common.bf16 = precision == "fp16", precision == "bf16"
+    _set_text_tools(cfg, files, tokenizer)
+    return cfg
+
+
+def _set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -> None:
+    if tokenizer not in (None, "moses"):
+        raise ConfigurationError(f"tokenizer {tokenizer!r}: choose moses, or leave it out")
+    if files.subwords is not None and files.subwords.endswith(".model"):
+        cfg.bpe = OmegaConf.structured(SentencepieceConfig(_name="sentencepiece", sentencepiece_model=files.subwords))
+    elif files.subwords is not None:
+        cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name="subword_nmt", bpe_codes=files.subwords))
+        tokenizer = "moses"
+    if tokenizer == "moses":
+        languages = {"source_lang": files.source_lang, "target_lang": files.target_lang}
+        cfg.tokenizer = OmegaConf.structured(MosesTokenizerConfig(_name="moses", **languages))
+
+
+def _device(cfg: DictConfig, device: str | None) -> int | None:
+    """Note in the configuration whether a GPU is used; returns its index, None for the current one."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device {device!r}: choose cpu, cuda or cuda:N") from error
+    if found.type == "cpu":
+        cfg.common.cpu = True
+    elif found.type != "cuda" or (found.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(f"device {device!r}: there are {torch.cuda.device_count()} GPUs; use cpu")
+    return found.index

@@ -1,0 +1,337 @@
+"""A loaded model: raw text or subwords in, translations out."""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.api.results import CallStatistics, Step, Translation
+from fairseq_plugins.commands.session import Session
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.state import Advance
+from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.errors import ConfigurationError
+
+BATCH_SIZE = 32
+"""Sentences decoded together where the caller does not say."""
+
+_BATCHES_AHEAD = 32
+# As fairseq-generate.
+_DEFAULT_BEAM = 5
+
+
+class Model:
+    """Translates; made by `fairseq_plugins.load`.
+
+    Safe in threads: calls of several threads take turns, one batch at a time, and each thread sees the statistics of
+    its own calls. To use several cores or GPUs, set torch's threads or run several processes.
+
+    Attributes:
+        decoder: name of the decoding method.
+        is_lossless: whether its output is, token for token, that of fairseq's own search.
+        source_lang, target_lang: names of the languages, as the dictionaries have them.
+        max_source_tokens: the longest source that the model can read, EOS included.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._spec, _ = methods.chosen(session.cfg.task)
+        self._lock = threading.RLock()
+        self._own = threading.local()
+        # Beam -> a generator that is not in use. Streams that are under way keep theirs.
+        self._idle: dict[int, list[Any]] = {}
+        self.decoder: str = self._spec.name
+        self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
+        self.source_lang: str = session.task.cfg.source_lang
+        self.target_lang: str = session.task.cfg.target_lang
+        self.max_source_tokens: int = session.max_positions[0]
+        # What does not fit is refused now, not at the first sentence.
+        self._give_back(self._take(self._beam(None)))
+
+    def __repr__(self) -> str:
+        return f"Model({self._session.task.cfg.data!r}, decoder={self.decoder!r})"
+
+    @property
+    def statistics(self) -> CallStatistics:
+        """Counts of this thread's last call; for one that is still going on (an iterator), of what it did so far."""
+        found: CallStatistics = getattr(self._own, "statistics", None) or CallStatistics()
+        return found
+
+    @overload
+    def translate(
+        self, text: str, *, beam: int | None = ..., batch_size: int = ..., return_scores: Literal[False] = ...
+    ) -> str: ...
+    @overload
+    def translate(
+        self, text: str, *, beam: int | None = ..., batch_size: int = ..., return_scores: Literal[True]
+    ) -> Translation: ...
+    @overload
+    def translate(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        beam: int | None = ...,
+        batch_size: int = ...,
+        return_scores: Literal[False] = ...,
+    ) -> list[str]: ...
+    @overload
+    def translate(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        beam: int | None = ...,
+        batch_size: int = ...,
+        return_scores: Literal[True],
+    ) -> list[Translation]: ...
+
+    def translate(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        beam: int | None = None,
+        batch_size: int = BATCH_SIZE,
+        return_scores: bool = False,
+    ) -> str | Translation | list[str] | list[Translation]:
+        """Translate a sentence, or a list of them.
+
+        Args:
+            text: raw text, a sentence by itself; or a list of sentences.
+            beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
+            batch_size: sentences decoded together. They are sorted by length for it; the order of the result is that
+                of `text`. The output of lossless decoders does not depend on it.
+            return_scores: return a `Translation` in place of each string.
+
+        Raises:
+            ConfigurationError: for a sentence longer than the model can read, or a beam that the decoder has not.
+        """
+        self._own.statistics = CallStatistics()
+        texts = [text] if isinstance(text, str) else text
+        found = self._decode([self._encode(one) for one in texts], beam, batch_size)
+        if isinstance(text, str):
+            return found[0] if return_scores else found[0].text
+        return found if return_scores else [translation.text for translation in found]
+
+    def translate_batch(
+        self, tokens: Sequence[Sequence[str]], *, beam: int | None = None, batch_size: int = BATCH_SIZE
+    ) -> list[Translation]:
+        """Translate sentences that are cut into subwords already (see `tokenize`), in one call.
+
+        Args:
+            tokens: of every sentence its subwords, without EOS; those that the dictionary lacks are read as unknown.
+            beam, batch_size: as for `translate`.
+
+        Raises:
+            ConfigurationError: as for `translate`.
+        """
+        self._own.statistics = CallStatistics()
+        return self._decode([self._indices(one) for one in tokens], beam, batch_size)
+
+    def translate_iterable(
+        self, texts: Iterable[str], *, beam: int | None = None, batch_size: int = BATCH_SIZE
+    ) -> Iterator[Translation]:
+        """Translate sentences one after the other, lazily: of any number, so many as are needed.
+
+        Args:
+            texts: raw text; read ahead by 32 batches, in which sentences are sorted by length.
+            beam, batch_size: as for `translate`.
+
+        Yields:
+            a `Translation` of each, in order.
+
+        Raises:
+            ConfigurationError: as for `translate`, when the sentence is reached.
+        """
+        self._beam(beam)
+        return self._lazily(iter(texts), beam, batch_size)
+
+    def _lazily(self, texts: Iterator[str], beam: int | None, batch_size: int) -> Iterator[Translation]:
+        statistics = CallStatistics()
+        while chunk := list(islice(texts, batch_size * _BATCHES_AHEAD)):
+            self._own.statistics = statistics
+            yield from self._decode([self._encode(text) for text in chunk], beam, batch_size)
+
+    def stream(self, text: str) -> Iterator[Step]:
+        """Translate a sentence, and yield what each iteration adds to it.
+
+        Args:
+            text: raw text, one sentence.
+
+        Yields:
+            a `Step` for every iteration; the text of the last one is what `translate` returns.
+
+        Raises:
+            ConfigurationError: where the decoder has no iterations of drafts (`beam`), or the sentence is too long.
+        """
+        if self._spec.build is None or self._searches_beams:
+            raise ConfigurationError(
+                f"decoder {self.decoder}: searches with several hypotheses, of which none grows by itself; load with "
+                "another decoder"
+            )
+        source = self._encode(text)
+        self._check_length(source, 0)
+        return self._stream(source)
+
+    def _stream(self, source: Tensor) -> Iterator[Step]:
+        with self._lock:
+            generator = self._take(1)
+        statistics = self._own.statistics = CallStatistics()
+        iterations = generator.iterate(self._sample([source], [0]))
+        output: list[int] = []
+        try:
+            while True:
+                with self._lock, torch.inference_mode():
+                    started = time.perf_counter()
+                    try:
+                        step = self._step(next(iterations), output)
+                    except StopIteration as end:
+                        statistics.add(self._translation(end.value[0][0], generator.stats.take()[0]))
+                        return
+                    finally:
+                        statistics.seconds += time.perf_counter() - started
+                yield step
+        finally:
+            iterations.close()
+            self._give_back(generator)
+
+    def _step(self, advance: Advance, output: list[int]) -> Step:
+        """What an iteration did to the only sentence; appends its tokens to `output`."""
+        new = advance.tokens[0, : advance.host_emitted[0]].tolist()
+        output += new
+        drafted, width = advance.draft.num_drafted, advance.draft.tokens.size(1)
+        return Step(
+            tokens=self._symbols(new),
+            drafted=width if drafted is None else int(drafted[0]),
+            accepted=int(advance.num_accepted[0]),
+            text=self._session.text(output),
+            finished=advance.finished[0],
+        )
+
+    def tokenize(self, text: str) -> list[str]:
+        """Cut raw text into the subwords of the source, as `translate` does."""
+        if not isinstance(text, str):
+            raise TypeError(f"text is {type(text).__name__}, not str: {text!r}")
+        tokenizer, subwords = self._session.text_tools
+        line = text.strip()
+        line = tokenizer.encode(line) if tokenizer is not None else line
+        line = subwords.encode(line) if subwords is not None else line
+        return str(line).split()
+
+    def detokenize(self, tokens: Sequence[str]) -> str:
+        """Join subwords of the target to raw text, as `translate` does."""
+        return self._session.text([self._session.task.target_dictionary.index(token) for token in tokens])
+
+    # What is behind all of them
+
+    def _encode(self, text: str) -> Tensor:
+        return self._indices(self.tokenize(text))
+
+    def _indices(self, tokens: Sequence[str]) -> Tensor:
+        if isinstance(tokens, str):
+            raise TypeError(f"a sentence is one string, not a sequence of subwords: {tokens!r}; use translate")
+        dictionary = self._session.task.source_dictionary
+        return torch.tensor([*(dictionary.index(token) for token in tokens), dictionary.eos()])
+
+    def _symbols(self, indices: Sequence[int]) -> list[str]:
+        dictionary = self._session.task.target_dictionary
+        return [dictionary[index] for index in indices if index != dictionary.eos()]
+
+    @property
+    def _searches_beams(self) -> bool:
+        return self._spec.build is None or getattr(self._spec, "searches_beams", False)
+
+    def _beam(self, beam: int | None) -> int:
+        if beam is not None and beam < 1:
+            raise ConfigurationError(f"beam={beam}: give at least 1")
+        if self._searches_beams:
+            return _DEFAULT_BEAM if beam is None else beam
+        if beam not in (None, 1):
+            raise ConfigurationError(f'beam={beam}: {self.decoder} keeps one hypothesis; load with decoder="beam"')
+        return 1
+
+    def _check_length(self, source: Tensor, number: int) -> None:
+        if len(source) > self.max_source_tokens:
+            raise ConfigurationError(
+                f"sentence {number}: has {len(source)} tokens, and the model reads at most {self.max_source_tokens}; "
+                "split it"
+            )
+
+    def _take(self, beam: int) -> Any:
+        """A generator that nobody else uses."""
+        with self._lock:
+            idle = self._idle.setdefault(beam, [])
+            generator = idle.pop() if idle else self._session.generator(beam=beam, nbest=1)
+        if isinstance(generator, DraftVerifyGenerator):
+            generator.stats = _RecordedStats(self.decoder)
+        return generator
+
+    def _give_back(self, generator: Any) -> None:
+        with self._lock:
+            self._idle.setdefault(generator.beam_size, []).append(generator)
+
+    def _sample(self, sources: Sequence[Tensor], numbers: Sequence[int]) -> dict[str, Any]:
+        dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
+        return self._session.batch(dataset, numbers)
+
+    def _decode(self, sources: Sequence[Tensor], beam: int | None, batch_size: int) -> list[Translation]:
+        """Decode sentences in batches of similar length; adds to the statistics of this thread's call."""
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size={batch_size}: give at least 1")
+        size, statistics = self._beam(beam), self._own.statistics
+        for number, source in enumerate(sources):
+            self._check_length(source, number)
+        order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+        found: dict[int, Translation] = {}
+        generator = self._take(size)
+        try:
+            for start in range(0, len(order), batch_size):
+                numbers = order[start : start + batch_size]
+                with self._lock:
+                    for number, translation in self._decode_batch(generator, sources, numbers, statistics):
+                        found[number] = translation
+                        statistics.add(translation)
+        finally:
+            self._give_back(generator)
+        return [found[number] for number in range(len(sources))]
+
+    def _decode_batch(
+        self, generator: Any, sources: Sequence[Tensor], numbers: Sequence[int], statistics: CallStatistics
+    ) -> Iterator[tuple[int, Translation]]:
+        sample = self._sample(sources, numbers)
+        started = time.perf_counter()
+        hypotheses = self._session.decode(generator, sample)
+        statistics.seconds += time.perf_counter() - started
+        stats = getattr(generator, "stats", None)
+        counted = stats.take() if isinstance(stats, _RecordedStats) else {}
+        for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True):
+            yield number, self._translation(best, counted.get(number))
+
+    def _translation(self, hypothesis: dict[str, Tensor], stats: SentenceStats | None) -> Translation:
+        tokens = hypothesis["tokens"].tolist()
+        return Translation(
+            text=self._session.text(tokens),
+            tokens=self._symbols(tokens),
+            score=float(hypothesis["score"]),
+            token_scores=hypothesis["positional_scores"].tolist(),
+            emitted=None if stats is None else stats.emitted,
+        )
+
+
+class _RecordedStats(DecodingStats):
+    """Statistics that keep what they are told of every sentence until it is taken."""
+
+    def __init__(self, decoder: str) -> None:
+        super().__init__(decoder)
+        self._recorded: dict[int, SentenceStats] = {}
+
+    def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
+        self._recorded.update((sentence.id, sentence) for sentence in batch)
+
+    def take(self) -> dict[int, SentenceStats]:
+        """The sentences recorded so far by their numbers; they are kept no longer."""
+        taken, self._recorded = self._recorded, {}
+        return taken

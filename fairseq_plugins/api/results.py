@@ -1,0 +1,76 @@
+"""What a model returns: translations, the steps of one that is being made, and the counts of a call."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translated sentence.
+
+    Attributes:
+        text: raw text, subwords joined and detokenised.
+        tokens: the subwords, without EOS.
+        score: natural logarithm; the sum of `token_scores` divided by their number to the power of `lenpen`, as
+            fairseq normalises it. fairseq-generate prints it divided by ln 2.
+        token_scores: log-probability (natural logarithm) of every token, EOS included.
+        emitted: tokens that each iteration added, EOS included and the verifier's own among them; their number is
+            that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing.
+    """
+
+    text: str
+    tokens: list[str]
+    score: float
+    token_scores: list[float]
+    emitted: list[int] | None
+
+    @property
+    def iterations(self) -> int | None:
+        """How many times it was drafted and verified; None where nothing was counted."""
+        return None if self.emitted is None else len(self.emitted)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one iteration added to a sentence.
+
+    Attributes:
+        tokens: the subwords that it emitted, without EOS: accepted ones, then (mostly) the verifier's own.
+        drafted: how many tokens were drafted.
+        accepted: how many of the emitted tokens, EOS included, were drafted ones.
+        text: all of the sentence so far, raw text.
+        finished: whether this was the last one.
+    """
+
+    tokens: list[str]
+    drafted: int
+    accepted: int
+    text: str
+    finished: bool
+
+
+@dataclass
+class CallStatistics:
+    """What one call did.
+
+    Attributes:
+        sentences: how many were translated.
+        tokens: in their outputs, EOS included.
+        iterations: drafts verified; 0 for fairseq's own search, which counts nothing.
+        seconds: wall-clock time in the decoder, without subwords and detokenisation.
+    """
+
+    sentences: int = 0
+    tokens: int = 0
+    iterations: int = 0
+    seconds: float = field(default=0.0)
+
+    @property
+    def mean_accepted_tokens(self) -> float | None:
+        """Tokens per iteration, the verifier's own included: 1 for greedy decoding. None where nothing was counted."""
+        return self.tokens / self.iterations if self.iterations else None
+
+    def add(self, translation: Translation) -> None:
+        """Count a sentence."""
+        self.sentences += 1
+        self.tokens += len(translation.token_scores)
+        self.iterations += translation.iterations or 0

@@ -1,0 +1,1 @@
+"""`spec-dec-translate`: files of raw text."""

@@ -1,0 +1,291 @@
+"""Translate raw text, a sentence a line, from a file or standard input to a file or standard output.
+
+    spec-dec-translate checkpoints/multi30k.en-de <captions.en >captions.de
+    spec-dec-translate checkpoints/ua-gec --decoder iad --input essays.txt --output corrected.txt
+
+With --input and --output a run that was interrupted goes on where it was: until the translation is whole it is in a
+folder beside the output, and several processes (--processes, torchrun, a Slurm array) share the work.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from fairseq_plugins.api import Model, Translation, load
+from fairseq_plugins.api.files import find_files
+from fairseq_plugins.api.model import BATCH_SIZE
+from fairseq_plugins.api.results import CallStatistics
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.files import Destination, destination, sha256, unwritable
+from fairseq_plugins.commands.invalid_text import mend_lines
+from fairseq_plugins.commands.parsing import positive
+from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.workers import Place, find_place, start_processes
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.ending import fail
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.output import say
+from fairseq_plugins.translation.parts import CHUNK, Part
+
+NAME = "spec-dec-translate"
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Options of the command."""
+    parser = argparse.ArgumentParser(
+        prog=NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    text = parser.add_argument_group("text").add_argument
+    text("--input", metavar="FILE", help="raw text, a sentence a line (default: standard input)")
+    text("--output", metavar="FILE", help="where the translation goes (default: standard output)")
+    text(
+        "--output-format",
+        choices=["text", "jsonl"],
+        default="text",
+        help="jsonl: of every sentence text, tokens, "
+        "scores (natural logarithms), iterations, and the tokens that each of them emitted",
+    )
+    text(
+        "--buffer-size",
+        type=positive,
+        metavar="N",
+        help="lines read before they are sorted by length and decoded, "
+        f"without --output (default: {CHUNK}; at a terminal 1)",
+    )
+    model = parser.add_argument_group("model").add_argument
+    model("folder", nargs="?", metavar="FOLDER", help="verifier.pt, drafter.pt, dictionaries and subwords")
+    model("--verifier", metavar="MODEL.pt", help="the verifier, where it is not in FOLDER")
+    model("--drafter", metavar="MODEL.pt", help="the drafter")
+    model("--data", metavar="FOLDER", help="the folder of the dictionaries")
+    model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt")
+    model("--tokenizer", choices=["moses"], help="cuts text before subwords")
+    model("--source-lang", metavar="NAME", help="where the names of files do not say it")
+    model("--target-lang", metavar="NAME", help="the same of the target")
+    decoding = parser.add_argument_group("decoding").add_argument
+    decoding(
+        "--decoder",
+        choices=methods.DECODERS,
+        metavar="NAME",
+        help=f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without)",
+    )
+    decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
+    decoding("--block-size", type=positive, metavar="K", help="tokens per draft")
+    decoding(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other option of decoding, such as lenpen=0.6 or preset=high-quality: docs/options.md",
+    )
+    decoding("--batch-size", type=positive, default=BATCH_SIZE, metavar="N", help=f"(default: {BATCH_SIZE})")
+    decoding("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+    decoding("--precision", choices=["fp32", "fp16", "bf16"], default="fp32", help="of the weights (default: fp32)")
+    decoding(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="processes on this machine, with --input and --output (default: one for each GPU; 1 without)",
+    )
+    return parser
+
+
+def set_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of --set and --block-size as `load` takes them.
+
+    Raises:
+        ConfigurationError: for a --set that is not NAME=VALUE.
+    """
+    found: dict[str, Any] = {} if args.block_size is None else {"block_size": args.block_size}
+    for item in args.set:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"--set {item}: give NAME=VALUE, such as --set lenpen=0.6")
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def origin(args: argparse.Namespace, processes: int) -> dict[str, Any]:
+    """All that the translation of a file depends on; JSON values."""
+    irrelevant = ("input", "output", "processes", "device", "buffer_size")
+    given = {name: value for name, value in vars(args).items() if name not in irrelevant}
+    files = find_files(
+        args.folder, args.verifier, args.drafter, args.data, (args.source_lang, args.target_lang), args.subwords
+    )
+    paths = [*files.verifier.split(":"), files.drafter, files.subwords]
+    return {**given, "parts": processes, "models": sha256([Path(path) for path in paths if path is not None]),
+            "input": sha256([Path(args.input)])}  # fmt: skip
+
+
+def chunks(file: TextIO, size: int) -> Iterator[list[str]]:
+    """Lines without their ends, so many at a time; what is not UTF-8 in them is escaped."""
+    while lines := [line.removesuffix("\n") for line in islice(file, size)]:
+        yield lines
+
+
+class Translator:
+    """Translates lines, and says of each what the output format asks for."""
+
+    def __init__(self, model: Model, args: argparse.Namespace) -> None:
+        self.model = model
+        self.args = args
+        self.total = CallStatistics()
+
+    def translate(self, lines: Sequence[str], before: int) -> list[str]:
+        """Lines of output. What is not UTF-8 is mended and named; what is too long is named, and counts as a failure.
+
+        Args:
+            lines: of text, as `chunks` gives them.
+            before: number of lines in the file before them.
+        """
+        model, args = self.model, self.args
+        tokens = [model.tokenize(line) for line in mend_lines(lines, before)]
+        fitting = [index for index, one in enumerate(tokens) if len(one) < model.max_source_tokens]
+        batch = model.translate_batch([tokens[index] for index in fitting], beam=args.beam, batch_size=args.batch_size)
+        self.total.seconds += model.statistics.seconds
+        for translation in batch:
+            self.total.add(translation)
+        found = dict(zip(fitting, batch, strict=True))
+        for index, one in enumerate(tokens):
+            if index not in found:
+                fail(f"line {before + index + 1}: has {len(one) + 1} tokens, and the model reads at most "
+                     f"{model.max_source_tokens}; its translation is empty; split it")  # fmt: skip
+        return [self._line(before + index + 1, found.get(index)) for index in range(len(lines))]
+
+    def _line(self, number: int, translation: Translation | None) -> str:
+        if self.args.output_format == "text":
+            return ("" if translation is None else translation.text) + "\n"
+        if translation is None:
+            return json.dumps({"line": number, "text": "", "error": "too long"}) + "\n"
+        values = {"line": number, **asdict(translation), "iterations": translation.iterations}
+        for name, value in values.items():
+            if "score" in name:
+                values[name] = round(value, 4) if isinstance(value, float) else [round(one, 4) for one in value]
+        return json.dumps(values, ensure_ascii=False) + "\n"
+
+    def summary(self) -> str:
+        """One line for standard error."""
+        total, accepted = self.total, self.total.mean_accepted_tokens
+        drafted = "" if accepted is None else f"{total.iterations} iterations, {accepted:.2f} mean accepted tokens, "
+        speed = f"{total.sentences / max(total.seconds, 1e-9):.1f} sentences/s"
+        return f"{self.model.decoder}: {total.sentences} sentences, {total.tokens} tokens, {drafted}{speed}"
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse arguments, and translate; or start the processes that do."""
+    args = get_parser().parse_args(argv)
+    place = find_place()
+    options = set_options(args)
+    if args.input is not None and not Path(args.input).is_file():
+        raise ConfigurationError(f"--input {args.input}: no such file; give raw text, a sentence a line")
+    output = None if args.output is None else destination(args.output, "--output")
+    whole = args.input is not None and output is not None and not output.is_direct
+    count = place.jobs * place.world
+    if not whole and (count > 1 or (args.processes or 1) > 1):
+        raise ConfigurationError("--processes: several processes share a file; give --input and --output")
+    if whole and not place.spawned:
+        processes = args.processes or (1 if args.device is not None else max(1, torch.cuda.device_count()))
+        if processes > 1:
+            start_processes(processes, "fairseq_plugins.translation.cli", argv)
+            return
+    device = args.device
+    if device is None and torch.cuda.is_available():
+        device = f"cuda:{place.device}"
+    # Before the model, which takes longer.
+    part = Part(output, origin(args, count), _index(place), count) if whole and output is not None else None
+    model = load(
+        args.folder,
+        verifier=args.verifier,
+        drafter=args.drafter,
+        data=args.data,
+        decoder=args.decoder,
+        source_lang=args.source_lang,
+        target_lang=args.target_lang,
+        subwords=args.subwords,
+        tokenizer=args.tokenizer,
+        device=device,
+        precision=args.precision,
+        **options,
+    )
+    translator = Translator(model, args)
+    if part is not None:
+        _translate_part(translator, part, _index(place), count)
+    else:
+        _translate_on(translator, output)
+
+
+def _index(place: Place) -> int:
+    return place.job * place.world + place.rank
+
+
+def _translate_part(translator: Translator, part: Part, index: int, count: int) -> None:
+    """Translate the chunks of this process that are not there yet."""
+    source = translator.args.input
+    with open(source, "rb") as counted:
+        lines = sum(1 for _ in counted)
+    own = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
+    done, number = part.lines_done, 0
+    name = f"part {index + 1} of {count}" if count > 1 else translator.model.decoder
+    if done:
+        say(f"{NAME}: going on after {done} of {own} lines ({name})")
+    with (
+        open(source, encoding="utf-8", errors="surrogateescape", newline="\n") as file,
+        progress_bar(own, initial=done, desc=name) as bar,
+    ):
+        for turn, chunk in enumerate(chunks(file, CHUNK)):
+            before, number = number, number + len(chunk)
+            if turn % count != index:
+                continue
+            skipped = min(done, len(chunk))
+            done -= skipped
+            if skipped < len(chunk):
+                part.write(translator.translate(chunk[skipped:], before + skipped))
+                bar.update(len(chunk) - skipped)
+    if part.finish():
+        say(f"{NAME}: {lines} lines in {translator.args.output}")
+    say(translator.summary())
+
+
+def _translate_on(translator: Translator, output: Destination | None) -> None:
+    """Translate what comes in, and write it as it is ready: to a stream, or to a file that gets its name at the end."""
+    args = translator.args
+    for stream in (sys.stdin, sys.stdout):
+        if hasattr(stream, "reconfigure"):  # a closed standard output is something else
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape", newline="\n")
+    with ExitStack() as opened:
+        file, target = sys.stdin, sys.stdout
+        if args.input is not None:
+            file = opened.enter_context(open(args.input, encoding="utf-8", errors="surrogateescape", newline="\n"))
+        if output is not None:
+            name = output.path if output.is_direct else output.partial
+            target = opened.enter_context(open(name, "w", encoding="utf-8"))
+        number = 0
+        for chunk in chunks(file, args.buffer_size or (1 if file.isatty() else CHUNK)):
+            lines = translator.translate(chunk, number)
+            number += len(chunk)
+            try:
+                target.writelines(lines)
+                target.flush()
+            except OSError as error:
+                if output is None:
+                    raise
+                raise unwritable(output.path, "--output", error) from error
+    if output is not None and not output.is_direct:
+        output.partial.replace(output.path)
+    say(translator.summary())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-translate`."""
+    return run_command(NAME, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

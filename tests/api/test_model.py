@@ -1,0 +1,281 @@
+"""The Python API on the released models: the same text as fairseq's own commands, and the shape of what it returns."""
+
+import itertools
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import fairseq_plugins
+from fairseq_plugins.api import Model, Translation
+from fairseq_plugins.api.files import find_languages
+from fairseq_plugins.errors import ConfigurationError
+from tests.conftest import Corpus
+from tests.support import REPOSITORY, run_in_process
+
+UA_GEC = REPOSITORY / "checkpoints" / "ua-gec"
+MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
+SENTENCES = (REPOSITORY / "examples" / "ua-gec" / "test.src").read_text(encoding="utf-8").splitlines()[::3]
+CAPTIONS = ["A man is riding a bicycle.", "Two dogs play in the snow near a red house .", "", "People"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """Error correction with the drafter that copies."""
+    return fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def captions() -> Model:
+    """Captions with the trained drafter."""
+    return fairseq_plugins.load(str(MULTI30K), device="cpu")
+
+
+def interactive(texts: list[str], *options: str) -> list[tuple[float, str]]:
+    """Scores (base 2) and detokenised text that fairseq-interactive prints with fairseq's own task and search."""
+    run = run_in_process(
+        "interactive",
+        f"{UA_GEC} --task translation --source-lang src --target-lang tgt --path {UA_GEC}/verifier.pt "
+        f"--bpe sentencepiece --sentencepiece-model {UA_GEC}/subwords.model --cpu --buffer-size 1000 --batch-size 25",
+        *options,
+        input="".join(text + "\n" for text in texts),
+    )
+    lines = [line.split("\t") for line in run.stdout.splitlines() if line.startswith("D-")]
+    return [(float(score), text) for _, score, text in lines]
+
+
+def test_text_is_that_of_fairseq_interactive(model: Model) -> None:
+    expected = interactive(SENTENCES, "--beam", "1")
+    found = model.translate(SENTENCES, return_scores=True)
+    assert len(expected) == 100 and [translation.text for translation in found] == [text for _, text in expected]
+    assert sum(text != source for text, source in zip(model.translate(SENTENCES), SENTENCES, strict=True)) > 20
+    for translation, (score, _) in zip(found, expected, strict=True):
+        assert translation.score / math.log(2) == pytest.approx(score, abs=1e-4)
+
+
+def test_beam_search_is_fairseqs(model: Model) -> None:
+    search = fairseq_plugins.load(UA_GEC, decoder="beam", device="cpu")
+    few = SENTENCES[:12]
+    for beam, options in ((None, ["--beam", "5"]), (2, ["--beam", "2"])):
+        found = search.translate(few, beam=beam, return_scores=True)
+        expected = interactive(few, *options)
+        assert [translation.text for translation in found] == [text for _, text in expected]
+        assert all(translation.emitted is None and translation.iterations is None for translation in found)
+    with pytest.raises(ConfigurationError, match="beam=2: iad keeps one hypothesis"):
+        model.translate("Так .", beam=2)
+    with pytest.raises(ConfigurationError, match="none grows by itself"):
+        search.stream("Так .")
+
+
+def test_one_line_loads_a_released_folder(captions: Model) -> None:
+    assert (captions.decoder, captions.source_lang, captions.target_lang) == ("gad", "en", "de")
+    assert captions.is_lossless and captions.max_source_tokens == 1024
+    assert captions.translate("Two dogs play.") == captions.translate(["Two dogs play."])[0] == "Zwei Hunde spielen."
+
+
+def test_files_named_one_by_one(captions: Model) -> None:
+    other = fairseq_plugins.load(
+        verifier=MULTI30K / "verifier.pt",
+        drafter=MULTI30K / "drafter.pt",
+        data=MULTI30K,
+        decoder="gad",
+        device="cpu",
+        block_size=3,
+    )
+    assert other.translate(CAPTIONS) == captions.translate(CAPTIONS)
+    assert max(step.drafted for step in other.stream(CAPTIONS[1])) == 3
+
+
+def test_order_is_kept_and_batches_do_not_matter(captions: Model) -> None:
+    whole = captions.translate(CAPTIONS, return_scores=True)
+    for size in (1, 3):
+        again = captions.translate(tuple(CAPTIONS), batch_size=size, return_scores=True)
+        assert [(t.text, t.tokens) for t in again] == [(t.text, t.tokens) for t in whole]
+    assert len({len(t.tokens) for t in whole}) == len(CAPTIONS)
+
+
+def test_subwords(captions: Model) -> None:
+    tokens = [captions.tokenize(text) for text in CAPTIONS]
+    assert tokens[0][0] == "▁A" and tokens[2] == []
+    found = captions.translate_batch(tokens)
+    assert [t.text for t in found] == captions.translate(CAPTIONS)
+    assert [captions.detokenize(t.tokens) for t in found] == [t.text for t in found]
+    assert captions.translate_batch([["no-such-subword"]])[0].text == captions.translate_batch([["nor-this"]])[0].text
+
+
+def test_what_is_returned_beside_the_text(captions: Model) -> None:
+    translation = captions.translate(CAPTIONS[1], return_scores=True)
+    assert isinstance(translation, Translation) and translation.emitted is not None
+    assert sum(translation.emitted) == len(translation.token_scores) == len(translation.tokens) + 1
+    assert translation.iterations == len(translation.emitted) < sum(translation.emitted)
+    assert translation.score == pytest.approx(sum(translation.token_scores) / len(translation.token_scores), abs=1e-5)
+
+
+def test_statistics_are_those_of_the_call(captions: Model) -> None:
+    found = captions.translate(CAPTIONS, return_scores=True)
+    statistics = captions.statistics
+    assert statistics.sentences == len(CAPTIONS)
+    assert statistics.tokens == sum(len(t.token_scores) for t in found)
+    assert statistics.iterations == sum(t.iterations or 0 for t in found)
+    assert statistics.mean_accepted_tokens == statistics.tokens / statistics.iterations > 1
+    assert statistics.seconds > 0
+    captions.translate("Two dogs play.")
+    assert captions.statistics.sentences == 1 and statistics.sentences == len(CAPTIONS)
+
+
+def test_steps_add_up_to_the_translation(captions: Model) -> None:
+    for text in CAPTIONS:
+        translation = captions.translate(text, return_scores=True)
+        steps = list(captions.stream(text))
+        assert [token for step in steps for token in step.tokens] == translation.tokens
+        assert steps[-1].text == translation.text
+        assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert captions.statistics.iterations == len(steps) == translation.iterations
+        assert all(0 <= step.accepted <= step.drafted for step in steps)
+        for step, emitted in zip(steps, translation.emitted or [], strict=True):
+            assert emitted - step.accepted in (0, 1)
+
+
+def test_streams_do_not_disturb_each_other(captions: Model) -> None:
+    first, second = captions.stream(CAPTIONS[1]), captions.stream(CAPTIONS[0])
+    next(first), next(second)
+    assert captions.translate(CAPTIONS[3]) != ""
+    second.close()
+    assert list(first)[-1].text == captions.translate(CAPTIONS[1])
+
+
+def test_iterables_are_read_as_needed(captions: Model) -> None:
+    read = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal read
+        for number in itertools.count():
+            read += 1
+            yield CAPTIONS[number % 2]
+
+    expected = captions.translate(CAPTIONS[:2]) * 5
+    found = itertools.islice(captions.translate_iterable(endless(), batch_size=2), 10)
+    assert [translation.text for translation in found] == expected
+    assert read == 64
+    assert list(captions.translate_iterable([])) == []
+
+
+def test_threads_take_turns(captions: Model) -> None:
+    expected = captions.translate(CAPTIONS)
+    barrier = threading.Barrier(4)
+
+    def call(number: int) -> tuple[list[str], int, str]:
+        barrier.wait()
+        found = []
+        for _ in range(3):
+            found = captions.translate(CAPTIONS[: number + 1], batch_size=2)
+        counted = captions.statistics.sentences
+        return found, counted, list(captions.stream(CAPTIONS[number]))[-1].text
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, (found, counted, streamed) in enumerate(pool.map(call, range(4))):
+            assert found == expected[: number + 1] and counted == number + 1 and streamed == expected[number]
+
+
+def test_text_without_subwords(corpus: Corpus) -> None:
+    """A user's own checkpoint and data; the languages are told by its files."""
+    own = fairseq_plugins.load(verifier=corpus.verifier, drafter=corpus.drafter, data=corpus.data, device="cpu")
+    lines = (corpus.text / "test.src").read_text().splitlines()
+    stock = run_in_process(
+        "interactive",
+        f"{corpus.data} --task translation --source-lang src --target-lang tgt --path {corpus.verifier} --cpu --beam 1",
+        input="".join(line + "\n" for line in lines),
+    )
+    expected = [line.split("\t")[2] for line in stock.stdout.splitlines() if line.startswith("H-")]
+    assert own.translate(lines) == expected and len(expected) == 36
+
+
+REFUSED = [
+    ({"folder": "none"}, "none: no such folder"),
+    ({}, "no model is named"),
+    ({"verifier": "{ua}/verifier.pt"}, "data= is missing"),
+    ({"verifier": "none.pt", "data": "{ua}"}, "--path none.pt: no such file"),
+    ({"folder": "{ua}", "decoder": "fast"}, "decoder 'fast': choose from beam, "),
+    ({"folder": "{ua}", "decoder": "blockwise"}, "blockwise.pt: no such file"),
+    ({"folder": "{ua}", "block_sizes": 3}, "block_sizes: no such option; there are "),
+    ({"folder": "{ua}", "prefix_size": 3}, "prefix_size: no such option; there are "),
+    ({"folder": "{ua}", "block_size": "three"}, "block_size='three': is not a value"),
+    ({"folder": "{ua}", "decoder": "iad", "drafter": "{ua}/drafter.pt"}, "--decoder iad uses no drafter"),
+    ({"folder": "{ua}", "decoder": "greedy", "preset": "high-quality"}, "--preset high-quality: is for "),
+    ({"folder": "{ua}", "device": "cuda:9"}, "device 'cuda:9': there are "),
+    ({"folder": "{ua}", "device": "none"}, "device 'none': choose cpu"),
+    ({"folder": "{ua}", "precision": "int4"}, "precision 'int4': choose from"),
+    ({"folder": "{ua}", "subwords": "none.model"}, "subwords none.model: no such file"),
+    ({"folder": "{ua}", "tokenizer": "spacy"}, "tokenizer 'spacy': choose moses"),
+    ({"folder": "{ua}", "source_lang": "uk"}, "has no dict.uk.txt; it has those of src, tgt"),
+    ({"folder": "{ua}", "drafter": "{m30k}/drafter.pt"}, "give the verifier that it was trained with"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_is_refused(arguments: dict, message: str) -> None:
+    given = {
+        name: value.format(ua=UA_GEC, m30k=MULTI30K) if isinstance(value, str) else value
+        for name, value in {"device": "cpu", **arguments}.items()
+    }
+    with pytest.raises(ConfigurationError) as error:
+        fairseq_plugins.load(**given)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_calls_refuse(model: Model) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"sentence 1: has \d+ tokens, and the model reads at most 1024; split it"
+    ):
+        model.translate(["Так .", "слово " * 1100])
+    with pytest.raises(ConfigurationError, match="batch_size=0"):
+        model.translate("Так .", batch_size=0)
+    with pytest.raises(TypeError, match="text is int, not str"):
+        model.translate([3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="use translate"):
+        model.translate_batch(["Так ."])
+    assert model.translate("Так .") == "Так."
+
+
+def test_languages_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for language in ("de", "en"):
+        (folder / f"dict.{language}.txt").touch()
+    with pytest.raises(ConfigurationError, match="does not say which of de, en is the source"):
+        find_languages(folder)
+    assert find_languages(folder, ("en", None)) == find_languages(folder, (None, "de")) == ("en", "de")
+    (folder / "test.de-en.en.bin").touch()
+    assert find_languages(folder) == ("de", "en")
+    assert find_languages(folder.rename(tmp_path / "my.text.en-de")) == ("en", "de")
+
+
+USE = """
+import fairseq_plugins
+from fairseq_plugins.api import Model, Step, Translation
+
+model: Model = fairseq_plugins.load("folder", decoder="gad", block_size=5)
+one: str = model.translate("text")
+many: list[str] = model.translate(["text", "text"], batch_size=8)
+scored: Translation = model.translate("text", return_scores=True)
+all_scored: list[Translation] = model.translate(["text"], return_scores=True)
+steps: list[Step] = list(model.stream("text"))
+share: float | None = model.statistics.mean_accepted_tokens
+wrong: int = model.translate("text")
+"""
+
+
+@pytest.mark.slow
+def test_types(tmp_path: Path) -> None:
+    """The API is typed throughout, and users' programs are checked against it."""
+    (tmp_path / "use.py").write_text(USE)
+    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--follow-imports=silent"]
+    command += ["--cache-dir", str(tmp_path / "cache"), str(tmp_path / "use.py"), "fairseq_plugins/api"]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    found = [line for line in run.stdout.splitlines() if ": error:" in line]
+    assert len(found) == 1 and "use.py:12:" in found[0], run.stdout + run.stderr

@@ -1,0 +1,50 @@
+"""The help that every spec-dec-* command prints by itself; run as a program, writes it where it is answered from."""
+
+import ast
+import contextlib
+import io
+import os
+import sys
+from importlib import import_module
+from unittest import mock
+
+from fairseq_plugins.help_texts import FOLDER
+from tests.support import REPOSITORY
+
+SUBCOMMANDS = {"spec-dec-distill": ("decode", "status", "merge")}
+
+
+def commands() -> dict[str, str]:
+    """Command -> module:function, as setup.py has them."""
+    tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    found = assigned["CONSOLE_SCRIPTS"]
+    return {name.strip(): target.strip() for name, target in (line.split("=") for line in ast.literal_eval(found))}
+
+
+def printed(target: str, command: str, arguments: list[str]) -> str:
+    """What a command prints when asked for help."""
+    module, function = target.split(":")
+    out = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [command, *arguments, "--help"]),
+        mock.patch.dict(os.environ, {"COLUMNS": "110"}),
+        contextlib.redirect_stdout(out),
+        contextlib.suppress(SystemExit),
+    ):
+        getattr(import_module(module), function)()
+    return out.getvalue()
+
+
+def texts() -> dict[str, str]:
+    """File name -> text, of all commands and subcommands."""
+    found = {}
+    for command, target in commands().items():
+        for more in ([], *([name] for name in SUBCOMMANDS.get(command, ()))):
+            found["-".join([command, *more]) + ".txt"] = printed(target, command, more)
+    return found
+
+
+if __name__ == "__main__":
+    for file, text in texts().items():
+        (FOLDER / file).write_text(text, encoding="utf-8")

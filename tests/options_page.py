@@ -1,0 +1,86 @@
+"""The tables of docs/options.md, made of the task's options and those of the methods; run as a program, writes them."""
+
+import re
+from dataclasses import Field, fields
+from pathlib import Path
+
+from fairseq.dataclass.utils import interpret_dc_type
+from fairseq.tasks.translation import TranslationConfig
+
+from fairseq_plugins.commands.parsing import TRAINING_OPTIONS
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.method import flag, plain
+from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+from tests.support import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "options.md"
+README = REPOSITORY / "README.md"
+# What the output of a lossless decoder depends on, besides the options of methods that are not lossless.
+_CHANGES_OUTPUT = {"int8"}
+
+
+def _default(option: Field) -> str:
+    value = plain(option.default)
+    if value is None or isinstance(value, bool):
+        return "-" if value is None else "on" if value else "off"
+    return f"`{value}`"
+
+
+def _users(name: str) -> list[methods.MethodSpec]:
+    return [spec for spec in methods.METHODS if name in {option.name for option in fields(spec.options)}]
+
+
+def _is_lossless(name: str) -> str:
+    users = _users(name)
+    changes = name in _CHANGES_OUTPUT or (users and not any(spec.is_lossless for spec in users))
+    return "no" if changes else "yes"
+
+
+def _help(option: Field) -> str:
+    # The methods have a column of their own.
+    text = re.sub(r"^[a-z+, -]+: ", "", option.metadata["help"]) if _users(option.name) else option.metadata["help"]
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def tables() -> dict[str, str]:
+    """Name of a table -> its Markdown: `decoding` and `training`."""
+    fairseqs = {option.name for option in fields(TranslationConfig)}
+    own = [option for option in fields(SpecDecConfig) if option.name not in fairseqs and "help" in option.metadata]
+    decoding = ["| option | default | with | lossless | what it does |", "| --- | --- | --- | --- | --- |"]
+    training = ["| option | default | what it does |", "| --- | --- | --- |"]
+    for option in own:
+        name = option.metadata.get("argparse_alias") or flag(option.name)
+        if option.name == "decoding_method":
+            decoding.append(f"| `{name} ...` | {_default(option)} | | see below | how to decode |")
+        elif option.name in TRAINING_OPTIONS:
+            training.append(f"| `{name}` | {_default(option)} | {_help(option)} |")
+        else:
+            users = ", ".join(spec.name for spec in _users(option.name))
+            if option.name == "drafter_path":
+                users = "those that need it"
+            elif not users:
+                users = "all but beam"
+            takes = "" if interpret_dc_type(option.type) is bool else " ..."
+            cells = (f"`{name}{takes}`", _default(option), users, _is_lossless(option.name), _help(option))
+            decoding.append(f"| {' | '.join(cells)} |")
+    return {"decoding": "\n".join(decoding), "training": "\n".join(training), "decoders": methods.table()}
+
+
+def marked(text: str, name: str) -> re.Match[str]:
+    """The part of a page between the comments `name begins` and `name ends`."""
+    found = re.search(rf"(<!-- {name} begins[^\n]*-->\n)(.*?)(\n<!-- {name} ends -->)", text, re.DOTALL)
+    assert found is not None, f"no marks of {name}"
+    return found
+
+
+def write(page: Path) -> None:
+    """Put the tables into a page."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables().items():
+        place = marked(text, name)
+        text = text[: place.start(2)] + table + text[place.end(2) :]
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(PAGE)

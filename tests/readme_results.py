@@ -1,0 +1,47 @@
+"""The table of results in the README, made of the model cards; run as a program, writes it."""
+
+from pathlib import Path
+
+from tests.options_page import README, marked
+from tests.support import REPOSITORY
+
+# Model card, its name in the table, and the rows to show.
+CARDS = (
+    ("ua-gec", "error correction, 3.4 M", ("fairseq beam 5", "greedy", "gad", "iad")),
+    ("multi30k.en-de", "captions en-de, 3.3 M", ("fairseq beam 5", "greedy", "gad")),
+    # Released when it is there.
+    ("cldr.en-de", "generated text en-de", ("fairseq beam 5", "greedy", "gad")),
+)
+
+
+def card_rows(card: Path) -> dict[str, dict[str, str]]:
+    """Row -> column -> cell, of the table of decoders in a model card."""
+    lines = card.read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| decoder ") and "identical" in line)
+    header, rows = [cell.strip() for cell in lines[start].split("|")[1:-1]], {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        rows[cells[0]] = dict(zip(header, cells, strict=True))
+    return rows
+
+
+def table() -> str:
+    """The table as Markdown: four columns."""
+    lines = ["| model, decoder | same output | tokens per iteration | × fairseq beam 5 |", "| --- | --: | --: | --: |"]
+    for folder, name, wanted in CARDS:
+        card = REPOSITORY / "checkpoints" / folder / "README.md"
+        if not card.is_file():
+            continue
+        rows = card_rows(card)
+        for row in wanted:
+            cells = (f"{name}, {row}", rows[row]["identical"], rows[row]["accepted"], rows[row]["× beam 5"])
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    text = README.read_text(encoding="utf-8")
+    place = marked(text, "results")
+    README.write_text(text[: place.start(2)] + table() + text[place.end(2) :], encoding="utf-8")

@@ -1,0 +1,40 @@
+"""`--help` and `--version` are quick, and say what the commands themselves say."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins import help_texts
+from tests.help_texts import commands, texts
+
+
+def test_texts_are_those_of_the_parsers() -> None:
+    written = {file.name: file.read_text(encoding="utf-8") for file in help_texts.FOLDER.glob("*.txt")}
+    assert written == texts(), "write them anew: python -m tests.help_texts"
+    assert len(written) == len(commands()) + 3
+
+
+def test_own_options_come_first() -> None:
+    text = (help_texts.FOLDER / "spec-dec-compare.txt").read_text(encoding="utf-8")
+    assert text.index("--reference") < text.index("--decoder") < text.index("fairseq-generate --help")
+    assert "--wandb-project" not in text and len(text.splitlines()) < 150
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["merge", "-h"]])
+def test_answers_come_before_torch(tmp_path: Path, arguments: list[str]) -> None:
+    """In a process in which torch cannot be imported."""
+    (tmp_path / "torch.py").write_text("raise ImportError('too slow')")
+    script = tmp_path / "spec-dec-distill"
+    script.write_text("import sys\nsys.path.insert(0, sys.argv.pop(1))\nimport fairseq_plugins\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    started = time.process_time()
+    command = [sys.executable, str(script), str(help_texts.FOLDER.parents[1]), *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert time.process_time() - started < 2
+    expected = {"--help": "spec-dec-distill decode DATA", "--version": "fairseq-spec-dec ", "merge": "--keep-raw"}
+    assert expected[arguments[0]] in run.stdout

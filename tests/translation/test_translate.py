@@ -1,0 +1,164 @@
+"""`spec-dec-translate` on the released models: files, streams, restarts, several processes."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairseq_plugins
+from fairseq_plugins.translation import cli, parts
+from tests.support import REPOSITORY
+
+MODEL = str(REPOSITORY / "checkpoints" / "multi30k.en-de")
+LINES = [
+    "Two dogs play.",
+    "A man is riding a bicycle on the street.",
+    "",
+    "People",
+    "A child in a red shirt\u2028runs.",
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    return fairseq_plugins.load(MODEL, device="cpu").translate(LINES)
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of `LINES`, in chunks of two."""
+    for module in (cli, parts):
+        monkeypatch.setattr(module, "CHUNK", 2)
+    file = tmp_path / "text.en"
+    file.write_text("".join(line + "\n" for line in LINES), encoding="utf-8")
+    return file
+
+
+def translate(text: Path, *more: str, output: str = "out") -> int:
+    return cli.main([MODEL, "--input", str(text), "--output", str(text.parent / output), "--device", "cpu", *more])
+
+
+def test_file_to_file(text: Path, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert translate(text) == 0
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert sorted(file.name for file in text.parent.iterdir()) == ["out", "text.en"]
+    said = capsys.readouterr()
+    assert "gad: 5 sentences, " in said.err and " mean accepted tokens, " in said.err and said.out == ""
+
+
+def test_json_lines(text: Path, expected: list[str]) -> None:
+    assert translate(text, "--output-format", "jsonl", "--block-size", "4", "--set", "lenpen=0.5") == 0
+    lines = [json.loads(line) for line in (text.parent / "out").read_text(encoding="utf-8").splitlines()]
+    assert [line["text"] for line in lines] == expected
+    assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
+    for line in lines:
+        assert sum(line["emitted"]) == len(line["token_scores"]) == len(line["tokens"]) + 1
+        assert line["iterations"] == len(line["emitted"]) and max(line["emitted"]) <= 5
+        assert line["score"] == pytest.approx(sum(line["token_scores"]) / len(line["token_scores"]) ** 0.5, abs=1e-3)
+
+
+def test_goes_on_where_it_was(
+    text: Path, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    original = cli.Translator.translate
+
+    def ends_early(self: cli.Translator, lines: list[str], before: int) -> list[str]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return original(self, lines, before)
+
+    monkeypatch.setattr(cli.Translator, "translate", ends_early)
+    assert translate(text) == 130
+    monkeypatch.undo()
+    for module in (cli, parts):
+        monkeypatch.setattr(module, "CHUNK", 2)
+    partial = text.parent / "out.parts" / "0-of-1.partial"
+    assert not (text.parent / "out").exists() and len(partial.read_text(encoding="utf-8").split("\n")) == 3
+    # A kill can tear a line; and what is there is taken as it is.
+    partial.write_text(f"{expected[0]}, noted\n" + expected[1][:4], encoding="utf-8")
+
+    assert translate(text, "--set", "lenpen=0.5") == 2
+    assert "was begun with other set; remove that folder" in capsys.readouterr().err
+
+    assert translate(text) == 0
+    assert "going on after 1 of 5 lines" in capsys.readouterr().err
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [f"{expected[0]}, noted", *expected[1:], ""]
+    assert not (text.parent / "out.parts").exists()
+
+    text.write_text("Another text.\n")
+    assert translate(text) == 0 and (text.parent / "out").read_text() != ""
+
+
+def test_parts_of_an_array(text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a Slurm array in any order; the last one joins."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
+    for job in (2, 0, 1):
+        assert not (text.parent / "out").exists()
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(job))
+        assert translate(text) == 0
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+
+
+@pytest.mark.slow
+def test_several_processes(text: Path, expected: list[str]) -> None:
+    command = [sys.executable, "-m", "fairseq_plugins.translation.cli", MODEL, "--input", str(text)]
+    command += ["--output", str(text.parent / "out"), "--device", "cpu", "--processes", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+
+
+@pytest.mark.slow
+def test_standard_input_to_standard_output(expected: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fairseq_plugins.translation.cli", MODEL, "--device", "cpu", "--buffer-size", "2"]
+    text = LINES[0].encode() + b" \xff\n" + "\n".join(LINES[1:]).encode()
+    run = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.decode().split("\n")[1:] == [*expected[1:], ""]
+    said = run.stderr.decode().splitlines()
+    assert said[0] == "input, line 1: is not UTF-8; what is wrong was read as U+FFFD"
+    assert len(said) == 2 and said[1].startswith("gad: 5 sentences, ")
+
+
+def test_standard_input_to_a_file(
+    expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(LINES)))
+    assert cli.main([MODEL, "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert (tmp_path / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+
+
+def test_overlong_lines_are_named(
+    text: Path, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[str] = []
+    monkeypatch.setattr(cli, "fail", failures.append)
+    text.write_text(f"{LINES[0]}\n{'word ' * 1100}\n{LINES[1]}\n")
+    assert translate(text) == 0
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [expected[0], "", expected[1], ""]
+    assert len(failures) == 1 and failures[0].startswith("line 2: has 1") and "reads at most 1024" in failures[0]
+
+
+REFUSED = [
+    (["--input", "none"], "--input none: no such file"),
+    (["--processes", "2"], "--processes: several processes share a file"),
+    (["--output", "none/out"], "--output none/out: cannot be written"),
+    (["--set", "lenpen"], "--set lenpen: give NAME=VALUE"),
+    (["--set", "size=3"], "size: no such option"),
+    (["--decoder", "iad", "--drafter", f"{MODEL}/drafter.pt"], "--decoder iad uses no drafter"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_is_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([MODEL, *options]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("spec-dec-translate: error: ") and message in said[0]

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What draft-and-verify decoding gains, in a few minutes. Usually run by `make demo`.
+#
+#   train_scripts/quick_demo.sh
+#
+# 1. Corrects 300 sentences of UA-GEC with the released model, compares decoders, and writes a page to step through drafts.
+# 2. Trains a one-layer drafter from scratch for a released translation model, about a minute, on what that model says of generated
+#    text (Seq-KD), and measures what it gains there.
+#
+# Results: results/demo. Nothing of an earlier run is used. UPDATES=1000 trains longer, TIMING_SENTENCES=200 times more.
+# On text of your own, with all models trained: make demo DATA=folder NAME=mytext.en-de.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
+# shellcheck source=train_scripts/functions.sh
+source train_scripts/functions.sh
+no_options "$@"
+
+: "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=40}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
+# The model that the drafter is trained for: that of the generated corpus, where it was released.
+if [ -z "${TEACHER:-}" ]; then
+    TEACHER=multi30k.en-de
+    if [ -e checkpoints/cldr.en-de/verifier.pt ] && [ -e checkpoints/cldr.en-de/subwords.model ]; then TEACHER=cldr.en-de; fi
+fi
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # decoding one sentence at a time gains nothing from more
+
+work=data-bin/demo results=results/demo models=checkpoints/demo logs=results/demo/logs
+correcting=checkpoints/ua-gec teacher=checkpoints/$TEACHER
+for file in "$correcting"/{verifier,drafter}.pt "$teacher/verifier.pt"; do
+    [ -e "$file" ] || die "$file: no such file; get it back: git checkout checkpoints"
+done
+mkdir -p data-bin results checkpoints
+rm -rf "$work" "$results" "$models"
+mkdir -p "$work/ua-gec" "$work/generated" "$logs" "$models"
+trap on_exit EXIT
+
+# binarise FOLDER MODEL SRC TGT SETS: the text of FOLDER with the dictionaries and subwords of MODEL, into FOLDER/bin.
+binarise() {
+    local folder=$1 model=$2 src=$3 tgt=$4 set language files=() sets=()
+    for set in $5; do
+        for language in "$src" "$tgt"; do files+=("$folder/$set.$language" "$folder/$set.subwords.$language"); done
+        sets+=("--${set}pref" "$folder/$set.subwords")
+    done
+    "${tool[@]}" apply-subwords "$model/subwords.model" "${files[@]}"
+    logged "$logs/preprocess.log" fairseq-preprocess --source-lang "$src" --target-lang "$tgt" --srcdict "$model/dict.$src.txt" \
+        --tgtdict "$model/dict.$tgt.txt" "${sets[@]}" --destdir "$folder/bin"
+}
+
+# compare RESULT DATA SRC TGT VERIFIER DRAFTER DECODERS: a short table on the screen, the whole one in results.
+compare() {
+    logged "$logs/$1.log" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
+        --remove-bpe sentencepiece --decoders "$7" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" \
+        --timing-batch-sizes 1 --results "$results/$1"
+    say
+    "${tool[@]}" short-table "$results/$1/table.md"
+    say
+}
+
+say "1. Error correction: 300 sentences of UA-GEC (CC BY 4.0, examples/ua-gec) and the released model."
+cp examples/ua-gec/test.src examples/ua-gec/test.tgt "$work/ua-gec"
+binarise "$work/ua-gec" "$correcting" src tgt test
+compare ua-gec "$work/ua-gec/bin" src tgt "$correcting/verifier.pt" "$correcting/drafter.pt" "fairseq beam 5,greedy,gad,iad"
+logged "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fairseq_plugins --task spec_dec --source-lang src --target-lang tgt \
+    --path "$correcting/verifier.pt" --drafter-path "$correcting/drafter.pt" --decoder gad --trace-file "$results/trace.jsonl"
+logged "$logs/page.log" spec-dec-trace "$results/trace.jsonl" --html "$results/trace.html"
+say "Step through what was drafted and accepted: $results/trace.html"
+say
+say "2. A drafter from scratch: one layer for $teacher, $UPDATES updates on what that model says of $TRAIN_PAIRS generated sentences."
+logged "$logs/corpus.log" spec-dec-corpus --out "$work/generated/text" --train "$TRAIN_PAIRS" --valid 50 --test "$TEST_PAIRS"
+for set in train valid test; do
+    for language in en de; do cp "$work/generated/text/$set.$language" "$work/generated"; done
+done
+binarise "$work/generated" "$teacher" en de "train valid test"
+logged "$logs/distil.log" spec-dec-distill decode "$work/generated/bin" --source-lang en --target-lang de --gen-subset train,valid \
+    --path "$teacher/verifier.pt" --decoder greedy --max-tokens 3000 --max-len-b 60 --output "$work/generated/shards"
+logged "$logs/merge.log" spec-dec-distill merge "$work/generated/bin" --shards "$work/generated/shards" --gen-subset train,valid \
+    --destdir "$work/generated/distilled"
+mapfile -t size < <("${tool[@]}" size-options "$teacher/verifier.pt")
+train "$models/training" "$logs/drafter.log" 0 fairseq-train "$work/generated/distilled" --user-dir fairseq_plugins --task spec_dec \
+    --source-lang en --target-lang de --arch block_nat "${size[@]}" --criterion glat_loss --verifier-path "$teacher/verifier.pt" \
+    --drafter-context features --drafter-layers 1 --src-embedding-copy --init-decoder-from "$teacher/verifier.pt" \
+    --activation-fn relu --block-size "$BLOCK_SIZE" --blocks-per-sentence 4 --position-decay 3 --glancing-start 0 --glancing-end 0 \
+    --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.002 --lr-scheduler cosine --warmup-updates "$((UPDATES / 10))" --clip-norm 1 \
+    --max-update "$UPDATES" --max-tokens 1000 --cpu --num-workers 0 --no-save-optimizer-state
+logged "$logs/average.log" spec-dec-average "$models/training/checkpoint_last.pt" --output "$models/drafter.pt"
+compare generated "$work/generated/bin" en de "$teacher/verifier.pt" "$models/drafter.pt" "fairseq beam 5,greedy,gad"
+say "More training accepts more: docs/training.md. All tables are in $results. Finished in $(duration $SECONDS) min."

@@ -1,0 +1,23 @@
+"""The table of spec-dec-compare in few columns."""
+
+from pathlib import Path
+
+from tabulate import tabulate
+
+# Column there -> title here.
+COLUMNS = {
+    "decoder": "decoder",
+    "identical": "same output",
+    "accepted": "tokens/iteration",
+    "sent/s, batch 1": "sentences/s",
+    "× beam 5": "× fairseq beam 5",
+}
+
+
+def short_table(file: Path) -> str:
+    """The table in `file` (table.md of spec-dec-compare) for a terminal."""
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    body = [[row[header.index(column)] for column in COLUMNS] for row in rows]
+    alignment = ["left"] + ["right"] * (len(COLUMNS) - 1)
+    return tabulate(body, list(COLUMNS.values()), tablefmt="simple", colalign=alignment, disable_numparse=True)
