@@ -8,11 +8,55 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.layout import Span
+from fairseq_plugins.decoding.engine.rows import rows_of
+
+
+@dataclass
+class Beams:
+    """What beam search keeps besides tokens, of B sentences with `size` hypotheses each: R = B * size rows.
+
+    Attributes:
+        size: hypotheses of a sentence; its rows follow each other.
+        scores: [R], sums of log-probabilities.
+        holders: [R, capacity], in which of the sentence's rows of the cache every slot stands: see `BeamLayout`.
+        ignored: [B, size], places among the best candidates from which nothing ends: fairseq's `cands_to_ignore`.
+        ended: [B], how many hypotheses have ended.
+    """
+
+    size: int
+    scores: Tensor
+    holders: Tensor
+    ignored: Tensor
+    ended: Tensor
+
+    @classmethod
+    def begin(cls, size: int, sentences: int, like: Tensor) -> "Beams":
+        """Of sentences without any token, for a state whose tokens are `like` [any, capacity]."""
+        own = torch.arange(size, device=like.device).repeat(sentences)
+        return cls(
+            size,
+            torch.zeros(len(own), device=like.device),
+            own[:, None].repeat(1, like.size(1)),
+            like.new_zeros(sentences, size, dtype=torch.bool),
+            like.new_zeros(sentences),
+        )
+
+    def and_then(self, other: "Beams") -> "Beams":
+        """These sentences and others after them."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("scores", "holders", "ignored", "ended"))
+        return Beams(self.size, *map(torch.cat, pairs))
+
+    def select(self, sentences: Tensor) -> "Beams":
+        """Some of the sentences."""
+        rows = rows_of(sentences, self.size)
+        return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], self.ended[sentences])
 
 
 @dataclass
 class DecodingState:
     """What is decoded so far, of the sentences still in the batch: B rows.
+
+    In beam search every hypothesis has a row: R in the place of B.
 
     Attributes:
         tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`.
@@ -21,6 +65,7 @@ class DecodingState:
         constraints: what fairseq's options forbid or force.
         log_probs: [B, capacity] of the tokens.
         sentences: for every row, which sentence of the batch it is.
+        beams: what there is in beam search besides, None in a greedy one.
     """
 
     tokens: Tensor
@@ -29,6 +74,7 @@ class DecodingState:
     constraints: Constraints
     log_probs: Tensor
     sentences: list[int] = field(default_factory=list)
+    beams: Beams | None = None
 
     @property
     def max_len(self) -> int:
@@ -50,6 +96,8 @@ class DecodingState:
     def append(self, advance: "Advance") -> None:
         """Add the emitted tokens of every sentence to its output; what comes after them is overwritten later."""
         span, width = self.span, advance.tokens.size(1)
+        if isinstance(advance, BeamAdvance):
+            self._follow(advance, span)
         for buffer, block in ((self.tokens, advance.tokens), (self.log_probs, advance.log_probs)):
             if span.uniform:
                 buffer[:, span.longest + 1 : span.longest + 1 + width] = block
@@ -60,6 +108,17 @@ class DecodingState:
         self.host_lengths = [
             length + emitted for length, emitted in zip(self.host_lengths, advance.host_emitted, strict=True)
         ]
+
+    def _follow(self, advance: "BeamAdvance", span: Span) -> None:
+        """Every row becomes that of the hypothesis which it continues."""
+        beams, used = self.beams, slice(span.longest + 1)
+        assert beams is not None
+        for buffer in (self.tokens, self.log_probs, beams.holders):
+            buffer[:, used] = buffer[advance.parents, used]
+        # The next slot of every row is its own again, also where others of the batch are ahead.
+        own = torch.arange(beams.size, device=self.lengths.device).repeat(len(beams.ended))
+        beams.holders.scatter_(1, self.lengths[:, None] + 1, own[:, None])
+        beams.scores, beams.ignored, beams.ended = advance.scores, advance.ignored, advance.ended
 
 
 @dataclass
@@ -126,6 +185,36 @@ class Verification:
 
 
 @dataclass
+class Candidates:
+    """The best continuations of every sentence by one token, the best first, as fairseq's beam search wants them.
+
+    Attributes:
+        scores: [B, C], sums of log-probabilities, -inf for what may not be.
+        tokens: [B, C].
+        parents: [B, C], which of the sentence's hypotheses is continued; -1 where there is no candidate any more.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    parents: Tensor
+
+
+@dataclass
+class Hypothesis:
+    """An output.
+
+    Attributes:
+        tokens: [N], EOS included.
+        log_probs: [N] of them.
+        score: sum of them, before it is normalised.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    score: Tensor
+
+
+@dataclass
 class Advance:
     """What one iteration adds: of every sentence the accepted path, N columns of which `num_emitted` count.
 
@@ -165,3 +254,27 @@ class Advance:
             return states[:, -1:]
         column = (self.num_emitted - 1)[:, None, None]
         return states.gather(1, column.expand(-1, 1, states.size(2)))
+
+
+@dataclass
+class BeamAdvance:
+    """What one iteration of beam search adds: a token to every hypothesis that goes on.
+
+    Attributes:
+        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`, `host_emitted`: ones.
+        finished: for each row whether its sentence has ended, on the host.
+        parents: [R], the row that each row continues.
+        scores, ignored, ended: as in `Beams`.
+        hypotheses: which ended: the place of the sentence among those of the state, and the hypothesis.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    num_emitted: Tensor
+    host_emitted: list[int]
+    finished: list[bool]
+    parents: Tensor
+    scores: Tensor
+    ignored: Tensor
+    ended: Tensor
+    hypotheses: list[tuple[int, Hypothesis]]

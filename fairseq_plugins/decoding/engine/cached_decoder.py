@@ -14,14 +14,14 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
+from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttention, PackedAttention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layers import transformer_layer
-from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
 from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted
-from fairseq_plugins.decoding.engine.rows import cat_padded
+from fairseq_plugins.decoding.engine.rows import cat_padded, rows_of
 from fairseq_plugins.decoding.engine.weights import (
     Layer,
     Linear,
@@ -51,17 +51,21 @@ class CachedDecoder:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
         engine: what it runs on.
         vocabulary: ids [N] of the tokens that `project` scores, None for all.
+        beam: rows of the cache of every sentence, for steps laid out as a `BeamLayout`.
 
     Raises:
         ConfigurationError: naming what the decoder uses that cannot be run here.
     """
 
-    def __init__(self, decoder: TransformerDecoderBase, engine: Engine, vocabulary: Tensor | None = None) -> None:
+    def __init__(
+        self, decoder: TransformerDecoderBase, engine: Engine, vocabulary: Tensor | None = None, beam: int = 1
+    ) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
         self.engine = engine
+        self.beam = beam
         self.layers = [_read_layer(layer) for layer in decoder.layers]
         plain_output = _plain_projection(decoder)
         # Where the projection is not plain, to score all tokens is the only way.
@@ -92,7 +96,7 @@ class CachedDecoder:
             self.output_layer = engine.kernels.where_it_pays(self.native_output, plain_output, engine.precision)
         else:
             self.output_layer = engine.linear(plain_output)
-        # Keys and values [layers, B, slots, 2, H, D / H], of self- and of cross-attention.
+        # Keys and values [layers, B * beam, slots, 2, H, D / H] of self-attention, and [layers, B, S, ...] of cross-.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
         self.cross_mask: Tensor | None = None
@@ -121,7 +125,7 @@ class CachedDecoder:
             cross.copy_(project(memory).view_as(cross))
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
-        self.cache = self.cross.new_zeros(len(self.layers), memory.size(0), 0, *self.cross.shape[3:])
+        self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
         """More sentences come in after those present.
@@ -143,10 +147,11 @@ class CachedDecoder:
         """Go on with these sentences only.
 
         Args:
-            rows: indices [B'] into the current batch.
+            rows: indices [B'] into the sentences of the current batch.
         """
         assert self.cache is not None and self.cross is not None
-        self.cache = self.cache.index_select(1, rows)
+        own = rows if self.beam == 1 else rows_of(rows, self.beam)
+        self.cache = self.cache.index_select(1, own)
         self.cross = self.cross.index_select(1, rows)
         if self.cross_mask is not None:
             self.cross_mask = self.cross_mask.index_select(0, rows)
@@ -154,7 +159,7 @@ class CachedDecoder:
     def step(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout,
+        layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None = None,
         masks: int = 0,
         mask_inputs: MaskInputs | FixedInputs | None = None,
@@ -163,7 +168,7 @@ class CachedDecoder:
         """Run the rows of a step and write their keys and values.
 
         Args:
-            tokens: ids, [B, T - masks] with a `Chain` and [R] with a `StepLayout`; a drafter's masks are the id one
+            tokens: ids, [B, T - masks] with a `Chain` and [R] with other layouts; a drafter's masks are the id one
                 past the dictionary.
             layout: where the rows stand.
             states: a list to which the states [B, T, D] or [R, D] before the first and after every layer are added.
@@ -178,7 +183,8 @@ class CachedDecoder:
         self._grow(layout.slots)
         fed = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
         rows = tokens.numel() + tokens.size(0) * masks
-        if self.native_layers is not None and self.engine.kernels.pays(rows, self.engine.precision):
+        compiled = self.native_layers is not None and not isinstance(layout, BeamLayout)
+        if compiled and self.engine.kernels.pays(rows, self.engine.precision):
             x, kept, _ = self.native_layers.step(
                 tokens,
                 layout,
@@ -234,7 +240,7 @@ class CachedDecoder:
     def _step_in_pytorch(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout,
+        layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None,
         masks: int,
         fed: Tensor | None,
@@ -251,7 +257,8 @@ class CachedDecoder:
             x = self.embedding_norm(x)
         if states is not None:
             states.append(x)
-        attention = ChainAttention(layout) if isinstance(layout, Chain) else PackedAttention(layout)
+        kinds = {Chain: ChainAttention, StepLayout: PackedAttention, BeamLayout: BeamAttention}
+        attention = kinds[type(layout)](layout)
         for index, layer in enumerate(self.layers):
             if self.positions_every_layer and index > 0 and position is not None:
                 x = x + position
@@ -299,19 +306,21 @@ class CachedDecoder:
             self.cache = new_zeros(old, (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:]))
             self.cache[:, :, : old.size(2)] = old
 
-    def _position_embeddings(self, layout: Chain | StepLayout) -> Tensor | None:
+    def _position_embeddings(self, layout: Chain | StepLayout | BeamLayout) -> Tensor | None:
         """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""
         if self.positions is None:
             return None
         last = self.positions.size(0) - 1
-        if isinstance(layout, StepLayout):
+        if not isinstance(layout, Chain):
             return self.positions[layout.position.clamp(max=last)]
         if layout.span.uniform and layout.slots <= last + 1:
             return self.positions[layout.span.longest : layout.slots]
         # No output is longer than the table, so after its end nothing can be accepted: any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
-    def _embed(self, tokens: Tensor, layout: Chain | StepLayout, masks: int, fed: Tensor | None) -> Tensor:
+    def _embed(
+        self, tokens: Tensor, layout: Chain | StepLayout | BeamLayout, masks: int, fed: Tensor | None
+    ) -> Tensor:
         """Embeddings of the tokens, and what masks are fed in their place."""
         decoder = self.decoder
         weight = decoder.embed_tokens.weight

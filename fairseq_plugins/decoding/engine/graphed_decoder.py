@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder, cross_mask_of
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run
-from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.weights import Precision
 
@@ -34,13 +34,15 @@ _MIN_SOURCE = 32
 _State = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def cached_decoder(decoder: nn.Module, engine: Engine, vocabulary: Tensor | None = None) -> CachedDecoder:
+def cached_decoder(
+    decoder: nn.Module, engine: Engine, vocabulary: Tensor | None = None, beam: int = 1
+) -> CachedDecoder:
     """Make a `CachedDecoder`, one that runs from graphs where the engine has them for the decoder's device."""
     graphs = engine.graphs
     if graphs is None or graphs.failed or next(decoder.parameters()).device.type != graphs.device_type:
-        return CachedDecoder(decoder, engine, vocabulary)
+        return CachedDecoder(decoder, engine, vocabulary, beam)
     assert engine.precision is Precision.FP32, "others are refused on this device"
-    return GraphedDecoder(decoder, engine, graphs, vocabulary)
+    return GraphedDecoder(decoder, engine, graphs, vocabulary, beam)
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,13 @@ class GraphedDecoder(CachedDecoder):
         decoder: decoder of a trained fairseq Transformer, in eval mode.
         engine: what it runs on.
         graphs: how steps are captured.
-        vocabulary: as for `CachedDecoder`.
+        vocabulary, beam: as for `CachedDecoder`.
     """
 
     def __init__(
-        self, decoder: nn.Module, engine: Engine, graphs: Graphs, vocabulary: Tensor | None = None
+        self, decoder: nn.Module, engine: Engine, graphs: Graphs, vocabulary: Tensor | None = None, beam: int = 1
     ) -> None:
-        super().__init__(decoder, engine, vocabulary)
+        super().__init__(decoder, engine, vocabulary, beam)
         self.how = graphs
         self.graphs: OrderedDict[Shape, _Graph] = OrderedDict()
         self.uses: Counter[Shape] = Counter()
@@ -113,14 +115,14 @@ class GraphedDecoder(CachedDecoder):
     def step(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout,
+        layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None = None,
         masks: int = 0,
         mask_inputs: MaskInputs | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """As `CachedDecoder.step`; the hidden states and `states` are valid until the next step."""
-        if isinstance(layout, StepLayout):
+        if not isinstance(layout, Chain):
             return super().step(tokens, layout, states, masks, mask_inputs, added)
         assert self.cross is not None, "call start() first"
         width = rounded_up(layout.width)

@@ -1,0 +1,250 @@
+"""`--decoder fast-beam` gives what fairseq's own beam search gives: all hypotheses, their order, their scores."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fairseq.ngram_repeat_block import NGramRepeatBlock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.search.beam import BeamSearch
+from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
+from fairseq_plugins.errors import ConfigurationError
+from tests.strategies import SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS
+from tests.support import (
+    Options,
+    all_ids,
+    assert_same_hypotheses,
+    assert_same_output,
+    decode,
+    fairseq_beam,
+    fairseq_greedy,
+    make_sample,
+    make_state,
+    make_task,
+    make_transformer,
+)
+
+EOS, PAD = 2, 1
+BEAMS = [1, 2, 4, 5, 10, 16]
+ENGINES = {"kernels": make_engine, "PyTorch": Engine}
+FAST_BEAM = Options("fast-beam")
+
+
+def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool) -> torch.Tensor:
+    """Forced beginnings [B, width + 1] of 1 to `width` words; the last one is complete with EOS where `ends`."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(4, vocabulary, (sentences, width + 1), generator=generator)
+    lengths = torch.randint(1, width + 1, (sentences,), generator=generator)
+    rows[torch.arange(width + 1) >= lengths[:, None]] = PAD
+    if ends:
+        rows[-1, lengths[-1]] = EOS
+    return rows
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+@settings(STEADY_MODELS, max_examples=60)
+@given(
+    options=TRANSFORMERS,
+    vocabulary=st.sampled_from([12, 40, 300]),
+    sources=SOURCES,
+    beam=st.sampled_from(BEAMS),
+    search=SEARCHES,
+    prefix=st.sampled_from([0, 0, 1, 4]),
+    ends=st.booleans(),
+    active=st.sampled_from([0, 0, 1, 3]),
+    seed=st.integers(0, 1000),
+)
+def test_equals_fairseq(
+    engine: str,
+    options: dict[str, Any],
+    vocabulary: int,
+    sources: list[int],
+    beam: int,
+    search: dict[str, Any],
+    prefix: int,
+    ends: bool,
+    active: int,
+    seed: int,
+) -> None:
+    task = make_task(vocabulary)
+    model = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    if prefix:
+        # Longer outputs than the prefix, so that something ends after it.
+        search = {**search, "max_len_b": max(search["max_len_b"], prefix + 1), "max_len_a": 0}
+        search["prefix_tokens"] = prefixes(len(sources), prefix, vocabulary, seed, ends)
+        active = 0
+    expected = fairseq_beam([model], task, sample, beam, **search)
+    found, stats = decode(
+        [model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=beam, active_sentences=active, **search
+    )
+    assert_same_hypotheses(found, expected)
+    assert [sum(sentence.emitted) for sentence in stats] == [len(best["tokens"]) for best, *_ in expected]
+    longest = [max(len(hypothesis["tokens"]) for hypothesis in every) for every in expected]
+    assert [sentence.iterations for sentence in stats] == longest
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("batch_size", [1, 7, 32])
+@pytest.mark.parametrize("beam", BEAMS)
+def test_every_batch_size(beam: int, batch_size: int, engine: str) -> None:
+    task = make_task(200)
+    model = make_transformer(task, 5)
+    lengths = [(7 * number) % 23 for number in range(32)]
+    for begin in range(0, 32, batch_size)[:4]:
+        sample = make_sample(task, lengths[begin : begin + batch_size], begin)
+        expected = fairseq_beam([model], task, sample, beam, max_len_b=30)
+        found, _ = decode(
+            [model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=beam, max_len_b=30
+        )
+        assert_same_hypotheses(found, expected)
+        assert all(len(every) == beam for every in found)
+
+
+@settings(STEADY_MODELS, max_examples=12)
+@given(
+    options=st.lists(TRANSFORMERS, min_size=2, max_size=3),
+    sources=SOURCES,
+    beam=st.sampled_from(BEAMS),
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_ensembles_equal_fairseqs(
+    options: list[dict[str, Any]], sources: list[int], beam: int, search: dict[str, Any], seed: int
+) -> None:
+    task = make_task(60)
+    models = [make_transformer(task, seed + index, **choice) for index, choice in enumerate(options)]
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_beam(models, task, sample, beam, **search)
+    found, _ = decode(models, task, sample, FAST_BEAM, beam_size=beam, **search)
+    assert_same_hypotheses(found, expected)
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_models_that_never_end(engine: str) -> None:
+    """All hypotheses end at the longest length, with the EOS that is forced there."""
+    task = make_task(60)
+    model = make_transformer(task, 1, ending=False, max_target_positions=20)
+    sample = make_sample(task, [5, 0, 18])
+    expected = fairseq_beam([model], task, sample, 4, max_len_b=200)
+    assert max(len(best["tokens"]) for best, *_ in expected) == 20
+    found, _ = decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=4, max_len_b=200)
+    assert_same_hypotheses(found, expected)
+
+
+def test_sources_without_padding_and_with_much() -> None:
+    task = make_task(60)
+    model = make_transformer(task, 3)
+    for lengths in ([9, 9, 9], [40, 0, 1, 22]):
+        sample = make_sample(task, lengths)
+        expected = fairseq_beam([model], task, sample, 5, max_len_b=25)
+        assert_same_hypotheses(decode([model], task, sample, FAST_BEAM, beam_size=5, max_len_b=25)[0], expected)
+
+
+def test_one_beam_is_greedy() -> None:
+    task = make_task(60)
+    model = make_transformer(task, 3)
+    sample = make_sample(task, [9, 0, 4, 30])
+    expected = fairseq_greedy([model], task, sample, max_len_b=25)
+    assert_same_output(decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=25)[0], expected)
+    assert_same_output(decode([model], task, sample, Options("greedy"), max_len_b=25)[0], expected)
+
+
+@pytest.mark.parametrize("active", [0, 3])
+def test_repetition_is_left_to_fairseqs_own_blocker(active: int) -> None:
+    """With a blocker that works, as fairseq's CUDA extension does; both searches call it."""
+
+    def forward(self: NGramRepeatBlock, tokens: Any, log_probs: Any, sentences: int, beam: int, step: int) -> Any:
+        assert tokens.size(0) == log_probs.size(0) == sentences * beam and tokens.size(1) == 22
+        size = self.no_repeat_ngram_size
+        for row, said in enumerate(tokens[:, : step + 1].tolist()):
+            ends = range(size - 1, len(said))
+            again = [said[end] for end in ends if said[end - size + 1 : end] == said[len(said) - size + 1 :]]
+            log_probs[row, again] = -torch.inf
+        return log_probs
+
+    task = make_task(12)
+    model = make_transformer(task, 1, ending=False)
+    sample = make_sample(task, [5, 9, 0, 3, 3, 14])
+    options = {"max_len_b": 20, "no_repeat_ngram_size": 2}
+    free = fairseq_beam([model], task, sample, 4, max_len_b=20)
+    with mock.patch.object(NGramRepeatBlock, "forward", forward), mock.patch(
+        "fairseq.ngram_repeat_block.is_cuda_extension_usable", lambda: True
+    ):
+        expected = fairseq_beam([model], task, sample, 4, **options)
+        found, _ = decode([model], task, sample, FAST_BEAM, beam_size=4, active_sentences=active, **options)
+    assert_same_hypotheses(found, expected)
+    assert all_ids(expected) != all_ids(free)
+
+
+def test_repetition_that_fairseq_does_not_forbid(caplog: pytest.LogCaptureFixture) -> None:
+    """Its code without the extension forbids nothing: when it does, this is to be honoured."""
+    task = make_task(12)
+    model = make_transformer(task, 1, ending=False)
+    sample = make_sample(task, [5, 9, 0])
+    expected = fairseq_beam([model], task, sample, 4, max_len_b=20, no_repeat_ngram_size=2)
+    assert all_ids(expected) == all_ids(fairseq_beam([model], task, sample, 4, max_len_b=20))
+    found, _ = decode([model], task, sample, FAST_BEAM, beam_size=4, max_len_b=20, no_repeat_ngram_size=2)
+    assert_same_hypotheses(found, expected)
+    assert "--no-repeat-ngram-size: forbids nothing" in caplog.text
+
+
+def test_a_prefix_that_is_an_end_only() -> None:
+    """With several beams fairseq breaks off: only one hypothesis can end."""
+    task = make_task(40)
+    model = make_transformer(task, 2)
+    sample = make_sample(task, [4, 6])
+    prefix = torch.tensor([[EOS], [7]])
+    with pytest.raises(AssertionError):
+        fairseq_beam([model], task, sample, 3, max_len_b=9, prefix_tokens=prefix)
+    with pytest.raises(ConfigurationError, match="--prefix-size"):
+        decode([model], task, sample, FAST_BEAM, beam_size=3, max_len_b=9, prefix_tokens=prefix)
+    expected = fairseq_beam([model], task, sample, 1, max_len_b=9, prefix_tokens=prefix)
+    found, _ = decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=9, prefix_tokens=prefix)
+    assert_same_hypotheses(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"match_source_len": True}, "--match-source-len"), ({"tokens_to_suppress": ("w3",)}, "supp")]
+)
+def test_other_searches_are_refused(options: dict[str, Any], named: str) -> None:
+    task = make_task(40)
+    with pytest.raises(ConfigurationError, match=named):
+        decode([make_transformer(task, 2)], task, make_sample(task, [3]), FAST_BEAM, beam_size=2, **options)
+
+
+@settings(STEADY, max_examples=200)
+@given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3))
+def test_what_goes_on(data: st.DataObject, size: int, sentences: int) -> None:
+    """Of the candidates, in their order, the first that do not end; what ends among the best is an output."""
+    word = st.sampled_from([EOS, 5, 6, 7, 8])
+    rows = [
+        data.draw(st.lists(word, min_size=2 * size, max_size=2 * size).filter(lambda r: r.count(EOS) <= size))
+        for _ in range(sentences)
+    ]
+    total = sentences * size
+    state = make_state(torch.full((total, 6), 4), [2] * total, max_len=4)
+    state.sentences = [sentence for sentence in range(sentences) for _ in range(size)]
+    state.beams = Beams.begin(size, sentences, state.tokens)
+    state.beams.scores = -torch.arange(total).float()
+    tokens = torch.tensor(rows)
+    scores = -torch.arange(tokens.numel()).view(sentences, -1).float()
+    parents = torch.tensor([data.draw(st.lists(st.integers(0, size - 1), min_size=2 * size, max_size=2 * size)) for _ in rows])
+    advance = BeamSearch(size).advance(state, no_draft(state), Candidates(scores, tokens, parents))
+    kept = advance.tokens.view(sentences, size).tolist()
+    ended = [place for place, _ in advance.hypotheses]
+    for place, row in enumerate(rows):
+        alive = [rank for rank, token in enumerate(row) if token != EOS][:size]
+        assert kept[place] == [row[rank] for rank in alive]
+        chosen = slice(place * size, (place + 1) * size)
+        assert advance.scores[chosen].tolist() == scores[place, alive].tolist()
+        assert advance.parents[chosen].tolist() == [place * size + int(parents[place, rank]) for rank in alive]
+        assert ended.count(place) == row[:size].count(EOS)
+        assert advance.finished[chosen] == [row[:size].count(EOS) == size] * size
+    for place, hypothesis in advance.hypotheses:
+        assert hypothesis.tokens.tolist()[:-1] == [4, 4] and hypothesis.tokens[-1] == EOS
+        assert hypothesis.score in scores[place, :size]
