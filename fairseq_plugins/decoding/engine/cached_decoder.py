@@ -20,6 +20,7 @@ from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
+from fairseq_plugins.decoding.engine.native.beam import run_beams
 from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted
 from fairseq_plugins.decoding.engine.rows import cat_padded, rows_of
 from fairseq_plugins.decoding.engine.weights import (
@@ -236,6 +237,35 @@ class CachedDecoder:
         )
         assert predicted is not None
         return hidden, states, predicted
+
+    def best_continuations(
+        self, tokens: Tensor, layout: BeamLayout, scores: Tensor, constraints: Constraints
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """A step of beam search in one call of the kernels; None where that is not for them.
+
+        Args:
+            tokens, layout: as for `step`.
+            scores: [R], sums of log-probabilities.
+            constraints: what the next tokens may be.
+
+        Returns:
+            of the best 2 * beam continuations [B, 2 * beam] of every sentence: sums of log-probabilities, tokens and
+            parents, as `Candidates` has them.
+        """
+        assert self.cache is not None and self.cross is not None, "call start() first"
+        kernels, projection = self.engine.kernels, self.native_output
+        if kernels is None or projection is None:
+            return None
+        limits = kernels.limits(projection.outputs, constraints)
+        # In a vocabulary as small as this, fairseq goes on with what it has forbidden.
+        if limits is None or projection.outputs < 2 * self.beam + 2:
+            return None
+        assert self.native_layers is not None
+        self._grow(layout.slots)
+        mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
+        return run_beams(
+            self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits
+        )
 
     def _step_in_pytorch(
         self,

@@ -17,7 +17,12 @@ class BeamVerifier(Verifier):
         beams = state.beams
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.holders)
-        _, log_probs = self._log_probs(state.last_tokens()[:, 0], layout)
+        tokens = state.last_tokens()[:, 0]
+        if len(self.decoders) == 1 and self.temperature == 1.0:
+            found = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints)
+            if found is not None:
+                return Candidates(*found)
+        _, log_probs = self._log_probs(tokens, layout)
         return best_candidates(state, log_probs)
 
 

@@ -25,7 +25,7 @@ from fairseq_plugins.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_HEADERS = (Path(__file__).with_name("threads.h"),)
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("threads.h", "beam.h"))
 _COMPILE = ["-std=c++17", "-fPIC", "-pthread"]
 _FAST = ["-O3", "-ffast-math"]
 # Every step of the program as it is written, and what a sanitizer says of it with file and line.
@@ -118,6 +118,24 @@ class PredictStructure(ctypes.Structure):
         ("projection", LinearStructure),
         ("limits", LimitsStructure),
         *[(name, ctypes.c_void_p) for name in ("scores", "best", "log_probs")],
+    ]
+
+
+class BeamsStructure(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("sentences", "size")],
+        *[(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders")],
+        ("holder_stride", ctypes.c_int64),
+        ("scores", ctypes.c_void_p),
+    ]
+
+
+class CandidatesStructure(ctypes.Structure):
+    _fields_ = [
+        ("projection", LinearStructure),
+        ("limits", LimitsStructure),
+        ("count", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("scores", "tokens", "parents")],
     ]
 
 
@@ -304,6 +322,10 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
     kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows, pointer]
+    kernels.run_beams.argtypes = [
+        *(pointer, ctypes.c_int32, pointer, ctypes.c_int32),
+        *(pointer, pointer, pointer, pointer),
+    ]
     kernels.set_threads.argtypes = [number]
     kernels.accept_exact.argtypes = [
         *(pointer, pointer, pointer, number, number, number),

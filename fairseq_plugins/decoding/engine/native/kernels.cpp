@@ -904,3 +904,5 @@ void accept_exact(const int64_t* best, const int64_t* drafted, const int64_t* nu
 }
 
 }  // extern "C"
+
+#include "beam.h"
