@@ -264,7 +264,9 @@ def decode(
         return Method(Verifier(models, runs_on, temperature), method, GreedySearch(rule, runs_on))
 
     stats = RecordedStats()
-    generator = DraftVerifyGenerator(models, task.target_dictionary, build, stats, searches_beams=searches_beams, **options)
+    generator = DraftVerifyGenerator(
+        models, task.target_dictionary, build, stats, searches_beams=searches_beams, **options
+    )
     return generator.generate(models, sample, **per_batch), stats.recorded
 
 

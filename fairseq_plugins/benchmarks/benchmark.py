@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.benchmarks import by_length, ctranslate, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import warn_if_lossy
-from fairseq_plugins.benchmarks.contenders import BEAM_1, lossy_note
+from fairseq_plugins.benchmarks.contenders import BEAM_1, identity_note, lossy_note
 from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     DEFAULT_BATCH_SIZE,
@@ -49,9 +49,10 @@ def notes(
     lines = [
         *_origin(setting, argv, load),
         f"Subset {setting.bench.subset}: {len(setting.bench.order)} sentences decoded at batch size "
-        f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with {BEAM_1}, iterations per sentence and "
-        f"accepted tokens per iteration; the first {timed} timed, {plan.repeats} alternating repetitions after one for "
-        "warm-up, time in the decoder only, batches of similar length.",
+        f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with {BEAM_1}"
+        f"{identity_note(setting.wanted)}, iterations per sentence and accepted tokens per iteration; the first "
+        f"{timed} timed, {plan.repeats} alternating repetitions after one for warm-up, time in the decoder only, "
+        "batches of similar length.",
         "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "
         "process of its own; on a CPU resident memory beyond what the process had before it loaded models, on a GPU "
         "what PyTorch had allocated. On paper: weights of the models that take part, and keys and values of all layers "

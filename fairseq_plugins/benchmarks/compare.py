@@ -18,7 +18,16 @@ from pathlib import Path
 
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.comparison_options import get_parser, parse
-from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, ON_CPU, Contender, choose, lossy_note
+from fairseq_plugins.benchmarks.contenders import (
+    BEAM_1,
+    BEAM_5,
+    CONTENDERS,
+    ON_CPU,
+    Contender,
+    choose,
+    identity_note,
+    lossy_note,
+)
 from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     DEFAULT_BATCH_SIZE,
@@ -66,8 +75,8 @@ def notes(
     quality_batch = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
     lines = [
         f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {quality_batch}: BLEU; "
-        f"sentences with exactly the token ids of {BEAM_1}; iterations per sentence; accepted tokens "
-        f"per iteration.",
+        f"sentences with exactly the token ids of {BEAM_1}{identity_note(contenders)}; iterations per sentence; "
+        f"accepted tokens per iteration.",
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs, "
         f"time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
         f"Lossless by construction: {lossless}.",
@@ -102,7 +111,7 @@ def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender]) -> None:
             continue
         for identical, total in ((row.identical, row.sentences), (row.identical_timed.get(1), row.timed_sentences)):
             if identical is not None and identical < total:
-                different = f"{row.name} differs from {BEAM_1} in {total - identical} of {total} sentences"
+                different = f"{row.name} differs from {contender.reference} in {total - identical} of {total} sentences"
                 logger.warning("%s; in fp32 only two tokens of equal score can explain that", different)
 
 

@@ -9,7 +9,7 @@ import sacrebleu
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
-from fairseq_plugins.benchmarks.contenders import BEAM_1, Contender
+from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
@@ -25,7 +25,7 @@ class Row:
 
     name: str
     bleu: float | None = None
-    identical: int | None = None  # sentences with fairseq's beam=1 ids, whole subset
+    identical: int | None = None  # sentences with the ids of fairseq's beam 1 (or see `Contender`), whole subset
     sentences: int = 0
     identical_timed: dict[int, int] = field(default_factory=dict)  # the same on the timed ones, by batch size
     timed_sentences: int = 0
@@ -101,8 +101,8 @@ def measure_quality(
         row.iterations, row.mean_accepted_tokens = iterations(generator, contender, outputs[contender.name])
         if references is not None:
             row.bleu = bleu(bench, outputs[contender.name], references)
-    for row in rows:
-        row.identical = count_identical(outputs[row.name], outputs[BEAM_1])
+    for contender, row in zip(contenders, rows, strict=True):
+        row.identical = count_identical(outputs[row.name], outputs[contender.reference])
 
 
 def measure_speed(
@@ -129,9 +129,9 @@ def measure_speed(
                 )
                 outputs[row.name], times = bench.decode_timed(generator, timed, batch_size, bar)
                 seconds[row.name].append(times)
-        for row in rows:
+        for contender, row in zip(contenders, rows, strict=True):
             row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
-            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[BEAM_1])
+            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[contender.reference])
             if batch_size == 1:
                 row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
 

@@ -18,15 +18,16 @@ def best_candidates(state: DecodingState, log_probs: Tensor) -> Candidates:
     assert beams is not None
     log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
     constraints.apply(log_probs[:, None], state.lengths, span.shortest, span.longest)
-    ends = _force(state, log_probs)
+    ends = None if constraints.prefix is None else _force(state, log_probs)
     if constraints.repeat_blocker is not None:
         _forbid_repetition(state, log_probs)
     total = (log_probs + beams.scores[:, None]).unflatten(0, (-1, beams.size))
-    if bool(ends.any()):
+    if ends is not None:
         # fairseq gives all hypotheses of a sentence what its first one has.
         total[ends] = total[ends, :1]
     found = _best(total, beams, state.host_lengths[:: beams.size])
-    found.parents = found.parents.masked_fill(ends[:, None] & (found.parents > 0), 0)
+    if ends is not None:
+        found.parents = found.parents.masked_fill(ends[:, None] & (found.parents > 0), 0)
     return found
 
 
@@ -62,28 +63,29 @@ def _top(total: Tensor, count: int, vocabulary: int) -> Candidates:
     return Candidates(scores, places % vocabulary, places // vocabulary)
 
 
-def _force(state: DecodingState, log_probs: Tensor) -> Tensor:
+def _force(state: DecodingState, log_probs: Tensor) -> Tensor | None:
     """Leave what `--prefix-size` gives as the only token, in place; returns of which sentences [B] that is EOS."""
     constraints, beams = state.constraints, state.beams
-    assert beams is not None
-    ends = torch.zeros(len(beams.ended), dtype=torch.bool, device=log_probs.device)
     prefix, position = constraints.prefix, state.span.longest
-    if prefix is None or position >= min(prefix.size(1), constraints.max_len):
-        return ends
+    assert beams is not None and prefix is not None
+    if position >= min(prefix.size(1), constraints.max_len):
+        return None
     given = prefix[torch.tensor(state.sentences, device=prefix.device), position]
-    is_given = given != constraints.pad
-    own = log_probs.gather(1, given[:, None])
-    log_probs.masked_fill_(is_given[:, None], -torch.inf)
-    log_probs.scatter_(1, given[:, None], torch.where(is_given[:, None], own, log_probs.gather(1, given[:, None])))
+    others = torch.ones_like(log_probs, dtype=torch.bool).scatter_(1, given[:, None], False)
+    log_probs.masked_fill_(others & (given != constraints.pad)[:, None], -torch.inf)
     return (given == constraints.eos)[:: beams.size]
 
 
 def _forbid_repetition(state: DecodingState, log_probs: Tensor) -> None:
     """`--no-repeat-ngram-size` in place, by fairseq itself, which takes hypotheses of one length at a time."""
-    blocker, beams = state.constraints.repeat_blocker, state.beams
+    constraints, beams = state.constraints, state.beams
+    blocker = constraints.repeat_blocker
     assert blocker is not None and beams is not None
     # As wide as fairseq's own.
-    tokens = state.tokens[:, : state.max_len + 2]
+    tokens = torch.full_like(state.tokens[:, : state.max_len + 2], constraints.pad)
+    tokens[:, 0] = state.tokens[:, 0]
+    for row, length in enumerate(state.host_lengths):
+        tokens[row, 1 : length + 1] = state.tokens[beams.rows_of_slots(row, length)]
     for length in sorted(set(state.host_lengths)):
         rows = (state.lengths == length).nonzero()[:, 0]
         sentences = len(rows) // beams.size

@@ -13,21 +13,25 @@ from fairseq_plugins.decoding.engine.rows import rows_of
 
 @dataclass
 class Beams:
-    """What beam search keeps besides tokens, of B sentences with `size` hypotheses each: R = B * size rows.
+    """What beam search keeps of hypotheses, of B sentences with `size` of them each: R = B * size rows.
+
+    A hypothesis may continue that of another row, and several the same one. What they have in common is there once:
+    every row writes where it is itself, and `holders` says where a hypothesis has its earlier slots from, in the cache
+    (see `BeamLayout`) and in tokens and log-probabilities.
 
     Attributes:
         size: hypotheses of a sentence; its rows follow each other.
         scores: [R], sums of log-probabilities.
-        holders: [R, capacity], in which of the sentence's rows of the cache every slot stands: see `BeamLayout`.
+        holders: [R, capacity], in which of the sentence's rows every slot up to the last one stands.
         ignored: [B, size], places among the best candidates from which nothing ends: fairseq's `cands_to_ignore`.
-        ended: [B], how many hypotheses have ended.
+        ended: B numbers, how many hypotheses have ended.
     """
 
     size: int
     scores: Tensor
     holders: Tensor
     ignored: Tensor
-    ended: Tensor
+    ended: list[int]
 
     @classmethod
     def begin(cls, size: int, sentences: int, like: Tensor) -> "Beams":
@@ -38,18 +42,23 @@ class Beams:
             torch.zeros(len(own), device=like.device),
             own[:, None].repeat(1, like.size(1)),
             like.new_zeros(sentences, size, dtype=torch.bool),
-            like.new_zeros(sentences),
+            [0] * sentences,
         )
 
     def and_then(self, other: "Beams") -> "Beams":
         """These sentences and others after them."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("scores", "holders", "ignored", "ended"))
-        return Beams(self.size, *map(torch.cat, pairs))
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("scores", "holders", "ignored"))
+        return Beams(self.size, *map(torch.cat, pairs), self.ended + other.ended)
 
     def select(self, sentences: Tensor) -> "Beams":
         """Some of the sentences."""
-        rows = rows_of(sentences, self.size)
-        return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], self.ended[sentences])
+        rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in sentences.tolist()]
+        return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], ended)
+
+    def rows_of_slots(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """Where a hypothesis of so many tokens has these: rows and columns of the state's tokens, both [length]."""
+        columns = torch.arange(1, length + 1, device=self.holders.device)
+        return row - row % self.size + self.holders[row, columns], columns
 
 
 @dataclass
@@ -59,7 +68,8 @@ class DecodingState:
     In beam search every hypothesis has a row: R in the place of B.
 
     Attributes:
-        tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`.
+        tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`. In beam
+            search those of a hypothesis stand in several rows: see `Beams`.
         lengths: [B], number of output tokens so far, which is also the column of the last token in `tokens`.
         host_lengths: the same numbers on the host.
         constraints: what fairseq's options forbid or force.
@@ -93,7 +103,7 @@ class DecodingState:
             return self.tokens[:, span.longest : span.longest + 1]
         return self.tokens.gather(1, self.lengths[:, None])
 
-    def append(self, advance: "Advance") -> None:
+    def append(self, advance: "Advance | BeamAdvance") -> None:
         """Add the emitted tokens of every sentence to its output; what comes after them is overwritten later."""
         span, width = self.span, advance.tokens.size(1)
         if isinstance(advance, BeamAdvance):
@@ -110,14 +120,17 @@ class DecodingState:
         ]
 
     def _follow(self, advance: "BeamAdvance", span: Span) -> None:
-        """Every row becomes that of the hypothesis which it continues."""
-        beams, used = self.beams, slice(span.longest + 1)
+        """Every row becomes that of the hypothesis which it continues; what comes next is its own."""
+        beams = self.beams
         assert beams is not None
-        for buffer in (self.tokens, self.log_probs, beams.holders):
-            buffer[:, used] = buffer[advance.parents, used]
-        # The next slot of every row is its own again, also where others of the batch are ahead.
-        own = torch.arange(beams.size, device=self.lengths.device).repeat(len(beams.ended))
-        beams.holders.scatter_(1, self.lengths[:, None] + 1, own[:, None])
+        followed = beams.holders[:, : span.longest + 1].index_select(0, advance.parents)
+        if span.uniform:
+            beams.holders[:, : span.longest + 1] = followed
+        else:
+            # Of sentences that are behind, the slots that are to come stay their own.
+            is_past = torch.arange(followed.size(1), device=followed.device) <= self.lengths[:, None]
+            own = beams.holders[:, : span.longest + 1]
+            own.copy_(torch.where(is_past, followed, own))
         beams.scores, beams.ignored, beams.ended = advance.scores, advance.ignored, advance.ended
 
 
@@ -261,7 +274,7 @@ class BeamAdvance:
     """What one iteration of beam search adds: a token to every hypothesis that goes on.
 
     Attributes:
-        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`, `host_emitted`: ones.
+        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`, `host_emitted`: one of each.
         finished: for each row whether its sentence has ended, on the host.
         parents: [R], the row that each row continues.
         scores, ignored, ended: as in `Beams`.
@@ -270,11 +283,11 @@ class BeamAdvance:
 
     tokens: Tensor
     log_probs: Tensor
-    num_emitted: Tensor
+    num_emitted: int
     host_emitted: list[int]
     finished: list[bool]
     parents: Tensor
     scores: Tensor
     ignored: Tensor
-    ended: Tensor
+    ended: list[int]
     hypotheses: list[tuple[int, Hypothesis]]

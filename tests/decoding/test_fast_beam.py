@@ -1,5 +1,6 @@
 """`--decoder fast-beam` gives what fairseq's own beam search gives: all hypotheses, their order, their scores."""
 
+import random
 from typing import Any
 from unittest import mock
 
@@ -9,10 +10,15 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
-from fairseq_plugins.decoding.search.beam import BeamSearch
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Span
+from fairseq_plugins.decoding.engine.native.beam import choose_hypotheses
+from fairseq_plugins.decoding.methods.fast_beam import BeamVerifier
+from fairseq_plugins.decoding.search.beam import BeamSearch, choose
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
 from fairseq_plugins.errors import ConfigurationError
+from tests.decoding.engine.sanitizer_driver import right_beams
 from tests.strategies import SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS
 from tests.support import (
     Options,
@@ -98,9 +104,7 @@ def test_every_batch_size(beam: int, batch_size: int, engine: str) -> None:
     for begin in range(0, 32, batch_size)[:4]:
         sample = make_sample(task, lengths[begin : begin + batch_size], begin)
         expected = fairseq_beam([model], task, sample, beam, max_len_b=30)
-        found, _ = decode(
-            [model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=beam, max_len_b=30
-        )
+        found, _ = decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=beam, max_len_b=30)
         assert_same_hypotheses(found, expected)
         assert all(len(every) == beam for every in found)
 
@@ -172,8 +176,9 @@ def test_repetition_is_left_to_fairseqs_own_blocker(active: int) -> None:
     sample = make_sample(task, [5, 9, 0, 3, 3, 14])
     options = {"max_len_b": 20, "no_repeat_ngram_size": 2}
     free = fairseq_beam([model], task, sample, 4, max_len_b=20)
-    with mock.patch.object(NGramRepeatBlock, "forward", forward), mock.patch(
-        "fairseq.ngram_repeat_block.is_cuda_extension_usable", lambda: True
+    with (
+        mock.patch.object(NGramRepeatBlock, "forward", forward),
+        mock.patch("fairseq.ngram_repeat_block.is_cuda_extension_usable", lambda: True),
     ):
         expected = fairseq_beam([model], task, sample, 4, **options)
         found, _ = decode([model], task, sample, FAST_BEAM, beam_size=4, active_sentences=active, **options)
@@ -209,7 +214,8 @@ def test_a_prefix_that_is_an_end_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [({"match_source_len": True}, "--match-source-len"), ({"tokens_to_suppress": ("w3",)}, "supp")]
+    ("options", "named"),
+    [({"match_source_len": True}, "--match-source-len"), ({"tokens_to_suppress": ("w3",)}, "supp")],
 )
 def test_other_searches_are_refused(options: dict[str, Any], named: str) -> None:
     task = make_task(40)
@@ -217,34 +223,174 @@ def test_other_searches_are_refused(options: dict[str, Any], named: str) -> None
         decode([make_transformer(task, 2)], task, make_sample(task, [3]), FAST_BEAM, beam_size=2, **options)
 
 
+@pytest.mark.parametrize("engine", list(ENGINES))
 @settings(STEADY, max_examples=200)
 @given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3))
-def test_what_goes_on(data: st.DataObject, size: int, sentences: int) -> None:
+def test_what_goes_on(engine: str, data: st.DataObject, size: int, sentences: int) -> None:
     """Of the candidates, in their order, the first that do not end; what ends among the best is an output."""
-    word = st.sampled_from([EOS, 5, 6, 7, 8])
+    width, total = 2 * size, sentences * size
     rows = [
-        data.draw(st.lists(word, min_size=2 * size, max_size=2 * size).filter(lambda r: r.count(EOS) <= size))
+        data.draw(st.lists(st.sampled_from([EOS, 5, 6, 7]), min_size=width, max_size=width).filter(_may_go_on))
         for _ in range(sentences)
     ]
-    total = sentences * size
-    state = make_state(torch.full((total, 6), 4), [2] * total, max_len=4)
+    state = make_state(torch.arange(total * 6).view(total, 6), [2] * total, max_len=4)
     state.sentences = [sentence for sentence in range(sentences) for _ in range(size)]
     state.beams = Beams.begin(size, sentences, state.tokens)
     state.beams.scores = -torch.arange(total).float()
-    tokens = torch.tensor(rows)
-    scores = -torch.arange(tokens.numel()).view(sentences, -1).float()
-    parents = torch.tensor([data.draw(st.lists(st.integers(0, size - 1), min_size=2 * size, max_size=2 * size)) for _ in rows])
-    advance = BeamSearch(size).advance(state, no_draft(state), Candidates(scores, tokens, parents))
+    state.beams.holders[:, 1] = size - 1
+    scores = -torch.arange(sentences * width).view(sentences, -1).float() - 50
+    places = st.lists(st.integers(0, size - 1), min_size=width, max_size=width)
+    parents = torch.tensor([data.draw(places) for _ in rows])
+    search = BeamSearch(size, ENGINES[engine]())
+    advance = search.advance(state, no_draft(state), Candidates(scores, torch.tensor(rows), parents))
     kept = advance.tokens.view(sentences, size).tolist()
     ended = [place for place, _ in advance.hypotheses]
+    assert advance.ended == [ended.count(place) for place in range(sentences)]
     for place, row in enumerate(rows):
         alive = [rank for rank, token in enumerate(row) if token != EOS][:size]
         assert kept[place] == [row[rank] for rank in alive]
         chosen = slice(place * size, (place + 1) * size)
         assert advance.scores[chosen].tolist() == scores[place, alive].tolist()
         assert advance.parents[chosen].tolist() == [place * size + int(parents[place, rank]) for rank in alive]
+        gained = scores[place, alive] - state.beams.scores[advance.parents[chosen]]
+        assert advance.log_probs[chosen, 0].tolist() == gained.tolist()
         assert ended.count(place) == row[:size].count(EOS)
         assert advance.finished[chosen] == [row[:size].count(EOS) == size] * size
     for place, hypothesis in advance.hypotheses:
-        assert hypothesis.tokens.tolist()[:-1] == [4, 4] and hypothesis.tokens[-1] == EOS
-        assert hypothesis.score in scores[place, :size]
+        rank = int((scores[place] == hypothesis.score).nonzero())
+        first, row = place * size, place * size + int(parents[place, rank])
+        # The first token stands in the sentence's last row, the second in the hypothesis' own.
+        assert hypothesis.tokens.tolist() == [(first + size - 1) * 6 + 1, row * 6 + 2, EOS]
+        assert rank < size and rows[place][rank] == EOS
+
+
+def _may_go_on(tokens: list[int]) -> bool:
+    return tokens.count(EOS) <= len(tokens) // 2
+
+
+@settings(STEADY, max_examples=200)
+@given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3), missing=st.integers(0, 2))
+def test_kernels_choose_what_the_reference_chooses(
+    data: st.DataObject, size: int, sentences: int, missing: int
+) -> None:
+    """Also where scores are -inf, places are ignored, or candidates are missing, as in a tiny vocabulary."""
+    kernels = make_engine().kernels
+    assert kernels is not None
+    count = 2 * size
+
+    def drawn(values: st.SearchStrategy, width: int) -> torch.Tensor:
+        lists = st.lists(values, min_size=width, max_size=width)
+        return torch.tensor([data.draw(lists) for _ in range(sentences)])
+
+    tokens, parents = drawn(st.sampled_from([EOS, 5, 6]), count), drawn(st.integers(0, size - 1), count)
+    scores = drawn(st.sampled_from([-torch.inf, -1.5, -2.25]), count).float()
+    parents[:, count - min(missing, size) :] = -1
+    beams = Beams.begin(size, sentences, torch.zeros(0, 3, dtype=torch.long))
+    beams.scores = drawn(st.sampled_from([-0.5, -1.0]), size).flatten().float()
+    beams.ignored = drawn(st.booleans(), size)
+    before = beams.ignored.clone()
+    found = choose_hypotheses(kernels.functions, (scores, tokens, parents), beams.scores, beams.ignored, EOS)
+    expected = choose(Candidates(scores, tokens, parents), beams, EOS)
+    assert torch.equal(beams.ignored, before)
+    for name in ("tokens", "parents", "scores", "log_probs", "ignored"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert (found.ends is None) == (expected.ends is None)
+    assert found.ends is None or torch.equal(found.ends, expected.ends)
+
+
+def test_steps_of_the_kernels_are_the_references() -> None:
+    """Hypotheses of any ancestry, of sentences of different lengths: the same candidates and the same cache."""
+    task = make_task(200)
+    model = make_transformer(task, 4)
+    sample = make_sample(task, [7, 0, 3])
+    size, capacity = 5, 12
+    reference, compiled = (BeamVerifier([model], engine, beam=size) for engine in (Engine(), make_engine()))
+    assert compiled.decoders[0].native_output is not None
+    generator = torch.Generator().manual_seed(0)
+    # Two sentences are behind the third by a step and by two.
+    for verifier in (reference, compiled):
+        verifier.start(sample)
+    state = make_state(torch.randint(4, 200, (15, capacity), generator=generator), [0] * 15, max_len=10, min_len=3)
+    state.beams = Beams.begin(size, 3, state.tokens)
+    with torch.inference_mode():
+        for step in range(9):
+            lengths = [max(0, step - behind) for behind in (0, 1, 2) for _ in range(size)]
+            state.lengths, state.host_lengths = torch.tensor(lengths), lengths
+            # What stands before the length was written by other rows; from there on a row is by itself.
+            own = torch.arange(size).repeat(3)[:, None].expand(15, capacity)
+            others = torch.randint(size, (15, capacity), generator=generator)
+            others[:, 0] = 0
+            past = torch.arange(capacity) < state.lengths[:, None]
+            state.beams.holders = torch.where(past, others, own).contiguous()
+            state.beams.scores = -3 * torch.rand(15, generator=generator) * (state.lengths > 0)
+            expected, found = reference.verify(state, no_draft(state)), compiled.verify(state, no_draft(state))
+            counts = expected.parents >= 0
+            assert torch.equal(found.tokens[counts], expected.tokens[counts])
+            assert torch.equal(found.parents[counts], expected.parents[counts])
+            torch.testing.assert_close(found.scores[counts], expected.scores[counts], rtol=0, atol=1e-4)
+
+
+def test_int8_of_the_kernels_is_the_references() -> None:
+    task = make_task(200)
+    model = make_transformer(task, 6)
+    sample = make_sample(task, [5, 0, 12, 3])
+    found, expected = (
+        decode([model], task, sample, FAST_BEAM, engine=make_engine(compiled, int8=True), beam_size=4, max_len_b=20)[0]
+        for compiled in (True, False)
+    )
+    assert_same_hypotheses(found, expected)
+
+
+@pytest.mark.parametrize("lengths", [[11], [3, 8, 0, 21, 5, 5, 9]])
+def test_threads_change_nothing(lengths: list[int]) -> None:
+    """Sentences are shared out, and of a single one the vocabulary: bit for bit the same scores."""
+    task = make_task(6000)
+    sizes = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "decoder_ffn_embed_dim": 128}
+    model = make_transformer(task, 7, ending=False, **sizes)
+    sample = make_sample(task, lengths)
+    before, outputs = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            outputs.append(decode([model], task, sample, FAST_BEAM, beam_size=5, max_len_b=12)[0])
+    finally:
+        torch.set_num_threads(before)
+    for other in outputs[1:]:
+        assert_same_hypotheses(other, outputs[0], tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("tokens", torch.full((4,), 200)),
+        ("lengths", torch.tensor([1, 1, 1, 32])),
+        ("lengths", torch.tensor([1, 2, 1, 1])),
+        ("holders", torch.full((4, 8), 2)),
+        ("places", torch.tensor([0, 2])),
+    ],
+)
+def test_kernels_read_nothing_outside(name: str, wrong: torch.Tensor) -> None:
+    task = make_task(200)
+    verifier = BeamVerifier([make_transformer(task, 6)], make_engine(), beam=2)
+    with torch.inference_mode():
+        verifier.start(make_sample(task, [5, 3]))
+        decoder = verifier.decoders[0]
+        given = {
+            "tokens": torch.full((4,), 7),
+            "lengths": torch.ones(4, dtype=torch.long),
+            "holders": torch.zeros(4, 8, dtype=torch.long),
+            "places": torch.arange(2),
+            name: wrong,
+        }
+        decoder.places = given["places"]
+        layout = BeamLayout(given["lengths"], Span(1, 7), 2, given["holders"])
+        with pytest.raises(ValueError, match="kernels: "):
+            decoder.best_continuations(given["tokens"], layout, torch.zeros(4), Constraints(PAD, 3, EOS, 20))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_steps_of_the_kernels(seed: int) -> None:
+    torch.manual_seed(seed)
+    kernels = make_engine(packed_weights=bool(seed % 2)).kernels
+    assert kernels is not None
+    right_beams(kernels, random.Random(seed))

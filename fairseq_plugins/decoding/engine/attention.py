@@ -99,7 +99,8 @@ class BeamAttention:
         """As `ChainAttention.source`, of query [R, D] and the sources of R / beam sentences."""
         key, value = cross.permute(2, 0, 3, 1, 4)
         query = query.unflatten(-1, (heads, -1)).unflatten(0, (-1, self.layout.beam)).transpose(1, 2)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2).flatten(0, 1)
+        x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return x.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def _chain_mask(layout: Chain) -> Tensor | None:

@@ -101,6 +101,8 @@ class CachedDecoder:
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
         self.cross_mask: Tensor | None = None
+        # With several hypotheses: the place [B] in these of every sentence; None where each has its own.
+        self.places: Tensor | None = None
 
     def _native_layers(self) -> NativeLayers | None:
         """The layers for the kernels, which know no projection of the input, and positions at its beginning only."""
@@ -127,6 +129,7 @@ class CachedDecoder:
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
+        self.places = None
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
         """More sentences come in after those present.
@@ -134,6 +137,8 @@ class CachedDecoder:
         Args:
             encoder_out: as for `start`, of the new sentences; their padded length may be another one.
         """
+        if self.places is not None:
+            self._select(self.places)
         cache, cross, mask = self.cache, self.cross, self.cross_mask
         assert cache is not None and cross is not None, "call start() first"
         self.start(encoder_out)
@@ -150,9 +155,15 @@ class CachedDecoder:
         Args:
             rows: indices [B'] into the sentences of the current batch.
         """
+        if self.beam == 1 or self.native_output is None:
+            return self._select(rows)
+        # To take out the caches of a few hypotheses, those of all others would be copied.
+        self.places = rows if self.places is None else self.places[rows]
+
+    def _select(self, rows: Tensor) -> None:
         assert self.cache is not None and self.cross is not None
-        own = rows if self.beam == 1 else rows_of(rows, self.beam)
-        self.cache = self.cache.index_select(1, own)
+        self.places = None
+        self.cache = self.cache.index_select(1, rows if self.beam == 1 else rows_of(rows, self.beam))
         self.cross = self.cross.index_select(1, rows)
         if self.cross_mask is not None:
             self.cross_mask = self.cross_mask.index_select(0, rows)
@@ -180,6 +191,8 @@ class CachedDecoder:
         Returns:
             hidden states [B, T, D] or [R, D] as they enter the output projection.
         """
+        if self.places is not None:
+            self._select(self.places)
         assert self.cache is not None and self.cross is not None, "call start() first"
         self._grow(layout.slots)
         fed = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
@@ -264,7 +277,7 @@ class CachedDecoder:
         self._grow(layout.slots)
         mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
         return run_beams(
-            self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits
+            self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits, self.places
         )
 
     def _step_in_pytorch(

@@ -28,7 +28,7 @@ class BeamVerifier(Verifier):
 
 def _build(parts: Parts, options: MethodOptions) -> Method:
     verifier = BeamVerifier(parts.models, parts.engine, parts.temperature, beam=parts.beam)
-    return Method(verifier, NoDrafter(), BeamSearch(parts.beam))
+    return Method(verifier, NoDrafter(), BeamSearch(parts.beam, parts.engine))
 
 
 METHODS = [

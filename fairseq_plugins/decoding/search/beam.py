@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native.beam import Chosen, choose_hypotheses
 from fairseq_plugins.decoding.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Hypothesis
 from fairseq_plugins.errors import ConfigurationError
 
@@ -16,10 +18,12 @@ class BeamSearch:
 
     Args:
         size: hypotheses of every sentence.
+        engine: whose kernels choose in one call.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, engine: Engine | None = None) -> None:
         self.size = size
+        self.kernels = None if engine is None else engine.kernels
 
     def advance(self, state: DecodingState, draft: Draft, candidates: Candidates) -> BeamAdvance:
         """What every hypothesis advances by: one token.
@@ -32,46 +36,39 @@ class BeamSearch:
         Raises:
             ConfigurationError: where the longest output is reached and nothing may end, at which fairseq breaks off.
         """
-        beams = state.beams
+        beams, eos = state.beams, state.constraints.eos
         assert beams is not None and beams.size == self.size
-        size, eos = self.size, state.constraints.eos
-        ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
-        ends[:, :size] &= ~beams.ignored
-        hypotheses, finished = self._end(state, beams, candidates, ends[:, :size])
-        # Candidates in their order, then those that end, then those that are none.
-        count = candidates.tokens.size(1)
-        late = ends.clone()
-        late[:, :size] |= beams.ignored
-        order = torch.arange(count, device=ends.device) + late * (2 * size) + (candidates.parents < 0) * (4 * size)
-        rank, places = order.topk(size, largest=False)
-        tokens, scores, parents = (
-            values.gather(1, places).flatten() for values in (candidates.tokens, candidates.scores, candidates.parents)
-        )
-        parents = parents + _first_rows(beams).repeat_interleave(size)
-        ended = beams.ended.tolist()
-        for place, _ in hypotheses:
-            ended[place] += 1
+        if self.kernels is not None and self.kernels.can_read(candidates.scores):
+            found = (candidates.scores, candidates.tokens, candidates.parents)
+            chosen = choose_hypotheses(self.kernels.functions, found, beams.scores, beams.ignored, eos)
+        else:
+            chosen = choose(candidates, beams, eos)
+        hypotheses: list[tuple[int, Hypothesis]] = []
+        finished, ended = [False] * len(state.sentences), beams.ended
+        # Reading what ends is the one synchronisation of a step.
+        if chosen.ends is not None or state.span.longest >= state.max_len:
+            hypotheses, finished, ended = self._end(state, candidates, chosen.ends)
         return BeamAdvance(
-            tokens=tokens[:, None],
-            log_probs=(scores - beams.scores[parents])[:, None],
-            num_emitted=torch.ones_like(parents),
-            host_emitted=[1] * len(parents),
-            finished=[end for end in finished for _ in range(size)],
-            parents=parents,
-            scores=scores,
-            ignored=rank >= 2 * size,
-            ended=beams.ended.new_tensor(ended),
+            tokens=chosen.tokens[:, None],
+            log_probs=chosen.log_probs[:, None],
+            num_emitted=1,
+            host_emitted=[1] * len(state.sentences),
+            finished=finished,
+            parents=chosen.parents,
+            scores=chosen.scores,
+            ignored=chosen.ignored,
+            ended=ended,
             hypotheses=hypotheses,
         )
 
     def _end(
-        self, state: DecodingState, beams: Beams, candidates: Candidates, ends: Tensor
-    ) -> tuple[list[tuple[int, Hypothesis]], list[bool]]:
-        """The hypotheses that end, and whether their sentences do; `ends` [B, size] says which candidates."""
-        found, has_end = [], set()
-        counts = beams.ended.tolist()
-        # The one synchronisation of a step.
-        for place, rank in ends.nonzero().tolist():
+        self, state: DecodingState, candidates: Candidates, ends: Tensor | None
+    ) -> tuple[list[tuple[int, Hypothesis]], list[bool], list[int]]:
+        """The hypotheses that end, of every row whether its sentence does, and how many have ended of each."""
+        beams = state.beams
+        assert beams is not None
+        found, has_end, counts = [], set(), list(beams.ended)
+        for place, rank in [] if ends is None else ends.nonzero().tolist():
             has_end.add(place)
             if counts[place] < self.size:
                 counts[place] += 1
@@ -79,29 +76,43 @@ class BeamSearch:
         finished = []
         for place, count in enumerate(counts):
             is_last = state.host_lengths[place * self.size] >= state.max_len
-            finished.append(place in has_end and (count == self.size or is_last))
-            if is_last and not finished[-1]:
+            is_finished = place in has_end and (count == self.size or is_last)
+            if is_last and not is_finished:
                 raise ConfigurationError(
                     f"--decoder fast-beam: nothing may end after {state.max_len} tokens, where --max-len-a/b end all; "
                     "look at --no-repeat-ngram-size and at the prefixes of --prefix-size"
                 )
-        return found, finished
+            finished += [is_finished] * self.size
+        return found, finished, counts
 
 
-def _hypothesis(
-    state: DecodingState, beams: Beams, candidates: Candidates, place: int, rank: int
-) -> Hypothesis:
+def choose(candidates: Candidates, beams: Beams, eos: int) -> Chosen:
+    """What ends and what goes on, in PyTorch: the reference."""
+    size, count = beams.size, candidates.tokens.size(1)
+    ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
+    ends[:, :size] &= ~beams.ignored
+    # Candidates in their order, then those that end, then those that are none.
+    late = ends.clone()
+    late[:, :size] |= beams.ignored
+    order = torch.arange(count, device=ends.device) + late * (2 * size) + (candidates.parents < 0) * (4 * size)
+    rank, places = order.topk(size, largest=False)
+    tokens, scores, parents = (
+        values.gather(1, places).flatten() for values in (candidates.tokens, candidates.scores, candidates.parents)
+    )
+    first = torch.arange(0, len(beams.scores), size, device=parents.device)
+    parents = parents.clamp(min=0) + first.repeat_interleave(size)
+    log_probs = scores - beams.scores[parents]
+    ends = ends[:, :size]
+    return Chosen(tokens, parents, scores, log_probs, rank >= 2 * size, ends if bool(ends.any()) else None)
+
+
+def _hypothesis(state: DecodingState, beams: Beams, candidates: Candidates, place: int, rank: int) -> Hypothesis:
     """The output that ends with a candidate."""
-    row = place * beams.size + int(candidates.parents[place, rank])
-    before = slice(1, state.host_lengths[row] + 1)
+    row = place * beams.size + max(0, int(candidates.parents[place, rank]))
+    rows, columns = beams.rows_of_slots(row, state.host_lengths[row])
     score = candidates.scores[place, rank]
     return Hypothesis(
-        torch.cat([state.tokens[row, before], candidates.tokens[place, rank : rank + 1]]),
-        torch.cat([state.log_probs[row, before], (score - beams.scores[row])[None]]),
+        torch.cat([state.tokens[rows, columns], candidates.tokens[place, rank : rank + 1]]),
+        torch.cat([state.log_probs[rows, columns], (score - beams.scores[row])[None]]),
         score,
     )
-
-
-def _first_rows(beams: Beams) -> Tensor:
-    """The first row [B] of every sentence."""
-    return torch.arange(0, len(beams.scores), beams.size, device=beams.scores.device)

@@ -16,6 +16,7 @@ struct Beams {
     const int64_t* holders;   // [R][holder_stride], row of the sentence in which each slot up to the length stands
     int64_t holder_stride;
     const float* scores;      // [R], sums of log-probabilities
+    const int64_t* places;    // [B], of each sentence in the caches
 };
 
 // The best continuations of every sentence, the best first; parents are -1 where there are none.
@@ -53,9 +54,12 @@ struct Hypotheses {
 
 // Whether no hypothesis reads or writes outside of what there is.
 bool fits(const Beams& beams, const Memory& own, const Memory& cross) {
-    if (own.sentences != beams.sentences * beams.size || cross.sentences != beams.sentences) return false;
+    if (own.sentences != cross.sentences * beams.size) return false;
     if (cross.used < 1 || cross.used > cross.capacity || own.used > own.capacity) return false;
-    for (int64_t r = 0; r < own.sentences; ++r) {
+    for (int64_t b = 0; b < beams.sentences; ++b) {
+        if (beams.places[b] < 0 || beams.places[b] >= cross.sentences) return false;
+    }
+    for (int64_t r = 0; r < beams.sentences * beams.size; ++r) {
         const int64_t length = beams.lengths[r];
         if (length < 0 || length >= own.used || length > beams.holder_stride) return false;
         if (length != beams.lengths[r - r % beams.size]) return false;
@@ -157,10 +161,10 @@ void run_hypotheses(const Layer* layers, int32_t count, float* x, int32_t dim, c
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t row = which.row[first + r], length = beams.lengths[row];
             const float* qkv = wide + r * 3 * dim;
-            float* here = cache + row * row_size + length * slot_size;
+            float* sentence = cache + beams.places[which.sentence[first + r]] * beams.size * row_size;
+            float* here = sentence + row % beams.size * row_size + length * slot_size;
             std::memcpy(here, qkv + dim, slot_size * sizeof(float));
             const int64_t* holder = beams.holders + row * beams.holder_stride;
-            const float* sentence = cache + which.sentence[first + r] * beams.size * row_size;
             for (int64_t slot = 0; slot < length; ++slot) {
                 keys[slot] = sentence + holder[slot] * row_size + slot * slot_size;
             }
@@ -175,8 +179,9 @@ void run_hypotheses(const Layer* layers, int32_t count, float* x, int32_t dim, c
         for (int64_t r = 0, next; r < rows; r = next) {
             const int64_t b = which.sentence[first + r];
             for (next = r + 1; next < rows && which.sentence[first + next] == b;) ++next;
-            const float* source = cross.key_value + index * cross.layer + b * cross.capacity * slot_size;
-            const uint8_t* allowed = cross.allowed ? cross.allowed + b * cross.used : nullptr;
+            const int64_t place = beams.places[b];
+            const float* source = cross.key_value + index * cross.layer + place * cross.capacity * slot_size;
+            const uint8_t* allowed = cross.allowed ? cross.allowed + place * cross.used : nullptr;
             in_parts(next - r, MORE_ROWS, [&](int64_t part, int64_t some) {
                 ATTEND[some - 1](wide + (r + part) * dim, dim, source, allowed, whole_source.data(), layer.heads,
                                  dim / layer.heads, weights, attended + (r + part) * dim);
@@ -417,6 +422,48 @@ int32_t run_beams(const Layer* layers, int32_t count, const Ends* ends, int32_t 
     }
     threads::run(cuts.size() - 1, [&](int64_t part) { run(cuts[part], cuts[part + 1]); });
     return 0;
+}
+
+// What ends, and what goes on: see ../../search/beam.py. Of every sentence there are `count` candidates, the best first, of
+// which those that end among the first `size` are outputs; the first `size` that do not end go on. Returns how many end,
+// or -1 where a parent is none of the hypotheses.
+//
+// ignored: [B][size], in and out, as in decoding/state.py.
+// ends: [B][size].
+// tokens, parents, scores, log_probs: [R] of what goes on; parents are rows.
+int64_t choose_hypotheses(const float* candidate_scores, const int64_t* candidate_tokens, const int64_t* candidate_parents,
+                          int64_t count, const Beams* beams, int64_t eos, uint8_t* ignored, uint8_t* ends,
+                          int64_t* tokens, int64_t* parents, float* scores, float* log_probs) {
+    const int64_t size = beams->size;
+    int64_t ended = 0;
+    std::vector<int64_t> order(count), late, none;
+    for (int64_t b = 0; b < beams->sentences; ++b) {
+        const float* score = candidate_scores + b * count;
+        const int64_t *token = candidate_tokens + b * count, *parent = candidate_parents + b * count;
+        order.clear();
+        late.clear();
+        none.clear();
+        for (int64_t i = 0; i < count; ++i) {
+            const bool is_ignored = i < size && ignored[b * size + i];
+            const bool is_end = token[i] == eos && score[i] > NO_SCORE && !is_ignored;
+            if (i < size) ends[b * size + i] = is_end;
+            if (i < size) ended += is_end;
+            if (parent[i] >= size) return -1;
+            (parent[i] < 0 ? none : is_end || is_ignored ? late : order).push_back(i);
+        }
+        const int64_t going = order.size();
+        order.insert(order.end(), late.begin(), late.end());
+        order.insert(order.end(), none.begin(), none.end());
+        for (int64_t i = 0; i < size; ++i) {
+            const int64_t from = order[i], row = b * size + i;
+            parents[row] = b * size + std::max<int64_t>(parent[from], 0);
+            tokens[row] = token[from];
+            scores[row] = score[from];
+            log_probs[row] = score[from] - beams->scores[parents[row]];
+            ignored[row] = i >= going;
+        }
+    }
+    return ended;
 }
 
 }  // extern "C"

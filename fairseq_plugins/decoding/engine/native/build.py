@@ -126,7 +126,7 @@ class BeamsStructure(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("sentences", "size")],
         *[(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders")],
         ("holder_stride", ctypes.c_int64),
-        ("scores", ctypes.c_void_p),
+        *[(name, ctypes.c_void_p) for name in ("scores", "places")],
     ]
 
 
@@ -326,6 +326,11 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
         *(pointer, ctypes.c_int32, pointer, ctypes.c_int32),
         *(pointer, pointer, pointer, pointer),
     ]
+    kernels.choose_hypotheses.argtypes = [
+        *(pointer, pointer, pointer, number, pointer, number),
+        *(pointer, pointer, pointer, pointer, pointer, pointer),
+    ]
+    kernels.choose_hypotheses.restype = number
     kernels.set_threads.argtypes = [number]
     kernels.accept_exact.argtypes = [
         *(pointer, pointer, pointer, number, number, number),
