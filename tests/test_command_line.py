@@ -77,6 +77,54 @@ def test_decoder_beam_is_fairseqs_search(corpus: Corpus) -> None:
     assert lines[0] == lines[1] and len(lines[0]) == 5 * 36
 
 
+def printed(output: str) -> list[tuple[str, str, list[float]]]:
+    """Of every line S-, T-, H-, D- and P- its number, its text and its scores."""
+    found = []
+    for line in output.splitlines():
+        if re.match("[STHDP]-", line):
+            name, *rest = line.split("\t")
+            numbers = rest[0].split() if name[0] in "HDP" else []
+            text = "" if name[0] == "P" else rest[-1]
+            found.append((name, text, [float(number) for number in numbers]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--beam 5 --nbest 5",
+        "--beam 4 --nbest 2 --lenpen 0.6 --min-len 3 --unkpen 1 --max-len-b 12",
+        "--beam 3 --nbest 3 --unnormalized --temperature 1.5 --no-early-stop",
+        "--beam 2 --nbest 2 --prefix-size 2",
+    ],
+)
+def test_fast_beam_prints_what_fairseq_prints(corpus: Corpus, options: str) -> None:
+    options += " --batch-size 6 --required-batch-size-multiple 1"
+    own = generate(corpus, f"--task translation {options}")
+    ours = generate(corpus, f"--task spec_dec --decoder fast-beam {options}")
+    theirs, found = printed(own.stdout), printed(ours.stdout)
+    assert [line[:2] for line in found] == [line[:2] for line in theirs] and len(found) > 5 * 36
+    for (*_, mine), (*_, its) in zip(found, theirs, strict=True):
+        assert mine == pytest.approx(its, abs=3e-4)
+    beam = re.search(r"--beam (\d)", options)
+    assert beam is not None and f"with beam={beam[1]}" in ours.stdout
+    assert re.search(r"^fast-beam: 36 sentences, \d+ tokens, \d+ iterations, ", ours.stderr, re.MULTILINE)
+
+
+def test_what_fast_beam_counts(corpus: Corpus, tmp_path: Path) -> None:
+    file = tmp_path / "stats.jsonl"
+    run = generate(
+        corpus, f"--task spec_dec --decoder fast-beam --beam 3 --batch-size 7 --stats-file {file} --profile"
+    )
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    lengths = {number: len(text.split()) + 1 for number, text in hypotheses(run.stdout).items()}
+    assert len(records) == 36
+    for record in records:
+        assert record["tokens"] == lengths[record["id"]] == sum(record["emitted"])
+        assert len(record["emitted"]) == record["iterations"] >= record["tokens"]
+    assert "| verifier" in run.stderr and "| acceptance" in run.stderr
+
+
 def test_no_sentence_is_dropped(corpus: Corpus) -> None:
     """fairseq itself drops the last batch if its size is not a multiple of 8."""
     for options in ("--batch-size 5", "--max-tokens 60"):
@@ -293,6 +341,14 @@ def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]
         ),
         "no drafter": (f"{data} {ours} {path} --decoder gad", ["--decoder gad", "--drafter-path"]),
         "several hypotheses": (f"{data} {ours} {path} {gad} --nbest 2", ["--nbest", "--decoder beam"]),
+        "beam search that is not fairseq's own": (
+            f"{data} {ours} {path} --decoder fast-beam --diverse-beam-groups 5",
+            ["--diverse-beam-groups", "--decoder fast-beam", "--decoder beam"],
+        ),
+        "trace of a beam search": (
+            f"{data} {ours} {path} --decoder fast-beam --trace-file {folder}/trace.jsonl",
+            ["--trace-file", "--decoder fast-beam drafts nothing", "--decoder gad"],
+        ),
         "file in no folder": (
             f"{data} {ours} {path} {gad} --stats-file {folder}/none/stats.jsonl",
             ["--stats-file", "none/stats.jsonl", "writable"],
@@ -318,6 +374,8 @@ BAD_INPUTS = [
     "blockwise without heads",
     "preset and beta",
     "no drafter",
+    "beam search that is not fairseq's own",
+    "trace of a beam search",
     "several hypotheses",
     "file in no folder",
 ]

@@ -83,7 +83,7 @@ make_beam() {
     local files=("$raw"/train.*-*.bin) pair
     pair=$(basename "${files[0]}" | cut -d . -f 2)
     spec-dec-distill decode "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" --gen-subset train,valid \
-        --path "$verifier" --max-tokens "$DISTIL_MAX_TOKENS" --output "$raw/beam-shards"
+        --path "$verifier" --decoder fast-beam --beam 5 --max-tokens "$DISTIL_MAX_TOKENS" --output "$raw/beam-shards"
     logged "$models/logs/beam.log" spec-dec-distill merge "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
         --gen-subset train,valid --shards "$raw/beam-shards" --max-length-ratio 2 --destdir "$raw/distilled-beam"
     rm -r "$raw/beam-shards"

@@ -511,7 +511,7 @@ copy_text() {
 # DECODING_THREADS for the table of decoders (all by default).
 run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
-    : "${DISTIL_DECODER:=beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
+    : "${DISTIL_DECODER:=fast-beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
     : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${AGREED:=--top-beta 5 --tau 3}"
     [[ $DRAFTER_DATA =~ ^(teacher|verifier)$ ]] || die "DRAFTER_DATA=$DRAFTER_DATA: choose from teacher, verifier"
@@ -752,7 +752,7 @@ measure_test() {
     decoding_options
     perform rm -rf "$results/test.partial"
     perform mkdir -p "$results/test.partial"
-    test_decoder beam --decoder beam --beam 5
+    test_decoder beam --decoder fast-beam --beam 5
     test_decoder greedy --decoder greedy
     test_decoder gad --decoder gad --drafter-path "$models/drafter.pt"
     lines=$(recommended)

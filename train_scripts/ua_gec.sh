@@ -29,7 +29,7 @@ need_data "train.src, train.tgt, test.src, test.tgt"
 : "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}" "${DISTIL_RATIO:=2}"
 decoders=(iad)
-: "${COMPARED:=fairseq beam 5,greedy,gad,gad++ high-quality,iad}" # Jacobi's wide windows take long on 5,392 sentences, and gain little
+: "${COMPARED:=fairseq beam 5,fast-beam,greedy,gad,gad++ high-quality,iad}" # Jacobi's wide windows take long on 5,392 sentences, and gain little
 metric_options=(--metrics "f0.5,bleu,sacrebleu" --source "data-bin/$NAME/raw/test.$src")
 
 small_models

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.benchmarks import by_length, ctranslate, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import warn_if_lossy
-from fairseq_plugins.benchmarks.contenders import lossy_note, reference_contender
+from fairseq_plugins.benchmarks.contenders import identity_note, lossy_note, reference_contender
 from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     DEFAULT_BATCH_SIZE,
@@ -50,7 +50,7 @@ def notes(
         *_origin(setting, argv, load),
         f"Subset {setting.bench.subset}: {len(setting.bench.order)} sentences decoded at batch size "
         f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with "
-        f"{reference_contender(precision(cfg)).name}, iterations per sentence and "
+        f"{reference_contender(precision(cfg)).name}{identity_note(setting.wanted)}, iterations per sentence and "
         f"accepted tokens per iteration; the first {timed} timed, {plan.repeats} alternating repetitions after one for "
         "warm-up, time in the decoder only, batches of similar length.",
         "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "

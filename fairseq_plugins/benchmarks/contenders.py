@@ -12,6 +12,9 @@ from fairseq_plugins.decoding.methods import METHODS
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
+BEAM_5 = "fairseq beam 5"
+BEAM_1 = "fairseq beam 1"
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -22,9 +25,10 @@ class Contender:
     beam: int = 1
     task_options: Mapping[str, Any] = field(default_factory=dict)  # fields of the task's config
     needs: str | None = None  # the option without which the row is left out
-    lossless: bool = False  # must give fairseq's own beam=1 output
+    lossless: bool = False  # must give fairseq's own output
     compute_type: str | None = None  # CTranslate2's
     replay: float | None = None  # mean tokens per iteration of a replayed drafter: see `replay`
+    reference: str = BEAM_1  # the row whose output its own is compared with
 
     @property
     def int8(self) -> bool:
@@ -32,8 +36,6 @@ class Contender:
         return bool(self.task_options.get("int8")) or self.compute_type == "int8"
 
 
-BEAM_5 = "fairseq beam 5"
-BEAM_1 = "fairseq beam 1"
 CTRANSLATE2 = "ctranslate2"  # stands for a decoder that is none of ours
 CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
 GREEDY = "greedy"
@@ -46,8 +48,17 @@ def _rows(spec: MethodSpec) -> list[Contender]:
     # --block-size is the drafter's: the other methods have widths of their own.
     own_width = {} if needs_drafter else {"block_size": None}
     needs = DRAFTER if needs_drafter else None if spec.verifier_class is None else BLOCKWISE
+    beam, reference = (5, BEAM_5) if spec.searches_beams else (1, BEAM_1)
     return [
-        Contender(name, spec.name, task_options={**own_width, **options}, needs=needs, lossless=spec.is_lossless)
+        Contender(
+            name,
+            spec.name,
+            beam,
+            task_options={**own_width, **options},
+            needs=needs,
+            lossless=spec.is_lossless,
+            reference=reference,
+        )
         for name, options in spec.table_rows.items()
     ]
 
@@ -81,6 +92,11 @@ def reference_contender(kind: str) -> Contender:
     return next(contender for contender in CONTENDERS if contender.name == name)
 
 
+def reference_of(contender: Contender, kind: str) -> str:
+    """The row whose output that of a contender is compared with, in a precision."""
+    return reference_contender(kind).name if contender.reference == BEAM_1 else contender.reference
+
+
 def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:
     return tuple(
         Contender(f"CTranslate2 {search} {name}", CTRANSLATE2, beam, compute_type=compute_type)
@@ -106,6 +122,12 @@ REPLAYED = tuple(
 )
 
 
+def identity_note(contenders: Sequence[Contender]) -> str:
+    """What is compared with another row than fairseq's beam 1, for a note."""
+    names = ", ".join(contender.name for contender in contenders if contender.reference == BEAM_5)
+    return f" ({names}: of {BEAM_5})" if names else ""
+
+
 def lossy_note(contenders: Sequence[Contender]) -> list[str]:
     """The line, if any, that says of which rows the weights are rounded."""
     names = ", ".join(contender.name for contender in contenders if contender.int8)
@@ -115,10 +137,7 @@ def lossy_note(contenders: Sequence[Contender]) -> list[str]:
 def choose(
     names: str | None, among: Sequence[Contender], usual: Sequence[Contender] | None = None, kind: str = "fp32"
 ) -> list[Contender]:
-    """Return the wanted contenders in the order of the table; fairseq's beam=1 is always in.
-
-    So is whose output the others should have.
-
+    """Return the wanted contenders in the order of the table; what their output is compared with is always in.
     Args:
         names: comma-separated, value of --decoders.
         among: those that there are.
@@ -134,7 +153,8 @@ def choose(
     for name in wanted:
         if name not in known:
             raise ConfigurationError(f"--decoders {name}: no such row; choose from: {', '.join(known)}")
-    return [contender for contender in among if contender.name in {*wanted, BEAM_1, reference_contender(kind).name}]
+    references = {reference_of(contender, kind) for contender in among if contender.name in wanted}
+    return [contender for contender in among if contender.name in {*wanted, BEAM_1, *references}]
 
 
 def heads_are_lossless(model: BlockwiseTransformer, verifiers: Sequence[nn.Module]) -> bool:

@@ -9,7 +9,7 @@ import sacrebleu
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
-from fairseq_plugins.benchmarks.contenders import Contender, reference_contender
+from fairseq_plugins.benchmarks.contenders import Contender, reference_of
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -102,12 +102,8 @@ def measure_quality(
         row.iterations, row.mean_accepted_tokens = iterations(generator, contender, outputs[contender.name])
         if references is not None:
             row.bleu = bleu(bench, outputs[contender.name], references)
-    for row in rows:
-        row.identical = count_identical(outputs[row.name], outputs[_reference(bench)])
-
-
-def _reference(bench: Bench) -> str:
-    return reference_contender(precision(bench.cfg)).name
+    for contender, row in zip(contenders, rows, strict=True):
+        row.identical = count_identical(outputs[row.name], outputs[reference_of(contender, precision(bench.cfg))])
 
 
 def measure_speed(
@@ -134,9 +130,10 @@ def measure_speed(
                 )
                 outputs[row.name], times = bench.decode_timed(generator, timed, batch_size, bar)
                 seconds[row.name].append(times)
-        for row in rows:
+        for contender, row in zip(contenders, rows, strict=True):
             row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
-            row.identical_timed[batch_size] = count_identical(outputs[row.name], outputs[_reference(bench)])
+            expected = outputs[reference_of(contender, precision(bench.cfg))]
+            row.identical_timed[batch_size] = count_identical(outputs[row.name], expected)
             if batch_size == 1:
                 row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
 

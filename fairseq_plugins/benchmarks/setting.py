@@ -52,8 +52,8 @@ def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
     searches = [contender for contender in CONTENDERS if contender.decoder == "beam"]
     ours = [contender for contender in CONTENDERS if contender not in searches] + ([] if cuda else list(ON_CPU))
     if replayed:
-        greedy = [contender for contender in ours if contender.decoder == "greedy"]
-        return [*searches, *others, *greedy, *(contender for contender in REPLAYED if not (cuda and contender.int8))]
+        undrafted = [contender for contender in ours if contender.decoder in ("greedy", "fast-beam")]
+        return [*searches, *others, *undrafted, *(contender for contender in REPLAYED if not (cuda and contender.int8))]
     return [*searches, *others, *ours]
 
 

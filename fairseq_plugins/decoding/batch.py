@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.state import DecodingState
+from fairseq_plugins.decoding.state import Beams, DecodingState, Hypothesis
 
 # Of `active_sentences`, one in so many rows is free before others come in.
 _ROOM_SHARE = 4
@@ -17,15 +16,23 @@ _ROOM_SHARE = 4
 class Batch:
     """One batch on its way. Every row of the state is a sentence; rows come in, and go when they are finished.
 
+    In beam search a sentence has as many rows as it has hypotheses.
+
     Args:
         sample: a fairseq batch.
         constraints: of this batch.
         first_token: what every output begins with.
         active_sentences: so many sentences are decoded at a time, 0 for all.
+        beam: hypotheses of every sentence; None for a greedy search, which has one.
     """
 
     def __init__(
-        self, sample: dict[str, Any], constraints: Constraints, first_token: int, active_sentences: int = 0
+        self,
+        sample: dict[str, Any],
+        constraints: Constraints,
+        first_token: int,
+        active_sentences: int = 0,
+        beam: int | None = None,
     ) -> None:
         source = sample["net_input"]["src_tokens"]
         size = source.size(0)
@@ -33,6 +40,7 @@ class Batch:
         self.pad = constraints.pad
         self.first_token = first_token
         self.active_sentences = active_sentences
+        self.beam = beam or 1
         self.waiting = list(range(size))
         if 0 < active_sentences < size:
             # The longest sources first, so that in the end no long sentence is left alone.
@@ -46,9 +54,11 @@ class Batch:
             constraints=constraints,
             log_probs=torch.empty(0, capacity, device=source.device),
         )
-        # Of every sentence: the tokens that each iteration emitted, and in the end tokens and their log-probabilities.
+        if beam is not None:
+            self.state.beams = Beams.begin(beam, 0, self.state.tokens)
+        # Of every sentence: the tokens that each iteration emitted, and the outputs that have ended.
         self.emitted: list[list[int]] = [[] for _ in range(size)]
-        self.outputs: list[tuple[Tensor, Tensor] | None] = [None] * size
+        self.outputs: list[list[Hypothesis]] = [[] for _ in range(size)]
 
     @property
     def _least_room(self) -> int:
@@ -66,7 +76,7 @@ class Batch:
         """
         state = self.state
         limit = self.active_sentences or len(self.emitted)
-        room = limit - len(state.sentences)
+        room = limit - len(state.sentences) // self.beam
         if self.waiting and room >= self._least_room:
             coming, self.waiting = self.waiting[:room], self.waiting[room:]
             whole = len(coming) == len(self.emitted)
@@ -79,37 +89,52 @@ class Batch:
         return bool(state.sentences)
 
     def _append_rows(self, sentences: list[int]) -> None:
-        state, count = self.state, len(sentences)
+        state, count = self.state, len(sentences) * self.beam
         tokens = state.tokens.new_full((count, state.tokens.size(1)), self.pad)
         tokens[:, 0] = self.first_token
         state.tokens = torch.cat([state.tokens, tokens])
         state.lengths = torch.cat([state.lengths, state.lengths.new_zeros(count)])
         state.host_lengths = state.host_lengths + [0] * count
         state.log_probs = torch.cat([state.log_probs, state.log_probs.new_zeros(tokens.shape)])
-        state.sentences = state.sentences + sentences
+        state.sentences = state.sentences + [sentence for sentence in sentences for _ in range(self.beam)]
+        if state.beams is not None:
+            state.beams = state.beams.and_then(Beams.begin(self.beam, len(sentences), tokens))
 
-    def retire(self, emitted: Sequence[Sequence[int]], finished: Sequence[bool], method: Method) -> None:
+    def retire(
+        self,
+        emitted: Sequence[Sequence[int]],
+        finished: Sequence[bool],
+        method: Method,
+        hypotheses: Sequence[tuple[int, Hypothesis]] = (),
+    ) -> None:
         """Note what every sentence gained; take the finished ones out of the batch, the drafter and the verifier.
 
         Args:
             emitted: of every row, the tokens that each iteration emitted.
             finished: which rows have ended.
             method: which decodes them.
+            hypotheses: of beam search, what has ended, with the place of its sentence among those present.
         """
         state = self.state
-        for sentence, counts in zip(state.sentences, emitted, strict=True):
-            self.emitted[sentence].extend(counts)
+        for row in range(0, len(state.sentences), self.beam):
+            self.emitted[state.sentences[row]].extend(emitted[row])
+        for place, hypothesis in hypotheses:
+            self.outputs[state.sentences[place * self.beam]].append(hypothesis)
         if not any(finished):
             return
         for row, sentence in enumerate(state.sentences):
-            if finished[row]:
+            if finished[row] and state.beams is None:
                 columns = slice(1, state.host_lengths[row] + 1)
-                self.outputs[sentence] = state.tokens[row, columns], state.log_probs[row, columns]
+                tokens, log_probs = state.tokens[row, columns], state.log_probs[row, columns]
+                self.outputs[sentence].append(Hypothesis(tokens, log_probs, log_probs.sum()))
         stay = [row for row, has_ended in enumerate(finished) if not has_ended]
         rows = torch.tensor(stay, dtype=torch.long, device=state.tokens.device)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]
         state.host_lengths = [state.host_lengths[row] for row in stay]
         state.sentences = [state.sentences[row] for row in stay]
+        if state.beams is not None:
+            rows = rows[:: self.beam] // self.beam
+            state.beams = state.beams.select(rows)
         if stay:
             method.verifier.select_rows(rows)
             method.drafter.select_rows(rows)

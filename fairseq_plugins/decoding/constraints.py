@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from torch import Tensor
 
 from fairseq_plugins.errors import ConfigurationError
@@ -19,6 +20,7 @@ class Constraints:
         min_len: nor fewer.
         unk_penalty: what the unknown word loses, in log-probability.
         prefix: [B, P] of `--prefix-size`, the first tokens of every output, filled up with `pad`; None without.
+        repeat_blocker: what fairseq calls for `--no-repeat-ngram-size`; None where that is not given, or nothing.
     """
 
     pad: int
@@ -28,6 +30,7 @@ class Constraints:
     min_len: int = 1
     unk_penalty: float = 0.0
     prefix: Tensor | None = None
+    repeat_blocker: NGramRepeatBlock | None = None
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
         """Forbid in `log_probs` [B, T, V], in place, what fairseq's generator forbids at these positions.
@@ -67,12 +70,14 @@ class Constraints:
         return torch.cat([torch.where(is_given, tokens, best[:, :-1]), best[:, -1:]], dim=1)
 
 
-def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any) -> None:
-    """Refuse generation options that ask for another search than greedy, or for what drafting does not compute.
+def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:
+    """Refuse generation options that ask for another search than the decoder's, or for what it does not compute.
 
     Args:
         args: fairseq's generation options.
         prefix_allowed_tokens_fn: as for fairseq's `build_generator`.
+        decoder: its name.
+        searches_beams: whether it keeps several hypotheses, instead of one.
 
     Raises:
         ConfigurationError: naming the option.
@@ -85,29 +90,36 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any) -> None:
         "constraints": getattr(args, "constraints", None),
         "print-alignment": getattr(args, "print_alignment", None),
         "retain-dropout": getattr(args, "retain_dropout", False),
-        "nbest": getattr(args, "nbest", 1) > 1,
+        "nbest": getattr(args, "nbest", 1) > 1 and not searches_beams,
         "prefix-allowed-tokens-fn": prefix_allowed_tokens_fn is not None,
     }
     for option, given in refused.items():
         if given:
-            raise ConfigurationError(f"--{option}: is not supported when drafting; leave it out or use --decoder beam")
+            raise ConfigurationError(
+                f"--{option}: is not supported by --decoder {decoder}; leave it out or use --decoder beam"
+            )
 
 
-def refuse_unless_greedy(generator: Any) -> None:
-    """Refuse settings of a `SequenceGenerator` that change greedy output and are not honoured here.
+def refuse_unless_honoured(generator: Any, searches_beams: bool) -> None:
+    """Refuse settings of a `SequenceGenerator` that change the output and are not honoured here.
+
+    Args:
+        generator: it.
+        searches_beams: whether several hypotheses are kept, instead of one.
 
     Raises:
         ConfigurationError: naming the option.
     """
+    greedy = not searches_beams
     for given, option in (
-        (generator.beam_size > 1, "--beam above 1"),
-        (generator.repeat_ngram_blocker is not None, "--no-repeat-ngram-size"),
+        (greedy and generator.beam_size > 1, "--beam above 1"),
+        (greedy and generator.repeat_ngram_blocker is not None, "--no-repeat-ngram-size"),
         (generator.lm_model is not None, "--lm-path"),
         (generator.match_source_len, "--match-source-len"),
         (generator.token_indices_to_suppress is not None, "tokens_to_suppress"),
     ):
         if given:
-            raise ConfigurationError(f"{option} is not supported when drafting; use --decoder beam")
+            raise ConfigurationError(f"{option} is not supported by this decoder; use --decoder beam")
 
 
 def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Constraints:
@@ -122,6 +134,7 @@ def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Con
             f"--min-len {generator.min_len}: longer than the longest output allowed ({max_len}); "
             "lower it or raise --max-len-b"
         )
+    blocker = working_repeat_blocker(generator)
     return Constraints(
         pad=generator.pad,
         unk=generator.unk,
@@ -130,4 +143,15 @@ def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Con
         min_len=generator.min_len,
         unk_penalty=generator.unk_penalty,
         prefix=prefix,
+        repeat_blocker=blocker,
     )
+
+
+def working_repeat_blocker(generator: Any) -> NGramRepeatBlock | None:
+    """What a `SequenceGenerator` has for `--no-repeat-ngram-size`, where it does something.
+
+    Without fairseq's CUDA extension it compares with the end of its buffer, which is padding, and forbids nothing
+    (github.com/facebookresearch/fairseq/issues/5206).
+    """
+    blocker = generator.repeat_ngram_blocker
+    return blocker if blocker is not None and blocker.use_extension else None

@@ -1,5 +1,6 @@
 """The loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat."""
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -9,22 +10,25 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.decoding.batch import Batch
-from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_greedy
+from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_honoured, working_repeat_blocker
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.one_call import OneCall, runs_in_one_call
-from fairseq_plugins.decoding.state import Advance, Draft
+from fairseq_plugins.decoding.state import Advance, BeamAdvance, Draft, Hypothesis
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TracedSearch, TraceWriter
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 
+logger = logging.getLogger(__name__)
+
 Hypotheses = list[list[dict[str, Tensor]]]
 
 
 class DraftVerifyGenerator(SequenceGenerator):
-    """Greedy decoding by drafting and verifying, with the interface and output of fairseq's `SequenceGenerator`.
+    """Decoding by drafting and verifying, with the interface and output of fairseq's `SequenceGenerator`.
 
-    With an exact rule the output equals fairseq's own at `--beam 1`, token by token. Batches are ragged: every
+    With an exact rule the output equals fairseq's own at `--beam 1`, token by token; that of beam search equals
+    fairseq's own with as many beams. Batches are ragged: every
     sentence advances by its own accepted count, and finished sentences leave the batch. With `active_sentences` others
     of the batch then come in, so that it does not drain.
 
@@ -36,10 +40,11 @@ class DraftVerifyGenerator(SequenceGenerator):
         stats: where counts and times are recorded.
         trace: takes down every iteration; None for no trace.
         active_sentences: so many sentences of a batch are decoded at a time, 0 for all.
-        kwargs: as for `SequenceGenerator`; `beam_size` must be 1.
+        searches_beams: the method keeps `beam_size` hypotheses of every sentence, instead of one.
+        kwargs: as for `SequenceGenerator`; `beam_size` must be 1 without `searches_beams`.
 
     Raises:
-        ConfigurationError: for options that change greedy output and are not honoured here.
+        ConfigurationError: for options that change the output and are not honoured here.
     """
 
     def __init__(
@@ -50,10 +55,16 @@ class DraftVerifyGenerator(SequenceGenerator):
         stats: DecodingStats,
         trace: TraceWriter | None = None,
         active_sentences: int = 0,
+        searches_beams: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
-        refuse_unless_greedy(self)
+        refuse_unless_honoured(self, searches_beams)
+        self.searches_beams = searches_beams
+        if self.repeat_ngram_blocker is not None and working_repeat_blocker(self) is None:
+            logger.warning(
+                "--no-repeat-ngram-size: forbids nothing, as in fairseq 0.12's own search without its CUDA extension"
+            )
         self.stats = stats
         self.trace = trace
         self.active_sentences = active_sentences
@@ -89,15 +100,16 @@ class DraftVerifyGenerator(SequenceGenerator):
         """
         started = time.perf_counter()
         if constraints is not None:
-            raise ConfigurationError("--constraints is not supported when drafting; use --decoder beam")
+            raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
         if prefix_tokens is not None and self.active_sentences:
             raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
         if self.method is None:
             self.method = self.build_method()
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
-        batch = Batch(sample, limits, self.eos if bos_token is None else bos_token, self.active_sentences)
+        beam = self.beam_size if self.searches_beams else None
+        batch = Batch(sample, limits, self.eos if bos_token is None else bos_token, self.active_sentences, beam)
         yield from self._decode(batch, self.method, every_one)
-        hypotheses = [[self._hypothesis(*output)] for output in batch.outputs]
+        hypotheses = [self._hypotheses(outputs) for outputs in batch.outputs]
         self._record(batch, hypotheses, time.perf_counter() - started)
         return hypotheses
 
@@ -120,23 +132,30 @@ class DraftVerifyGenerator(SequenceGenerator):
             state.append(advance)
             drafter.observe(advance)
             yield advance
-            batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
+            hypotheses = advance.hypotheses if isinstance(advance, BeamAdvance) else ()
+            batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses)
             # Scores of a whole vocabulary: not two iterations' at a time.
             del draft, verification, advance
             given = None
 
     def _given_draft(self, batch: Batch, method: Method) -> Draft | None:
         """`--prefix-size`: the given tokens are the first draft, and what the verifier must choose."""
-        given = batch.state.constraints.given()
+        # Beam search takes them one by one, as fairseq does.
+        given = None if self.searches_beams else batch.state.constraints.given()
         if given is not None and isinstance(method.verifier, DrafterIsVerifier):
             raise ConfigurationError("--prefix-size is not supported where no verifier runs; use --decoder gad")
         return None if given is None else Draft(*given)
 
-    def _hypothesis(self, tokens: Tensor, log_probs: Tensor) -> dict[str, Tensor]:
+    def _hypotheses(self, outputs: list[Hypothesis]) -> list[dict[str, Tensor]]:
+        """As fairseq returns them, the best first; of equal ones that which ended first."""
+        found = [self._hypothesis(output) for output in outputs]
+        order = torch.tensor([float(hypothesis["score"]) for hypothesis in found]).sort(descending=True, stable=True)[1]
+        return [found[place] for place in order]
+
+    def _hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
         # Ordinary tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
-            tokens, log_probs = tokens.clone(), log_probs.clone()
-            score = log_probs.sum()
+            tokens, log_probs, score = output.tokens.clone(), output.log_probs.clone(), output.score.clone()
             if self.normalize_scores:
                 score = score / len(tokens) ** self.len_penalty
             return {
@@ -154,6 +173,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         ids = sample["id"].tolist() if "id" in sample else list(range(size))
         source_tokens = (source != self.pad).sum(1).tolist()
         together = min(size, self.active_sentences or size)
+        if self.searches_beams:
+            # Every step adds a token to the hypotheses that go on: to the best one, until it ends.
+            lengths = [len(found[0]["tokens"]) for found in hypotheses]
+            batch.emitted = [
+                [1] * length + [0] * (len(emitted) - length)
+                for length, emitted in zip(lengths, batch.emitted, strict=True)
+            ]
         self.stats.record(
             [
                 SentenceStats(ids[i], source_tokens[i], sum(emitted), len(emitted), emitted, together, seconds / size)

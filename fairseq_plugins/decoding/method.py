@@ -58,6 +58,7 @@ class Parts:
         source, target: dictionaries.
         engine: what everything runs on.
         temperature: fairseq's `--temperature`.
+        beam: hypotheses of a sentence, for methods that keep several.
     """
 
     models: Sequence[nn.Module]
@@ -66,6 +67,7 @@ class Parts:
     target: Dictionary
     engine: Engine
     temperature: float = 1.0
+    beam: int = 1
 
 
 def _nothing(*_: Any) -> None:
@@ -89,6 +91,7 @@ class MethodSpec:
             everywhere.
         needs_drafter: whether a trained drafter takes part, given the options.
         runs_verifier: whether a verifier has the last word.
+        searches_beams: whether it keeps `--beam` hypotheses of every sentence; others keep one.
         verifier_class: what the verifier must be, None for any that the engine can run.
         copies_source: what asks for source tokens in the output, an option with its value; None where nothing does.
             For it, dictionaries must be the same.
@@ -110,6 +113,7 @@ class MethodSpec:
     is_lossless: bool = True
     needs_drafter: Callable[[Any], bool] = lambda options: False
     runs_verifier: bool = True
+    searches_beams: bool = False
     verifier_class: type[nn.Module] | None = None
     copies_source: Callable[[Any], str | None] = lambda options: None
     check: Callable[[Any], None] = _nothing

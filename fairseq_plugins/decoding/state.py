@@ -8,19 +8,74 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.layout import Span
+from fairseq_plugins.decoding.engine.rows import rows_of
+
+
+@dataclass
+class Beams:
+    """What beam search keeps of hypotheses, of B sentences with `size` of them each: R = B * size rows.
+
+    A hypothesis may continue that of another row, and several the same one. What they have in common is there once:
+    every row writes where it is itself, and `holders` says where a hypothesis has its earlier slots from, in the cache
+    (see `BeamLayout`) and in tokens and log-probabilities.
+
+    Attributes:
+        size: hypotheses of a sentence; its rows follow each other.
+        scores: [R], sums of log-probabilities.
+        holders: [R, capacity], in which of the sentence's rows every slot up to the last one stands.
+        ignored: [B, size], places among the best candidates from which nothing ends: fairseq's `cands_to_ignore`.
+        ended: B numbers, how many hypotheses have ended.
+    """
+
+    size: int
+    scores: Tensor
+    holders: Tensor
+    ignored: Tensor
+    ended: list[int]
+
+    @classmethod
+    def begin(cls, size: int, sentences: int, like: Tensor) -> "Beams":
+        """Of sentences without any token, for a state whose tokens are `like` [any, capacity]."""
+        own = torch.arange(size, device=like.device).repeat(sentences)
+        return cls(
+            size,
+            torch.zeros(len(own), device=like.device),
+            own[:, None].repeat(1, like.size(1)),
+            like.new_zeros(sentences, size, dtype=torch.bool),
+            [0] * sentences,
+        )
+
+    def and_then(self, other: "Beams") -> "Beams":
+        """These sentences and others after them."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("scores", "holders", "ignored"))
+        return Beams(self.size, *map(torch.cat, pairs), self.ended + other.ended)
+
+    def select(self, sentences: Tensor) -> "Beams":
+        """Some of the sentences."""
+        rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in sentences.tolist()]
+        return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], ended)
+
+    def rows_of_slots(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """Where a hypothesis of so many tokens has these: rows and columns of the state's tokens, both [length]."""
+        columns = torch.arange(1, length + 1, device=self.holders.device)
+        return row - row % self.size + self.holders[row, columns], columns
 
 
 @dataclass
 class DecodingState:
     """What is decoded so far, of the sentences still in the batch: B rows.
 
+    In beam search every hypothesis has a row: R in the place of B.
+
     Attributes:
-        tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`.
+        tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`. In beam
+            search those of a hypothesis stand in several rows: see `Beams`.
         lengths: [B], number of output tokens so far, which is also the column of the last token in `tokens`.
         host_lengths: the same numbers on the host.
         constraints: what fairseq's options forbid or force.
         log_probs: [B, capacity] of the tokens.
         sentences: for every row, which sentence of the batch it is.
+        beams: what there is in beam search besides, None in a greedy one.
     """
 
     tokens: Tensor
@@ -29,6 +84,7 @@ class DecodingState:
     constraints: Constraints
     log_probs: Tensor
     sentences: list[int] = field(default_factory=list)
+    beams: Beams | None = None
 
     @property
     def max_len(self) -> int:
@@ -47,9 +103,11 @@ class DecodingState:
             return self.tokens[:, span.longest : span.longest + 1]
         return self.tokens.gather(1, self.lengths[:, None])
 
-    def append(self, advance: "Advance") -> None:
+    def append(self, advance: "Advance | BeamAdvance") -> None:
         """Add the emitted tokens of every sentence to its output; what comes after them is overwritten later."""
         span, width = self.span, advance.tokens.size(1)
+        if isinstance(advance, BeamAdvance):
+            self._follow(advance, span)
         for buffer, block in ((self.tokens, advance.tokens), (self.log_probs, advance.log_probs)):
             if span.uniform:
                 buffer[:, span.longest + 1 : span.longest + 1 + width] = block
@@ -60,6 +118,20 @@ class DecodingState:
         self.host_lengths = [
             length + emitted for length, emitted in zip(self.host_lengths, advance.host_emitted, strict=True)
         ]
+
+    def _follow(self, advance: "BeamAdvance", span: Span) -> None:
+        """Every row becomes that of the hypothesis which it continues; what comes next is its own."""
+        beams = self.beams
+        assert beams is not None
+        followed = beams.holders[:, : span.longest + 1].index_select(0, advance.parents)
+        if span.uniform:
+            beams.holders[:, : span.longest + 1] = followed
+        else:
+            # Of sentences that are behind, the slots that are to come stay their own.
+            is_past = torch.arange(followed.size(1), device=followed.device) <= self.lengths[:, None]
+            own = beams.holders[:, : span.longest + 1]
+            own.copy_(torch.where(is_past, followed, own))
+        beams.scores, beams.ignored, beams.ended = advance.scores, advance.ignored, advance.ended
 
 
 @dataclass
@@ -126,6 +198,36 @@ class Verification:
 
 
 @dataclass
+class Candidates:
+    """The best continuations of every sentence by one token, the best first, as fairseq's beam search wants them.
+
+    Attributes:
+        scores: [B, C], sums of log-probabilities, -inf for what may not be.
+        tokens: [B, C].
+        parents: [B, C], which of the sentence's hypotheses is continued; -1 where there is no candidate any more.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    parents: Tensor
+
+
+@dataclass
+class Hypothesis:
+    """An output.
+
+    Attributes:
+        tokens: [N], EOS included.
+        log_probs: [N] of them.
+        score: sum of them, before it is normalised.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    score: Tensor
+
+
+@dataclass
 class Advance:
     """What one iteration adds: of every sentence the accepted path, N columns of which `num_emitted` count.
 
@@ -165,3 +267,27 @@ class Advance:
             return states[:, -1:]
         column = (self.num_emitted - 1)[:, None, None]
         return states.gather(1, column.expand(-1, 1, states.size(2)))
+
+
+@dataclass
+class BeamAdvance:
+    """What one iteration of beam search adds: a token to every hypothesis that goes on.
+
+    Attributes:
+        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`, `host_emitted`: one of each.
+        finished: for each row whether its sentence has ended, on the host.
+        parents: [R], the row that each row continues.
+        scores, ignored, ended: as in `Beams`.
+        hypotheses: which ended: the place of the sentence among those of the state, and the hypothesis.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    num_emitted: int
+    host_emitted: list[int]
+    finished: list[bool]
+    parents: Tensor
+    scores: Tensor
+    ignored: Tensor
+    ended: list[int]
+    hypotheses: list[tuple[int, Hypothesis]]

@@ -111,7 +111,7 @@ def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_
         raise ConfigurationError(f"{OPTION} {file}: --score-reference decodes nothing; leave one of them out")
     if not is_one_run:
         raise ConfigurationError(f"{OPTION} {file}: holds one run; use it with fairseq-generate or fairseq-interactive")
-    if spec.build is None:
+    if spec.build is None or spec.searches_beams:
         raise ConfigurationError(f"{OPTION} {file}: --decoder {spec.name} drafts nothing to look at; add --decoder gad")
 
 

@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
-from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, StepLayout
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 
 
@@ -24,6 +24,7 @@ class Verifier:
         engine: what they run on.
         temperature: fairseq's `--temperature`.
         feature_layers: decoder layers whose states a drafter wants to read, 0 for the embedding.
+        beam: hypotheses of every sentence.
     """
 
     def __init__(
@@ -32,10 +33,11 @@ class Verifier:
         engine: Engine,
         temperature: float = 1.0,
         feature_layers: Sequence[int] = (),
+        beam: int = 1,
     ) -> None:
         self.engine = engine
         self.encoders = [FusedEncoder(model.encoder, engine) for model in models]
-        self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine) for model in models]
+        self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine, beam=beam) for model in models]
         self.temperature = temperature
         self.feature_layers = feature_layers
 
@@ -122,18 +124,25 @@ class Verifier:
         """`verify` step by step."""
         # Only the first model's states are read, and only by some drafters.
         states: list[Tensor] | None = [] if self.feature_layers else None
+        hidden, log_probs = self._log_probs(tokens, layout, states)
+        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        return verification(state, log_probs, self.engine, hidden, features)
+
+    def _log_probs(
+        self, tokens: Tensor, layout: Chain | BeamLayout, states: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """States of the first model and log-probabilities of the ensemble after the rows of a step."""
         hidden = [
             decoder.step(tokens, layout, states=None if number else states)
             for number, decoder in enumerate(self.decoders)
         ]
-        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
         scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
         if self.temperature != 1.0:
             scores = [score / self.temperature for score in scores]
         log_probs = [self.engine.log_softmax(score) for score in scores]
         # fairseq's ensembles average probabilities, not scores.
         mean = log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
-        return verification(state, mean, self.engine, hidden[0], features)
+        return hidden[0], mean
 
     def select_rows(self, rows: Tensor) -> None:
         """Go on with these sentences only; rows [B'] are indices into the current batch."""

@@ -379,7 +379,10 @@ class SpecDecTask(TranslationTask):
             return super().build_generator(
                 models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn
             )
-        refuse_search_options(args, prefix_allowed_tokens_fn)
+        refuse_search_options(args, prefix_allowed_tokens_fn, spec.name, spec.searches_beams)
+        if not spec.searches_beams:
+            # fairseq prints the beam in its last line, and 5 is only its default.
+            _set_beam(args, 1)
         # Of a task made by hand, without fairseq's command line, fields of fairseq's are unresolved references.
         dtype = precision_of(models, self.cfg.bf16 is True)
         parts = Parts(
@@ -389,10 +392,10 @@ class SpecDecTask(TranslationTask):
             self.tgt_dict,
             self._engine(dtype),
             getattr(args, "temperature", 1.0),
+            # As fairseq does, which never chooses padding.
+            min(getattr(args, "beam", 5), len(self.tgt_dict) - 1) if spec.searches_beams else 1,
         )
         check_fit(spec, options, parts)
-        # fairseq prints the beam in its last line, and 5 is only its default.
-        _set_beam(args, 1)
         stats = tensorboard.decoding_stats(self.cfg, spec, options, is_one_run)
         trace = self._trace(spec, options, parts)
         generator = super().build_generator(
@@ -405,6 +408,7 @@ class SpecDecTask(TranslationTask):
                 "stats": stats,
                 "trace": trace,
                 "active_sentences": self.cfg.active_sentences,
+                "searches_beams": spec.searches_beams,
             },
         )
         if is_one_run:

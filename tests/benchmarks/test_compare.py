@@ -107,13 +107,15 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert rows["greedy"]["mean_accepted_tokens"] == 1
     assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
     assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
+    assert rows["fast-beam"]["iterations"] >= rows["greedy"]["iterations"]
     assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1
 
     printed, progress = capsys.readouterr()
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert table.splitlines()[0] in printed
-    lossless = "Lossless by construction: greedy, gad, blockwise, iad, jacobi, gs-jacobi, hybrid-jacobi."
-    for line in ("sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
+    lossless = "Lossless by construction: fast-beam, greedy, gad, blockwise, iad, jacobi, gs-jacobi, hybrid-jacobi."
+    identity = "the token ids of fairseq beam 1 (fast-beam: of fairseq beam 5)"
+    for line in (identity, "sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
         assert line in printed and line in table
     assert "differs from" not in progress
     assert not list(tmp_path.glob("*.partial"))
@@ -160,7 +162,7 @@ def test_in_half_precision_nothing_explains_a_difference(caplog: pytest.LogCaptu
 def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([*_quick(trained), "--timing-batch-sizes", "2"]) == 0
     printed, log = capsys.readouterr()
-    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:5]] == [BEAM_5, BEAM_1, "greedy"]
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:6]] == [BEAM_5, BEAM_1, "fast-beam", "greedy"]
     assert "at batch 1" not in printed.splitlines()[0]
     assert "without --drafter-path: left out nat, gad" in log
     assert "without --blockwise-path: left out blockwise\n" in log
@@ -270,12 +272,17 @@ def test_table() -> None:
 
 
 def test_a_lossy_lossless_decoder_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    contenders = [Contender("gad", "gad", lossless=True), Contender("nat", "nat")]
-    rows = [Row("gad", identical=3, sentences=4), Row("nat", identical=0, sentences=4)]
+    contenders = [
+        Contender("gad", "gad", lossless=True),
+        Contender("nat", "nat"),
+        Contender("fast-beam", "fast-beam", beam=5, lossless=True, reference=BEAM_5),
+    ]
+    rows = [Row(name, identical=found, sentences=4) for name, found in (("gad", 3), ("nat", 0), ("fast-beam", 2))]
     with caplog.at_level("WARNING"):
         compare.warn_if_lossy(rows, contenders, "fp32")
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-        f"gad differs from {BEAM_1} in 1 of 4 sentences"
+        f"gad differs from {BEAM_1} in 1 of 4 sentences",
+        f"fast-beam differs from {BEAM_5} in 2 of 4 sentences",
     ]
 
 

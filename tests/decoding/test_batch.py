@@ -110,8 +110,9 @@ def test_every_sentence_gets_its_own_output(
     for blocks, emitted, output in zip(outputs, batch.emitted, batch.outputs, strict=True):
         expected = [token for block in blocks for token in block]
         assert emitted == [len(block) for block in blocks]
-        assert output is not None
-        assert output[0].tolist() == expected and output[1].tolist() == [-float(token) for token in expected]
+        assert len(output) == 1 and output[0].tokens.tolist() == expected
+        assert output[0].log_probs.tolist() == [-float(token) for token in expected]
+        assert output[0].score == -sum(expected)
 
 
 def test_all_at_once_is_the_batch_itself() -> None:

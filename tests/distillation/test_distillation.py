@@ -70,7 +70,7 @@ def greedy(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("decoder", ["beam", "greedy"])
+@pytest.mark.parametrize("decoder", ["beam", "fast-beam", "greedy"])
 def test_translations_are_those_of_fairseq_generate(corpus: Corpus, tmp_path: Path, decoder: str) -> None:
     decode(corpus, tmp_path, "--decoder", decoder, "--gen-subset", "valid", "--num-shards", "2")
     options = f"{corpus.data} --task spec_dec --decoder {decoder} --path {corpus.verifier} --gen-subset valid --cpu"

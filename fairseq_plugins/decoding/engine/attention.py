@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, StepLayout
 
 
 class ChainAttention:
@@ -74,6 +74,33 @@ class PackedAttention:
         mask = None if mask is None else mask[self.layout.sentence]
         query = query.unflatten(-1, (heads, -1))[:, :, None]
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).flatten(1)
+
+
+class BeamAttention:
+    """Attention of one row of every hypothesis; those of a sentence read its source together."""
+
+    def __init__(self, layout: BeamLayout) -> None:
+        self.layout = layout
+        lengths, beam = layout.lengths, layout.beam
+        self.row = torch.arange(len(lengths), device=lengths.device)
+        self.slot = torch.arange(layout.slots, device=lengths.device)
+        first = self.row - self.row % beam
+        self.holder = first[:, None] + layout.holders[:, : layout.slots]
+        self.mask = None if layout.span.uniform else (self.slot <= lengths[:, None])[:, None, None]
+
+    def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
+        """As `ChainAttention.own`, of qkv [R, 3 * D] and the cache of R hypotheses."""
+        qkv = qkv.unflatten(-1, (3, heads, -1))
+        cache[self.row, self.layout.lengths] = qkv[:, 1:]
+        key, value = cache[self.holder, self.slot].permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(qkv[:, 0, :, None], key, value, attn_mask=self.mask).flatten(1)
+
+    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
+        """As `ChainAttention.source`, of query [R, D] and the sources of R / beam sentences."""
+        key, value = cross.permute(2, 0, 3, 1, 4)
+        query = query.unflatten(-1, (heads, -1)).unflatten(0, (-1, self.layout.beam)).transpose(1, 2)
+        x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return x.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def _chain_mask(layout: Chain) -> Tensor | None:

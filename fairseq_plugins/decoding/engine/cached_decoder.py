@@ -15,17 +15,18 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
+from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttention, PackedAttention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import FixedAttention, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
-from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
+from fairseq_plugins.decoding.engine.native.beam import run_beams
 from fairseq_plugins.decoding.engine.native.build import LimitsStructure, StackStructure
 from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted, Prediction
 from fairseq_plugins.decoding.engine.native.path import NativePath
-from fairseq_plugins.decoding.engine.rows import cat_padded
+from fairseq_plugins.decoding.engine.rows import cat_padded, rows_of
 from fairseq_plugins.decoding.engine.weights import (
     Layer,
     Linear,
@@ -55,17 +56,21 @@ class CachedDecoder:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
         engine: what it runs on.
         vocabulary: ids [N] of the tokens that `project` scores, None for all.
+        beam: rows of the cache of every sentence, for steps laid out as a `BeamLayout`.
 
     Raises:
         ConfigurationError: naming what the decoder uses that cannot be run here.
     """
 
-    def __init__(self, decoder: TransformerDecoderBase, engine: Engine, vocabulary: Tensor | None = None) -> None:
+    def __init__(
+        self, decoder: TransformerDecoderBase, engine: Engine, vocabulary: Tensor | None = None, beam: int = 1
+    ) -> None:
         reason = unsupported_reason(decoder)
         if reason is not None:
             raise ConfigurationError(f"this model cannot be decoded by drafting: {reason}; use --decoder beam")
         self.decoder = decoder
         self.engine = engine
+        self.beam = beam
         self.layers = [_read_layer(layer) for layer in decoder.layers]
         plain_output = _plain_projection(decoder)
         # Where the projection is not plain, to score all tokens is the only way.
@@ -97,10 +102,12 @@ class CachedDecoder:
             self.output_layer = engine.linear(plain_output)
         self.project_in = decoder.project_in_dim and engine.rowwise(decoder.project_in_dim)
         self.project_out = decoder.project_out_dim and engine.rowwise(decoder.project_out_dim)
-        # Keys and values [layers, B, slots, 2, H, D / H], of self- and of cross-attention.
+        # Keys and values [layers, B * beam, slots, 2, H, D / H] of self-attention, and [layers, B, S, ...] of cross-.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
         self.cross_mask: Tensor | None = None
+        # With several hypotheses: the place [B] in these of every sentence; None where each has its own.
+        self.places: Tensor | None = None
 
     def _native_layers(self) -> NativeLayers | None:
         """The layers for the kernels, which know no projection of the input, and positions at its beginning only."""
@@ -131,7 +138,8 @@ class CachedDecoder:
             cross.copy_(project(memory).view_as(cross))
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
-        self.cache = self.cross.new_zeros(len(self.layers), memory.size(0), 0, *self.cross.shape[3:])
+        self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
+        self.places = None
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
         """More sentences come in after those present.
@@ -139,6 +147,8 @@ class CachedDecoder:
         Args:
             encoder_out: as for `start`, of the new sentences; their padded length may be another one.
         """
+        if self.places is not None:
+            self._select(self.places)
         cache, cross, mask = self.cache, self.cross, self.cross_mask
         assert cache is not None and cross is not None, "call start() first"
         self.start(encoder_out)
@@ -153,10 +163,17 @@ class CachedDecoder:
         """Go on with these sentences only.
 
         Args:
-            rows: indices [B'] into the current batch.
+            rows: indices [B'] into the sentences of the current batch.
         """
+        if self.beam == 1 or self.native_output is None:
+            return self._select(rows)
+        # To take out the caches of a few hypotheses, those of all others would be copied.
+        self.places = rows if self.places is None else self.places[rows]
+
+    def _select(self, rows: Tensor) -> None:
         assert self.cache is not None and self.cross is not None
-        self.cache = self.cache.index_select(1, rows)
+        self.places = None
+        self.cache = self.cache.index_select(1, rows if self.beam == 1 else rows_of(rows, self.beam))
         self.cross = self.cross.index_select(1, rows)
         if self.cross_mask is not None:
             self.cross_mask = self.cross_mask.index_select(0, rows)
@@ -164,7 +181,7 @@ class CachedDecoder:
     def step(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout,
+        layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None = None,
         masks: int = 0,
         mask_inputs: MaskInputs | FixedInputs | None = None,
@@ -173,7 +190,7 @@ class CachedDecoder:
         """Run the rows of a step and write their keys and values.
 
         Args:
-            tokens: ids, [B, T - masks] with a `Chain` and [R] with a `StepLayout`; a drafter's masks are the id one
+            tokens: ids, [B, T - masks] with a `Chain` and [R] with other layouts; a drafter's masks are the id one
                 past the dictionary.
             layout: where the rows stand.
             states: a list to which the states [B, T, D] or [R, D] before the first and after every layer are added.
@@ -184,11 +201,14 @@ class CachedDecoder:
         Returns:
             hidden states [B, T, D] or [R, D] as they enter the output projection.
         """
+        if self.places is not None:
+            self._select(self.places)
         assert self.cache is not None and self.cross is not None, "call start() first"
         self._grow(layout.slots)
         fed = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
         rows = tokens.numel() + tokens.size(0) * masks
-        if self.native_layers is not None and self.engine.kernels.pays(rows, self.engine.precision):
+        compiled = self.native_layers is not None and not isinstance(layout, BeamLayout)
+        if compiled and self.engine.kernels.pays(rows, self.engine.precision):
             x, kept, _ = self.native_layers.step(
                 tokens,
                 layout,
@@ -292,10 +312,39 @@ class CachedDecoder:
         allowed = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
         return self.native_layers.stack(self.native_output, self.cache, self.cross, allowed)
 
+    def best_continuations(
+        self, tokens: Tensor, layout: BeamLayout, scores: Tensor, constraints: Constraints
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """A step of beam search in one call of the kernels; None where that is not for them.
+
+        Args:
+            tokens, layout: as for `step`.
+            scores: [R], sums of log-probabilities.
+            constraints: what the next tokens may be.
+
+        Returns:
+            of the best 2 * beam continuations [B, 2 * beam] of every sentence: sums of log-probabilities, tokens and
+            parents, as `Candidates` has them.
+        """
+        assert self.cache is not None and self.cross is not None, "call start() first"
+        kernels, projection = self.engine.kernels, self.native_output
+        if kernels is None or projection is None:
+            return None
+        limits = kernels.limits(projection.outputs, constraints)
+        # In a vocabulary as small as this, fairseq goes on with what it has forbidden.
+        if limits is None or projection.outputs < 2 * self.beam + 2:
+            return None
+        assert self.native_layers is not None
+        self._grow(layout.slots)
+        mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
+        return run_beams(
+            self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits, self.places
+        )
+
     def _step_in_pytorch(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout,
+        layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None,
         masks: int,
         fed: Tensor | None,
@@ -327,10 +376,13 @@ class CachedDecoder:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def _attention(self, layout: Chain | StepLayout) -> ChainAttention | PackedAttention | FixedAttention:
-        if self.engine.steady:
+    def _attention(
+        self, layout: Chain | StepLayout | BeamLayout
+    ) -> ChainAttention | PackedAttention | BeamAttention | FixedAttention:
+        if self.engine.steady and not isinstance(layout, BeamLayout):
             return FixedAttention(layout)
-        return ChainAttention(layout) if isinstance(layout, Chain) else PackedAttention(layout)
+        kinds = {Chain: ChainAttention, StepLayout: PackedAttention, BeamLayout: BeamAttention}
+        return kinds[type(layout)](layout)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
         """Write keys and values that something else than `step` has made.
@@ -366,19 +418,21 @@ class CachedDecoder:
             self.cache = new_zeros(old, (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:]))
             self.cache[:, :, : old.size(2)] = old
 
-    def _position_embeddings(self, layout: Chain | StepLayout) -> Tensor | None:
+    def _position_embeddings(self, layout: Chain | StepLayout | BeamLayout) -> Tensor | None:
         """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""
         if self.positions is None:
             return None
         last = self.positions.size(0) - 1
-        if isinstance(layout, StepLayout):
+        if not isinstance(layout, Chain):
             return self.positions[layout.position.clamp(max=last)]
         if layout.span.uniform and layout.slots <= last + 1:
             return self.positions[layout.span.longest : layout.slots]
         # No output is longer than the table, so after its end nothing can be accepted: any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
-    def _embed(self, tokens: Tensor, layout: Chain | StepLayout, masks: int, fed: Tensor | None) -> Tensor:
+    def _embed(
+        self, tokens: Tensor, layout: Chain | StepLayout | BeamLayout, masks: int, fed: Tensor | None
+    ) -> Tensor:
         """Embeddings of the tokens, and what masks are fed in their place."""
         decoder = self.decoder
         weight = decoder.embed_tokens.weight

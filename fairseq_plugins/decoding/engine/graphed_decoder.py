@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder, cross_mask_of
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run
-from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.weights import Precision
 
@@ -34,13 +34,15 @@ _MIN_SOURCE = 32
 _State = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def cached_decoder(decoder: nn.Module, engine: Engine, vocabulary: Tensor | None = None) -> CachedDecoder:
+def cached_decoder(
+    decoder: nn.Module, engine: Engine, vocabulary: Tensor | None = None, beam: int = 1
+) -> CachedDecoder:
     """Make a `CachedDecoder`, one that runs from graphs where the engine has them for the decoder's device."""
     graphs = engine.graphs
     if graphs is None or graphs.failed or next(decoder.parameters()).device.type != graphs.device_type:
-        return CachedDecoder(decoder, engine, vocabulary)
+        return CachedDecoder(decoder, engine, vocabulary, beam)
     assert engine.precision is Precision.FP32, "others are refused on this device"
-    return GraphedDecoder(decoder, engine, graphs, vocabulary)
+    return GraphedDecoder(decoder, engine, graphs, vocabulary, beam)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Shape:
     """What a graph is captured for.
 
     Attributes:
-        batch: rows.
+        batch: sentences.
+        beam: hypotheses of each of them, 0 for a `Chain`.
         width: tokens of every row, masks included.
         masks: how many of them are masks after the tokens.
         capacity: slots of the cache.
@@ -59,6 +62,7 @@ class Shape:
     """
 
     batch: int
+    beam: int
     width: int
     masks: int
     capacity: int
@@ -66,6 +70,11 @@ class Shape:
     visible: bool
     added: int
     states: bool
+
+    @property
+    def rows(self) -> int:
+        """Of the cache: sentences, or their hypotheses."""
+        return self.batch * max(self.beam, 1)
 
     @property
     def memory(self) -> tuple[int, int, int]:
@@ -84,19 +93,19 @@ class _Graph:
 class GraphedDecoder(CachedDecoder):
     """A `CachedDecoder` whose steps are captured when their shape comes up again, and then run from the graph.
 
-    What a step returns is overwritten by the next one. Only steps laid out as a `Chain` are captured.
+    What a step returns is overwritten by the next one. Steps laid out as a `Chain` or a `BeamLayout` are captured.
 
     Args:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
         engine: what it runs on.
         graphs: how steps are captured.
-        vocabulary: as for `CachedDecoder`.
+        vocabulary, beam: as for `CachedDecoder`.
     """
 
     def __init__(
-        self, decoder: nn.Module, engine: Engine, graphs: Graphs, vocabulary: Tensor | None = None
+        self, decoder: nn.Module, engine: Engine, graphs: Graphs, vocabulary: Tensor | None = None, beam: int = 1
     ) -> None:
-        super().__init__(decoder, engine, vocabulary)
+        super().__init__(decoder, engine, vocabulary, beam)
         self.how = graphs
         self.graphs: OrderedDict[Shape, _Graph] = OrderedDict()
         self.uses: Counter[Shape] = Counter()
@@ -113,7 +122,7 @@ class GraphedDecoder(CachedDecoder):
     def step(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout,
+        layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None = None,
         masks: int = 0,
         mask_inputs: MaskInputs | None = None,
@@ -123,23 +132,29 @@ class GraphedDecoder(CachedDecoder):
         if isinstance(layout, StepLayout):
             return super().step(tokens, layout, states, masks, mask_inputs, added)
         assert self.cross is not None, "call start() first"
-        width = rounded_up(layout.width)
+        is_chain = isinstance(layout, Chain)
+        width = rounded_up(layout.width) if is_chain else 1
         shape = Shape(
-            batch=rounded_up(tokens.size(0)),
+            batch=rounded_up(self.cross.size(1)),
+            beam=0 if is_chain else layout.beam,
             width=width,
             masks=width - tokens.size(1) if masks else 0,
             capacity=rounded_up(max(layout.span.longest + width, self.capacity), _MIN_SLOTS),
             source=rounded_up(self.cross.size(2), _MIN_SOURCE),
-            visible=layout.last_visible is not None,
+            visible=is_chain and layout.last_visible is not None,
             added=0 if added is None else 1 if added.size(1) == 1 else width,
             states=states is not None,
         )
-        given = {"tokens": tokens, "lengths": layout.lengths, "visible": layout.last_visible, "added": added}
+        given = {"tokens": tokens, "lengths": layout.lengths, "added": added}
+        if is_chain:
+            given["visible"] = layout.last_visible
+        else:
+            given["holders"] = layout.holders[:, : layout.slots]
         graph = self._graph(shape, {name: value for name, value in given.items() if value is not None}, mask_inputs)
         if graph is None:
             return super().step(tokens, layout, states, masks, mask_inputs, added)
         hidden, all_states = graph()
-        real = (slice(tokens.size(0)), slice(layout.width))
+        real = (slice(tokens.size(0)), slice(layout.width)) if is_chain else slice(tokens.size(0))
         if states is not None:
             assert all_states is not None
             states.extend(state[real] for state in all_states)
@@ -147,7 +162,7 @@ class GraphedDecoder(CachedDecoder):
 
     def _graph(self, shape: Shape, given: dict[str, Tensor], mask_inputs: MaskInputs | None) -> Run | None:
         """The graph of a shape with these inputs; None where the step is to run without."""
-        if self.how.failed or shape.batch * shape.width > MAX_ROWS:
+        if self.how.failed or shape.rows * shape.width > MAX_ROWS:
             return None
         self.uses[shape] += 1
         if self.uses[shape] <= EAGER_USES:
@@ -178,7 +193,9 @@ class GraphedDecoder(CachedDecoder):
         """Capture the step of a shape. The inputs are filled in already, since capturing may run the step."""
         # No two lengths are known to be equal, and the longest is the longest for which there is room.
         span = Span(-1, shape.capacity - shape.width)
-        layout = Chain(inputs["lengths"], span, shape.width, inputs.get("visible"))
+        layout: Chain | BeamLayout = Chain(inputs["lengths"], span, shape.width, inputs.get("visible"))
+        if shape.beam:
+            layout = BeamLayout(inputs["lengths"], span, shape.beam, inputs["holders"])
         mask_inputs = self.fed if has_masks else None
 
         def run() -> Outputs:
@@ -213,13 +230,13 @@ class GraphedDecoder(CachedDecoder):
         assert self.cache is not None and self.cross is not None
         if self.left is not None and self.left[0] is self.cache and self.left[1] == shape.memory:
             return
-        rows = self.cache.size(1)
-        cache = self._laid("cache", self.cache, {1: shape.batch, 2: shape.capacity})
+        rows, sentences = self.cache.size(1), self.cross.size(1)
+        cache = self._laid("cache", self.cache, {1: shape.rows, 2: shape.capacity})
         mask = cross_mask_of(self.cross_mask, self.cross)
         mask = self._laid("cross_mask", mask, {0: shape.batch, 3: shape.source})
         cross = self._laid("cross", self.cross, {1: shape.batch, 2: shape.source})
         self.whole = cache, cross, mask
-        self._state = cache[:, :rows], cross[:, :rows], mask[:rows]
+        self._state = cache[:, :rows], cross[:, :sentences], mask[:sentences]
         self.left = self.cache, shape.memory
 
     def _feed(self, shape: Shape, mask_inputs: MaskInputs) -> None:
@@ -260,7 +277,8 @@ def rounded_up(number: int, least: int = 1) -> int:
 
 def _inputs(shape: Shape, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Room for the inputs of a step, of this shape, and zero."""
-    sizes = {"tokens": (shape.width - shape.masks,), "lengths": (), "visible": (shape.width,)}
+    sizes = {"lengths": (), "visible": (shape.width,), "holders": (shape.capacity,)}
+    sizes["tokens"] = () if shape.beam else (shape.width - shape.masks,)
     if shape.added:
         sizes["added"] = (shape.added, given["added"].size(2))
-    return {name: value.new_zeros(shape.batch, *sizes[name]) for name, value in given.items()}
+    return {name: value.new_zeros(shape.rows, *sizes[name]) for name, value in given.items()}

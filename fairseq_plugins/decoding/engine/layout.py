@@ -41,6 +41,37 @@ class StepLayout:
 
 
 @dataclass(frozen=True)
+class BeamLayout:
+    """One row of every hypothesis: `beam` of them for every sentence, one sentence after the other.
+
+    Hypotheses share what they have in common: when one is continued twice, nothing of the cache is copied. Every
+    hypothesis has a row of the cache, in which it writes at its own length, and `holders` says in which row of its
+    sentence an earlier slot of it stands.
+
+    Attributes:
+        lengths: [R], position and slot of each row; the same within a sentence.
+        span: shortest and longest of `lengths`.
+        beam: hypotheses of a sentence.
+        holders: [R, slots or more], for each slot up to the length which of the `beam` rows of the cache holds it.
+    """
+
+    lengths: Tensor
+    span: Span
+    beam: int
+    holders: Tensor
+
+    @property
+    def slots(self) -> int:
+        """So many slots of the cache may be attended to at all."""
+        return self.span.longest + 1
+
+    @property
+    def position(self) -> Tensor:
+        """Which positional embedding each row takes, [R]."""
+        return self.lengths
+
+
+@dataclass(frozen=True)
 class Chain:
     """The layout that most steps have: T rows of every one of B sentences, each from its own length on.
 

@@ -5,6 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def rows_of(sentences: Tensor, beam: int) -> Tensor:
+    """The rows [B * beam] of sentences [B] that have `beam` of them each."""
+    return (sentences[:, None] * beam + torch.arange(beam, device=sentences.device)).flatten()
+
+
 def cat_padded(old: Tensor, new: Tensor, dim: int, batch_dim: int = 0, value: float = 0) -> Tensor:
     """Rows of `new` after those of `old`, the shorter of the two filled up with `value` at the end of `dim`."""
     size = max(old.size(dim), new.size(dim))

@@ -37,7 +37,8 @@ def chosen(cfg: Any) -> tuple[MethodSpec, MethodOptions]:
 def decoder_help() -> str:
     """The help of `--decoder`."""
     lines = (f"{' = '.join([spec.name, *spec.aliases])}: {spec.summary}" for spec in METHODS)
-    return "how to decode. " + "; ".join(lines) + ". All but beam ignore --beam"
+    searching = " and ".join(spec.name for spec in METHODS if spec.searches_beams or spec.build is None)
+    return "how to decode. " + "; ".join(lines) + f". All but {searching} ignore --beam"
 
 
 def with_method_options(config: type) -> type:

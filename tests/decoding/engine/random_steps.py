@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from fairseq.modules import gelu
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.attention import ChainAttention, PackedAttention
+from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttention, PackedAttention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layers import transformer_layer
-from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.layers import Ends
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, quantized_layer
 
@@ -105,13 +105,13 @@ class Step:
     Attributes:
         tokens: [B, T] or [R].
         layout: of these.
-        cache: [layers, B, capacity, 2, H, D / H].
+        cache: [layers, B, capacity, 2, H, D / H], of hypotheses in a `BeamLayout`.
         cross: [layers, B, S, 2, H, D / H].
         cross_allowed: [B, S], or None.
     """
 
     tokens: Tensor
-    layout: Chain | StepLayout
+    layout: Chain | StepLayout | BeamLayout
     cache: Tensor
     cross: Tensor
     cross_allowed: Tensor | None
@@ -145,6 +145,29 @@ def _without_some_rows(layout: StepLayout, choose: random.Random) -> StepLayout:
     return StepLayout(*[row[kept] for row in rows], layout.slots)
 
 
+def random_beams(sizes: Sizes, choose: random.Random, batch: int, beam: int) -> Step:
+    """A step of `beam` hypotheses of each of `batch` sentences, which share what they like."""
+    inner = (2, sizes.heads, sizes.width // sizes.heads)
+    each = [choose.randint(0, 9) for _ in range(batch)]
+    lengths = torch.tensor(each, dtype=torch.long).repeat_interleave(beam)
+    slots, source, rows = max(each) + 1, choose.randint(1, 12), batch * beam
+    own = torch.arange(beam).repeat(batch)[:, None]
+    past = torch.arange(slots + choose.randint(0, 3)) < lengths[:, None]
+    holders = torch.where(past, torch.randint(beam, past.shape), own)
+    allowed = torch.rand(batch, source) < 0.7
+    allowed[:, 0] = True
+    # Hypotheses of a sentence without a token are the same.
+    tokens = torch.randint(sizes.vocabulary, (rows,))
+    tokens = torch.where(lengths == 0, tokens.view(batch, beam)[:, :1].repeat(1, beam).flatten(), tokens)
+    return Step(
+        tokens=tokens,
+        layout=BeamLayout(lengths, Span(min(each), max(each)), beam, holders),
+        cache=torch.randn(sizes.layers, rows, slots + choose.randint(0, 3), *inner),
+        cross=torch.randn(sizes.layers, batch, source, *inner),
+        cross_allowed=allowed if choose.random() < 0.5 else None,
+    )
+
+
 def step_in_pytorch(layers: list[Layer], ends: Ends, step: Step) -> Tensor:
     """The normalised output, [B, T, D] or [R, D]; writes the cache as the kernels do."""
     layout = step.layout
@@ -153,7 +176,8 @@ def step_in_pytorch(layers: list[Layer], ends: Ends, step: Step) -> Tensor:
         position = layout.slot() if isinstance(layout, Chain) else layout.position
         x = x + ends.positions[position.clamp(max=len(ends.positions) - 1)]
     x = x if ends.embedding_norm is None else ends.embedding_norm(x)
-    attention = ChainAttention(layout) if isinstance(layout, Chain) else PackedAttention(layout)
+    kinds = {Chain: ChainAttention, StepLayout: PackedAttention, BeamLayout: BeamAttention}
+    attention = kinds[type(layout)](layout)
     mask = None if step.cross_allowed is None else step.cross_allowed[:, None, None]
     for index, layer in enumerate(layers):
         x = transformer_layer(

@@ -22,8 +22,10 @@ import torch.nn.functional as F
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.native.beam import run_beams
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
 from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLinear, Prediction
+from fairseq_plugins.decoding.engine.rows import rows_of
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.models.transition import TransitionScores
 from tests.decoding.engine.random_steps import (
@@ -32,6 +34,7 @@ from tests.decoding.engine.random_steps import (
     UNK,
     Sizes,
     Step,
+    random_beams,
     random_ends,
     random_layers,
     random_linear,
@@ -64,6 +67,45 @@ def right_step(kernels: Kernels, choose: random.Random) -> None:
         close(x, step_in_pytorch(layers, ends, replace(step, cache=caches[1])))
         close(caches[0], caches[1])
         close(predicted.scores, F.linear(x, *projection))
+
+
+def right_beams(kernels: Kernels, choose: random.Random) -> None:
+    """A step of beam search gives the best of what PyTorch gives; the caches may have other sentences between."""
+    sizes = Sizes.some(choose)
+    layers, ends = random_layers(sizes), random_ends(sizes, choose.choice([None, 1, 5, 64]))
+    batch, beam = choose.randint(1, 4), choose.randint(1, 4)
+    step = random_beams(sizes, choose, batch, beam)
+    layout, rows = step.layout, batch * beam
+    projection, scores = random_linear(sizes.width, sizes.vocabulary), -torch.rand(rows)
+    constraints = Constraints(PAD, UNK, EOS, choose.choice([0, 3, 60]), choose.randint(0, 5), choose.choice([0, 1, -1]))
+    states = step_in_pytorch(layers, ends, replace(step, cache=step.cache.clone()))
+    log_probs = F.linear(states, *projection).log_softmax(-1)
+    constraints.apply(log_probs[:, None], layout.lengths, layout.span.shortest, layout.span.longest)
+    total = (log_probs + scores[:, None]).view(batch, beam, -1)
+    total[layout.lengths.view(batch, beam)[:, 0] == 0, 1:] = -torch.inf
+    wanted = min(2 * beam, total[0].numel())
+    expected = total.flatten(1).topk(wanted)[0]
+
+    places, cache, cross, allowed = None, step.cache, step.cross, step.cross_allowed
+    if choose.random() < 0.5:
+        places = torch.randperm(batch + 2)[:batch]
+        cache = cache.new_zeros(len(cache), (batch + 2) * beam, *cache.shape[2:])
+        cross = cross.new_zeros(len(cross), batch + 2, *cross.shape[2:])
+        cache[:, rows_of(places, beam)], cross[:, places] = step.cache, step.cross
+        if allowed is not None:
+            allowed = torch.ones(batch + 2, allowed.size(1), dtype=torch.bool)
+            allowed[places] = step.cross_allowed
+    found, tokens, parents = run_beams(
+        *(kernels.layers(layers, ends=ends), step.tokens, layout, scores, cache, cross, allowed),
+        *(kernels.compiled_linear(projection), kernels.limits(sizes.vocabulary, constraints), places),
+    )
+    close(found[:, :wanted].clamp(min=-1e30), expected.clamp(min=-1e30))
+    there = found > -torch.inf
+    assert torch.equal(there, parents >= 0)
+    chosen = total.flatten(1).gather(1, parents.clamp(min=0) * sizes.vocabulary + tokens)
+    close(chosen[there], found[there])
+    order = (parents * sizes.vocabulary + tokens)[there]
+    assert len((order + there.nonzero()[:, 0] * total[0].numel()).unique()) == len(order)
 
 
 def right_rest(kernels: Kernels, choose: random.Random) -> None:
@@ -371,6 +413,7 @@ def main(arguments: list[str]) -> None:
         torch.set_num_threads(choose.randint(1, 3))
         packing = Kernels(choose.random() < 0.5, kernels.functions)
         right_step(packing, choose)
+        right_beams(packing, choose)
         right_rest(packing, choose)
         for _ in range(3):
             seen[wrong_step(packing, choose)] += 1

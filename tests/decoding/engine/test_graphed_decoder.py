@@ -40,7 +40,9 @@ from tests.strategies import (
 from tests.support import (
     Options,
     RecordedStats,
+    assert_same_hypotheses,
     assert_same_output,
+    fairseq_beam,
     fairseq_greedy,
     ids,
     make_args,
@@ -137,8 +139,11 @@ def make_generator(
     """A generator that can decode several batches."""
     temperature = search.get("temperature", 1.0)
     stats = RecordedStats()
-    build = lambda: method.build(models, model, task, engine, temperature)  # noqa: E731
-    return DraftVerifyGenerator(models, task.target_dictionary, build, stats, **search), stats
+    beam = search.get("beam_size", 1)
+    build = lambda: method.build(models, model, task, engine, temperature, beam=beam)  # noqa: E731
+    searches_beams = method.spec.searches_beams
+    dictionary = task.target_dictionary
+    return DraftVerifyGenerator(models, dictionary, build, stats, searches_beams=searches_beams, **search), stats
 
 
 def decoders(generator: DraftVerifyGenerator) -> list[CachedDecoder]:
@@ -172,9 +177,10 @@ def check(
         graphed, graphed_stats = make_generator(engine, models, task, method, model, active_sentences=active, **search)
         for sample, wanted in zip(samples, expected, strict=True):
             ours = graphed.generate(models, sample, **per_batch)
-            assert_same_output(ours, wanted)
+            assert_same_hypotheses(ours, wanted)
             if method.spec.name not in ("gad++", "nat"):
-                assert_same_output(ours, fairseq_greedy(models, task, sample, **search, **per_batch))
+                theirs = fairseq_beam(models, task, sample, **{"beam": 1, **_beam(search)}, **per_batch)
+                assert_same_hypotheses(ours, theirs)
         assert [sentence.emitted for sentence in graphed_stats.recorded] == [
             sentence.emitted for sentence in plain_stats.recorded
         ]
@@ -182,6 +188,10 @@ def check(
         assert not engine.graphs.failed
         assert all(len(decoder.graphs) <= graphed_decoder.MAX_GRAPHS for decoder in decoders(graphed))
     return recorder
+
+
+def _beam(search: dict[str, Any]) -> dict[str, Any]:
+    return {"beam" if name == "beam_size" else name: value for name, value in search.items()}
 
 
 BATCHES = st.lists(SOURCES, min_size=1, max_size=3)
@@ -229,6 +239,42 @@ def test_trained_drafters(
     chosen = Options(method, block_size, **({"top_beta": 3, "tau": 1.0} if method == "gad++" else {}))
     models = [drafter] if method == "nat" else [verifier]
     check(monkeypatch, models, task, batches, chosen, drafter, seed, active, limits, **search)
+
+
+@settings(STEADY_MODELS, max_examples=15)
+@given(
+    options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
+    beam=st.sampled_from([1, 2, 5]),
+    batches=BATCHES,
+    search=SEARCHES,
+    active=ACTIVE,
+    limits=LIMITS,
+    seed=st.integers(0, 1000),
+)
+def test_beam_search(
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[dict[str, Any]],
+    beam: int,
+    batches: list[list[int]],
+    search: dict[str, Any],
+    active: int,
+    limits: dict[str, int],
+    seed: int,
+) -> None:
+    task = make_task(24)
+    models = [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
+    search = {**search, "beam_size": beam}
+    check(monkeypatch, models, task, batches, Options("fast-beam"), None, seed, active, limits, **search)
+
+
+def test_beam_search_runs_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(24)
+    model = make_transformer(task, 3)
+    limits = {"EAGER_USES": 0}
+    recorder = check(
+        monkeypatch, [model], task, [[3, 5, 9], [4, 1]], Options("fast-beam"), limits=limits, beam_size=3, max_len_b=12
+    )
+    assert recorder.replays > 10 * recorder.captures > 0
 
 
 @settings(STEADY_MODELS, max_examples=12)

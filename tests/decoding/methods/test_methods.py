@@ -47,7 +47,8 @@ def test_every_module_of_the_folder_gives_its_methods() -> None:
 
 def test_decoders_are_all_names_and_aliases() -> None:
     assert sorted(DECODERS) == sorted(
-        "beam greedy nat gad specdec gad++ specdec++ blockwise iad jacobi pj gs-jacobi pgj hybrid-jacobi hgj".split()
+        "beam fast-beam greedy nat gad specdec gad++ specdec++ blockwise iad jacobi pj gs-jacobi pgj hybrid-jacobi "
+        "hgj".split()
     )
     for spec in METHODS:
         assert all(methods.find(name) is spec for name in (spec.name, *spec.aliases))

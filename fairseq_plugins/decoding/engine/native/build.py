@@ -25,7 +25,7 @@ from fairseq_plugins.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_HEADERS = (SOURCE.with_name("threads.h"), SOURCE.with_name("decode.h"))
+_HEADERS = tuple(SOURCE.with_name(name) for name in ("threads.h", "decode.h", "beam.h"))
 _COMPILE = ["-std=c++17", "-fPIC", "-pthread"]
 _FAST = ["-O3", "-ffast-math"]
 # Every step of the program as it is written, and what a sanitizer says of it with file and line.
@@ -181,6 +181,24 @@ class DecodingStructure(ctypes.Structure):
         ("budget", ctypes.c_int64),
         ("emitted", ctypes.c_void_p),
         ("enough", ctypes.c_int64),
+    ]
+
+
+class BeamsStructure(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("sentences", "size")],
+        *[(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders")],
+        ("holder_stride", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("scores", "places")],
+    ]
+
+
+class CandidatesStructure(ctypes.Structure):
+    _fields_ = [
+        ("projection", LinearStructure),
+        ("limits", LimitsStructure),
+        ("count", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("scores", "tokens", "parents")],
     ]
 
 
@@ -368,6 +386,15 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
     kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows, pointer]
     kernels.decode.argtypes = [pointer]
+    kernels.run_beams.argtypes = [
+        *(pointer, ctypes.c_int32, pointer, ctypes.c_int32),
+        *(pointer, pointer, pointer, pointer),
+    ]
+    kernels.choose_hypotheses.argtypes = [
+        *(pointer, pointer, pointer, number, pointer, number),
+        *(pointer, pointer, pointer, pointer, pointer, pointer),
+    ]
+    kernels.choose_hypotheses.restype = number
     kernels.set_threads.argtypes = [number]
     kernels.accept_exact.argtypes = [
         *(pointer, pointer, pointer, number, number, number),

@@ -1011,3 +1011,4 @@ void accept_exact(const int64_t* best, const int64_t* drafted, const int64_t* nu
 }  // extern "C"
 
 #include "decode.h"
+#include "beam.h"

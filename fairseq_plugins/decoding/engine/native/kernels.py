@@ -126,7 +126,7 @@ class Kernels:
 
     def limits(self, vocabulary: int, constraints: Constraints) -> LimitsStructure | None:
         """What `NativeLayers.step` may predict; None for constraints that it does not know."""
-        if constraints.prefix is not None:
+        if constraints.prefix is not None or constraints.repeat_blocker is not None:
             return None
         return LimitsStructure(
             *(vocabulary, constraints.pad, constraints.unk, constraints.eos, constraints.min_len, constraints.max_len),

@@ -35,7 +35,7 @@ PANEL, _INT8_INPUTS = 16, 4  # as in kernels.cpp
 # The forms that a weight may have for the kernels.
 IN_PANELS, IN_ROWS, INT8_IN_ROWS, INT8_IN_PANELS = range(4)
 ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
-_REASONS = {
+REASONS = {
     1: "the layout points outside of the cache, or the source is empty",
     2: "a token is outside of the vocabulary, or a mask is fed nothing",
 }
@@ -52,7 +52,8 @@ def packed(weight: Tensor, inputs: int = 1) -> Tensor:
 _MAX_SIZE = 2**31 - PANEL
 
 
-def _require(holds: bool, what: str) -> None:
+def require(holds: bool, what: str) -> None:
+    """Refuse what the kernels would do wrongly."""
     if not holds:
         raise ValueError(f"kernels: {what}")
 
@@ -92,11 +93,11 @@ class NativeLinear:
             form, weight, bias, scale = INT8_IN_ROWS, layer.weight, layer.bias, layer.scale
         else:
             weight, bias = layer
-        _require(weight.dim() == 2 and weight.numel() > 0, f"a linear layer's weight is {list(weight.shape)}")
+        require(weight.dim() == 2 and weight.numel() > 0, f"a linear layer's weight is {list(weight.shape)}")
         self.outputs, self.inputs = weight.shape
-        _require(max(weight.shape) < _MAX_SIZE, f"a linear layer's weight is {list(weight.shape)}")
+        require(max(weight.shape) < _MAX_SIZE, f"a linear layer's weight is {list(weight.shape)}")
         if form == INT8_IN_PANELS:
-            _require(bool(kernels.has_int8_products()), "this processor has no fast int8 products")
+            require(bool(kernels.has_int8_products()), "this processor has no fast int8 products")
         if form == INT8_IN_PANELS:
             rounded = quantized(layer)
             scale, weight = rounded.scale, packed(rounded.weight, _INT8_INPUTS)
@@ -214,11 +215,11 @@ class NativeLayers:
             activation=ACTIVATIONS[layer.activation],
             has_cross=layer.cross_query is not None,
         )
-        _require(layer.heads == self.heads, "layers differ in their heads")
-        _require(self.heads > 0 and self.width % self.heads == 0, f"{self.heads} heads do not divide {self.width}")
-        _require((layer.cross_query is not None) == self.has_cross, "only some layers have cross-attention")
+        require(layer.heads == self.heads, "layers differ in their heads")
+        require(self.heads > 0 and self.width % self.heads == 0, f"{self.heads} heads do not divide {self.width}")
+        require((layer.cross_query is not None) == self.has_cross, "only some layers have cross-attention")
         cross = (layer.cross_query, layer.cross_out, layer.cross_norm)
-        _require(all(x is None for x in cross) or None not in cross, "a layer lacks a part of its cross-attention")
+        require(all(x is None for x in cross) or None not in cross, "a layer lacks a part of its cross-attention")
         d, wide = self.width, _outputs(layer.fc1)
         shapes = {"self_qkv": (d, 3 * d), "self_out": (d, d), "cross_query": (d, d), "cross_out": (d, d)}
         shapes |= {"fc1": (d, wide), "fc2": (wide, d)}
@@ -228,7 +229,7 @@ class NativeLayers:
                 setattr(structure, name, self._norm(value))
             elif value is not None and kind is LinearStructure:
                 linear = NativeLinear(self.kernels, value, self.form_of(value))
-                _require(
+                require(
                     (linear.inputs, linear.outputs) == shapes[name],
                     f"{name} is {linear.inputs} by {linear.outputs} in layers {d} wide",
                 )
@@ -248,11 +249,11 @@ class NativeLayers:
     def _ends(self, ends: Ends) -> EndsStructure:
         embedding = ends.embedding.detach().contiguous()
         check("embedding", embedding, (len(embedding), self.width))
-        _require(len(embedding) > 0, "the vocabulary is empty")
+        require(len(embedding) > 0, "the vocabulary is empty")
         positions = None if ends.positions is None else ends.positions.detach().contiguous()
         if positions is not None:
             check("positions", positions, (len(positions), self.width))
-            _require(len(positions) > 0, "the table of positions is empty")
+            require(len(positions) > 0, "the table of positions is empty")
         self.tensors += [embedding, positions]
         return EndsStructure(
             embedding=embedding.data_ptr(),
@@ -328,9 +329,9 @@ class NativeLayers:
         assert self.ends is not None
         is_chain = isinstance(layout, Chain)
         kind, dim = ("a chain", 2) if is_chain else ("packed rows", 1)
-        _require(tokens.dim() == dim, f"tokens {list(tokens.shape)} in {kind}")
-        _require(masks >= 0 and (is_chain or masks == 0), f"{masks} masks after the tokens")
-        _require(is_chain or added is None, "something is added to packed rows")
+        require(tokens.dim() == dim, f"tokens {list(tokens.shape)} in {kind}")
+        require(masks >= 0 and (is_chain or masks == 0), f"{masks} masks after the tokens")
+        require(is_chain or added is None, "something is added to packed rows")
         shape = (*tokens.shape[:-1], tokens.size(-1) + masks)
         x = cache.new_empty(*shape, self.width)
         tokens = tokens.contiguous()
@@ -339,7 +340,7 @@ class NativeLayers:
         if added is not None:
             added = added.contiguous()
             fits = is_chain and added.dim() == 3 and added.size(1) in (1, shape[1])
-            _require(fits, f"added are {list(added.shape)} to {list(shape)} rows of a {type(layout).__name__}")
+            require(fits, f"added are {list(added.shape)} to {list(shape)} rows of a {type(layout).__name__}")
             check("what is added", added, (shape[0], added.size(1), self.width))
             given.added, given.added_width = added.data_ptr(), added.size(1)
         if fed is not None:
@@ -363,11 +364,11 @@ class NativeLayers:
             ValueError: for tensors of the wrong shape or type.
         """
         assert self.ends is not None
-        _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
+        require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
         held: list[Any] = [self, projection]
         own = self.memory(cache, cache.size(2), None, held)
         source = self.memory(cross, cross.size(2), cross_allowed, held)
-        _require(source.sentences == own.sentences, f"{_REASONS[1]}, whose source is that of another batch")
+        require(source.sentences == own.sentences, f"{REASONS[1]}, whose source is that of another batch")
         held += [own, source]
         parts = (self.ends, own, source, projection.structure)
         structure = StackStructure(
@@ -383,7 +384,7 @@ class NativeLayers:
         Raises:
             ValueError: for tensors that the kernels cannot read.
         """
-        _require(key_value.dim() == 6, f"keys and values are {list(key_value.shape)}")
+        require(key_value.dim() == 6, f"keys and values are {list(key_value.shape)}")
         count, sentences, capacity = key_value.shape[:3]
         inner = (2, self.heads, self.width // self.heads)
         # From one layer to the next it may go anywhere, and the encoder's do not move at all.
@@ -391,7 +392,7 @@ class NativeLayers:
         strides = (capacity * 2 * stride, 2 * stride, stride, inner[2], 1)
         suits = count == self.count and key_value.shape[3:] == inner and key_value.dtype == torch.float32
         is_whole = suits and (key_value.stride()[1:] == strides or key_value[0].is_contiguous())
-        _require(is_whole and key_value.device.type == "cpu", f"keys and values {key_value.dtype} {key_value.shape}")
+        require(is_whole and key_value.device.type == "cpu", f"keys and values {key_value.dtype} {key_value.shape}")
         held.append(key_value)
         pointer = None
         if allowed is not None:
@@ -409,7 +410,7 @@ class NativeLayers:
         """
         suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
         suits = suits and fed.dim() in (1, 3) and fed.size(-1) == self.width
-        _require(suits, f"masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
+        require(suits, f"masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
         given.fed = fed.data_ptr()
         if fed.dim() == 3:
             given.sentence, given.position = fed.stride()[:2]
@@ -420,10 +421,10 @@ class NativeLayers:
     ) -> tuple[Predicted, PredictStructure]:
         """Where a prediction after the rows x goes, and its structure; `wanted` and what is returned must be held."""
         projection, limits = wanted.projection, wanted.limits
-        _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
-        _require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
+        require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
+        require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
         special = (limits.pad, limits.unk, limits.eos)
-        _require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
+        require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
         shape = x.shape[:-1]
         predicted = Predicted(
             scores=new_empty(x, (*shape, projection.outputs)),
@@ -433,7 +434,7 @@ class NativeLayers:
         results = (predicted.scores.data_ptr(), predicted.best.data_ptr(), predicted.log_probs.data_ptr())
         predict = PredictStructure(projection.structure, limits, *results)
         if wanted.path is not None:
-            _require(isinstance(layout, Chain) and wanted.first is not None, "a path is for the rows of a chain")
+            require(isinstance(layout, Chain) and wanted.first is not None, "a path is for the rows of a chain")
             check("tokens before paths", wanted.first, shape[:1], torch.long)
             predict.path, predict.first = ctypes.addressof(wanted.path), wanted.first.data_ptr()
         return predicted, predict
@@ -456,21 +457,21 @@ class _Call:
         keep_states: bool,
     ) -> None:
         check("input of the layers", x, (*x.shape[:-1], layers.width))
-        _require((cross is not None) == layers.has_cross, "cross-attention needs a source, and nothing else does")
+        require((cross is not None) == layers.has_cross, "cross-attention needs a source, and nothing else does")
         self.layers, self.x = layers, x
         self.states = x.new_empty(layers.count + 1, *x.shape) if keep_states else None
         self.layout, self.held = _layout(layout, x.shape[:-1])
         self.own = layers.memory(*own, self.held)
         if isinstance(layout, Chain):
-            _require(len(x) == self.own.sentences, f"{len(x)} sentences, and {self.own.sentences} in the cache")
-        _require(cross is not None or not layers.has_cross, "nothing is given to cross-attention")
-        _require(cross is not None or cross_allowed is None, "a mask without what it masks")
+            require(len(x) == self.own.sentences, f"{len(x)} sentences, and {self.own.sentences} in the cache")
+        require(cross is not None or not layers.has_cross, "nothing is given to cross-attention")
+        require(cross is not None or cross_allowed is None, "a mask without what it masks")
         self.cross = None
         if cross is not None:
-            _require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
+            require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
             self.cross = layers.memory(cross, cross.size(2), cross_allowed, self.held)
             same = self.cross.sentences == self.own.sentences
-            _require(same, f"{_REASONS[1]}, whose source is that of another batch")
+            require(same, f"{REASONS[1]}, whose source is that of another batch")
 
     def run(self, kernel: Callable[..., int], before: tuple = (), after: tuple = ()) -> Tensor | None:
         """Call a kernel, which works in place in x; returns the states, if they are kept."""
@@ -484,21 +485,21 @@ class _Call:
             None if self.states is None else self.states.data_ptr(),
             *after,
         )
-        _require(not failed, _REASONS.get(failed, "failed"))
+        require(not failed, REASONS.get(failed, "failed"))
         return self.states
 
 
-def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStructure, list[Tensor]]:
+def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStructure, list[Tensor | None]]:
     """The structure of a layout for rows of this shape, and the tensors that it points to."""
     if isinstance(layout, Chain):
-        _require(len(shape) == 2, f"rows {list(shape)} in a chain")
+        require(len(shape) == 2, f"rows {list(shape)} in a chain")
         batch, width = shape
-        _require(width == layout.width, f"{width} rows of a sentence in a chain of {layout.width}")
+        require(width == layout.width, f"{width} rows of a sentence in a chain of {layout.width}")
         lengths, last = layout.lengths.contiguous(), layout.last_visible
         check("lengths", lengths, (batch,), torch.long)
         if last is not None:
             fits = last.dim() == 2 and last.size(0) in (1, batch) and last.size(1) in (1, width)
-            _require(fits, f"last visible slots {list(last.shape)} of rows {[batch, width]}")
+            require(fits, f"last visible slots {list(last.shape)} of rows {[batch, width]}")
             last = last.expand(batch, width).contiguous()
             check("last visible slots", last, (batch, width), torch.long)
         structure = LayoutStructure(
@@ -508,7 +509,7 @@ def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStr
             last_visible=None if last is None else last.data_ptr(),
         )
         return structure, [lengths] if last is None else [lengths, last]
-    _require(len(shape) == 1, f"rows [{', '.join(map(str, shape))}] in a layout of packed ones")
+    require(len(shape) == 1, f"rows [{', '.join(map(str, shape))}] in a layout of packed ones")
     arrays = [x.contiguous() for x in (layout.sentence, layout.position, layout.slot, layout.last_visible)]
     for array in arrays:
         check("layout", array, shape, torch.long)

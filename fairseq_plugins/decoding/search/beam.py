@@ -1,0 +1,118 @@
+"""Beam search as fairseq has it: what ends in a step, and which hypotheses go on."""
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native.beam import Chosen, choose_hypotheses
+from fairseq_plugins.decoding.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Hypothesis
+from fairseq_plugins.errors import ConfigurationError
+
+
+class BeamSearch:
+    """Keeps the best `size` hypotheses of every sentence until as many have ended.
+
+    What ends with EOS among the best `size` candidates is an output; the best `size` of the others go on. A sentence
+    is finished when `size` outputs are there, or with those of the last step that `--max-len-a/b` allow. Outputs are
+    collected in this order, and sorted by their normalised scores in the end.
+
+    Args:
+        size: hypotheses of every sentence.
+        engine: whose kernels choose in one call.
+    """
+
+    def __init__(self, size: int, engine: Engine | None = None) -> None:
+        self.size = size
+        self.kernels = None if engine is None else engine.kernels
+
+    def advance(self, state: DecodingState, draft: Draft, candidates: Candidates) -> BeamAdvance:
+        """What every hypothesis advances by: one token.
+
+        Args:
+            state: before it.
+            draft: of nothing: where hypotheses part, there is nothing to draft.
+            candidates: the best continuations of every sentence.
+
+        Raises:
+            ConfigurationError: where the longest output is reached and nothing may end, at which fairseq breaks off.
+        """
+        beams, eos = state.beams, state.constraints.eos
+        assert beams is not None and beams.size == self.size
+        if self.kernels is not None and self.kernels.can_read(candidates.scores):
+            found = (candidates.scores, candidates.tokens, candidates.parents)
+            chosen = choose_hypotheses(self.kernels.functions, found, beams.scores, beams.ignored, eos)
+        else:
+            chosen = choose(candidates, beams, eos)
+        hypotheses: list[tuple[int, Hypothesis]] = []
+        finished, ended = [False] * len(state.sentences), beams.ended
+        # Reading what ends is the one synchronisation of a step.
+        if chosen.ends is not None or state.span.longest >= state.max_len:
+            hypotheses, finished, ended = self._end(state, candidates, chosen.ends)
+        return BeamAdvance(
+            tokens=chosen.tokens[:, None],
+            log_probs=chosen.log_probs[:, None],
+            num_emitted=1,
+            host_emitted=[1] * len(state.sentences),
+            finished=finished,
+            parents=chosen.parents,
+            scores=chosen.scores,
+            ignored=chosen.ignored,
+            ended=ended,
+            hypotheses=hypotheses,
+        )
+
+    def _end(
+        self, state: DecodingState, candidates: Candidates, ends: Tensor | None
+    ) -> tuple[list[tuple[int, Hypothesis]], list[bool], list[int]]:
+        """The hypotheses that end, of every row whether its sentence does, and how many have ended of each."""
+        beams = state.beams
+        assert beams is not None
+        found, has_end, counts = [], set(), list(beams.ended)
+        for place, rank in [] if ends is None else ends.nonzero().tolist():
+            has_end.add(place)
+            if counts[place] < self.size:
+                counts[place] += 1
+                found.append((place, _hypothesis(state, beams, candidates, place, rank)))
+        finished = []
+        for place, count in enumerate(counts):
+            is_last = state.host_lengths[place * self.size] >= state.max_len
+            is_finished = place in has_end and (count == self.size or is_last)
+            if is_last and not is_finished:
+                raise ConfigurationError(
+                    f"--decoder fast-beam: nothing may end after {state.max_len} tokens, where --max-len-a/b end all; "
+                    "look at --no-repeat-ngram-size and at the prefixes of --prefix-size"
+                )
+            finished += [is_finished] * self.size
+        return found, finished, counts
+
+
+def choose(candidates: Candidates, beams: Beams, eos: int) -> Chosen:
+    """What ends and what goes on, in PyTorch: the reference."""
+    size, count = beams.size, candidates.tokens.size(1)
+    ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
+    ends[:, :size] &= ~beams.ignored
+    # Candidates in their order, then those that end, then those that are none.
+    late = ends.clone()
+    late[:, :size] |= beams.ignored
+    order = torch.arange(count, device=ends.device) + late * (2 * size) + (candidates.parents < 0) * (4 * size)
+    rank, places = order.topk(size, largest=False)
+    tokens, scores, parents = (
+        values.gather(1, places).flatten() for values in (candidates.tokens, candidates.scores, candidates.parents)
+    )
+    first = torch.arange(0, len(beams.scores), size, device=parents.device)
+    parents = parents.clamp(min=0) + first.repeat_interleave(size)
+    log_probs = scores - beams.scores[parents]
+    ends = ends[:, :size]
+    return Chosen(tokens, parents, scores, log_probs, rank >= 2 * size, ends if bool(ends.any()) else None)
+
+
+def _hypothesis(state: DecodingState, beams: Beams, candidates: Candidates, place: int, rank: int) -> Hypothesis:
+    """The output that ends with a candidate."""
+    row = place * beams.size + max(0, int(candidates.parents[place, rank]))
+    rows, columns = beams.rows_of_slots(row, state.host_lengths[row])
+    score = candidates.scores[place, rank]
+    return Hypothesis(
+        torch.cat([state.tokens[rows, columns], candidates.tokens[place, rank : rank + 1]]),
+        torch.cat([state.log_probs[rows, columns], (score - beams.scores[row])[None]]),
+        score,
+    )
