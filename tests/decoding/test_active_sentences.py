@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.decoding import generator
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.stats import SentenceStats
@@ -42,7 +43,9 @@ def check(
     _, at_once = decode(models, task, sample, method, model, **search)
     drafted, stats = decode(models, task, sample, method, model, active_sentences=active, **search)
     assert_same_output(drafted, expected)
-    if method.spec.name != "jacobi":  # its window is one and a half times the longest source beside it
+    # The window of jacobi is one and a half times the longest source beside it, and what a pool remembers of a sentence
+    # near its limit depends on how far the others are.
+    if method.spec.name != "jacobi" and not getattr(method.options, "jacobi_pool", False):
         assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in at_once]
     assert {sentence.batch_size for sentence in stats} == {min(active, len(stats))}
     return stats
@@ -130,6 +133,7 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
         return verify(self, state, draft)
 
     monkeypatch.setattr(Verifier, "verify", spy)
+    monkeypatch.setattr(generator, "runs_in_one_call", lambda method: False)
     task = make_task(12)
     verifier = make_transformer(task, 3)
     lengths = [5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1] * 4

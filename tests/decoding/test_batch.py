@@ -105,7 +105,7 @@ def test_every_sentence_gets_its_own_output(
         advance = advance_by(batch, [outputs[sentence][done[sentence]] for sentence in state.sentences])
         done.update(state.sentences)
         state.append(advance)
-        batch.retire(advance, method)
+        batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
     assert together[0] == min(limit, len(outputs))
     for blocks, emitted, output in zip(outputs, batch.emitted, batch.outputs, strict=True):
         expected = [token for block in blocks for token in block]
@@ -128,7 +128,7 @@ def test_the_longest_sources_come_first_and_without_needless_padding() -> None:
         order += [sentence for sentence in batch.state.sentences if sentence not in order]
         advance = advance_by(batch, [[EOS]] * len(batch.state.sentences))
         batch.state.append(advance)
-        batch.retire(advance, method)
+        batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
     assert order == [1, 3, 4, 0, 2]
     samples = method.verifier.samples
     assert [sample["net_input"]["src_tokens"].size(1) for sample in samples] == [6, 3, 1]
@@ -144,5 +144,5 @@ def test_sentences_come_in_when_a_quarter_is_free() -> None:
         # One sentence ends.
         advance = advance_by(batch, [[EOS], *[[5]] * (len(batch.state.sentences) - 1)])
         batch.state.append(advance)
-        batch.retire(advance, method)
+        batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
     assert sizes == [8, 7, 8, 7]

@@ -308,6 +308,8 @@ class CachedDecoder:
         assert self.cache is not None and self.cross is not None, "call start() first"
         if self.native_layers is None or self.native_output is None:
             return None
+        if self.places is not None:
+            self._select(self.places)
         self._grow(slots)
         allowed = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
         return self.native_layers.stack(self.native_output, self.cache, self.cross, allowed)

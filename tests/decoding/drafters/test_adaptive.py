@@ -84,10 +84,11 @@ def widths(drafter: AdaptiveDrafter, batch: int) -> list[int]:
 
 def test_rows_are_verified_as_far_as_they_pay() -> None:
     sure, unsure = [0.99**k for k in range(1, 6)], [0.3**k for k in range(1, 6)]
-    # A row costs as much as a call: one pays only where it is nearly sure to be of use. And rows for next to nothing.
+    # A row costs as much as a call: one pays only where it is likely to be of use. And rows for next to nothing.
     for each, expected in ((1.0, [5, 0]), (1e-6, [5, 5])):
         policy = Policy()
-        policy.gain = 5.0
+        policy.gain, policy.rows = 5.0, 5.0
+        policy.calibration.right[-1] = policy.calibration.tried[-1]
         policy.verify_cost.guess = policy.draft_cost.guess = (1.0, each)
         assert widths(AdaptiveDrafter(Fixed([sure, unsure]), policy), 2) == expected
 
@@ -145,6 +146,7 @@ def test_output_is_fairseqs(
 
 def test_its_drafts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "pays", lambda self, batch: True)
+    monkeypatch.setattr(Policy, "threshold", lambda self, batch: 0.0)
     task = make_task(9)
     verifier = make_transformer(task, 1)
     drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
