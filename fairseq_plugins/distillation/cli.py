@@ -4,9 +4,9 @@
     spec-dec-distill status SHARDS
     spec-dec-distill merge DATA --shards SHARDS --destdir DISTILLED [--gen-subset train,valid]
 
-`decode` understands all options of fairseq-generate: beam search with 5 beams by default, `--decoder greedy` for the
-engine of this plugin. It uses all GPUs of the machine, divides the work in a Slurm array by itself, and goes on where
-it was interrupted.
+`decode` understands all options of fairseq-generate: beam search with 5 beams by default, `--decoder fast-beam` for
+the same on the engine of this plugin, `--decoder greedy` for one beam. It uses all GPUs of the machine, divides the
+work in a Slurm array by itself, and goes on where it was interrupted.
 """
 
 import argparse

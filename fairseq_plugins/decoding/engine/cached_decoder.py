@@ -156,8 +156,7 @@ class CachedDecoder:
         masks = [cross_mask_of(mask, cross), cross_mask_of(self.cross_mask, self.cross)]
         self.cross_mask = cat_padded(*masks, dim=3, value=False)
         self.cross = cat_padded(cross, self.cross, dim=2, batch_dim=1)
-        self._grow(cache.size(2))
-        self.cache = torch.cat([cache, self.cache], dim=1)
+        self.cache = torch.cat([cache, cache.new_zeros(len(cache), self.cache.size(1), *cache.shape[2:])], dim=1)
 
     def select_rows(self, rows: Tensor) -> None:
         """Go on with these sentences only.

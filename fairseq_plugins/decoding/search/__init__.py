@@ -1,25 +1,26 @@
 """What is accepted: a search turns a verified draft into what every sentence advances by."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.search.rules import Rule, accepted_prefix, exact
-from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, Verification
+from fairseq_plugins.decoding.state import Advance, BeamAdvance, DecodingState, Draft, Verification
 
 
 class Search(Protocol):
     """Decides what of a verified draft goes into the output."""
 
-    def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
-        """What every sentence advances by, with at least one token each.
+    def advance(self, state: DecodingState, draft: Draft, verification: Any) -> Advance | BeamAdvance:
+        """What every sentence advances by, with at least one token each; in beam search every hypothesis by one.
 
         Args:
             state: before it.
             draft: K columns.
-            verification: T columns: K + 1, or K where no verifier adds a token of its own.
+            verification: what the verifier says: of T columns, K + 1 or K where no verifier adds a token of its own; in
+                beam search `Candidates`.
         """
 
 
