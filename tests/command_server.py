@@ -33,6 +33,7 @@ COMMANDS = {
     "spec-dec-distill": "fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics": "fairseq_plugins.metrics.cli:main",
     "spec-dec-sweep": "fairseq_plugins.benchmarks.sweep:main",
+    "spec-dec-translate": "fairseq_plugins.translation.cli:main",
     "subword-nmt": "subword_nmt.subword_nmt:main",
 }
 
