@@ -16,7 +16,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=40}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
+: "${SENTENCES:=300}" "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=40}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
 # The model that the drafter is trained for: that of the generated corpus, where it was released.
 if [ -z "${TEACHER:-}" ]; then
     TEACHER=multi30k.en-de
@@ -56,8 +56,8 @@ compare() {
     say
 }
 
-say "1. Error correction: 300 sentences of UA-GEC (CC BY 4.0, examples/ua-gec) and the released model."
-cp examples/ua-gec/test.src examples/ua-gec/test.tgt "$work/ua-gec"
+say "1. Error correction: $SENTENCES sentences of UA-GEC (CC BY 4.0, examples/ua-gec) and the released model."
+for language in src tgt; do head -n "$SENTENCES" "examples/ua-gec/test.$language" >"$work/ua-gec/test.$language"; done
 binarise "$work/ua-gec" "$correcting" src tgt test
 compare ua-gec "$work/ua-gec/bin" src tgt "$correcting/verifier.pt" "$correcting/drafter.pt" "fairseq beam 5,greedy,gad,iad"
 logged "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fairseq_plugins --task spec_dec --source-lang src --target-lang tgt \
