@@ -18,14 +18,15 @@ from tests.test_demo_script import quick
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
-PAGES = ("README.md", "docs/python.md", "docs/training.md", "docs/index.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "docs/python.md", "docs/translating.md", "docs/training.md", "docs/index.md", "CONTRIBUTING.md")
 # Short trainings: added where a documented command trains.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --save-dir trained --no-progress-bar"
 SIZES = (
     " --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 48"
     " --decoder-ffn-embed-dim 48 --encoder-attention-heads 2 --decoder-attention-heads 2"
 )
-RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ")
+RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ")
+RUN_ON = ("README.md", "docs/training.md", "docs/translating.md")
 
 
 def blocks(page: str, section: str = "") -> list[str]:
@@ -58,16 +59,19 @@ def filled_in(command: str, corpus: Corpus) -> str:
     command = command.replace("--user-dir fairseq_plugins", f"--user-dir {REPOSITORY}/fairseq_plugins")
     if command.startswith("fairseq-train"):
         command += SHORT + ("" if "--base-path" in command else SIZES)
-    return command.replace("checkpoints/", f"{REPOSITORY}/checkpoints/")
+    return command.replace("checkpoints/", f"{REPOSITORY}/checkpoints/").replace("examples/", f"{REPOSITORY}/examples/")
 
 
 def test_pages_have_commands() -> None:
-    found = [command.split()[0] for page in ("README.md", "docs/training.md") for command in runnable(page)]
-    assert set(found) == {"fairseq-generate", "fairseq-train", "spec-dec-distill", "echo"} and len(found) >= 7
+    found = [command.split()[0] for page in RUN_ON for command in runnable(page)]
+    assert set(found) == {
+        *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
+    }
+    assert len(found) >= 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+@pytest.mark.parametrize("page", RUN_ON)
 def test_commands_run(page: str, corpus: Corpus, programs: Path, tmp_path: Path) -> None:
     """In one folder, in their order: what one writes the next reads."""
     environment = {**os.environ, **quick(programs), "PYTHONPATH": str(REPOSITORY)}
