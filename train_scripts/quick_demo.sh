@@ -22,7 +22,7 @@ if [ -z "${TEACHER:-}" ]; then
     TEACHER=multi30k.en-de
     if [ -e checkpoints/cldr.en-de/verifier.pt ] && [ -e checkpoints/cldr.en-de/subwords.model ]; then TEACHER=cldr.en-de; fi
 fi
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # decoding one sentence at a time gains nothing from more
+threads=(env "OMP_NUM_THREADS=${DECODING_THREADS:-1}") # decoding one sentence at a time gains nothing from more
 
 work=data-bin/demo results=results/demo models=checkpoints/demo logs=results/demo/logs
 correcting=checkpoints/ua-gec teacher=checkpoints/$TEACHER
@@ -48,7 +48,7 @@ binarise() {
 
 # compare RESULT DATA SRC TGT VERIFIER DRAFTER DECODERS: a short table on the screen, the whole one in results.
 compare() {
-    logged "$logs/$1.log" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
+    logged "$logs/$1.log" "${threads[@]}" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
         --remove-bpe sentencepiece --decoders "$7" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" \
         --timing-batch-sizes 1 --results "$results/$1"
     say
