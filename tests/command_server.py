@@ -29,10 +29,13 @@ COMMANDS = {
     "python": "tests.command_server:python",
     "sacremoses": "sacremoses.cli:cli",
     "spec-dec-average": "fairseq_plugins.averaging:main",
+    "spec-dec-corpus": "fairseq_plugins.demo_corpus.corpus:main",
     "spec-dec-compare": "fairseq_plugins.benchmarks.compare:main",
     "spec-dec-distill": "fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics": "fairseq_plugins.metrics.cli:main",
     "spec-dec-sweep": "fairseq_plugins.benchmarks.sweep:main",
+    "spec-dec-trace": "fairseq_plugins.pages.show_trace:main",
+    "spec-dec-translate": "fairseq_plugins.translation.cli:main",
     "subword-nmt": "subword_nmt.subword_nmt:main",
 }
 

@@ -29,6 +29,8 @@ def printed(target: str, command: str, arguments: list[str]) -> str:
     with (
         mock.patch.object(sys, "argv", [command, *arguments, "--help"]),
         mock.patch.dict(os.environ, {"COLUMNS": "110"}),
+        # Of spec-dec-bench the rows depend on it.
+        mock.patch("torch.cuda.is_available", return_value=False),
         contextlib.redirect_stdout(out),
         contextlib.suppress(SystemExit),
     ):

@@ -16,13 +16,13 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=40}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
+: "${SENTENCES:=300}" "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=40}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
 # The model that the drafter is trained for: that of the generated corpus, where it was released.
 if [ -z "${TEACHER:-}" ]; then
     TEACHER=multi30k.en-de
     if [ -e checkpoints/cldr.en-de/verifier.pt ] && [ -e checkpoints/cldr.en-de/subwords.model ]; then TEACHER=cldr.en-de; fi
 fi
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # decoding one sentence at a time gains nothing from more
+threads=(env "OMP_NUM_THREADS=${DECODING_THREADS:-1}") # decoding one sentence at a time gains nothing from more
 
 work=data-bin/demo results=results/demo models=checkpoints/demo logs=results/demo/logs
 correcting=checkpoints/ua-gec teacher=checkpoints/$TEACHER
@@ -48,7 +48,7 @@ binarise() {
 
 # compare RESULT DATA SRC TGT VERIFIER DRAFTER DECODERS: a short table on the screen, the whole one in results.
 compare() {
-    logged "$logs/$1.log" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
+    logged "$logs/$1.log" "${threads[@]}" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
         --remove-bpe sentencepiece --decoders "$7" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" \
         --timing-batch-sizes 1 --results "$results/$1"
     say
@@ -56,8 +56,8 @@ compare() {
     say
 }
 
-say "1. Error correction: 300 sentences of UA-GEC (CC BY 4.0, examples/ua-gec) and the released model."
-cp examples/ua-gec/test.src examples/ua-gec/test.tgt "$work/ua-gec"
+say "1. Error correction: $SENTENCES sentences of UA-GEC (CC BY 4.0, examples/ua-gec) and the released model."
+for language in src tgt; do head -n "$SENTENCES" "examples/ua-gec/test.$language" >"$work/ua-gec/test.$language"; done
 binarise "$work/ua-gec" "$correcting" src tgt test
 compare ua-gec "$work/ua-gec/bin" src tgt "$correcting/verifier.pt" "$correcting/drafter.pt" "fairseq beam 5,greedy,gad,iad"
 logged "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fairseq_plugins --task spec_dec --source-lang src --target-lang tgt \

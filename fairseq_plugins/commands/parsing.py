@@ -1,6 +1,7 @@
 """Command lines that understand all options of fairseq-generate, and the types and checks of their own options."""
 
 import argparse
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
@@ -66,6 +67,21 @@ def decoding_options() -> argparse._ArgumentGroup:
         if action.dest == "decoding_method":
             action.option_strings, action.metavar = ["--decoder"], "NAME"
     return group
+
+
+def help_of_fairseqs_tools() -> None:
+    """Where one of fairseq's tools was asked for help, print the plugin's options before it prints its own.
+
+    fairseq answers --help before it knows of the task's options, so they would never be shown.
+    """
+    program = Path(sys.argv[0] if sys.argv else "").name
+    if not program.startswith("fairseq-") or {"-h", "--help"}.isdisjoint(sys.argv):
+        return
+    formatter = argparse.HelpFormatter(program, width=110)
+    formatter.start_section("--task spec_dec, decoding (docs/options.md)")
+    formatter.add_arguments(decoding_options()._group_actions)
+    formatter.end_section()
+    print(formatter.format_help())
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.files import Destination, unwritable
+from fairseq_plugins.commands.files import Destination, unwritable, write_atomically
 from fairseq_plugins.errors import ConfigurationError
 
 CHUNK = 1024
@@ -68,7 +68,7 @@ class Part:
     def _check_origin(self, made_from: dict[str, Any]) -> None:
         file = self.folder / "origin.json"
         if not file.exists():
-            file.write_text(json.dumps(made_from), encoding="utf-8")
+            write_atomically(file, json.dumps(made_from), _OPTION)
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = [name for name in {**made_from, **before} if made_from.get(name) != before.get(name)]
         if changed:

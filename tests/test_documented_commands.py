@@ -1,0 +1,132 @@
+"""The commands of README and docs are run as they stand there, with a toy corpus for placeholders and short trainings.
+
+A block is lines that are indented by four; a backslash goes on in the next line. Every command is run or, where that
+would take long or change the machine, looked at as far as it can be; none is passed over without a reason.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Corpus
+from tests.support import REPOSITORY
+from tests.test_demo_script import quick
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+PAGES = ("README.md", "docs/python.md", "docs/translating.md", "docs/training.md", "docs/index.md", "CONTRIBUTING.md")
+# Short trainings: added where a documented command trains.
+SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --save-dir trained --no-progress-bar"
+SIZES = (
+    " --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 48"
+    " --decoder-ffn-embed-dim 48 --encoder-attention-heads 2 --decoder-attention-heads 2"
+)
+RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ")
+RUN_ON = ("README.md", "docs/training.md", "docs/translating.md")
+
+
+def blocks(page: str, section: str = "") -> list[str]:
+    """The indented blocks of a page, or of a section and what comes after it, without indentation."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    text = text[text.index(section) :]
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+    return ["\n".join(line[4:] for line in block.splitlines()).strip() for block in found]
+
+
+def commands(page: str, section: str = "") -> list[str]:
+    """The shell commands of a page, each on one line, without comments."""
+    lines = "\n".join(block for block in blocks(page, section) if "fairseq_plugins." not in block).replace("\\\n", " ")
+    stripped = [re.sub(r"(^|\s)#\s.*$", "", line).strip() for line in lines.splitlines()]
+    return [" ".join(line.split()) for line in stripped if line]
+
+
+def runnable(page: str) -> list[str]:
+    """Those that are programs with all their options."""
+    section = "## Step by step" if page == "docs/training.md" else ""
+    return [command for command in commands(page, section) if command.startswith(RUN) and "..." not in command]
+
+
+def filled_in(command: str, corpus: Corpus) -> str:
+    """A command with files in place of placeholders, and with short trainings."""
+    command = command.replace("DISTILLED_BIN", "distilled").replace("DATA_BIN", str(corpus.data))
+    for name, file in (("VERIFIER.pt", corpus.verifier), ("DRAFTER.pt", corpus.drafter), ("MODEL.pt", corpus.verifier)):
+        command = command.replace(name, str(file))
+    command = command.replace("SHARDS", "shards").replace("FOLDER", str(corpus.verifier.parent))
+    command = command.replace("--user-dir fairseq_plugins", f"--user-dir {REPOSITORY}/fairseq_plugins")
+    if command.startswith("fairseq-train"):
+        command += SHORT + ("" if "--base-path" in command else SIZES)
+    return command.replace("checkpoints/", f"{REPOSITORY}/checkpoints/").replace("examples/", f"{REPOSITORY}/examples/")
+
+
+def test_pages_have_commands() -> None:
+    found = [command.split()[0] for page in RUN_ON for command in runnable(page)]
+    assert set(found) == {
+        *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
+    }
+    assert len(found) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN_ON)
+def test_commands_run(page: str, corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+    """In one folder, in their order: what one writes the next reads."""
+    environment = {**os.environ, **quick(programs), "PYTHONPATH": str(REPOSITORY)}
+    for command in runnable(page):
+        run = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", filled_in(command, corpus)],
+            cwd=tmp_path, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_knows_its_targets(page: str) -> None:
+    for command in commands(page):
+        if command.startswith("make "):
+            run = subprocess.run(
+                ["bash", "-c", f"make --dry-run {command[5:].split('&&')[0]}"],
+                cwd=REPOSITORY, capture_output=True, text=True,
+            )  # fmt: skip
+            assert run.returncode == 0, f"{command}: {run.stderr}"
+
+
+def test_recipes_say_what_they_would_do(tmp_path: Path) -> None:
+    (tmp_path / "train_scripts").symlink_to(REPOSITORY / "train_scripts")
+    found = [command for command in commands("docs/training.md") if "train_scripts/" in command]
+    assert len(found) > 4
+    for command in found:
+        run = subprocess.run(
+            ["bash", "-c", f"{re.sub('^sbatch( --array=[0-9-]+)?', 'bash', command)} --dry-run"],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0 and "spec-dec-" in run.stdout, f"{command}: {run.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_this_project_exist(page: str) -> None:
+    for name in re.findall(r"\bspec-dec-[a-z-]+", (REPOSITORY / page).read_text(encoding="utf-8")):
+        assert (REPOSITORY / "fairseq_plugins" / "help_texts" / f"{name}.txt").is_file(), name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_python_runs(
+    page: str, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    variables: dict = {}
+    found = [block for block in blocks(page) if "model." in block or "fairseq_plugins.load" in block]
+    assert found
+    for block in found:
+        for name, file in (
+            ("checkpoint_best.pt", corpus.verifier),
+            ("drafter.pt", corpus.drafter),
+            ("data-bin/mytext.en-de", corpus.data),
+        ):
+            block = block.replace(f'"{name}"', repr(str(file)))
+        block = re.sub(r'subwords="[^"]*",.*', "", block)
+        exec(block, variables)
+    assert capsys.readouterr().out != ""

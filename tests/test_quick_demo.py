@@ -1,0 +1,35 @@
+"""`make demo`, small: both tables, the page, and a drafter."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPOSITORY
+from tests.test_demo_script import quick, run_recipe
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+SMALL = {
+    "SENTENCES": "6", "TRAIN_PAIRS": "24", "TEST_PAIRS": "4", "UPDATES": "3", "TIMING_SENTENCES": "1", "REPEATS": "1",
+    "LOG_INTERVAL": "1", "TEACHER": "multi30k.en-de",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_quick_demo(tmp_path: Path, programs: Path) -> None:
+    for part in ("train_scripts", "fairseq_plugins", "examples"):
+        (tmp_path / part).symlink_to(REPOSITORY / part)
+    (tmp_path / "checkpoints").mkdir()
+    for model in ("ua-gec", "multi30k.en-de"):
+        (tmp_path / "checkpoints" / model).symlink_to(REPOSITORY / "checkpoints" / model)
+    run = run_recipe("quick_demo.sh", tmp_path, **SMALL, **quick(programs))
+    assert run.returncode == 0, run.stdout + run.stderr
+    for decoder, same in (("greedy", "6 of 6"), ("gad", "6 of 6"), ("iad", "6 of 6"), ("gad", "4 of 4")):
+        assert re.search(rf"^{decoder} +{same} +\d+\.\d\d +\d+\.\d +\d+\.\d\d$", run.stdout, re.MULTILINE), run.stdout
+    assert "epoch 1" in run.stdout and "Finished in" in run.stdout
+    assert (tmp_path / "results/demo/trace.html").stat().st_size > 10_000
+    assert (tmp_path / "checkpoints/demo/drafter.pt").is_file()
+    refused = run_recipe("quick_demo.sh", tmp_path, TEACHER="none")
+    assert refused.stderr.startswith("error: checkpoints/none/verifier.pt: ")
