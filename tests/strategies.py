@@ -48,7 +48,7 @@ DRAFTERS = _merged(
     st.sampled_from([{"drafter_attention": "full"}, {"drafter_attention": "prefix-causal"}]),
     st.sampled_from(_NORMS),
     st.fixed_dictionaries({"decoder_layers": st.integers(1, 2)}),
-    st.sampled_from([{}, {"transition_rank": 3}]),
+    st.sampled_from([{}, {"transition_rank": 3}, {"transition_rank": 3, "transition_state": 5}]),
     _flag("share_encoder"),
     _flag("src_embedding_copy"),
     _flag("positions_every_layer"),
@@ -63,7 +63,7 @@ FEATURE_DRAFTERS = _merged(
     st.fixed_dictionaries(
         {"decoder_layers": st.integers(1, 3), "feature_layers": st.sampled_from([None, "0", "1", "1,0"])}
     ),
-    st.sampled_from([{}, {"transition_rank": 3}]),
+    st.sampled_from([{}, {"transition_rank": 3}, {"transition_rank": 3, "transition_state": 5}]),
     _flag("src_embedding_copy"),
     _flag("positions_every_layer"),
     _flag("decoder_learned_pos"),

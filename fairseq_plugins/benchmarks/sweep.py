@@ -68,7 +68,9 @@ def contender(cell: Cell, beam: int) -> Contender:
     if cell.baseline:
         return Contender(cell.baseline, "beam", beam=beam)
     settings = {"block_size": cell.block_size, "top_beta": cell.top_beta, "tau": cell.tau}
-    return Contender(str(cell), "gad" if cell.exact else "gad++", task_options=settings)
+    if cell.exact:
+        return Contender(str(cell), "gad", task_options={**settings, "fixed_width": True})
+    return Contender(str(cell), "gad++", task_options=settings)
 
 
 class Measurement:

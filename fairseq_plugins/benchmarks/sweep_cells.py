@@ -28,7 +28,7 @@ class Cell:
     def options(self) -> str:
         """As options of fairseq-generate."""
         if self.exact:
-            return f"--decoder gad --block-size {self.block_size}"
+            return f"--decoder gad --fixed-width --block-size {self.block_size}"
         return f"--decoder gad++ --block-size {self.block_size} --top-beta {self.top_beta} --tau {self.tau:g}"
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """The sentences of a batch: which are being decoded, which wait, and what became of those that are finished."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.state import Advance, DecodingState
+from fairseq_plugins.decoding.state import DecodingState
 
 # Of `active_sentences`, one in so many rows is free before others come in.
 _ROOM_SHARE = 4
@@ -49,6 +50,15 @@ class Batch:
         self.emitted: list[list[int]] = [[] for _ in range(size)]
         self.outputs: list[tuple[Tensor, Tensor] | None] = [None] * size
 
+    @property
+    def _least_room(self) -> int:
+        return max(1, (self.active_sentences or len(self.emitted)) // _ROOM_SHARE)
+
+    @property
+    def enough_finished(self) -> int:
+        """How many of the sentences present may end before something has to be done about it."""
+        return self._least_room if self.waiting else len(self.state.sentences)
+
     def admit(self, method: Method) -> bool:
         """Let waiting sentences in where there is room; returns whether any sentence is left to decode.
 
@@ -57,7 +67,7 @@ class Batch:
         state = self.state
         limit = self.active_sentences or len(self.emitted)
         room = limit - len(state.sentences)
-        if self.waiting and room >= max(1, limit // _ROOM_SHARE):
+        if self.waiting and room >= self._least_room:
             coming, self.waiting = self.waiting[:room], self.waiting[room:]
             whole = len(coming) == len(self.emitted)
             sample = self.sample if whole else _select(self.sample, coming, self.pad)
@@ -78,18 +88,24 @@ class Batch:
         state.log_probs = torch.cat([state.log_probs, state.log_probs.new_zeros(tokens.shape)])
         state.sentences = state.sentences + sentences
 
-    def retire(self, advance: Advance, method: Method) -> None:
-        """Note what every sentence gained; take the finished ones out of the batch, the drafter and the verifier."""
+    def retire(self, emitted: Sequence[Sequence[int]], finished: Sequence[bool], method: Method) -> None:
+        """Note what every sentence gained; take the finished ones out of the batch, the drafter and the verifier.
+
+        Args:
+            emitted: of every row, the tokens that each iteration emitted.
+            finished: which rows have ended.
+            method: which decodes them.
+        """
         state = self.state
-        for sentence, emitted in zip(state.sentences, advance.host_emitted, strict=True):
-            self.emitted[sentence].append(emitted)
-        if not any(advance.finished):
+        for sentence, counts in zip(state.sentences, emitted, strict=True):
+            self.emitted[sentence].extend(counts)
+        if not any(finished):
             return
         for row, sentence in enumerate(state.sentences):
-            if advance.finished[row]:
+            if finished[row]:
                 columns = slice(1, state.host_lengths[row] + 1)
                 self.outputs[sentence] = state.tokens[row, columns], state.log_probs[row, columns]
-        stay = [row for row, finished in enumerate(advance.finished) if not finished]
+        stay = [row for row, has_ended in enumerate(finished) if not has_ended]
         rows = torch.tensor(stay, dtype=torch.long, device=state.tokens.device)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]
         state.host_lengths = [state.host_lengths[row] for row in stay]

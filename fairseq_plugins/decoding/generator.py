@@ -11,6 +11,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.batch import Batch
 from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_greedy
 from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.one_call import OneCall, runs_in_one_call
 from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TracedSearch, TraceWriter
@@ -91,13 +92,18 @@ class DraftVerifyGenerator(SequenceGenerator):
         if self.trace is not None:
             search = TracedSearch(search, self.trace)
         given = self._given_draft(batch, method)
+        in_one_call = OneCall(method) if given is None and self.trace is None and runs_in_one_call(method) else None
         while batch.admit(method):
+            done = None if in_one_call is None else in_one_call.run(state, batch.enough_finished)
+            if done is not None:
+                batch.retire(*done, method)
+                continue
             draft = given or drafter.draft(state)
             verification = verifier.verify(state, draft)
             advance = search.advance(state, draft, verification)
             state.append(advance)
             drafter.observe(advance)
-            batch.retire(advance, method)
+            batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
             # Scores of a whole vocabulary: not two iterations' at a time.
             del draft, verification, advance
             given = None

@@ -30,6 +30,8 @@ class Method:
     verifier: Verifier | DrafterIsVerifier
     drafter: Drafter
     search: Search
+    # False where somebody wants to see every part: see one_call.py.
+    in_one_call: bool = True
 
 
 @dataclass(frozen=True)

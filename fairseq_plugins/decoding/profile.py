@@ -55,6 +55,7 @@ class Profile:
             (method.drafter, "select_rows", "other"),
         ):
             setattr(owner, name, self._timed(part, getattr(owner, name)))
+        method.in_one_call = False
         return method
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:

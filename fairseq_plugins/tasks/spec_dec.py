@@ -317,8 +317,9 @@ class SpecDecTask(TranslationTask):
     def _acceptance_generator(self, model: nn.Module) -> DraftVerifyGenerator | None:
         """Decodes validation batches with what is trained, to count accepted tokens: None where nothing drafts."""
         drafter, verifier, name = _drafter(model), self.training_verifier(), "gad"
+        options: dict[str, Any] = {"fixed_width": True}  # the drafter's tokens are counted, not those that paid
         if isinstance(unwrap(model), BlockwiseTransformer):
-            verifier, name = unwrap(model), "blockwise"
+            verifier, name, options = unwrap(model), "blockwise", {}
         elif drafter is None or verifier is None:
             return None
         else:
@@ -330,7 +331,7 @@ class SpecDecTask(TranslationTask):
         return DraftVerifyGenerator(
             [verifier],
             self.tgt_dict,
-            build_method=lambda: spec.build(parts, spec.options()),
+            build_method=lambda: spec.build(parts, spec.options(**options)),
             stats=DecodingStats(spec.name),
         )
 

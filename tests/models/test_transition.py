@@ -12,17 +12,21 @@ from fairseq_plugins.decoding.drafters.path import draft_maker, path_chooser
 from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import TransitionScores
 from tests.strategies import STEADY
 from tests.support import make_drafter, make_task, make_transformer
 
+WIDTH = 6
 
-def make_scores(vocabulary: int, rank: int, seed: int) -> TransitionScores:
+
+def make_scores(vocabulary: int, rank: int, state: int, seed: int) -> TransitionScores:
     torch.manual_seed(seed)
-    transition = TransitionScores(vocabulary, rank)
-    torch.nn.init.normal_(transition.after.weight)
+    transition = TransitionScores(vocabulary, rank, WIDTH, state).eval()
+    for parameter in transition.parameters():
+        torch.nn.init.normal_(parameter)
     return transition
 
 
@@ -32,44 +36,44 @@ def make_scores(vocabulary: int, rank: int, seed: int) -> TransitionScores:
     width=st.integers(1, 6),
     vocabulary=st.integers(1, 200),
     rank=st.integers(1, 20),
+    state=st.sampled_from([0, 1, 8, 19]),
     some=st.booleans(),
     seed=st.integers(0, 99),
 )
 @torch.no_grad()
 def test_kernels_choose_what_pytorch_chooses(
-    batch: int, width: int, vocabulary: int, rank: int, some: bool, seed: int
+    batch: int, width: int, vocabulary: int, rank: int, state: int, some: bool, seed: int
 ) -> None:
     kernels = Kernels.build()
     if kernels is None:
         pytest.skip("no C++ compiler")
-    transition = make_scores(vocabulary, rank, seed)
+    transition = make_scores(vocabulary, rank, state, seed)
     ids = torch.randperm(vocabulary)[: vocabulary // 2 + 1].sort().values if some else None
     scores = 3 * torch.randn(batch, width, vocabulary if ids is None else len(ids))
-    first = torch.randint(vocabulary, (batch,))
-    after = transition.after.weight if ids is None else transition.after.weight[ids]
-    compiled = kernels.path_chooser(transition.before.weight, after, ids)
-    assert compiled is not None
+    hidden, first = torch.randn(batch, width, WIDTH), torch.randint(vocabulary, (batch,))
     given = scores.clone()
-    in_pytorch, log_probs = transition.choose(scores, first, True, ids)
-    for choose in (compiled, *(path_chooser(transition, engine, ids) for engine in (Engine(kernels), Engine()))):
-        assert choose(scores, first, False)[1] is None
-        tokens, confidence = choose(scores, first, True)
+    in_pytorch, log_probs = transition.choose(scores, hidden, first, True, ids)
+    assert isinstance(path_chooser(transition, Engine(kernels), ids), NativePath)
+    for choose in (path_chooser(transition, engine, ids) for engine in (Engine(kernels), Engine())):
+        assert choose(scores, hidden, first, False)[1] is None
+        tokens, confidence = choose(scores, hidden, first, True)
         assert torch.equal(tokens, in_pytorch)
         torch.testing.assert_close(confidence, log_probs, rtol=1e-4, atol=1e-4)
     assert torch.equal(scores, given)
     # Tokens without scores are those with the lowest ones.
-    everywhere, _ = transition.choose(spread(scores, ids, vocabulary), first)
+    everywhere, _ = transition.choose(spread(scores, ids, vocabulary), hidden, first)
     assert torch.equal(in_pytorch, everywhere)
 
 
+@pytest.mark.parametrize("state", [0, 5])
 @torch.no_grad()
-def test_a_path_is_the_best_token_after_the_one_before() -> None:
+def test_a_path_is_the_best_token_after_those_before(state: int) -> None:
     """Among all tokens, by the scores that the loss trains; however low a token's own score is."""
-    transition = make_scores(50, 4, 1)
-    logits, first = torch.randn(3, 5, 50), torch.tensor([0, 3, 7])
-    tokens, log_probs = transition.choose(logits, first, with_log_probs=True)
+    transition = make_scores(50, 4, state, 1)
+    logits, hidden, first = torch.randn(3, 5, 50), torch.randn(3, 5, WIDTH), torch.tensor([0, 3, 7])
+    tokens, log_probs = transition.choose(logits, hidden, first, with_log_probs=True)
     previous = torch.cat([first[:, None], tokens[:, :-1]], dim=1)
-    trained = transition(logits, previous)
+    trained = logits + transition.after(transition.along(hidden, previous))
     assert torch.equal(tokens, trained.argmax(2))
     wanted = trained.log_softmax(2).gather(2, tokens[:, :, None])[:, :, 0]
     torch.testing.assert_close(log_probs, wanted, rtol=1e-4, atol=1e-5)
@@ -90,29 +94,43 @@ def test_training_is_shown_the_true_token_before(attention: str) -> None:
                 assert shown == (ending if token == 2 else before[token])
 
 
+@pytest.mark.parametrize("state", [0, 5])
 @torch.no_grad()
-def test_training_computes_what_decoding_computes() -> None:
+def test_training_computes_what_decoding_computes(state: int) -> None:
     """Along the true path, the scores of a draft are those of a training block."""
     task = make_task(30)
-    model = make_drafter(task, 1, verifier=make_transformer(task), drafter_context="features", transition_rank=4)
+    options = {"drafter_context": "features", "transition_rank": 4, "transition_state": state}
+    model = make_drafter(task, 1, verifier=make_transformer(task), **options)
     decoder = model.decoder
     target, previous = torch.tensor([[5, 6, 7, 8, 2]]), torch.tensor([[2, 5, 6, 7, 8]])
     blocks = sample_blocks(target, previous, 3, 1, "features", 1, decoder.mask_id, torch.Generator().manual_seed(4))
     hidden = torch.randn(1, 3, 16)
-    trained = decoder.block_logits(hidden, blocks.previous)
+    is_target = blocks.targets != 1
+    trained = decoder.block_logits(hidden, blocks, is_target)
     plain = decoder.output_layer(hidden)
     true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that nothing else is drafted
     constraints = Constraints(pad=1, unk=3, eos=2, max_len=9)
-    state = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], constraints, torch.zeros(1, 1))
-    draft = draft_maker(decoder, make_engine(), DraftOptions(keep_log_probs=True), None)(plain + true_path, state)
+    decoding = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], constraints, torch.zeros(1, 1))
+    make_draft = draft_maker(
+        decoder, lambda h: decoder.output_layer(h) + true_path, make_engine(), DraftOptions(keep_log_probs=True), None
+    )
+    draft = make_draft(hidden, decoding)
     assert torch.equal(draft.tokens, blocks.targets)
-    is_target = blocks.targets != 1
     assert is_target.any()
-    wanted = (trained + true_path).log_softmax(-1)
-    torch.testing.assert_close(draft.log_probs[is_target], wanted[is_target], rtol=0, atol=1e-4)
-    assert not torch.allclose(trained, plain)
+    wanted = (trained + true_path[is_target]).log_softmax(-1)
+    torch.testing.assert_close(draft.log_probs[is_target], wanted, rtol=0, atol=1e-4)
+    assert not torch.allclose(trained, plain[is_target])
 
 
-def test_a_rank_below_zero_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--transition-rank -1: give 0"):
-        make_drafter(make_task(30), transition_rank=-1)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transition_rank": -1}, "--transition-rank -1: give 0"),
+        ({"transition_rank": 3, "transition_state": -2}, "--transition-state -2: give 0"),
+        ({"transition_state": 8}, "--transition-state 8: .* add --transition-rank"),
+        ({"transition_rank": 3, "transition_dropout": 1.0}, "--transition-dropout 1.0: give 0"),
+    ],
+)
+def test_options_without_sense_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_drafter(make_task(30), **options)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from train_scripts.tools import subwords, text
+from train_scripts.tools import recombine, subwords, text
 
 
 def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
@@ -116,6 +116,14 @@ def get_parser() -> argparse.ArgumentParser:
     add = tool("apply-subwords", lambda a: subwords.apply(a.model, file_pairs(a.files)), "cut text into subwords")
     add("model", type=Path, help="of learn-subwords")
     add("files", nargs="+", type=Path, metavar="IN OUT", help="text, and where its subwords go")
+
+    add = tool("recombine", lambda a: recombine.write(a.source, a.target, a.count, a.context, a.seed),
+               "make new sentences out of the n-grams of a text")  # fmt: skip
+    add("source", type=Path, help="the text")
+    add("target", type=Path, help="where the new sentences go")
+    add("--count", type=int, required=True, help="how many")
+    add("--context", type=int, default=2, help="words that the next one is drawn after (default: 2)")
+    add("--seed", type=int, default=1)
 
     add = tool("apply-gpt2-bpe", lambda a: subwords.apply_gpt2(a.folder, file_pairs(a.files)),
                "cut text as GPT-2 and BART do")  # fmt: skip

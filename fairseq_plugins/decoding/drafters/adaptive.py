@@ -1,4 +1,4 @@
-"""`--auto-block-size`: verify the drafted tokens that can win, draft only where it pays.
+"""Adaptive verification: verify the drafted tokens that can win, draft only where it pays.
 
 A row of a verification costs time whether its token is accepted or not. How likely that is, the drafter says itself:
 the product of its conditional probabilities up to the token, recalibrated by what became of earlier drafts. What a row
@@ -7,6 +7,7 @@ however many tokens are verified.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.engine.native.build import BINS, AdaptiveStructure
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 
 # What earlier iterations count for after each new one.
 _MEMORY = 0.98
-# Conditional probabilities are recalibrated in so many bins, each with this much evidence for itself at first.
-_BINS, _PRIOR = 10, 8.0
-# Where drafting does not pay, it is tried again in one of so many iterations: the text may become easier.
+# Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
+_PRIOR = 8.0
+# Where drafting does not pay, it is tried again in one of so many batches: the text may become easier.
 _TRY_AGAIN = 24
 
 
@@ -38,7 +40,11 @@ class Cost:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Count one call."""
-        self.sums = _MEMORY * self.sums + (1.0, rows, rows * rows, seconds, rows * seconds)
+        self.add((1.0, rows, rows * rows, seconds, rows * seconds))
+
+    def add(self, sums: Sequence[float]) -> None:
+        """Count calls: their number, and the sums of rows, rows^2, seconds and rows * seconds."""
+        self.sums = _MEMORY ** sums[0] * self.sums + sums
 
     @property
     def line(self) -> tuple[float, float]:
@@ -60,12 +66,17 @@ class Calibration:
     """How often drafted tokens are right that the drafter gives a probability, given that those before them were."""
 
     def __init__(self) -> None:
-        self.tried = numpy.full(_BINS, _PRIOR)
-        self.right = _PRIOR * (numpy.arange(_BINS) + 0.5) / _BINS
+        self.tried = numpy.full(BINS, _PRIOR)
+        self.right = _PRIOR * (numpy.arange(BINS) + 0.5) / BINS
 
     def __call__(self, survival: numpy.ndarray) -> numpy.ndarray:
         """Recalibrated survival probabilities [B, K], from those that the drafter gives."""
-        return numpy.cumprod((self.right / self.tried)[self._bins(survival)], axis=1)
+        return numpy.cumprod(self.right_rate[self._bins(survival)], axis=1)
+
+    @property
+    def right_rate(self) -> numpy.ndarray:
+        """Of each bin, how often its tokens are right."""
+        return self.right / self.tried
 
     def observe(self, survival: numpy.ndarray, verified: numpy.ndarray, accepted: numpy.ndarray) -> None:
         """Count what became of drafts.
@@ -80,98 +91,143 @@ class Calibration:
         # After the first rejected token nothing was tried.
         tried = (position <= accepted[:, None]) & (position < verified[:, None])
         bins = self._bins(survival)
-        self.tried = _MEMORY * self.tried + numpy.bincount(bins[tried], minlength=_BINS)
-        self.right = _MEMORY * self.right + numpy.bincount(bins[right], minlength=_BINS)
+        self.add(numpy.bincount(bins[tried], minlength=BINS), numpy.bincount(bins[right], minlength=BINS))
+
+    def add(self, tried: Sequence[float], right: Sequence[float], iterations: float = 1) -> None:
+        """Count tokens of each bin that were tried, and those of them that were right, in so many iterations."""
+        self.tried = _MEMORY**iterations * self.tried + tried
+        self.right = _MEMORY**iterations * self.right + right
 
     def _bins(self, survival: numpy.ndarray) -> numpy.ndarray:
         before = numpy.concatenate([numpy.ones((len(survival), 1)), survival[:, :-1]], axis=1)
         conditional = survival / numpy.maximum(before, 1e-30)
-        return (conditional * _BINS).astype(int).clip(0, _BINS - 1)
+        return (conditional * BINS).astype(int).clip(0, BINS - 1)
 
 
-class AdaptiveDrafter:
-    """Lets a trained drafter draft where it pays, and hands on the tokens that are worth a row of the verification.
+class Policy:
+    """Whether to draft, and what of a draft to verify; it learns from what that took and what came of it.
 
     Args:
-        inner: the drafter; its drafts have `survival`.
+        together: how many sentences are drafted for, and stepped without drafts, in one call at most; None for any.
     """
 
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
+    def __init__(self, together: tuple[int, int] | None = None) -> None:
+        self.together = together
         # Rows: of a draft, its sentences; of a verification, all tokens.
         self.draft_cost, self.verify_cost = Cost(4.0, 1.0), Cost(4.0, 1.0)
         self.calibration = Calibration()
-        # Accepted tokens of a draft, and rows verified of it: running means over sentences.
-        self.gain, self.rows = 1.0, 2.0
+        # Accepted tokens of a draft, and rows verified of it: running means over sentences, hopeful at first.
+        self.gain, self.rows = 3.0, 4.0
         self.skipped = 0
-        self.given: numpy.ndarray | None = None  # survival of the last draft
-        self.verified: numpy.ndarray | None = None
-        self.began = 0.0
 
-    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.inner.start(sample, encoder_out)
-
-    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.inner.append_rows(sample, encoder_out)
-
-    def draft(self, state: DecodingState) -> Draft:
-        began = time.perf_counter()
-        self.given = self.verified = None
-        batch = len(state.host_lengths)
-        draft = no_draft(state)
-        if self._pays(batch):
-            draft = self.inner.draft(state)
-        if draft.tokens.size(1) > 0:
-            assert draft.survival is not None
-            draft = self._worth_verifying(draft)
-            self.draft_cost.observe(batch, time.perf_counter() - began)
-        self.began = time.perf_counter()
-        return draft
-
-    def observe(self, advance: Advance) -> None:
-        rows = len(advance.host_emitted) + (0 if self.verified is None else int(self.verified.sum()))
-        self.verify_cost.observe(rows, time.perf_counter() - self.began)
-        if self.given is not None and self.verified is not None:
-            accepted = numpy.minimum(numpy.array(advance.host_emitted) - 1, self.verified)
-            self.calibration.observe(self.given, self.verified, accepted)
-            self.gain = _MEMORY * self.gain + (1 - _MEMORY) * float(accepted.mean())
-            self.rows = _MEMORY * self.rows + (1 - _MEMORY) * float(self.verified.mean())
-        self.inner.observe(advance)
-
-    def select_rows(self, rows: Tensor) -> None:
-        self.inner.select_rows(rows)
-
-    def _pays(self, batch: int) -> bool:
-        """Whether a draft of so many sentences promises more tokens a second than a greedy step."""
+    def _rates(self, batch: int) -> tuple[float, float]:
+        """Tokens a second that a batch promises with drafts, and without."""
+        drafting, stepping = (batch, batch) if self.together is None else [min(batch, n) for n in self.together]
         draft_fixed, draft_each = self.draft_cost.line
         fixed, each = self.verify_cost.line
-        greedy = batch / (fixed + each * batch)
-        seconds = draft_fixed + draft_each * batch + fixed + each * batch * (1 + self.rows)
-        if batch * (1 + self.gain) / seconds >= greedy or self.skipped >= _TRY_AGAIN:
+        seconds = draft_fixed + draft_each * drafting + fixed + each * drafting * (1 + self.rows)
+        return drafting * (1 + self.gain) / seconds, stepping / (fixed + each * stepping)
+
+    def pays(self, batch: int) -> bool:
+        """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far."""
+        with_drafts, without = self._rates(batch)
+        if with_drafts >= without or self.skipped >= _TRY_AGAIN:
             self.skipped = 0
             return True
         self.skipped += 1
         return False
 
-    def _worth_verifying(self, draft: Draft) -> Draft:
-        """The draft without the tokens whose rows would cost more than they promise.
+    def threshold(self, batch: int) -> float:
+        """The least survival probability that is worth a row: what its time would bring elsewhere (Dinkelbach 1967)."""
+        return self.verify_cost.line[1] * self._rates(batch)[0]
 
-        Rows are taken in the order of their survival probabilities, over the whole batch, as long as the tokens that
-        an iteration emits in a second become more; the draft is paid for already.
-        """
-        survival = draft.survival.cpu().numpy()
-        batch = len(survival)
-        expected = self.calibration(survival)
-        ranked = numpy.sort(expected, axis=None)[::-1]
-        tokens = batch + numpy.concatenate([[0.0], numpy.cumsum(ranked)])
-        fixed, each = self.verify_cost.line
-        draft_fixed, draft_each = self.draft_cost.line
-        seconds = draft_fixed + draft_each * batch + fixed + each * (batch + numpy.arange(len(tokens)))
-        best = int(numpy.argmax(tokens / seconds))
-        least = ranked[best - 1] if best else numpy.inf
-        self.given, self.verified = survival, (expected >= least).sum(1)
+    def worth_verifying(self, survival: numpy.ndarray) -> numpy.ndarray:
+        """How many [B] of the drafted tokens are worth a row, of their survival probabilities [B, K]."""
+        return (self.calibration(survival) >= self.threshold(len(survival))).sum(1)
+
+    def observe(self, survival: numpy.ndarray, verified: numpy.ndarray, accepted: numpy.ndarray) -> None:
+        """Count what became of drafts; arguments as for `Calibration.observe`."""
+        self.calibration.observe(survival, verified, accepted)
+        self._count(1, float(accepted.mean()), float(verified.mean()))
+
+    def _count(self, iterations: float, gain: float, rows: float) -> None:
+        memory = _MEMORY**iterations
+        self.gain = memory * self.gain + (1 - memory) * gain
+        self.rows = memory * self.rows + (1 - memory) * rows
+
+    def structure(self, batch: int) -> AdaptiveStructure:
+        """The same for the kernels, which count for `learn`."""
+        rates = self.calibration.right_rate
+        return AdaptiveStructure(threshold=self.threshold(batch), right_rate=tuple(rates.tolist()))
+
+    def learn(self, counted: AdaptiveStructure) -> None:
+        """Take over what the kernels have counted."""
+        calls = counted.verify_sums[0]
+        if calls > 0:
+            self.verify_cost.add(counted.verify_sums)
+        if counted.draft_sums[0] > 0:
+            self.draft_cost.add(counted.draft_sums)
+        if counted.drafts > 0:
+            self.calibration.add(counted.tried, counted.right, calls)
+            self._count(calls, counted.accepted / counted.drafts, counted.rows / counted.drafts)
+
+
+class AdaptiveDrafter:
+    """Lets a trained drafter draft for the batches where it pays, and hands on the tokens that are worth a row.
+
+    Args:
+        inner: the drafter; its drafts have `survival`.
+        policy: what decides.
+    """
+
+    def __init__(self, inner: Drafter, policy: Policy) -> None:
+        self.inner = inner
+        self.policy = policy
+        # Whether this batch is drafted for.
+        self.drafts = True
+        self.given: numpy.ndarray | None = None  # survival of the last draft
+        self.verified: numpy.ndarray | None = None
+        self.began = 0.0
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.drafts = self.policy.pays(len(sample["net_input"]["src_tokens"]))
+        if self.drafts:
+            self.inner.start(sample, encoder_out)
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        if self.drafts:
+            self.inner.append_rows(sample, encoder_out)
+
+    def draft(self, state: DecodingState) -> Draft:
+        self.given = self.verified = None
+        draft = no_draft(state)
+        if self.drafts:
+            began = time.perf_counter()
+            draft = self.inner.draft(state)
+            if draft.tokens.size(1) > 0:
+                draft = self._worth_verifying(draft)
+                self.policy.draft_cost.observe(len(draft.tokens), time.perf_counter() - began)
+        self.began = time.perf_counter()
+        return draft
+
+    def _worth_verifying(self, draft: Draft) -> Draft:
+        assert draft.survival is not None
+        self.given = draft.survival.cpu().numpy()
+        self.verified = self.policy.worth_verifying(self.given)
         width = int(self.verified.max())
-        num_drafted = None
-        if self.verified.min() < width:
-            num_drafted = draft.tokens.new_tensor(self.verified)
-        return Draft(draft.tokens[:, :width], num_drafted)
+        is_ragged = self.verified.min() < width
+        return Draft(draft.tokens[:, :width], draft.tokens.new_tensor(self.verified) if is_ragged else None)
+
+    def observe(self, advance: Advance) -> None:
+        if not self.drafts:
+            return
+        rows = len(advance.host_emitted) + (0 if self.verified is None else int(self.verified.sum()))
+        self.policy.verify_cost.observe(rows, time.perf_counter() - self.began)
+        if self.given is not None and self.verified is not None:
+            accepted = numpy.minimum(numpy.array(advance.host_emitted) - 1, self.verified)
+            self.policy.observe(self.given, self.verified, accepted)
+        self.inner.observe(advance)
+
+    def select_rows(self, rows: Tensor) -> None:
+        if self.drafts:
+            self.inner.select_rows(rows)

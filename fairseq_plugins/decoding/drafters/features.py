@@ -1,5 +1,6 @@
 """A trained drafter that reads the verifier's states of the accepted tokens instead of the tokens."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
-from fairseq_plugins.decoding.drafters.path import draft_maker
+from fairseq_plugins.decoding.drafters.path import compiled_path, draft_maker
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain
-from fairseq_plugins.decoding.engine.weights import in_precision, is_small, linear, without_query
+from fairseq_plugins.decoding.engine.native.build import DrafterStructure
+from fairseq_plugins.decoding.engine.weights import Linear, in_precision, is_small, linear, without_query
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.models.block_nat import BlockNat
 
@@ -38,8 +40,21 @@ class FeatureDrafter:
         self.block_size = block_size
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, engine, options, scored)
-        self.read = _reader(model, self.decoder.cached, engine)
+        self.make_draft = draft_maker(model.decoder, self.decoder.project, engine, options, scored)
+        # Whole scores are for those who read them step by step.
+        size = model.decoder.embed_tokens.num_embeddings
+        self.path = None if options.keep_log_probs else compiled_path(model.decoder.transition, engine, scored, size)
+        self.with_survival = options.with_survival
+        cached, self.compiled_reader = self.decoder.cached, None
+        whole = _one_matrix(model, cached, engine)
+        if whole is None:
+            self.read = _reader(model, cached, engine)
+        elif engine.kernels is not None and engine.kernels.can_run(whole):
+            self.compiled_reader = engine.kernels.compiled_linear(whole, engine.precision)
+            pays = engine.kernels.where_it_pays(self.compiled_reader, whole, engine.precision)
+            self.read = _read_at_once(pays, cached)
+        else:
+            self.read = _read_at_once(engine.linear(whole), cached)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
@@ -61,8 +76,11 @@ class FeatureDrafter:
         if width <= 0:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
-        hidden = self.decoder.step(state.last_tokens(), layout, masks=width - 1, added=self.newest)
-        return self.make_draft(self.decoder.project(hidden), state)
+        last, masks = state.last_tokens(), width - 1
+        drafted = self.decoder.draft(last, layout, masks, self.newest, self.path)
+        if drafted is not None:
+            return Draft(drafted.best, survival=drafted.log_probs.cumsum(1).exp() if self.with_survival else None)
+        return self.make_draft(self.decoder.step(last, layout, masks=masks, added=self.newest), state)
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None
@@ -70,6 +88,40 @@ class FeatureDrafter:
         # Of sentences that gained less, the last ones are overwritten by the next block.
         self.decoder.write_kv(key_value, advance.before, advance.span_before)
         self.newest = advance.last(added)
+
+    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[DrafterStructure, list[Any]] | None:
+        """What the kernels need to draft and observe by themselves; None where they cannot.
+
+        Args:
+            slots: of every sentence that they may need.
+            batch: number of sentences, B.
+            verifier_width: of its states.
+
+        Returns:
+            the structure, and what must be held as long as it is used.
+        """
+        stack = self.decoder.cached.stack(slots)
+        if stack is None or self.path is None or self.compiled_reader is None:
+            return None
+        layers, outputs = self.model.decoder.reader.feature_layers, (2 * stack[0].count + 1) * stack[0].dim
+        if (self.compiled_reader.inputs, self.compiled_reader.outputs) != (len(layers) * verifier_width, outputs):
+            raise ValueError("kernels: the drafter reads other states than the verifier has")
+        read = (ctypes.c_int32 * len(layers))(*layers)
+        if self.newest is None:
+            self.newest = self.decoder.cached.cache.new_zeros(batch, 1, self.model.decoder.embed_dim)
+        self.newest = self.newest.contiguous()
+        fed = self.decoder.inputs.table(batch, slots)
+        structure = DrafterStructure(
+            stack=stack[0],
+            path=ctypes.addressof(self.path.structure),
+            reader=ctypes.addressof(self.compiled_reader.structure),
+            layers_read=ctypes.addressof(read),
+            layers_read_count=len(layers),
+            block_size=self.block_size,
+            newest=self.newest.data_ptr(),
+        )
+        self.decoder.cached.native_layers.feed(fed, structure.fed)
+        return structure, [*stack[1], read, fed, self.newest]
 
     def select_rows(self, rows: Tensor) -> None:
         self.decoder.select_rows(rows)
@@ -80,28 +132,36 @@ class FeatureDrafter:
 def _reader(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D].
 
-    Where nothing stands between fusion and projection (post-norm), both are one matrix, unless that is a large one
-    which a CPU would hold for the sake of fewer operations.
+    Step by step; `_one_matrix` where that may be.
     """
     reader, layers = model.decoder.reader, cached.layers
     shape = (2, layers[0].heads, -1)
+    fuse = engine.linear(in_precision(linear(reader.linear), engine.precision))
+    projections = [engine.linear(without_query(layer.self_qkv)) for layer in layers]
+
+    def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
+        states, added = reader.split(fuse(features))
+        parts = [
+            project(layer.self_norm(x) if layer.normalize_before else x).unflatten(-1, shape)
+            for layer, project, x in zip(layers, projections, states, strict=True)
+        ]
+        return torch.stack(parts), added
+
+    return read_in_steps
+
+
+def _one_matrix(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Linear | None:
+    """All that `_reader` computes as one linear layer, keys and values first; None where it is not one.
+
+    Where nothing stands between fusion and projection (post-norm) it is, unless that is a large one which a CPU would
+    hold for the sake of fewer operations.
+    """
+    reader, layers = model.decoder.reader, cached.layers
     weight = reader.linear.weight
     may_be_copied = is_small if engine.kernels is None else engine.kernels.may_be_copied
     is_one = weight.device.type != "cpu" or may_be_copied(weight)
     if not is_one or any(layer.normalize_before for layer in layers):
-        fuse = engine.linear(in_precision(linear(reader.linear), engine.precision))
-        projections = [engine.linear(without_query(layer.self_qkv)) for layer in layers]
-
-        def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
-            states, added = reader.split(fuse(features))
-            parts = [
-                project(layer.self_norm(x) if layer.normalize_before else x).unflatten(-1, shape)
-                for layer, project, x in zip(layers, projections, states, strict=True)
-            ]
-            return torch.stack(parts), added
-
-        return read_in_steps
-
+        return None
     width = model.decoder.embed_dim
     *fusions, added_weight = reader.linear.weight.detach().float().unflatten(0, (-1, width))
     *offsets, added_bias = reader.linear.bias.detach().float().unflatten(0, (-1, width))
@@ -112,11 +172,18 @@ def _reader(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Callable[
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype
     whole = (torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype))
-    both = engine.linear(in_precision(whole, engine.precision))
+    return in_precision(whole, engine.precision)
+
+
+def _read_at_once(
+    both: Callable[[Tensor], Tensor], cached: CachedDecoder
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """As `_reader`, of the layer of `_one_matrix`."""
+    shape, width = (len(cached.layers), 2, cached.layers[0].heads, -1), cached.decoder.embed_dim
 
     def read(features: Tensor) -> tuple[Tensor, Tensor]:
         result = both(features)
-        key_value = result[..., :-width].unflatten(-1, (len(layers), *shape))
+        key_value = result[..., :-width].unflatten(-1, shape)
         return key_value.permute(2, 0, 1, 3, 4, 5), result[..., -width:]
 
     return read

@@ -9,18 +9,24 @@ from torch import Tensor
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.vocabulary import spread
 from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 from fairseq_plugins.models.transition import TransitionScores
 
 
 def draft_maker(
-    decoder: BlockNatDecoder, engine: Engine, options: DraftOptions, vocabulary: Tensor | None
+    decoder: BlockNatDecoder,
+    project: Callable[[Tensor], Tensor],
+    engine: Engine,
+    options: DraftOptions,
+    vocabulary: Tensor | None,
 ) -> Callable[[Tensor, DecodingState], Draft]:
-    """What makes a draft of scores [B, K, N] and the state, with the decoder's weights of now.
+    """What makes a draft of a block's hidden states [B, K, D] and the state, with the decoder's weights of now.
 
     Args:
         decoder: the drafter's; with transition scores the tokens are chosen one after the other, else each by itself.
+        project: scores [B, K, N] of hidden states.
         engine: what it runs on.
         options: what a draft is to bring along.
         vocabulary: ids [N] of the tokens that are scored, None for all.
@@ -29,7 +35,8 @@ def draft_maker(
     size = decoder.embed_tokens.num_embeddings
     if transition is None:
 
-        def choose_each(scores: Tensor, state: DecodingState) -> Draft:
+        def choose_each(hidden: Tensor, state: DecodingState) -> Draft:
+            scores = project(hidden)
             best = engine.argmax(scores)
             survival = log_probs = None
             if options.with_survival:
@@ -43,13 +50,14 @@ def draft_maker(
         return choose_each
     choose = path_chooser(transition, engine, vocabulary)
 
-    def follow(scores: Tensor, state: DecodingState) -> Draft:
-        last = state.last_tokens()
-        tokens, conditional = choose(scores, last[:, 0], options.with_survival)
+    def follow(hidden: Tensor, state: DecodingState) -> Draft:
+        scores, last = project(hidden), state.last_tokens()
+        tokens, conditional = choose(scores, hidden, last[:, 0], options.with_survival)
         draft = Draft(tokens, survival=None if conditional is None else conditional.cumsum(1).exp())
         if options.keep_log_probs:
-            along = transition(spread(scores, vocabulary, size), torch.cat([last, tokens[:, :-1]], dim=1))
-            draft.log_probs = along.float().log_softmax(-1)
+            along = transition.along(hidden, torch.cat([last, tokens[:, :-1]], dim=1))
+            scores = spread(scores, vocabulary, size) + along @ transition.after.weight.t()
+            draft.log_probs = scores.float().log_softmax(-1)
         return draft
 
     return follow
@@ -57,10 +65,16 @@ def draft_maker(
 
 def path_chooser(
     transition: TransitionScores, engine: Engine, vocabulary: Tensor | None = None
-) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]:
+) -> Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]:
     """`TransitionScores.choose` among these tokens, with the weights of now, on the kernels where they can run it."""
-    compiled = None
-    if engine.kernels is not None:
-        after = transition.after.weight if vocabulary is None else transition.after.weight[vocabulary]
-        compiled = engine.kernels.path_chooser(transition.before.weight, after, vocabulary)
-    return compiled or partial(transition.choose, vocabulary=vocabulary)
+    size = transition.before.num_embeddings
+    return compiled_path(transition, engine, vocabulary, size) or partial(transition.choose, vocabulary=vocabulary)
+
+
+def compiled_path(
+    transition: TransitionScores | None, engine: Engine, vocabulary: Tensor | None, size: int
+) -> NativePath | None:
+    """How the kernels choose a draft among the tokens of `vocabulary`, or all `size` ones; None where they cannot."""
+    if engine.kernels is None:
+        return None
+    return engine.kernels.path(transition, torch.arange(size) if vocabulary is None else vocabulary)

@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Policy
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
 from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native.build import MAX_ROWS_TOGETHER, MIN_TOGETHER
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.method import MethodOptions, Parts, option
 from fairseq_plugins.errors import ConfigurationError
@@ -21,11 +22,6 @@ class TrainedDrafterOptions(MethodOptions):
     """Options of all methods that draft with a trained model."""
 
     block_size: Optional[int] = option(None)
-    auto_block_size: bool = option(
-        False,
-        "verify only the drafted tokens that pay, by their probabilities and the running times, and draft only where "
-        "that pays; for lossless methods on a CPU, whose output does not depend on it",
-    )
     draft_vocabulary: Optional[float] = option(
         None,
         "draft only the most frequent tokens that make up this share of what the drafter was trained on, 1 for all "
@@ -88,25 +84,28 @@ def feature_layers(drafter: BlockNat | None) -> tuple[int, ...]:
     return tuple(drafter.decoder.reader.feature_layers) if drafter is not None and drafter.reads_features else ()
 
 
-def trained_drafter(parts: Parts, options: TrainedDrafterOptions, reads_log_probs: bool = False) -> Drafter:
+def trained_drafter(
+    parts: Parts, options: TrainedDrafterOptions, reads_log_probs: bool = False, adaptive: bool = False
+) -> Drafter:
     """Make the drafter of these parts.
 
     Args:
         parts: with a drafter.
         options: of the method.
         reads_log_probs: what is accepted depends on the drafter's scores, not on its tokens alone.
+        adaptive: verify only what pays.
     """
     model = parts.drafter
     assert model is not None
     vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
-    how = DraftOptions(reads_log_probs, options.auto_block_size, vocabulary)
+    how = DraftOptions(reads_log_probs, adaptive, vocabulary)
     # What is verified may depend on how many rows a step has.
     engine = replace(parts.engine, steady=False)
     if not (options.fp32_drafts or reads_log_probs):
         engine = _rounding(engine, model)
     kind = FeatureDrafter if model.reads_features else NatDrafter
     drafter = kind(model, drafted_tokens(model, options.block_size), engine, how)
-    return AdaptiveDrafter(drafter) if options.auto_block_size else drafter
+    return AdaptiveDrafter(drafter, Policy(_together(drafter.block_size))) if adaptive else drafter
 
 
 def _rounding(engine: Engine, drafter: BlockNat) -> Engine:
@@ -115,3 +114,8 @@ def _rounding(engine: Engine, drafter: BlockNat) -> Engine:
     if kernels is None or not kernels.has_int8_products(decoder.embed_dim, decoder.embed_tokens.weight):
         return engine
     return replace(engine, precision=Precision.INT8_PRODUCTS)
+
+
+def _together(block_size: int) -> tuple[int, int]:
+    """How many sentences the kernels draft for, and step without drafts, in one call: see native/decode.h."""
+    return max(MIN_TOGETHER, MAX_ROWS_TOGETHER // (1 + block_size)), MAX_ROWS_TOGETHER

@@ -6,6 +6,7 @@ Here every call says where its rows stand: stale entries are hidden by the mask 
 
 import logging
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,9 @@ from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
-from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted
+from fairseq_plugins.decoding.engine.native.build import LimitsStructure, StackStructure
+from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted, Prediction
+from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.decoding.engine.weights import (
     Layer,
@@ -85,10 +88,9 @@ class CachedDecoder:
         self.cross_projections = [engine.linear(layer.cross_key_value) for layer in self.layers]
         # For predictions in one call with the layers; `project` then uses the same copy of the weight.
         self.native_output: NativeLinear | None = None
-        plain_end = decoder.project_out_dim is None and self.vocabulary is None
         if plain_output is None:
             self.output_layer = engine.rowwise(decoder.output_layer)
-        elif self.native_layers is not None and plain_end:
+        elif self.native_layers is not None and decoder.project_out_dim is None:
             self.native_output = engine.kernels.compiled_linear(plain_output, engine.precision)
             self.output_layer = engine.kernels.where_it_pays(self.native_output, plain_output, engine.precision)
         else:
@@ -233,11 +235,62 @@ class CachedDecoder:
             self.cross,
             cross_allowed=None if self.cross_mask is None else self.cross_mask[:, 0, 0],
             keep_states=keep_states,
-            projection=projection,
-            limits=limits,
+            prediction=Prediction(projection, limits),
         )
         assert predicted is not None
         return hidden, states, predicted
+
+    def draft(
+        self,
+        tokens: Tensor,
+        layout: Chain,
+        masks: int,
+        mask_inputs: MaskInputs,
+        added: Tensor | None,
+        path: NativePath,
+    ) -> Predicted | None:
+        """A step and the tokens of a draft, one at every row, in one call of the kernels; None where these cannot.
+
+        Args:
+            tokens, layout, masks, mask_inputs, added: as for `step`; the tokens are [B, 1].
+            path: how they are chosen among the tokens of `vocabulary`.
+        """
+        assert self.cache is not None and self.cross is not None, "call start() first"
+        kernels, projection = self.engine.kernels, self.native_output
+        if kernels is None or projection is None or projection.outputs != path.size:
+            return None
+        if not kernels.pays(tokens.size(0) * layout.width, self.engine.precision):
+            return None
+        assert self.native_layers is not None
+        self._grow(layout.slots)
+        _, _, predicted = self.native_layers.step(
+            tokens,
+            layout,
+            self.cache,
+            self.cross,
+            cross_allowed=None if self.cross_mask is None else self.cross_mask[:, 0, 0],
+            masks=masks,
+            fed=mask_inputs.table(self.cache.size(1), layout.slots) if masks else None,
+            added=added,
+            prediction=Prediction(projection, LimitsStructure(path.size), path.structure, tokens[:, 0].contiguous()),
+        )
+        return predicted
+
+    def stack(self, slots: int) -> tuple[StackStructure, list[Any]] | None:
+        """What the kernels need to run steps of their own making; None where they cannot.
+
+        Args:
+            slots: of every sentence that they may need.
+
+        Returns:
+            the structure, and what must be held as long as it is used.
+        """
+        assert self.cache is not None and self.cross is not None, "call start() first"
+        if self.native_layers is None or self.native_output is None:
+            return None
+        self._grow(slots)
+        allowed = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
+        return self.native_layers.stack(self.native_output, self.cache, self.cross, allowed)
 
     def _step_in_pytorch(
         self,

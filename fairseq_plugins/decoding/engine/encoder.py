@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
-from fairseq_plugins.decoding.engine.layout import Chain, Span
+from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.native.kernels import MAX_PACKED_INPUTS
 from fairseq_plugins.decoding.engine.weights import Layer, Precision, fused, linear, norm, quantized_layer
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
@@ -70,8 +71,8 @@ class FusedEncoder:
             x = self.embedding_norm(x)
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
-        if self.native_layers is not None and self.engine.kernels.pays(tokens.numel(), self.engine.precision):
-            x = self._run_native(x, None if mask is None else ~padding)
+        if self._pays(tokens.numel()):
+            x = self._run_native(x, None if mask is None else padding)
         else:
             x = self._run_steady(x, padding) if self.engine.steady else self._run(x, mask)
         if self.final_norm is not None:
@@ -82,15 +83,31 @@ class FusedEncoder:
             "encoder_embedding": [embedding],
         }
 
-    def _run_native(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+    def _pays(self, rows: int) -> bool:
+        """Whether the kernels run so many rows: those of narrow layers any number, which they are as fast with."""
+        if self.native_layers is None or self.engine.kernels is None:
+            return False
+        return self.native_layers.width <= MAX_PACKED_INPUTS or self.engine.kernels.pays(rows, self.engine.precision)
+
+    def _run_native(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        """The layers, of padding [B, S] no row; None for no padding."""
         assert self.layers is not None and self.native_layers is not None
         batch, width, dim = x.shape
         heads = self.layers[0].heads
         # A layer's keys and values are of no use to the next one: all write to the same memory.
         cache = x.new_empty(batch, width, 2, heads, dim // heads).expand(len(self.layers), -1, -1, -1, -1, -1)
-        lengths = torch.zeros(batch, dtype=torch.long)
-        everything = Chain(lengths, Span(0, 0), width, torch.full((1, 1), width - 1))
-        return self.native_layers.run(x, everything, cache, allowed)[0]
+        if padding is None:
+            lengths = torch.zeros(batch, dtype=torch.long)
+            everything = Chain(lengths, Span(0, 0), width, torch.full((1, 1), width - 1))
+            return self.native_layers.run(x, everything, cache)[0]
+        real = ~padding
+        count = real.sum(1)
+        sentence = torch.arange(batch).repeat_interleave(count)
+        slot = (real.cumsum(1) - 1)[real]
+        layout = StepLayout(sentence, slot, slot, count[sentence] - 1, width)
+        encoded = torch.zeros_like(x)
+        encoded[real] = self.native_layers.run(x[real], layout, cache)[0]
+        return encoded
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None

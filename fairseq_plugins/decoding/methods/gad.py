@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fairseq.dataclass import ChoiceEnum
 
 from fairseq_plugins.decoding.checks import check_thresholds
+from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.trained import (
     TrainedDrafterOptions,
     check_draft_vocabulary,
@@ -20,6 +21,18 @@ from fairseq_plugins.errors import ConfigurationError
 
 # The settings of GAD Table 1, (top-beta, tau).
 PRESETS = {"high-quality": (3, 1.0), "high-efficiency": (5, 3.0)}
+
+
+@dataclass(frozen=True)
+class ExactOptions(TrainedDrafterOptions):
+    """Options of `gad`."""
+
+    fixed_width: bool = option(
+        False,
+        "draft in every iteration and verify all drafted tokens, as in the papers; without it, on a CPU, only those "
+        "that pay, by their probabilities and running times, and nothing is drafted where that does not (the output "
+        "is the same)",
+    )
 
 
 @dataclass(frozen=True)
@@ -49,11 +62,6 @@ class RelaxedOptions(TrainedDrafterOptions):
 def _check_relaxed(options: RelaxedOptions) -> None:
     check_draft_vocabulary(options)
     check_thresholds(options.top_beta, options.tau)
-    if options.auto_block_size:
-        raise ConfigurationError(
-            "--auto-block-size: what gad++ says depends on how many tokens are verified, and would differ from run to "
-            "run; give --block-size, or use --decoder gad"
-        )
     relaxed = options.top_beta != 1 or options.tau != 0
     if options.preset != "none" and relaxed:
         raise ConfigurationError(
@@ -70,18 +78,20 @@ def _check_fit(parts: Parts, options: TrainedDrafterOptions) -> None:
     check_drafter(parts, options.block_size, options.draft_vocabulary)
 
 
-def _method(parts: Parts, options: TrainedDrafterOptions, rule: Rule, reads_log_probs: bool) -> Method:
+def _method(parts: Parts, drafter: Drafter, rule: Rule) -> Method:
     verifier = Verifier(parts.models, parts.engine, parts.temperature, feature_layers(parts.drafter))
-    return Method(verifier, trained_drafter(parts, options, reads_log_probs), GreedySearch(rule, parts.engine))
+    return Method(verifier, drafter, GreedySearch(rule, parts.engine))
 
 
-def _build(parts: Parts, options: TrainedDrafterOptions) -> Method:
-    return _method(parts, options, exact, reads_log_probs=False)
+def _build(parts: Parts, options: ExactOptions) -> Method:
+    adaptive = not options.fixed_width and parts.models[0].decoder.embed_tokens.weight.device.type == "cpu"
+    return _method(parts, trained_drafter(parts, options, adaptive=adaptive), exact)
 
 
 def _build_relaxed(parts: Parts, options: RelaxedOptions) -> Method:
-    rule = top_beta(options.top_beta, options.tau, options.accept_score)
-    return _method(parts, options, rule, reads_log_probs=options.accept_score == "drafter")
+    # What it says depends on how many tokens are verified, and is not to differ from run to run.
+    drafter = trained_drafter(parts, options, reads_log_probs=options.accept_score == "drafter")
+    return _method(parts, drafter, top_beta(options.top_beta, options.tau, options.accept_score))
 
 
 METHODS = [
@@ -92,11 +102,12 @@ METHODS = [
         drafts="NAT model",
         accepts="exact top-1",
         paper="GAD, SpecDec",
-        options=TrainedDrafterOptions,
+        options=ExactOptions,
         needs_drafter=lambda options: True,
         check=check_draft_vocabulary,
         check_fit=_check_fit,
         build=_build,
+        rows={"gad": {}, "gad fixed width": {"fixed_width": True}},
         order=30,
     ),
     MethodSpec(

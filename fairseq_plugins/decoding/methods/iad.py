@@ -17,11 +17,12 @@ from fairseq_plugins.decoding.drafters.trained import (
     trained_drafter,
 )
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.engine.native.build import CopierStructure
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.decoding.method import Method, MethodSpec, Parts, option
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
-from fairseq_plugins.decoding.suffix_match import continuation, latest_match, suffix_match, unique_match
+from fairseq_plugins.decoding.suffix_match import MAX_MATCH, continuation, latest_match, suffix_match, unique_match
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 
@@ -80,6 +81,13 @@ class SourceCopyDrafter:
         if self.fallback is not None:
             self.fallback.observe(advance)
 
+    def structure(self) -> tuple[CopierStructure, list[Tensor]] | None:
+        """What the kernels need to copy by themselves, and what must be held meanwhile; None where they cannot."""
+        if self.recent or self.fallback is not None:
+            return None
+        text = self.source.contiguous()
+        return CopierStructure(text.data_ptr(), text.size(1), _BEGIN, MAX_MATCH), [text]
+
     def select_rows(self, rows: Tensor) -> None:
         self.source = self.source.index_select(0, rows)
         if self.fallback is not None:
@@ -127,12 +135,11 @@ def _check(options: SourceCopyOptions) -> None:
     check_draft_vocabulary(options)
     if _has_fallback(options):
         return
-    for said, is_given in (
-        ("--auto-block-size", options.auto_block_size),
-        (f"--draft-vocabulary {options.draft_vocabulary}", options.draft_vocabulary is not None),
-    ):
-        if is_given:
-            raise ConfigurationError(f"{said}: is for trained drafters; add --iad-fallback gad, or leave it out")
+    if options.draft_vocabulary is not None:
+        raise ConfigurationError(
+            f"--draft-vocabulary {options.draft_vocabulary}: is for trained drafters; add --iad-fallback gad, or leave "
+            "it out"
+        )
 
 
 def _check_fit(parts: Parts, options: SourceCopyOptions) -> None:

@@ -33,7 +33,10 @@ class BlockNatDecoder(TransformerDecoder):
         self.positions_every_layer: bool = args.positions_every_layer
         self.mask_vector = nn.Parameter(torch.randn(width) * width**-0.5 * self.embed_scale)
         rank: int = args.transition_rank
-        self.transition = TransitionScores(len(dictionary), rank) if rank > 0 else None
+        self.transition = None
+        if rank > 0:
+            state, dropout = args.transition_state, args.transition_dropout
+            self.transition = TransitionScores(len(dictionary), rank, self.output_embed_dim, state, dropout)
         self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
         for layer in self.layers:
             attention = MaskedAttention(
@@ -68,10 +71,20 @@ class BlockNatDecoder(TransformerDecoder):
         )
         return self.mask_vector + copied
 
-    def block_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """Scores [..., V] from hidden states [..., D] and the tokens [...] before."""
-        logits = self.output_layer(hidden)
-        return logits if self.transition is None else self.transition(logits, previous)
+    def block_logits(self, hidden: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:
+        """Scores [n, V] of the n targets, given the true tokens before them.
+
+        Args:
+            hidden: [B, N*K, D], of `block_hidden`.
+            blocks: the blocks.
+            is_target: [B, N*K], which are to be scored.
+        """
+        logits = self.output_layer(hidden[is_target])
+        if self.transition is None:
+            return logits
+        by_block = (-1, blocks.block_size)
+        along = self.transition.along(hidden.reshape(*by_block, hidden.size(2)), blocks.previous.reshape(by_block))
+        return torch.addmm(logits, along.view(*is_target.shape, -1)[is_target], self.transition.after.weight.t())
 
     def block_hidden(
         self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None

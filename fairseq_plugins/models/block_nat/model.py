@@ -14,7 +14,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.fingerprints import weights_fingerprint
 from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
 from fairseq_plugins.models.block_nat.initialisation import initialise
-from fairseq_plugins.models.block_nat.options import add_options, set_defaults
+from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 
 
@@ -52,8 +52,7 @@ class BlockNat(TransformerModel):
             ConfigurationError: when options contradict each other or an initial checkpoint does not fit.
         """
         set_defaults(args)
-        if args.transition_rank < 0:
-            raise ConfigurationError(f"--transition-rank {args.transition_rank}: give 0 (none) or more")
+        check_options(args)
         args.block_size = getattr(args, "block_size", None) or getattr(task.cfg, "block_size", None)
         if args.share_encoder:
             verifier = verifier or task.training_verifier()
@@ -186,14 +185,15 @@ class BlockNat(TransformerModel):
         if glancing_ratio > 0:
             with torch.no_grad():
                 hidden = self.decoder.block_hidden(blocks, encoder_out, features)
-                predicted = self.decoder.block_logits(hidden, blocks.previous).argmax(-1)
+                everywhere = torch.ones_like(blocks.targets, dtype=torch.bool)
+                predicted = self.decoder.block_logits(hidden, blocks, everywhere).argmax(-1).view_as(blocks.targets)
                 correct = ((predicted == blocks.targets) & (blocks.targets != pad)).sum()
                 total = (blocks.targets != pad).sum()
                 blocks = glance(blocks, predicted, glancing_ratio, pad)
         is_target = blocks.targets != pad
-        hidden = self.decoder.block_hidden(blocks, encoder_out, features)[is_target]
+        hidden = self.decoder.block_hidden(blocks, encoder_out, features)
         output = {
-            "logits": self.decoder.block_logits(hidden, blocks.previous[is_target]),
+            "logits": self.decoder.block_logits(hidden, blocks, is_target),
             "targets": blocks.targets[is_target],
             "draft_positions": blocks.places.expand_as(is_target)[is_target],
             "glanced_correct": correct,

@@ -4,6 +4,8 @@ from argparse import ArgumentParser, Namespace
 
 from fairseq.models.transformer import base_architecture
 
+from fairseq_plugins.errors import ConfigurationError
+
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the drafter's own options."""
@@ -58,7 +60,20 @@ def add_options(parser: ArgumentParser) -> None:
         type=int,
         metavar="R",
         help="learn scores of a token given the drafted one before it, a V x V matrix of this rank, and choose a "
-        "draft's tokens one after the other among the best of each position (default: 0, each position by itself)",
+        "draft's tokens one after the other (default: 0, each position by itself)",
+    )
+    parser.add_argument(
+        "--transition-state",
+        type=int,
+        metavar="WIDTH",
+        help="make these scores depend on all drafted tokens before: a recurrent state of this width goes along the "
+        "draft; needs --transition-rank (default: 0, none)",
+    )
+    parser.add_argument(
+        "--transition-dropout",
+        type=float,
+        metavar="P",
+        help="dropout of what the recurrent state reads and says (default: 0.3)",
     )
     parser.add_argument(
         "--positions-every-layer",
@@ -73,6 +88,9 @@ def set_defaults(args: Namespace) -> None:
     args.feature_layers = getattr(args, "feature_layers", None)
     args.drafter_attention = getattr(args, "drafter_attention", None) or "prefix-causal"
     args.transition_rank = getattr(args, "transition_rank", None) or 0
+    args.transition_state = getattr(args, "transition_state", None) or 0
+    dropout = getattr(args, "transition_dropout", None)
+    args.transition_dropout = 0.3 if dropout is None else dropout
     for name in ("share_encoder", "src_embedding_copy", "positions_every_layer"):
         setattr(args, name, getattr(args, name, False))
     if args.drafter_context == "features":
@@ -80,3 +98,21 @@ def set_defaults(args: Namespace) -> None:
         args.decoder_layers = getattr(args, "decoder_layers", 2)
     args.activation_fn = getattr(args, "activation_fn", "gelu")
     base_architecture(args)
+
+
+def check_options(args: Namespace) -> None:
+    """Refuse options that no drafter can be built of.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    if args.transition_rank < 0:
+        raise ConfigurationError(f"--transition-rank {args.transition_rank}: give 0 (none) or more")
+    if args.transition_state < 0:
+        raise ConfigurationError(f"--transition-state {args.transition_state}: give 0 (none) or more")
+    if args.transition_state and not args.transition_rank:
+        raise ConfigurationError(
+            f"--transition-state {args.transition_state}: goes into transition scores; add --transition-rank 32"
+        )
+    if not 0 <= args.transition_dropout < 1:
+        raise ConfigurationError(f"--transition-dropout {args.transition_dropout}: give 0 to less than 1")

@@ -1,4 +1,4 @@
-"""--auto-block-size: verifies what pays, drafts where it pays, and never changes the output."""
+"""Adaptive verification: verifies what pays, drafts where it pays, and never changes the output."""
 
 from typing import Any
 from unittest import mock
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.drafters import StatelessDrafter, adaptive
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Calibration, Cost
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Calibration, Cost, Policy
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
@@ -75,6 +75,7 @@ class Fixed(StatelessDrafter):
 
 def widths(drafter: AdaptiveDrafter, batch: int) -> list[int]:
     """How many tokens of each sentence are to be verified."""
+    drafter.start({"net_input": {"src_tokens": torch.ones(batch, 3)}}, None)
     state = DecodingState(torch.ones(batch, 40, dtype=torch.long), torch.zeros(batch), [0] * batch, None, None)
     draft = drafter.draft(state)
     count = draft.num_drafted
@@ -85,15 +86,16 @@ def test_rows_are_verified_as_far_as_they_pay() -> None:
     sure, unsure = [0.99**k for k in range(1, 6)], [0.3**k for k in range(1, 6)]
     # A row costs as much as a call: one pays only where it is nearly sure to be of use. And rows for next to nothing.
     for each, expected in ((1.0, [5, 0]), (1e-6, [5, 5])):
-        drafter = AdaptiveDrafter(Fixed([sure, unsure]))
-        drafter.gain = 5.0
-        drafter.verify_cost.guess = drafter.draft_cost.guess = (1.0, each)
-        assert widths(drafter, 2) == expected
+        policy = Policy()
+        policy.gain = 5.0
+        policy.verify_cost.guess = policy.draft_cost.guess = (1.0, each)
+        assert widths(AdaptiveDrafter(Fixed([sure, unsure]), policy), 2) == expected
 
 
 def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
-    drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]))
-    drafter.gain = 0.01
+    policy = Policy()
+    policy.gain = 0.01
+    drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]), policy)
     drafted = [max(widths(drafter, 1)) > 0 or drafter.given is not None for _ in range(2 * adaptive._TRY_AGAIN + 2)]
     assert drafted.count(True) == 2 and drafted[adaptive._TRY_AGAIN]
 
@@ -119,34 +121,34 @@ def test_output_is_fairseqs(
     drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
     sample = make_sample(task, sources, seed)
     expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
-    drafted, _ = decode([verifier], task, sample, Options("gad", 12, auto_block_size=True), drafter, max_len_b=30)
+    drafted, _ = decode([verifier], task, sample, Options("gad", 12, fixed_width=False), drafter, max_len_b=30)
     assert_same_output(drafted, expected)
     turn = iter(moods * 100)
 
-    class Moody(AdaptiveDrafter):
+    class Moody(Policy):
         """Decides by chance, not by times."""
 
-        def _pays(self, batch: int) -> bool:
-            self.pays, self.share = next(turn)
-            return self.pays
+        def pays(self, batch: int) -> bool:
+            return next(turn)[0]
 
-        def _worth_verifying(self, draft: Draft) -> Draft:
-            generator = numpy.random.default_rng(int(self.share * 100))
-            self.given = draft.survival.numpy()
-            self.verified = generator.integers(0, draft.tokens.size(1) + 1, len(draft.tokens))
-            return Draft(draft.tokens, torch.tensor(self.verified))
+        def threshold(self, batch: int) -> float:
+            return next(turn)[1]
 
-    with mock.patch("fairseq_plugins.decoding.drafters.trained.AdaptiveDrafter", Moody):
-        drafted, _ = decode([verifier], task, sample, Options("gad", 12, auto_block_size=True), drafter, max_len_b=30)
+        def worth_verifying(self, survival: numpy.ndarray) -> numpy.ndarray:
+            generator = numpy.random.default_rng(int(next(turn)[1] * 100))
+            return generator.integers(0, survival.shape[1] + 1, len(survival))
+
+    with mock.patch("fairseq_plugins.decoding.drafters.trained.Policy", Moody):
+        drafted, _ = decode([verifier], task, sample, Options("gad", 12, fixed_width=False), drafter, max_len_b=30)
     assert_same_output(drafted, expected)
 
 
 def test_its_drafts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AdaptiveDrafter, "_pays", lambda self, batch: True)
+    monkeypatch.setattr(Policy, "pays", lambda self, batch: True)
     task = make_task(9)
     verifier = make_transformer(task, 1)
     drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
     sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
-    how = Options("gad", 12, auto_block_size=True)
+    how = Options("gad", 12, fixed_width=False)
     _, stats = decode([verifier], task, sample, how, drafter, max_len_b=30, min_len=20)
     assert emitted_per_iteration(stats) > 1.3

@@ -65,7 +65,7 @@ def test_training_computes_what_decoding_computes(
     options: dict[str, Any], drafter_options: dict[str, Any], small_bytes: int, seed: int
 ) -> None:
     """Log-probabilities of a training block equal those of a draft after a prefix that the verifier has verified."""
-    drafter_options = {**drafter_options, "transition_rank": 0}  # see test_transition.py
+    drafter_options = {**drafter_options, "transition_rank": 0, "transition_state": 0}  # see test_transition.py
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, seed, **options)
     model = make_drafter(task, seed + 1, block_size=4, verifier=verifier, **fitting(drafter_options, options))

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLinear
+from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLinear, Prediction
 from fairseq_plugins.decoding.engine.weights import Precision
+from fairseq_plugins.models.transition import TransitionScores
 from tests.decoding.engine.random_steps import (
     EOS,
     PAD,
@@ -57,8 +58,7 @@ def right_step(kernels: Kernels, choose: random.Random) -> None:
     x, _, predicted = native.step(
         *(step.tokens, step.layout, caches[0], step.cross, step.cross_allowed),
         keep_states=choose.random() < 0.5,
-        projection=kernels.compiled_linear(projection),
-        limits=kernels.limits(sizes.vocabulary, constraints),
+        prediction=Prediction(kernels.compiled_linear(projection), kernels.limits(sizes.vocabulary, constraints)),
     )
     if len(step.tokens):
         close(x, step_in_pytorch(layers, ends, replace(step, cache=caches[1])))
@@ -93,15 +93,26 @@ def right_rest(kernels: Kernels, choose: random.Random) -> None:
     assert bool(((emitted >= 1) & (emitted <= width) & (accepted >= 0) & (accepted < width)).all() | (rows == 0))
 
     size, rank, known = choose.randint(1, 40), choose.randint(1, 20), choose.randint(40, 60)
-    before, after = torch.randn(known, rank), torch.randn(size, rank)
-    ids = torch.randperm(known)[:size] if choose.random() < 0.5 else None
-    path = kernels.path_chooser(before, after, ids)
-    scores, first = torch.randn(rows, width, size), torch.randint(known, (rows,))
-    (chosen, _), last = path(scores, first, choose.random() < 0.5), first
-    for position in range(width):
-        index = torch.addmm(scores[:, position], before[last], after.t()).argmax(1) if rows else last
-        last = index if ids is None else ids[index]
-        assert torch.equal(chosen[:, position], last)
+    transition = random_transition(known, rank, inputs, choose.choice([0, 1, 7, 16]))
+    ids = torch.randperm(known)[:size]
+    scores, hidden = torch.randn(rows, width, size), torch.randn(rows, width, inputs)
+    first = torch.randint(known, (rows,))
+    if rows:
+        chosen, log_probs = kernels.path(transition, ids)(scores, hidden, first, choose.random() < 0.5)
+        wanted, expected = transition.choose(scores, hidden, first, log_probs is not None, ids)
+        assert torch.equal(chosen, wanted)
+        if log_probs is not None:
+            close(log_probs, expected)
+    by_itself, _ = kernels.path(None, ids)(scores, hidden, first, False)
+    assert torch.equal(by_itself, ids[scores.argmax(2)] if rows else by_itself)
+
+
+def random_transition(vocabulary: int, rank: int, width: int, state: int) -> TransitionScores:
+    """Scores that all of a path's tokens matter to."""
+    transition = TransitionScores(vocabulary, rank, width, state).eval().requires_grad_(False)
+    for parameter in transition.parameters():
+        torch.nn.init.normal_(parameter)
+    return transition
 
 
 def wrong_step(kernels: Kernels, choose: random.Random) -> str:
@@ -276,17 +287,16 @@ def wrong_rest(kernels: Kernels, choose: random.Random) -> str:
         "numbers of another batch": lambda: kernels.accept_exact(
             torch.zeros(30, 4, dtype=long), torch.zeros(30, 3, dtype=long), torch.ones(2, dtype=long), EOS
         ),
-        "path of another rank": lambda: kernels.path_chooser(torch.randn(9, 2), torch.randn(9, 30), None),
-        "path of unknown ids": lambda: kernels.path_chooser(
-            torch.randn(9, 2), torch.randn(2, 2), torch.tensor([0, _odd(choose)])
+        "path of unknown ids": lambda: kernels.path(random_transition(9, 2, 4, 3), torch.tensor([0, _odd(choose)])),
+        "path of no ids": lambda: kernels.path(random_transition(9, 2, 4, 3), torch.arange(0)),
+        "path after an unknown token": lambda: kernels.path(random_transition(9, 2, 4, 3), torch.arange(9))(
+            torch.randn(1, 3, 9), torch.randn(1, 3, 4), torch.tensor([_odd(choose)]), True
         ),
-        "path of too few ids": lambda: kernels.path_chooser(torch.randn(9, 2), torch.randn(5, 2), torch.arange(4)),
-        "path of more tokens than known": lambda: kernels.path_chooser(torch.randn(4, 2), torch.randn(5, 2), None),
-        "path after an unknown token": lambda: kernels.path_chooser(torch.randn(9, 2), torch.randn(9, 2), None)(
-            torch.randn(1, 3, 9), torch.tensor([_odd(choose)]), True
+        "path of other scores": lambda: kernels.path(random_transition(9, 2, 4, 3), torch.arange(9))(
+            torch.randn(1, 3, 8), torch.randn(1, 3, 4), torch.tensor([0]), True
         ),
-        "path of other scores": lambda: kernels.path_chooser(torch.randn(9, 2), torch.randn(9, 2), None)(
-            torch.randn(1, 3, 8), torch.tensor([0]), True
+        "path of other states": lambda: kernels.path(random_transition(9, 2, 4, 3), torch.arange(9))(
+            torch.randn(1, 3, 9), torch.randn(1, 3, 5), torch.tensor([0]), True
         ),
         "layers of other widths": lambda: kernels.layers(
             [*random_layers(Sizes(width=16)), *random_layers(Sizes(width=8))]

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import NativeLayers, Predicted
+from fairseq_plugins.decoding.engine.native.layers import NativeLayers, Predicted, Prediction
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.engine.random_steps import (
     EOS,
@@ -60,7 +59,7 @@ def test_portable_equals_native(monkeypatch: pytest.MonkeyPatch) -> None:
         for kernels in builds.values():
             compiled = kernels.layers(layers, ends=ends)
             limits = kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60))
-            end = {"projection": kernels.compiled_linear(projection), "limits": limits}
+            end = Prediction(kernels.compiled_linear(projection), limits)
             predicted.append(predict(compiled, step, end))
             if isinstance(step.layout, Chain):
                 for sentence, rows in ((0, 1), (len(step.tokens) - 1, step.layout.width)):
@@ -73,9 +72,9 @@ def test_portable_equals_native(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(native.log_probs, portable.log_probs, atol=1e-4, rtol=1e-4)
 
 
-def predict(layers: NativeLayers, step: Step, end: dict[str, Any]) -> Predicted:
+def predict(layers: NativeLayers, step: Step, end: Prediction) -> Predicted:
     """What a step says, which leaves the cache as it was."""
-    return layers.step(**vars(replace(step, cache=step.cache.clone())), **end)[2]
+    return layers.step(**vars(replace(step, cache=step.cache.clone())), prediction=end)[2]
 
 
 def sentence_alone(step: Step, sentence: int, rows: int) -> Step:

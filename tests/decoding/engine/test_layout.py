@@ -16,6 +16,7 @@ from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
 from fairseq_plugins.decoding.engine.native.layers import NativeLayers
+from fairseq_plugins.models.transition import TransitionScores
 from tests.strategies import (
     DRAFTERS,
     FEATURE_DRAFTERS,
@@ -497,24 +498,28 @@ def test_an_output_of_another_width_than_the_shared_embedding_is_no_garbage(engi
 def test_paths_of_what_is_not_there_are_refused() -> None:
     kernels = Kernels.build()
     assert kernels is not None
-    before, after, scores = torch.randn(VOCABULARY, 4), torch.randn(VOCABULARY, 4), torch.randn(2, 3, VOCABULARY)
-    choose = kernels.path_chooser(before, after, None)
-    assert choose is not None and choose(scores, torch.tensor([0, VOCABULARY - 1]), False)[0].shape == (2, 3)
+    transition = TransitionScores(VOCABULARY, 4, width=6, state=5)
+    scores, hidden = torch.randn(2, 3, VOCABULARY), torch.randn(2, 3, 6)
+    choose = kernels.path(transition, torch.arange(VOCABULARY))
+    assert choose is not None and choose(scores, hidden, torch.tensor([0, VOCABULARY - 1]), False)[0].shape == (2, 3)
     for first in (torch.tensor([0, VOCABULARY]), torch.tensor([-1, 0]), torch.tensor([0, 2**40])):
         with pytest.raises(ValueError, match="outside of the vocabulary"):
-            choose(scores, first, False)
+            choose(scores, hidden, first, False)
     first = torch.tensor([0, 5])
     for wrong in (first[:1], first.int(), first.float(), first.to("meta"), first[None]):
-        with pytest.raises(ValueError, match="paths of scores"):
-            choose(scores, wrong, False)
+        with pytest.raises(ValueError, match="tokens before paths"):
+            choose(scores, hidden, wrong, False)
     for wrong in (scores[..., 1:], scores.double(), scores.to("meta")):
-        with pytest.raises(ValueError, match="paths of scores"):
-            choose(wrong, first, False)
-    for vocabulary in (torch.arange(1, VOCABULARY + 1), torch.arange(3), torch.arange(VOCABULARY).int()):
+        with pytest.raises(ValueError, match="scores of paths"):
+            choose(wrong, hidden, first, False)
+    for wrong in (hidden[..., 1:], hidden.double(), hidden[:1]):
+        with pytest.raises(ValueError, match="hidden states of paths"):
+            choose(scores, wrong, first, False)
+    for vocabulary in (torch.arange(1, VOCABULARY + 1), torch.arange(0), torch.tensor([-1])):
         with pytest.raises(ValueError, match="transitions"):
-            kernels.path_chooser(before, after, vocabulary)
-    with pytest.raises(ValueError, match="transitions"):
-        kernels.path_chooser(before, after[:, :3], None)
+            kernels.path(transition, vocabulary)
+    with pytest.raises(ValueError, match="ids"):
+        kernels.path(transition, torch.arange(VOCABULARY).int())
 
 
 def test_scores_that_are_no_numbers_have_a_best_one_all_the_same() -> None:

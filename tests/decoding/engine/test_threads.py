@@ -19,6 +19,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.layers import Prediction
 from tests.decoding.engine.random_steps import (
     EOS,
     PAD,
@@ -56,8 +57,9 @@ class Decoder:
         self.sizes = sizes
         self.kernels = Kernels.build(copies)
         self.layers = self.kernels.layers(random_layers(sizes), ends=random_ends(sizes))
-        self.projection = self.kernels.compiled_linear(random_linear(sizes.width, sizes.vocabulary))
-        self.limits = self.kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60))
+        projection = self.kernels.compiled_linear(random_linear(sizes.width, sizes.vocabulary))
+        limits = self.kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60))
+        self.prediction = Prediction(projection, limits)
 
     def step(self, seed: int, batch: int, width: int, packed: bool = False) -> Step:
         """A random step."""
@@ -72,8 +74,7 @@ class Decoder:
         x, states, predicted = self.layers.step(
             *(step.tokens, step.layout, cache, step.cross, step.cross_allowed),
             keep_states=True,
-            projection=self.projection,
-            limits=self.limits,
+            prediction=self.prediction,
         )
         return [x, states, cache, predicted.scores, predicted.best, predicted.log_probs]
 
@@ -174,7 +175,7 @@ def test_forks_while_other_threads_decode(decoders: list[Decoder]) -> None:
     def scores() -> list[Tensor]:
         # Nothing large enough for threads of PyTorch, which a child does not have.
         given = (step.tokens, step.layout, caches.pop(), step.cross, step.cross_allowed)
-        x, _, predicted = decoder.layers.step(*given, projection=decoder.projection, limits=decoder.limits)
+        x, _, predicted = decoder.layers.step(*given, prediction=decoder.prediction)
         return [x, predicted.scores, predicted.best, predicted.log_probs]
 
     caches = [step.cache.clone() for _ in range(30)]

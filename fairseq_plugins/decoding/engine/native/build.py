@@ -25,7 +25,7 @@ from fairseq_plugins.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_HEADERS = (Path(__file__).with_name("threads.h"),)
+_HEADERS = (SOURCE.with_name("threads.h"), SOURCE.with_name("decode.h"))
 _COMPILE = ["-std=c++17", "-fPIC", "-pthread"]
 _FAST = ["-O3", "-ffast-math"]
 # Every step of the program as it is written, and what a sanitizer says of it with file and line.
@@ -113,11 +113,74 @@ class LimitsStructure(ctypes.Structure):
     ]
 
 
+class PathStructure(ctypes.Structure):
+    _fields_ = [
+        ("ids", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("before", ctypes.c_void_p),
+        ("vocabulary", ctypes.c_int64),
+        *[(name, LinearStructure) for name in ("after", "of_hidden", "of_before", "of_state", "to_rank")],
+    ]
+
+
 class PredictStructure(ctypes.Structure):
     _fields_ = [
         ("projection", LinearStructure),
         ("limits", LimitsStructure),
-        *[(name, ctypes.c_void_p) for name in ("scores", "best", "log_probs")],
+        *[(name, ctypes.c_void_p) for name in ("scores", "best", "log_probs", "path", "first")],
+    ]
+
+
+class StackStructure(ctypes.Structure):
+    _fields_ = [
+        ("layers", ctypes.c_void_p),
+        *[(name, ctypes.c_int32) for name in ("count", "dim")],
+        *[(name, ctypes.c_void_p) for name in ("ends", "own", "cross", "projection")],
+    ]
+
+
+# As in decode.h.
+BINS, MIN_TOGETHER, MAX_ROWS_TOGETHER = 10, 8, 128
+
+
+class AdaptiveStructure(ctypes.Structure):
+    _fields_ = [
+        ("threshold", ctypes.c_float),
+        ("right_rate", ctypes.c_float * BINS),
+        *[(name, ctypes.c_double * BINS) for name in ("tried", "right")],
+        *[(name, ctypes.c_double * 5) for name in ("draft_sums", "verify_sums")],
+        *[(name, ctypes.c_double) for name in ("rows", "accepted", "drafts")],
+    ]
+
+
+class DrafterStructure(ctypes.Structure):
+    _fields_ = [
+        ("stack", StackStructure),
+        ("path", ctypes.c_void_p),
+        ("fed", InputStructure),
+        *[(name, ctypes.c_void_p) for name in ("reader", "layers_read")],
+        *[(name, ctypes.c_int32) for name in ("layers_read_count", "block_size")],
+        ("newest", ctypes.c_void_p),
+    ]
+
+
+class CopierStructure(ctypes.Structure):
+    _fields_ = [
+        ("text", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("width", "beginning", "max_match")],
+    ]
+
+
+class DecodingStructure(ctypes.Structure):
+    _fields_ = [
+        ("verifier", StackStructure),
+        ("limits", LimitsStructure),
+        *[(name, ctypes.c_void_p) for name in ("drafter", "copier", "adaptive")],
+        *[(name, ctypes.c_int64) for name in ("batch", "columns")],
+        *[(name, ctypes.c_void_p) for name in ("tokens", "log_probs", "lengths", "finished")],
+        ("budget", ctypes.c_int64),
+        ("emitted", ctypes.c_void_p),
+        ("enough", ctypes.c_int64),
     ]
 
 
@@ -298,12 +361,13 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.log_softmax.argtypes = [pointer, number, number]
     kernels.choose_best.argtypes = [pointer, number, number, pointer]
     kernels.choose_paths.argtypes = [
-        *(pointer, number, number, pointer, number, pointer),
-        *(pointer, pointer, pointer, pointer),
+        *(pointer, pointer, number, number, pointer, pointer),
+        *(pointer, pointer),
     ]
     rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
     kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
     kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows, pointer]
+    kernels.decode.argtypes = [pointer]
     kernels.set_threads.argtypes = [number]
     kernels.accept_exact.argtypes = [
         *(pointer, pointer, pointer, number, number, number),

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -189,13 +190,26 @@ struct Limits {
     float unk_penalty;
 };
 
-// The next token after every row of a step.
+// How the tokens of a draft are chosen from left to right: see models/transition.py.
+struct Path {
+    const int64_t* ids;   // [N], of the tokens that have scores
+    int64_t size;         // N
+    const float* before;  // [vocabulary][rank], of the token before; null where every token is chosen by itself
+    int64_t vocabulary;
+    Linear after;                          // rank to N
+    Linear of_hidden, of_before, of_state;  // D, rank and S to 3 S: the cell of the state, reset, update and new
+    Linear to_rank;                        // S to rank; its weight null where there is no state
+};
+
+// The next token after every row of a step: the best that the limits allow, or, with a path, a draft.
 struct Predict {
     Linear projection;
     Limits limits;
     float* scores;     // [R][V]
     int64_t* best;     // [R]
-    float* log_probs;  // [R], of the best
+    float* log_probs;  // [R], of the best; with a path null where nobody asks
+    const Path* path;  // null for none
+    const int64_t* first;  // [B], with a path: the token before each sentence's first row
 };
 
 }  // extern "C"
@@ -457,6 +471,8 @@ struct RoundedRows {
 
 #endif
 
+constexpr int64_t PANELS_TOGETHER_BYTES = 1 << 16, MIN_PANELS_TOGETHER = 4;
+
 // So many products take long enough for another thread to help.
 constexpr int64_t MIN_PRODUCTS = 1 << 20;
 
@@ -487,9 +503,15 @@ void linear(const Linear& layer, const float* x, int64_t rows, float* y, int act
     share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
         if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, begin, end, y, activation, add);
         if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, begin, end, y, activation, add);
-        in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
-            PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, begin, end, y + row * layer.outputs, activation, add);
-        });
+        // Some panels at a time, which stay in the processor's nearest cache for all rows.
+        const int64_t fitting = PANELS_TOGETHER_BYTES / (layer.inputs * PANEL * static_cast<int64_t>(sizeof(float)));
+        const int together = PANEL * static_cast<int>(std::max<int64_t>(fitting, MIN_PANELS_TOGETHER));
+        for (int from = begin; from < end; from += together) {
+            const int to = std::min(from + together, end);
+            in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
+                PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, from, to, y + row * layer.outputs, activation, add);
+            });
+        }
     });
 }
 
@@ -810,6 +832,71 @@ void best_token(float* scores, const Limits& limits, int64_t position, int64_t* 
     scores[limits.pad] = pad;
 }
 
+// One step of a recurrent cell (GRU) of width S for `count` rows: state[count][S] becomes the next one.
+//
+// read, recurrent: [count][3 S], what is read and the state, each through its own layer.
+void update_states(const float* read, const float* recurrent, int64_t count, int width, float* state) {
+    const auto sigmoid = [](float x) { return 1 / (1 + std::exp(-x)); };
+    for (int64_t row = 0; row < count; ++row, read += 3 * width, recurrent += 3 * width, state += width) {
+        for (int i = 0; i < width; ++i) {
+            const float reset = sigmoid(read[i] + recurrent[i]);
+            const float update = sigmoid(read[width + i] + recurrent[width + i]);
+            const float twice = 2 * (read[2 * width + i] + reset * recurrent[2 * width + i]);
+            const float fresh = 2 * sigmoid(twice) - 1;  // tanh
+            state[i] = (1 - update) * fresh + update * state[i];
+        }
+    }
+}
+
+// Choose the tokens of B paths of K positions, one position of all of them after the other: each the one with the highest
+// sum of its own score and that of coming after the tokens chosen before it. The sums are left in scores[B][K][N].
+// Returns false where a token before a path is outside of the vocabulary.
+bool follow(const Path& path, float* scores, const float* hidden, int64_t batch, int64_t width, const int64_t* first,
+            int64_t* chosen, float* log_probs) {
+    thread_local std::vector<float> before_memory, added_memory, read_memory, recurrent_memory, state_memory;
+    const int64_t size = path.size, rank = path.after.inputs, state_width = path.to_rank.inputs;
+    const bool has_state = path.before && path.to_rank.weight;
+    float *before = nullptr, *added = nullptr, *read = nullptr, *recurrent = nullptr, *state = nullptr;
+    if (path.before) {
+        before = scratch(before_memory, batch * rank);
+        added = scratch(added_memory, batch * size);
+    }
+    if (has_state) {
+        read = scratch(read_memory, (width + 1) * batch * 3 * state_width);
+        recurrent = scratch(recurrent_memory, batch * 3 * state_width);
+        state = scratch(state_memory, batch * state_width);
+        std::fill(state, state + batch * state_width, 0.0f);
+        linear(path.of_hidden, hidden, batch * width, read + batch * 3 * state_width);
+    }
+    for (int64_t position = 0; position < width; ++position) {
+        for (int64_t b = 0; path.before && b < batch; ++b) {
+            const int64_t previous = position == 0 ? first[b] : chosen[b * width + position - 1];
+            if (previous < 0 || previous >= path.vocabulary) return false;
+            std::memcpy(before + b * rank, path.before + previous * rank, rank * sizeof(float));
+        }
+        if (has_state) {
+            const int64_t gates = 3 * state_width;
+            for (int64_t b = 0; b < batch; ++b) {
+                std::memcpy(read + b * gates, read + (batch + b * width + position) * gates, gates * sizeof(float));
+            }
+            linear(path.of_before, before, batch, read, NONE, true);
+            linear(path.of_state, state, batch, recurrent);
+            update_states(read, recurrent, batch, state_width, state);
+            linear(path.to_rank, state, batch, before, NONE, true);
+        }
+        if (path.before) linear(path.after, before, batch, added);
+        for (int64_t b = 0; b < batch; ++b) {
+            const int64_t row = b * width + position;
+            float* sums = scores + row * size;
+            for (int64_t i = 0; path.before && i < size; ++i) sums[i] += added[b * size + i];
+            const int64_t best = first_best(sums, size);
+            chosen[row] = path.ids[best];
+            if (log_probs) log_probs[row] = sums[best] - normaliser(sums, size);
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
 extern "C" {
@@ -845,25 +932,14 @@ void choose_best(const float* scores, int64_t rows, int64_t size, int64_t* best)
     for (int64_t row = 0; row < rows; ++row) best[row] = first_best(scores + row * size, size);
 }
 
-// Of every position of scores[B][K][N] choose the token whose score is the highest together with that of coming after the
-// token chosen before it, before[id of previous][rank] * after[token][rank]; the sums are left in scores.
+// Of every position of scores[B][K][N] choose the next token of a path; see `follow`. Returns 1 where a token before a path
+// is outside of the vocabulary.
 //
-// before: [vocabulary][rank]; after: a layer of `rank` inputs and N outputs.
-// ids: [N], of the tokens that have scores.
-// first: [B], id of the token before the first position.
-// chosen: [B][K], ids; log_probs: [B][K], of each given the one before it, null where nobody asks.
-// Returns 1 where an id is outside of the vocabulary.
-int32_t choose_paths(float* scores, int64_t batch, int64_t width, const float* before, int64_t vocabulary,
-                     const Linear* after, const int64_t* ids, const int64_t* first, int64_t* chosen, float* log_probs) {
-    for (int64_t row = 0; row < batch * width; ++row, scores += after->outputs) {
-        const int64_t previous = row % width == 0 ? first[row / width] : chosen[row - 1];
-        if (previous < 0 || previous >= vocabulary) return 1;
-        linear(*after, before + previous * after->inputs, 1, scores, NONE, true);
-        const int64_t best = first_best(scores, after->outputs);
-        chosen[row] = ids[best];
-        if (log_probs) log_probs[row] = scores[best] - normaliser(scores, after->outputs);
-    }
-    return 0;
+// hidden: [B][K][D], what the scores were made of; first: [B], ids of the tokens before the first position.
+// chosen: [B][K], ids; log_probs: [B][K], of each given those before it, null where nobody asks.
+int32_t choose_paths(float* scores, const float* hidden, int64_t batch, int64_t width, const Path* path,
+                     const int64_t* first, int64_t* chosen, float* log_probs) {
+    return follow(*path, scores, hidden, batch, width, first, chosen, log_probs) ? 0 : 1;
 }
 
 // Run the rows of a step through layers, in place in x[R][D]; returns 0, or 1 and does nothing where the layout points
@@ -885,25 +961,34 @@ int32_t run_layers(const Layer* layers, int32_t count, float* x, int32_t dim, co
 // A whole step of a decoder: embed the tokens, run the layers, normalise, and maybe predict the next tokens. x[R][D] is the
 // result; the rest is as for run_layers. Returns 2 where a token is none of the vocabulary, or a mask is fed nothing.
 //
-// predict: null for no prediction.
+// predict: null for no prediction; a path is for chains only.
 int32_t run_step(const Layer* layers, int32_t count, const Ends* ends, const Input* input, float* x, int32_t dim,
                  const Layout* layout, const Memory* own, const Memory* cross, float* states, const Predict* predict) {
     const Rows where(*layout);
     if (!where.fit(*own, cross)) return 1;
     if (!embed_rows(*ends, *input, *layout, where, 0, layout->rows, x, dim)) return 2;
     const int64_t products = products_of(layers, count) + (predict ? products_of(predict->projection) : 0);
+    std::atomic<bool> failed{false};
     where.share(products, [&](int64_t first, int64_t last) {
         run_rows(layers, count, x, dim, where, first, last, *own, cross, states);
         float* from = x + first * dim;
         if (ends->final_norm.weight) normalize(ends->final_norm, from, last - first, dim, from);
         if (!predict) return;
-        float* scores = predict->scores + first * predict->limits.vocabulary;
+        float* scores = predict->scores + first * predict->projection.outputs;
         linear(predict->projection, from, last - first, scores);
+        if (predict->path) {
+            const int64_t begin = first / layout->width, count = (last - first) / layout->width;
+            float* log_probs = predict->log_probs ? predict->log_probs + first : nullptr;
+            const bool known = follow(*predict->path, scores, from, count, layout->width, predict->first + begin,
+                                      predict->best + first, log_probs);
+            if (!known) failed = true;
+            return;
+        }
         for (int64_t row = first; row < last; ++row, scores += predict->limits.vocabulary) {
             best_token(scores, predict->limits, where.position[row], predict->best + row, predict->log_probs + row);
         }
     });
-    return 0;
+    return failed ? 2 : 0;
 }
 
 // Exact acceptance: of the drafted tokens, which are the tokens of a chain after its first one, the longest prefix that
@@ -924,3 +1009,5 @@ void accept_exact(const int64_t* best, const int64_t* drafted, const int64_t* nu
 }
 
 }  // extern "C"
+
+#include "decode.h"

@@ -19,7 +19,9 @@ from fairseq_plugins.decoding.engine.native.layers import (
     NativeLinear,
     check,
 )
+from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, QuantizedLinear, is_small
+from fairseq_plugins.models.transition import TransitionScores
 
 # A copy of a weight in panels is read faster than the weight itself where there are few inputs, and made of weights of
 # few bytes; large models are read as they are, so that nothing of them is held twice.
@@ -180,44 +182,8 @@ class Kernels:
         rows = scores.numel() // max(scores.size(-1), 1)
         return scores.is_contiguous() and scores.size(-1) > 0 and self.can_read(scores) and self.pays(rows)
 
-    def path_chooser(
-        self, before: Tensor, after: Tensor, vocabulary: Tensor | None
-    ) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None]] | None:
-        """`models.transition.TransitionScores.choose` on the kernels, None where these cannot run it.
-
-        Args:
-            before: [V, R], of the token before.
-            after: [N, R], of the token.
-            vocabulary: ids [N] of the tokens that have scores, None for all.
-
-        Raises:
-            ValueError: for tensors that do not fit each other; what is returned does so for tokens outside of V.
-        """
-        if not self.can_read(before, after):
+    def path(self, transition: TransitionScores | None, ids: Tensor) -> NativePath | None:
+        """The choice of a draft among the tokens `ids` [N]; None where the kernels cannot read the scores."""
+        if transition is not None and not self.can_read(*transition.parameters()):
             return None
-        ids = torch.arange(len(after)) if vocabulary is None else vocabulary.contiguous()
-        fit = before.dim() == after.dim() == 2 and before.size(1) == after.size(1)
-        fit = fit and ids.dtype == torch.long and ids.shape == after.shape[:1]
-        if not fit or not bool(((ids >= 0) & (ids < len(before))).all()):
-            raise ValueError(f"kernels: transitions from {list(before.shape)} to {list(after.shape)}")
-        before, layer = before.detach().contiguous(), self.compiled_linear((after, None))
-
-        def choose(scores: Tensor, first: Tensor, with_log_probs: bool) -> tuple[Tensor, Tensor | None]:
-            scores, first = scores.clone(memory_format=torch.contiguous_format), first.contiguous()
-            batch, width, size = scores.shape
-            readable = self.can_read(scores) and first.dtype == torch.long and first.device.type == "cpu"
-            if size != layer.outputs or first.shape != (batch,) or not readable:
-                raise ValueError(f"kernels: paths of scores {list(scores.shape)} over {layer.outputs} tokens")
-            self.functions.set_threads(torch.get_num_threads())
-            chosen = first.new_empty(batch, width)
-            log_probs = scores.new_empty(batch, width) if with_log_probs else None
-            failed = self.functions.choose_paths(
-                *(scores.data_ptr(), batch, width, before.data_ptr(), len(before), ctypes.byref(layer.structure)),
-                *(ids.data_ptr(), first.data_ptr(), chosen.data_ptr()),
-                None if log_probs is None else log_probs.data_ptr(),
-            )
-            if failed:
-                raise ValueError("kernels: the token before a path is outside of the vocabulary")
-            return chosen, log_probs
-
-        return choose
+        return NativePath(self.functions, transition, ids, self.compiled_linear)

@@ -7,6 +7,7 @@ where a call brings tensors of its own, at the call.
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,9 @@ from fairseq_plugins.decoding.engine.native.build import (
     LinearStructure,
     MemoryStructure,
     NormStructure,
+    PathStructure,
     PredictStructure,
+    StackStructure,
 )
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, QuantizedLinear, quantized
 
@@ -128,14 +131,31 @@ class Predicted:
     """The next token after every row of a step.
 
     Attributes:
-        scores: [B, T, V] or [R, V], before softmax, of all tokens.
-        best: [B, T] or [R], the first of the best that the limits allow.
+        scores: [B, T, V] or [R, V], before softmax, of all tokens; along a path, with what that adds.
+        best: [B, T] or [R], the first of the best that the limits allow, or the token of the path.
         log_probs: of the best, in the same shape.
     """
 
     scores: Tensor
     best: Tensor
     log_probs: Tensor
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is to be predicted after the rows of a step: the verifier's tokens within limits, or a draft along a path.
+
+    Attributes:
+        projection: to the tokens that are scored.
+        limits: what they may be; the vocabulary's size only where a path is followed.
+        path: how the tokens of a draft are chosen.
+        first: [B] with a path, the token before every sentence's first row.
+    """
+
+    projection: "NativeLinear"
+    limits: LimitsStructure
+    path: PathStructure | None = None
+    first: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -287,8 +307,7 @@ class NativeLayers:
         masks: int = 0,
         fed: Tensor | None = None,
         added: Tensor | None = None,
-        projection: "NativeLinear | None" = None,
-        limits: LimitsStructure | None = None,
+        prediction: Prediction | None = None,
     ) -> tuple[Tensor, Tensor | None, Predicted | None]:
         """Embed tokens and run them; what `run` has too is the same.
 
@@ -297,8 +316,7 @@ class NativeLayers:
             masks: of a chain: so many masks stand after the tokens.
             fed: [B, positions, D] what masks are fed at each position, or [D] everywhere; None where there are none.
             added: of a chain: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
-            projection: to the vocabulary, for a prediction of the next tokens; None for none.
-            limits: what these may be.
+            prediction: of the next tokens; None for none.
 
         Returns:
             the normalised output, the states as `run` does, and the prediction.
@@ -325,31 +343,100 @@ class NativeLayers:
             check("what is added", added, (shape[0], added.size(1), self.width))
             given.added, given.added_width = added.data_ptr(), added.size(1)
         if fed is not None:
-            suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
-            suits = suits and fed.dim() in (1, 3) and fed.size(-1) == self.width
-            _require(suits, f"masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
-            given.fed = fed.data_ptr()
-            if fed.dim() == 3:
-                given.sentence, given.position = fed.stride()[:2]
-                given.fed_sentences, given.fed_positions = fed.shape[:2]
-        predicted, predict = None, None
-        if projection is not None:
-            assert limits is not None
-            _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
-            _require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
-            special = (limits.pad, limits.unk, limits.eos)
-            _require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
-            predicted = Predicted(
-                scores=new_empty(cache, (*shape, projection.outputs)),
-                best=tokens.new_empty(shape),
-                log_probs=cache.new_empty(shape),
-            )
-            pointers = (predicted.scores.data_ptr(), predicted.best.data_ptr(), predicted.log_probs.data_ptr())
-            predict = PredictStructure(projection.structure, limits, *pointers)
+            self.feed(fed, given)
+        predicted, predict = (None, None) if prediction is None else self._predict(prediction, layout, x)
         ends = (ctypes.byref(self.ends), ctypes.byref(given))
         call = _Call(self, x, layout, (cache, layout.slots, None), cross, cross_allowed, keep_states)
         states = call.run(self.kernels.run_step, ends, (None if predict is None else ctypes.byref(predict),))
         return x, states, predicted
+
+    def stack(
+        self, projection: NativeLinear, cache: Tensor, cross: Tensor, cross_allowed: Tensor | None
+    ) -> tuple[StackStructure, list[object]]:
+        """What the kernels need of a decoder to run steps of their own making, and what must be held meanwhile.
+
+        Args:
+            projection: of the last states.
+            cache, cross, cross_allowed: as for `run`; all slots of the cache may be used.
+
+        Raises:
+            ValueError: for tensors of the wrong shape or type.
+        """
+        assert self.ends is not None
+        _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
+        held: list[Any] = [self, projection]
+        own = self.memory(cache, cache.size(2), None, held)
+        source = self.memory(cross, cross.size(2), cross_allowed, held)
+        _require(source.sentences == own.sentences, f"{_REASONS[1]}, whose source is that of another batch")
+        held += [own, source]
+        parts = (self.ends, own, source, projection.structure)
+        structure = StackStructure(
+            ctypes.addressof(self.array), self.count, self.width, *[ctypes.addressof(part) for part in parts]
+        )
+        return structure, held
+
+    def memory(
+        self, key_value: Tensor, used: int, allowed: Tensor | None, held: list[Any]
+    ) -> MemoryStructure:
+        """Keys and values of all layers, [layers, B, slots, 2, H, D / H]; what must be held goes to `held`.
+
+        Raises:
+            ValueError: for tensors that the kernels cannot read.
+        """
+        _require(key_value.dim() == 6, f"keys and values are {list(key_value.shape)}")
+        count, sentences, capacity = key_value.shape[:3]
+        inner = (2, self.heads, self.width // self.heads)
+        # From one layer to the next it may go anywhere, and the encoder's do not move at all.
+        stride = self.width
+        strides = (capacity * 2 * stride, 2 * stride, stride, inner[2], 1)
+        suits = count == self.count and key_value.shape[3:] == inner and key_value.dtype == torch.float32
+        is_whole = suits and (key_value.stride()[1:] == strides or key_value[0].is_contiguous())
+        _require(is_whole and key_value.device.type == "cpu", f"keys and values {key_value.dtype} {key_value.shape}")
+        held.append(key_value)
+        pointer = None
+        if allowed is not None:
+            allowed = allowed.contiguous()
+            check("mask", allowed, (sentences, used), torch.bool)
+            held.append(allowed)
+            pointer = allowed.data_ptr()
+        return MemoryStructure(key_value.data_ptr(), key_value.stride(0), sentences, capacity, used, pointer)
+
+    def feed(self, fed: Tensor, given: InputStructure) -> None:
+        """Let masks be fed [B, positions, D], or [D] everywhere.
+
+        Raises:
+            ValueError: for tensors that the kernels cannot read.
+        """
+        suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
+        suits = suits and fed.dim() in (1, 3) and fed.size(-1) == self.width
+        _require(suits, f"masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
+        given.fed = fed.data_ptr()
+        if fed.dim() == 3:
+            given.sentence, given.position = fed.stride()[:2]
+            given.fed_sentences, given.fed_positions = fed.shape[:2]
+
+    def _predict(
+        self, wanted: Prediction, layout: Chain | StepLayout, x: Tensor
+    ) -> tuple[Predicted, PredictStructure]:
+        """Where a prediction after the rows x goes, and its structure; `wanted` and what is returned must be held."""
+        projection, limits = wanted.projection, wanted.limits
+        _require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
+        _require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
+        special = (limits.pad, limits.unk, limits.eos)
+        _require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
+        shape = x.shape[:-1]
+        predicted = Predicted(
+            scores=new_empty(x, (*shape, projection.outputs)),
+            best=torch.empty(shape, dtype=torch.long),
+            log_probs=x.new_empty(shape),
+        )
+        results = (predicted.scores.data_ptr(), predicted.best.data_ptr(), predicted.log_probs.data_ptr())
+        predict = PredictStructure(projection.structure, limits, *results)
+        if wanted.path is not None:
+            _require(isinstance(layout, Chain) and wanted.first is not None, "a path is for the rows of a chain")
+            check("tokens before paths", wanted.first, shape[:1], torch.long)
+            predict.path, predict.first = ctypes.addressof(wanted.path), wanted.first.data_ptr()
+        return predicted, predict
 
 
 class _Call:
@@ -373,7 +460,7 @@ class _Call:
         self.layers, self.x = layers, x
         self.states = x.new_empty(layers.count + 1, *x.shape) if keep_states else None
         self.layout, self.held = _layout(layout, x.shape[:-1])
-        self.own = self._memory(*own)
+        self.own = layers.memory(*own, self.held)
         if isinstance(layout, Chain):
             _require(len(x) == self.own.sentences, f"{len(x)} sentences, and {self.own.sentences} in the cache")
         _require(cross is not None or not layers.has_cross, "nothing is given to cross-attention")
@@ -381,7 +468,7 @@ class _Call:
         self.cross = None
         if cross is not None:
             _require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
-            self.cross = self._memory(cross, cross.size(2), cross_allowed)
+            self.cross = layers.memory(cross, cross.size(2), cross_allowed, self.held)
             same = self.cross.sentences == self.own.sentences
             _require(same, f"{_REASONS[1]}, whose source is that of another batch")
 
@@ -399,25 +486,6 @@ class _Call:
         )
         _require(not failed, _REASONS.get(failed, "failed"))
         return self.states
-
-    def _memory(self, key_value: Tensor, used: int, allowed: Tensor | None) -> MemoryStructure:
-        layers = self.layers
-        _require(key_value.dim() == 6, f"keys and values are {list(key_value.shape)}")
-        count, sentences, capacity = key_value.shape[:3]
-        inner = (2, layers.heads, layers.width // layers.heads)
-        # From one layer to the next it may go anywhere, and the encoder's do not move at all.
-        stride = layers.width
-        strides = (capacity * 2 * stride, 2 * stride, stride, inner[2], 1)
-        suits = count == layers.count and key_value.shape[3:] == inner and key_value.dtype == torch.float32
-        is_whole = suits and (key_value.stride()[1:] == strides or key_value[0].is_contiguous())
-        _require(is_whole and key_value.device.type == "cpu", f"keys and values {key_value.dtype} {key_value.shape}")
-        pointer = None
-        if allowed is not None:
-            allowed = allowed.contiguous()
-            check("mask", allowed, (sentences, used), torch.bool)
-            self.held.append(allowed)
-            pointer = allowed.data_ptr()
-        return MemoryStructure(key_value.data_ptr(), key_value.stride(0), sentences, capacity, used, pointer)
 
 
 def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStructure, list[Tensor]]:

@@ -1,0 +1,423 @@
+// Greedy decoding of the sentences of a batch until they end, with or without drafts: every iteration drafts, verifies,
+// accepts, and notes what it emitted. Part of kernels.cpp, whose layers it runs.
+//
+// The sentences are independent of each other. So each thread decodes its own ones, nobody waits for anybody, and a
+// sentence that has ended costs no row. Rows are packed: every sentence has as many as it has tokens to verify.
+
+#pragma once
+
+#include <chrono>
+
+extern "C" {
+
+// A decoder with its cache, and the projection of its last states.
+struct Stack {
+    const Layer* layers;
+    int32_t count, dim;
+    const Ends* ends;
+    const Memory* own;
+    const Memory* cross;
+    const Linear* projection;
+};
+
+constexpr int BINS = 10;
+
+// Which drafted tokens are worth a row of the verification: see ../../drafters/adaptive.py.
+struct Adaptive {
+    float threshold;                        // those at least as likely to survive as this
+    float right_rate[BINS];                 // how often a token is right that the drafter gives such a probability
+    double tried[BINS], right[BINS];        // counted here
+    double draft_sums[5], verify_sums[5];   // of calls: their number, rows, rows^2, seconds, rows * seconds
+    double rows, accepted, drafts;          // drafted tokens that were verified, and accepted, of so many drafts
+};
+
+// A drafter that reads the verifier's states: see ../../drafters/features.py.
+struct Drafter {
+    Stack stack;
+    const Path* path;
+    Input fed;                  // what masks are fed
+    const Linear* reader;       // the verifier's states become keys and values of all layers, and what is added to an input
+    const int32_t* layers_read;
+    int32_t layers_read_count, block_size;
+    float* newest;              // [B][D], what is added to the next input
+};
+
+// A drafter that copies the source: see ../../methods/iad.py.
+struct Copier {
+    const int64_t* text;  // [B][width]: what the beginning of the output equals, the source, and below 0 what nothing equals
+    int64_t width, beginning, max_match;
+};
+
+struct Decoding {
+    Stack verifier;
+    Limits limits;
+    const Drafter* drafter;  // null for none
+    const Copier* copier;    // null for none
+    Adaptive* adaptive;      // null where all drafted tokens are verified
+    int64_t batch, columns;  // sentences, and columns of tokens
+    int64_t* tokens;         // [B][columns], the token that an output begins with and the output
+    float* log_probs;        // [B][columns]
+    int64_t* lengths;        // [B] of the outputs
+    uint8_t* finished;       // [B]
+    int64_t budget;          // iterations at most
+    int32_t* emitted;        // [budget][B]
+    int64_t enough;          // return when so many sentences have ended
+};
+
+}  // extern "C"
+
+namespace {
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void count_call(double* sums, double rows, double seconds) {
+    const double values[5] = {1, rows, rows * rows, seconds, rows * seconds};
+    for (int i = 0; i < 5; ++i) sums[i] += values[i];
+}
+
+void add_counts(const Adaptive& from, Adaptive& to) {
+    for (int i = 0; i < BINS; ++i) {
+        to.tried[i] += from.tried[i];
+        to.right[i] += from.right[i];
+    }
+    for (int i = 0; i < 5; ++i) {
+        to.draft_sums[i] += from.draft_sums[i];
+        to.verify_sums[i] += from.verify_sums[i];
+    }
+    to.rows += from.rows;
+    to.accepted += from.accepted;
+    to.drafts += from.drafts;
+}
+
+// Sentences that are decoded together: products of few rows are slow, and the scores of many leave the processor's cache.
+constexpr int64_t MIN_TOGETHER = 8, MAX_ROWS_TOGETHER = 128;
+
+// The rows of a step, one after the other.
+struct Step {
+    std::vector<int64_t> tokens;
+    Rows where;
+    std::vector<float> x, states, scores;
+
+    Step() : where(Layout{}) {}
+
+    void clear() {
+        tokens.clear();
+        for (auto* values : {&where.sentence, &where.position, &where.slot, &where.last_visible}) values->clear();
+    }
+
+    void add(int64_t sentence, int64_t position, int64_t token) {
+        tokens.push_back(token);
+        where.sentence.push_back(sentence);
+        for (auto* values : {&where.position, &where.slot, &where.last_visible}) values->push_back(position);
+    }
+
+    int64_t size() const { return tokens.size(); }
+
+    // Embed the rows, run them through the layers, and score the tokens after them; returns whether all rows are known.
+    bool run(const Stack& stack, Input input, bool keep_states) {
+        const int64_t rows = size();
+        x.resize(rows * stack.dim);
+        scores.resize(rows * stack.projection->outputs);
+        if (keep_states) states.resize((stack.count + 1) * rows * stack.dim);
+        if (!where.fit(*stack.own, stack.cross)) return false;
+        input.tokens = tokens.data();
+        const Layout packed{rows, 0, nullptr, nullptr, nullptr, nullptr, nullptr};
+        if (!embed_rows(*stack.ends, input, packed, where, 0, rows, x.data(), stack.dim)) return false;
+        run_rows(stack.layers, stack.count, x.data(), stack.dim, where, 0, rows, *stack.own, stack.cross,
+                 keep_states ? states.data() : nullptr);
+        const Norm& norm = stack.ends->final_norm;
+        if (norm.weight) normalize(norm, x.data(), rows, stack.dim, x.data());
+        linear(*stack.projection, x.data(), rows, scores.data());
+        return true;
+    }
+};
+
+// What one thread does for the sentences `first` .. `last`.
+class Part {
+public:
+    Part(const Decoding& decoding, int64_t first, int64_t last, Adaptive* adaptive)
+        : all(decoding), drafter(decoding.drafter), adaptive(adaptive) {
+        for (int64_t b = first; b < last; ++b) {
+            if (!all.finished[b]) active.push_back(b);
+        }
+    }
+
+    // One iteration of the sentences that have not ended; false where there is none, or no room for one.
+    bool iterate(int32_t* emitted, std::atomic<int64_t>& ended) {
+        if (active.empty() || !has_room()) return false;
+        drafted_width = 0;
+        if (drafter && !draft()) return fail();
+        if (all.copier) copy();
+        if (!verify()) return fail();
+        accept(emitted);
+        if (drafter) observe();
+        for (size_t index = 0; index < active.size(); ++index) all.lengths[active[index]] += gained[index];
+        const auto is_over = [&](int64_t b) { return all.finished[b] != 0; };
+        const auto rest = std::remove_if(active.begin(), active.end(), is_over);
+        ended += active.end() - rest;
+        active.erase(rest, active.end());
+        return true;
+    }
+
+    bool failed = false;
+
+private:
+    const Decoding& all;
+    const Drafter* drafter;
+    Adaptive* adaptive;
+    std::vector<int64_t> active, before, chosen, drafted, counts, begins, gained;
+    std::vector<float> log_probs, features, read;
+    Step drafting, verifying;
+    int64_t drafted_width = 0;
+    double began = 0;
+
+    bool fail() {
+        failed = true;
+        return false;
+    }
+
+    int64_t wanted_width() const { return drafter ? drafter->block_size : all.copier ? all.copier->width : 0; }
+
+    // Whether the caches, and the table of what masks are fed, are long enough for all that an iteration can write.
+    bool has_room() const {
+        int64_t longest = 0;
+        for (const int64_t b : active) longest = std::max(longest, all.lengths[b]);
+        const int64_t slots = longest + wanted_width() + 1;
+        if (slots > all.verifier.own->used) return false;
+        if (!drafter) return true;
+        return slots <= drafter->stack.own->used && (!drafter->fed.position || slots <= drafter->fed.fed_positions);
+    }
+
+    // How many tokens may stand before the limit of a sentence.
+    int64_t left(int64_t b) const { return std::max<int64_t>(all.limits.max_len - all.lengths[b], 0); }
+
+    bool draft() {
+        const double start = seconds_now();
+        int64_t width = 0;
+        for (const int64_t b : active) width = std::max(width, std::min<int64_t>(drafter->block_size, left(b)));
+        if (width == 0) return true;
+        const int64_t count = active.size();
+        drafting.clear();
+        before.clear();
+        for (const int64_t b : active) {
+            before.push_back(all.tokens[b * all.columns + all.lengths[b]]);
+            for (int64_t t = 0; t < width; ++t) {
+                drafting.add(b, all.lengths[b] + t, t == 0 ? before.back() : drafter->stack.ends->mask_id);
+            }
+        }
+        Input input = drafter->fed;
+        input.added = drafter->newest;
+        input.added_width = 1;
+        if (!drafting.run(drafter->stack, input, false)) return false;
+        chosen.resize(count * width);
+        log_probs.resize(count * width);
+        if (!follow(*drafter->path, drafting.scores.data(), drafting.x.data(), count, width, before.data(), chosen.data(),
+                    adaptive ? log_probs.data() : nullptr)) {
+            return false;
+        }
+        drafted_width = width;
+        drafted.assign(count, width);
+        if (adaptive) count_call(adaptive->draft_sums, count, seconds_now() - start);
+        return true;
+    }
+
+    // What follows the one position of the source that the longest suffix of the output matches, if it is one.
+    void copy() {
+        drafted_width = all.copier->width;
+        drafted.assign(active.size(), 0);
+        chosen.resize(active.size() * drafted_width);
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index];
+            const int64_t* text = all.copier->text + b * all.copier->width;
+            int64_t longest = 0, second = 0, found = 0;
+            for (int64_t end = 0; end < all.copier->width; ++end) {
+                const int64_t length = common_suffix(text, end, all.tokens + b * all.columns, all.lengths[b]);
+                if (length > longest) {
+                    second = longest;
+                    longest = length;
+                    found = end;
+                } else {
+                    second = std::max(second, length);
+                }
+            }
+            if (longest == second) continue;
+            for (int64_t from = found + 1; from < all.copier->width && text[from] >= 0; ++from) {
+                chosen[index * drafted_width + drafted[index]++] = text[from];
+            }
+        }
+    }
+
+    // How many tokens that end at this position of a text equal the last tokens of an output.
+    int64_t common_suffix(const int64_t* text, int64_t end, const int64_t* output, int64_t length) const {
+        int64_t count = 0;
+        for (; count < all.copier->max_match && count <= end && count <= length; ++count) {
+            const int64_t token = length == count ? all.copier->beginning : output[length - count];
+            if (text[end - count] < 0 || text[end - count] != token) break;
+        }
+        return count;
+    }
+
+    static int bin_of(float log_prob) {
+        return std::min(std::max(static_cast<int>(std::exp(log_prob) * BINS), 0), BINS - 1);
+    }
+
+    // How many of the drafted tokens of a sentence are worth a row.
+    int64_t worth_verifying(int64_t index, int64_t most) const {
+        if (!adaptive) return most;
+        float survival = 1;
+        for (int64_t t = 0; t < most; ++t) {
+            survival *= adaptive->right_rate[bin_of(log_probs[index * drafted_width + t])];
+            if (survival < adaptive->threshold) return t;
+        }
+        return most;
+    }
+
+    bool verify() {
+        began = seconds_now();
+        verifying.clear();
+        counts.clear();
+        begins.clear();
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index], length = all.lengths[b];
+            const int64_t meant = drafted_width ? worth_verifying(index, std::min(drafted[index], left(b))) : 0;
+            begins.push_back(verifying.size());
+            counts.push_back(meant);
+            verifying.add(b, length, all.tokens[b * all.columns + length]);
+            for (int64_t t = 0; t < meant; ++t) {
+                verifying.add(b, length + 1 + t, chosen[index * drafted_width + t]);
+            }
+        }
+        return verifying.run(all.verifier, Input{}, drafter != nullptr);
+    }
+
+    void accept(int32_t* emitted) {
+        const int64_t size = all.verifier.projection->outputs;
+        gained.clear();
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index], begin = begins[index], length = all.lengths[b];
+            int64_t* tokens = all.tokens + b * all.columns + length + 1;
+            float* probabilities = all.log_probs + b * all.columns + length + 1;
+            int64_t count = 0;
+            // Rows after the first rejected token need no choice.
+            for (bool goes_on = true; goes_on; ++count) {
+                const int64_t row = begin + count;
+                best_token(verifying.scores.data() + row * size, all.limits, length + count, tokens + count,
+                           probabilities + count);
+                all.finished[b] = tokens[count] == all.limits.eos;
+                goes_on = !all.finished[b] && count < counts[index] && chosen[index * drafted_width + count] == tokens[count];
+            }
+            emitted[b] = count;
+            gained.push_back(count);
+            if (adaptive && drafted_width > 0) calibrate(index, count, tokens);
+        }
+        if (adaptive) {
+            count_call(adaptive->verify_sums, verifying.size(), seconds_now() - began);
+        }
+    }
+
+    // Counts what became of the verified tokens of a draft.
+    void calibrate(size_t index, int64_t emitted, const int64_t* tokens) {
+        int64_t accepted = 0;
+        for (int64_t t = 0; t < std::min(emitted, counts[index]); ++t) {
+            const int bin = bin_of(log_probs[index * drafted_width + t]);
+            const bool is_right = chosen[index * drafted_width + t] == tokens[t];
+            adaptive->tried[bin] += 1;
+            adaptive->right[bin] += is_right;
+            accepted += is_right;
+        }
+        adaptive->drafts += 1;
+        adaptive->rows += counts[index];
+        adaptive->accepted += accepted;
+    }
+
+    // The drafter reads the states that the emitted tokens were chosen from.
+    void observe() {
+        const double start = seconds_now();
+        const int64_t dim = all.verifier.dim, width = drafter->layers_read_count * dim, rows = verifying.size();
+        int64_t count = 0;
+        features.resize(rows * width);
+        const auto for_each_emitted = [&](const auto& run) {
+            for (size_t index = 0; index < active.size(); ++index) {
+                const int64_t b = active[index];
+                for (int64_t t = 0; t < gained[index]; ++t) {
+                    run(b, begins[index] + t, all.lengths[b] + t, t + 1 == gained[index]);
+                }
+            }
+        };
+        for_each_emitted([&](int64_t, int64_t row, int64_t, bool) {
+            for (int n = 0; n < drafter->layers_read_count; ++n) {
+                const float* from = verifying.states.data() + (drafter->layers_read[n] * rows + row) * dim;
+                std::memcpy(features.data() + count * width + n * dim, from, dim * sizeof(float));
+            }
+            ++count;
+        });
+        const int64_t outputs = drafter->reader->outputs, own_dim = drafter->stack.dim;
+        read.resize(count * outputs);
+        linear(*drafter->reader, features.data(), count, read.data());
+        const Memory& own = *drafter->stack.own;
+        const float* from = read.data();
+        for_each_emitted([&](int64_t b, int64_t, int64_t slot, bool is_last) {
+            for (int n = 0; n < drafter->stack.count; ++n) {
+                float* to = own.key_value + n * own.layer + (b * own.capacity + slot) * 2 * own_dim;
+                std::memcpy(to, from + n * 2 * own_dim, 2 * own_dim * sizeof(float));
+            }
+            const float* added = from + drafter->stack.count * 2 * own_dim;
+            if (is_last) std::memcpy(drafter->newest + b * own_dim, added, own_dim * sizeof(float));
+            from += outputs;
+        });
+        if (adaptive && drafted_width > 0) adaptive->draft_sums[3] += seconds_now() - start;
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Decode until `enough` sentences have ended, `budget` iterations are over or there is no room for another one. Returns 0,
+// or 1 where something points outside of what there is, or a token is none of the vocabulary.
+int32_t decode(const Decoding* decoding) {
+    const Decoding& all = *decoding;
+    const Drafter* drafter = all.drafter;
+    int64_t waiting = 0;
+    // A token before the output, all that the limit allows, and EOS.
+    if (all.columns < all.limits.max_len + 2) return 1;
+    for (int64_t b = 0; b < all.batch; ++b) {
+        if (all.lengths[b] < 0 || all.lengths[b] >= all.columns) return 1;
+        waiting += !all.finished[b];
+    }
+    if (waiting == 0) return 0;
+    const int64_t width = 1 + (drafter ? drafter->block_size : all.copier ? all.copier->width : 0);
+    const int64_t most = std::max<int64_t>(MIN_TOGETHER, MAX_ROWS_TOGETHER / width);
+    const int64_t threads = threads::available();
+    int64_t parts = std::min(threads, waiting);
+    parts = std::max(parts, (waiting + most - 1) / most);
+    std::vector<Adaptive> counters(all.adaptive ? parts : 0);
+    for (Adaptive& counter : counters) {
+        counter = Adaptive{};
+        counter.threshold = all.adaptive->threshold;
+        std::copy_n(all.adaptive->right_rate, BINS, counter.right_rate);
+    }
+    std::atomic<int64_t> ended{0}, next{0};
+    std::atomic<bool> failed{false};
+    const auto work = [&](int64_t) {
+        for (int64_t part; (part = next++) < parts;) {
+            Part mine(all, part * all.batch / parts, (part + 1) * all.batch / parts,
+                      counters.empty() ? nullptr : &counters[part]);
+            for (int64_t i = 0; i < all.budget && mine.iterate(all.emitted + i * all.batch, ended); ++i) {
+                if (ended >= all.enough) break;
+            }
+            if (mine.failed) failed = true;
+        }
+    };
+    if (parts > 1 && threads > 1) {
+        threads::run(std::min(threads, parts), work);
+    } else {
+        work(0);
+    }
+    for (const Adaptive& counter : counters) add_counts(counter, *all.adaptive);
+    return failed ? 1 : 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,128 @@
+"""The loop in one call of compiled code, for exact greedy decoding without drafts, with a
+`FeatureDrafter` or with copies of the source.
+
+Everything else goes round the loop of `generator.py`, which is the reference: other drafters and rules, ensembles,
+prefixes, temperatures, traces and profiles.
+"""
+
+import ctypes
+
+import torch
+
+from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
+from fairseq_plugins.decoding.drafters.features import FeatureDrafter
+from fairseq_plugins.decoding.engine.native.build import DecodingStructure
+from fairseq_plugins.decoding.engine.native.layers import check
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.methods.greedy import NoDrafter
+from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import exact
+from fairseq_plugins.decoding.state import DecodingState
+from fairseq_plugins.decoding.verifier import Verifier
+
+# Iterations before Python has its turn again: somebody may have pressed Ctrl-C.
+_ITERATIONS = 32
+
+
+def runs_in_one_call(method: Method) -> bool:
+    """Whether the kernels know all parts of a method."""
+    verifier, search, drafter = method.verifier, method.search, method.drafter
+    return (
+        method.in_one_call
+        and isinstance(verifier, Verifier)
+        and verifier.engine.kernels is not None
+        and len(verifier.decoders) == 1
+        and verifier.temperature == 1.0
+        and type(search) is GreedySearch
+        and search.rule is exact
+        and isinstance(_inner(drafter), NoDrafter | FeatureDrafter | SourceCopyDrafter)
+    )
+
+
+def _inner(drafter: Drafter) -> Drafter:
+    return drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
+
+
+class OneCall:
+    """Runs iterations of a method until sentences have ended.
+
+    Args:
+        method: one that `runs_in_one_call`.
+    """
+
+    def __init__(self, method: Method) -> None:
+        assert isinstance(method.verifier, Verifier)
+        self.decoder = method.verifier.decoders[0]
+        self.adaptive = method.drafter if isinstance(method.drafter, AdaptiveDrafter) else None
+        self.drafter = _inner(method.drafter)
+        self.kernels = method.verifier.engine.kernels
+
+    def run(self, state: DecodingState, enough: int) -> tuple[list[list[int]], list[bool]] | None:
+        """Decode until so many sentences have ended, or some iterations are over; the state is brought up to date.
+
+        Returns:
+            of every row the tokens that each iteration emitted, and whether it has ended; None where this is not for
+            the kernels.
+        """
+        kernels, batch = self.kernels, len(state.host_lengths)
+        assert kernels is not None
+        adaptive, drafter = self.adaptive, self.drafter
+        if adaptive is not None and not adaptive.drafts:
+            adaptive = drafter = None
+        # The most that an iteration adds, if all goes well.
+        width = 1 + (drafter.block_size if isinstance(drafter, FeatureDrafter) else 0)
+        if isinstance(drafter, SourceCopyDrafter):
+            width += drafter.source.size(1)
+        slots = state.span.longest + width + _ITERATIONS
+        verifier = self.decoder.stack(slots)
+        if verifier is None:
+            return None
+        limits = kernels.limits(self.decoder.native_output.outputs, state.constraints)
+        trained = copier = counted = None
+        if isinstance(drafter, FeatureDrafter):
+            trained = drafter.structure(slots, batch, verifier[0].dim)
+        elif isinstance(drafter, SourceCopyDrafter):
+            copier = drafter.structure()
+        if limits is None or (trained is None and copier is None and not isinstance(drafter, NoDrafter | None)):
+            return None
+        if adaptive is not None:
+            counted = adaptive.policy.structure(batch)
+        finished = torch.zeros(batch, dtype=torch.uint8)
+        emitted = torch.zeros(_ITERATIONS, batch, dtype=torch.int32)
+        for name, tensor, kind in (
+            ("tokens", state.tokens, torch.long),
+            ("log-probabilities", state.log_probs, torch.float32),
+            ("lengths", state.lengths, torch.long),
+        ):
+            check(name, tensor, (batch, *state.tokens.shape[1:]) if tensor.dim() == 2 else (batch,), kind)
+        kernels.functions.set_threads(torch.get_num_threads())
+        failed = kernels.functions.decode(
+            ctypes.byref(
+                DecodingStructure(
+                    verifier=verifier[0],
+                    limits=limits,
+                    drafter=None if trained is None else ctypes.addressof(trained[0]),
+                    copier=None if copier is None else ctypes.addressof(copier[0]),
+                    adaptive=None if counted is None else ctypes.addressof(counted),
+                    batch=batch,
+                    columns=state.tokens.size(1),
+                    tokens=state.tokens.data_ptr(),
+                    log_probs=state.log_probs.data_ptr(),
+                    lengths=state.lengths.data_ptr(),
+                    finished=finished.data_ptr(),
+                    budget=_ITERATIONS,
+                    emitted=emitted.data_ptr(),
+                    enough=enough,
+                )
+            )
+        )
+        if failed:
+            raise ValueError("kernels: a token is outside of the vocabulary, or a sentence outside of its cache")
+        if not emitted.any():
+            raise RuntimeError("kernels: no room for an iteration")
+        if adaptive is not None and counted is not None:
+            adaptive.policy.learn(counted)
+        state.host_lengths = state.lengths.tolist()
+        return [[n for n in row if n > 0] for row in emitted.t().tolist()], (finished == 1).tolist()

@@ -1,0 +1,187 @@
+"""The loop in one call of the kernels: the reference's output, scores and iterations, with any number of threads."""
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding import generator, one_call
+from fairseq_plugins.decoding.stats import SentenceStats
+from tests.learned import learned_drafter
+from tests.strategies import BLOCK_SIZES, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    emitted_per_iteration,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+    scores,
+)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+def step_by_step(*args: Any, **options: Any) -> tuple[list, list[SentenceStats]]:
+    """`decode` by the loop in Python."""
+    with mock.patch.object(generator, "runs_in_one_call", lambda method: False):
+        return decode(*args, **options)
+
+
+class Counted:
+    """How often the kernels took over, and the last call's result."""
+
+    def __init__(self) -> None:
+        self.calls = self.refused = 0
+        self.run = one_call.OneCall.run
+
+    def __enter__(self) -> "Counted":
+        def run(*args: Any) -> Any:
+            done = self.run(*args)
+            self.calls += done is not None
+            self.refused += done is None
+            return done
+
+        self.patch = mock.patch.object(one_call.OneCall, "run", run)
+        self.patch.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.patch.stop()
+
+
+def check(*args: Any, expected: list, **options: Any) -> list[SentenceStats]:
+    """The output of fairseq, and the iterations of the loop in Python; the kernels' statistics."""
+    with Counted() as counted:
+        ours, stats = decode(*args, **options)
+    assert counted.calls > 0 and counted.refused == 0
+    assert_same_output(ours, expected)
+    reference, expected_stats = step_by_step(*args, **options)
+    assert_same_output(ours, reference)
+    assert [s.emitted for s in stats] == [s.emitted for s in expected_stats]
+    return stats
+
+
+# Other activations, inputs and outputs of other widths, and positions before every layer run in PyTorch alone.
+NATIVE = TRANSFORMERS.filter(
+    lambda o: o.get("activation_fn") != "tanh" and not {"decoder_input_dim", "decoder_output_dim"} & o.keys()
+)
+POST_NORM = FEATURE_DRAFTERS.filter(
+    lambda o: not (o.get("positions_every_layer") or o.get("decoder_normalize_before"))
+)
+PLAIN = SEARCHES.filter(lambda options: options.get("temperature", 1) == 1)
+
+
+@settings(STEADY_MODELS, max_examples=40)
+@given(
+    options=NATIVE,
+    drafter_options=POST_NORM,
+    sources=SOURCES,
+    block_size=BLOCK_SIZES,
+    search=PLAIN,
+    active=st.sampled_from([0, 0, 1, 2]),
+    seed=st.integers(0, 1000),
+)
+def test_greedy_and_gad(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    active: int,
+    seed: int,
+) -> None:
+    task = make_task(40)
+    verifier = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    search = {**search, "active_sentences": active}
+    check([verifier], task, sample, Options("greedy"), expected=expected, **search)
+    if options.get("decoder_normalize_before"):
+        return
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    check([verifier], task, sample, Options("gad", block_size), drafter, expected=expected, **search)
+
+
+@settings(STEADY_MODELS, max_examples=25)
+@given(
+    options=NATIVE,
+    sources=SOURCES,
+    search=PLAIN,
+    active=st.sampled_from([0, 0, 1, 2]),
+    vocabulary=st.sampled_from([7, 9, 30]),
+    seed=st.integers(0, 1000),
+)
+def test_copies_of_the_source(
+    options: dict[str, Any], sources: list[int], search: dict[str, Any], active: int, vocabulary: int, seed: int
+) -> None:
+    task = make_task(vocabulary)
+    verifier = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    check([verifier], task, sample, Options("iad"), expected=expected, active_sentences=active, **search)
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[Any, Any, Any, Any, list]:
+    """A task, a verifier, more sentences than are decoded together, a drafter that knows some of them, and outputs."""
+    task = make_task(100)
+    verifier = make_transformer(task, 11)
+    sample = make_sample(task, [0, 1, 33, 7, 2, 19, 0, 40, *range(24)])
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
+    drafter = learned_drafter(task, verifier, sample, ids(expected), drafter_context="features")
+    return task, verifier, sample, drafter, expected
+
+
+@pytest.mark.parametrize("block_size", [3, 25])
+def test_what_was_learnt_is_accepted(learned: tuple, block_size: int) -> None:
+    task, verifier, sample, drafter, expected = learned
+    stats = check(
+        [verifier], task, sample, Options("gad", block_size), drafter, expected=expected, max_len_b=40
+    )
+    assert emitted_per_iteration(stats) > 1.2
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("decoder", ["greedy", "gad", "iad"])
+def test_threads_change_no_bit(learned: tuple, decoder: str, threads: int) -> None:
+    task, verifier, sample, drafter, _ = learned
+    results = []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        how = Options(decoder, 5) if decoder == "gad" else Options(decoder)
+        results.append(decode([verifier], task, sample, how, drafter, max_len_b=40))
+    (alone, alone_stats), (shared, shared_stats) = results
+    assert ids(alone) == ids(shared)
+    assert all(torch.equal(a, b) for a, b in zip(scores(alone), scores(shared), strict=True))
+    assert [s.emitted for s in alone_stats] == [s.emitted for s in shared_stats]
+
+
+def test_what_the_kernels_do_not_know_goes_round_the_loop() -> None:
+    task = make_task(20)
+    verifier = make_transformer(task, 1)
+    sample = make_sample(task, [4, 2], 1)
+    for options in ({"temperature": 2.0}, {"prefix_tokens": torch.tensor([[5, 6], [7, 8]])}):
+        with Counted() as counted:
+            ours, _ = decode([verifier], task, sample, Options("greedy"), max_len_b=9, **options)
+        assert counted.calls == 0
+        assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=9, **options))
+
+
+def test_a_token_that_is_none_is_refused() -> None:
+    task = make_task(20)
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        decode([make_transformer(task, 1)], task, make_sample(task, [4]), Options("greedy"), max_len_b=9, bos_token=99)
