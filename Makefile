@@ -44,7 +44,8 @@ bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, o
 
 test: lint  ## ruff, shellcheck and the whole test suite
 	@echo 'Running the tests ...'
-	@$(IN_VENV) python -m pytest -q --durations=10 -n auto --maxprocesses 8 --dist loadgroup $(PYTEST_ARGS)
+	@# One more than there are cores: many tests wait for a process or for what another one makes.
+	@$(IN_VENV) python -m pytest -q --durations=10 -n $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(READY)  ## ruff on the Python files, shellcheck on the scripts
 	@echo 'Checking the code with ruff and the scripts with shellcheck ...'
