@@ -107,7 +107,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert rows["greedy"]["mean_accepted_tokens"] == 1
     assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
     assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
-    assert rows["fast-beam"]["iterations"] > 1
+    assert 0 < rows["fast-beam"]["mean_accepted_tokens"] <= 1
     assert rows[BEAM_5]["speed_up_over_fairseq_beam_5"]["1"] == 1
 
     printed, progress = capsys.readouterr()

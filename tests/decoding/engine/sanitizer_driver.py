@@ -41,6 +41,7 @@ from tests.decoding.engine.random_steps import (
     random_step,
     step_in_pytorch,
 )
+from tests.support import Options, decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -149,6 +150,27 @@ def right_rest(kernels: Kernels, choose: random.Random) -> None:
     assert torch.equal(by_itself, ids[scores.argmax(2)] if rows else by_itself)
 
 
+class Loops:
+    """Whole batches through the loop in one call, which fairseq's own search is the measure of."""
+
+    def __init__(self) -> None:
+        self.task = make_task(30)
+        self.verifier = make_transformer(self.task, 3, decoder_layers=2)
+        options = {"drafter_context": "features", "transition_rank": 4, "transition_state": 5}
+        self.drafter = make_drafter(self.task, 4, block_size=9, verifier=self.verifier, **options)
+
+    def run(self, choose: random.Random) -> None:
+        """Decode a random batch."""
+        lengths = [choose.randint(0, 20) for _ in range(choose.randint(1, 12))]
+        sample = make_sample(self.task, lengths, choose.randint(0, 9))
+        search = {"max_len_b": choose.choice([1, 9, 60])}
+        decoder = choose.choice(["greedy", "gad", "iad"])
+        how = Options(decoder, choose.choice([1, 9])) if decoder == "gad" else Options(decoder)
+        ours, _ = decode([self.verifier], self.task, sample, how, self.drafter, **search)
+        expected = fairseq_greedy([self.verifier], self.task, sample, **search)
+        assert ids(ours) == ids(expected)
+
+
 def random_transition(vocabulary: int, rank: int, width: int, state: int) -> TransitionScores:
     """Scores that all of a path's tokens matter to."""
     transition = TransitionScores(vocabulary, rank, width, state).eval().requires_grad_(False)
@@ -171,8 +193,9 @@ def wrong_step(kernels: Kernels, choose: random.Random) -> str:
     }
     name = choose.choice(sorted(FLAWS))
     FLAWS[name](given, step, sizes, choose)
+    prediction = Prediction(given.pop("projection"), given.pop("limits"))
     try:
-        native.step(**given)
+        native.step(**given, prediction=prediction)
     except (ValueError, RuntimeError, IndexError) as error:
         return f"{name}: {type(error).__name__}"
     return f"{name}: done"
@@ -407,6 +430,7 @@ def main(arguments: list[str]) -> None:
     torch.manual_seed(seed)
     choose = random.Random(seed)
     seen: Counter[str] = Counter()
+    loops = Loops()
     end = time.monotonic() + seconds
     # Every kind of call a few times, however slow the machine is.
     while time.monotonic() < end or seen["rounds"] < 60:
@@ -415,6 +439,8 @@ def main(arguments: list[str]) -> None:
         right_step(packing, choose)
         right_beams(packing, choose)
         right_rest(packing, choose)
+        if seen["rounds"] % 4 == 0:
+            loops.run(choose)
         for _ in range(3):
             seen[wrong_step(packing, choose)] += 1
             seen[wrong_rest(packing, choose)] += 1
