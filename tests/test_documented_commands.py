@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 PAGES = ("README.md", "docs/python.md", "docs/translating.md", "docs/training.md", "docs/index.md", "CONTRIBUTING.md")
 # Short trainings: added where a documented command trains.
-SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --save-dir trained --no-progress-bar"
+SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
 SIZES = (
     " --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 48"
     " --decoder-ffn-embed-dim 48 --encoder-attention-heads 2 --decoder-attention-heads 2"
@@ -58,7 +58,8 @@ def filled_in(command: str, corpus: Corpus) -> str:
     command = command.replace("SHARDS", "shards").replace("FOLDER", str(corpus.verifier.parent))
     command = command.replace("--user-dir fairseq_plugins", f"--user-dir {REPOSITORY}/fairseq_plugins")
     if command.startswith("fairseq-train"):
-        command += SHORT + ("" if "--base-path" in command else SIZES)
+        architecture = command.split("--arch ")[1].split()[0]
+        command += f"{SHORT} --save-dir {architecture}" + ("" if "--base-path" in command else SIZES)
     return command.replace("checkpoints/", f"{REPOSITORY}/checkpoints/").replace("examples/", f"{REPOSITORY}/examples/")
 
 

@@ -16,7 +16,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${SENTENCES:=300}" "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=40}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
+: "${SENTENCES:=300}" "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=30}" "${REPEATS:=2}" "${LOG_INTERVAL:=10}"
 # The model that the drafter is trained for: that of the generated corpus, where it was released.
 if [ -z "${TEACHER:-}" ]; then
     TEACHER=multi30k.en-de
@@ -75,7 +75,7 @@ logged "$logs/distil.log" spec-dec-distill decode "$work/generated/bin" --source
     --path "$teacher/verifier.pt" --decoder greedy --max-tokens 3000 --max-len-b 60 --output "$work/generated/shards"
 logged "$logs/merge.log" spec-dec-distill merge "$work/generated/bin" --shards "$work/generated/shards" --gen-subset train,valid \
     --destdir "$work/generated/distilled"
-mapfile -t size < <("${tool[@]}" size-options "$teacher/verifier.pt")
+read -ra size <<<"$("${tool[@]}" size-options "$teacher/verifier.pt" | tr "\n" " ")"
 train "$models/training" "$logs/drafter.log" 0 fairseq-train "$work/generated/distilled" --user-dir fairseq_plugins --task spec_dec \
     --source-lang en --target-lang de --arch block_nat "${size[@]}" --criterion glat_loss --verifier-path "$teacher/verifier.pt" \
     --drafter-context features --drafter-layers 1 --src-embedding-copy --init-decoder-from "$teacher/verifier.pt" \

@@ -59,7 +59,7 @@ def test_text_without_subwords(corpus: Corpus) -> None:
         ("\u2581ha", [], "sentencepiece"),
         ("ha@@", [], "subword_nmt"),
         ("ha", [], None),
-        ("\u2581ha", ["--remove-bpe"], "@@ "),
+        ("\u2581ha", ["--remove-bpe"], "subword_nmt"),
     ],
 )
 def test_subwords_are_joined_without_being_asked(
