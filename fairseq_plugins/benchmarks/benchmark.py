@@ -28,6 +28,7 @@ from fairseq_plugins.benchmarks.measuring import (
     WHERE_THE_TIME_GOES,
     Plan,
     Row,
+    drafting_notes,
     measure,
     profiles,
     speed_up,
@@ -197,6 +198,7 @@ def run(argv: Sequence[str]) -> None:
     profiled = profiles(bench, contenders, timed) if bench.cfg.common.profile else {}
     sections += [(f"{WHERE_THE_TIME_GOES}: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
     lines = notes(setting, plan, len(timed), argv, references is not None, load)
+    lines += drafting_notes(rows, contenders, sizes)
     text = markdown(sections, lines)
     print(text)
     warn_if_lossy(rows, contenders, precision(bench.cfg))

@@ -38,6 +38,7 @@ from fairseq_plugins.benchmarks.measuring import (
     WHERE_THE_TIME_GOES,
     Plan,
     Row,
+    drafting_notes,
     measure,
     profiles,
     speed_up,
@@ -85,6 +86,7 @@ def notes(
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs, "
         f"time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
         f"Lossless by construction: {lossless}.",
+        *drafting_notes(rows, contenders, plan.batch_sizes),
         f"Precision: {kind}. {what_holds(kind)}",
         *lossy_note(contenders),
         f"Machine: {machine()}",

@@ -31,6 +31,12 @@ class Contender:
     reference: str = BEAM_1  # the row whose output its own is compared with
 
     @property
+    def drafts(self) -> bool:
+        """Whether a decoder of ours drafts tokens that are verified."""
+        spec = next((spec for spec in METHODS if spec.name == self.decoder), None)
+        return spec is not None and spec.build is not None and spec.runs_verifier and not spec.drafts.startswith("none")
+
+    @property
     def int8(self) -> bool:
         """Whether weights are rounded to int8, so that the output is that of another model than in fp32."""
         return bool(self.task_options.get("int8")) or self.compute_type == "int8"

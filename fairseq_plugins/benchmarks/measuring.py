@@ -9,7 +9,7 @@ import sacrebleu
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
-from fairseq_plugins.benchmarks.contenders import Contender, reference_of
+from fairseq_plugins.benchmarks.contenders import GREEDY, Contender, reference_of
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -50,6 +50,26 @@ def speed_up(row: Row, baseline: Row, batch_size: int) -> float | None:
     """Return how many times faster `row` is than `baseline` at one batch size."""
     ours, theirs = row.rate(batch_size), baseline.rate(batch_size)
     return ours / theirs if ours and theirs else None
+
+
+def drafting_notes(rows: Sequence[Row], contenders: Sequence[Contender], batch_sizes: Sequence[int]) -> list[str]:
+    """Lines that say at which batch sizes greedy decoding is faster than all lossless decoders that draft."""
+    rates = {row.name: {size: row.rate(size) for size in batch_sizes} for row in rows}
+    drafting = [c.name for c in contenders if c.lossless and c.drafts and c.name in rates]
+    lines = []
+    for size in batch_sizes:
+        rated = [name for name in drafting if rates[name][size]]
+        if not rated or not rates.get(GREEDY, {}).get(size):
+            continue
+        best = max(rated, key=lambda name: rates[name][size])
+        greedy, other = rates[GREEDY][size], rates[best][size]
+        if greedy > other:
+            lines.append(
+                f"At batch size {size}, {GREEDY} ({greedy:.1f} sentences/s) is faster than all lossless decoders that "
+                f"draft (the fastest of them, {best}: {other:.1f}): with these models on this machine drafting does "
+                "not pay there."
+            )
+    return lines
 
 
 def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Tokens]) -> int:
