@@ -308,8 +308,9 @@ def test_steps_of_the_kernels_are_the_references() -> None:
     assert compiled.decoders[0].native_output is not None
     generator = torch.Generator().manual_seed(0)
     # Two sentences are behind the third by a step and by two.
-    for verifier in (reference, compiled):
-        verifier.start(sample)
+    with torch.inference_mode():
+        reference.start(sample)
+        compiled.start(sample)
     state = make_state(torch.randint(4, 200, (15, capacity), generator=generator), [0] * 15, max_len=10, min_len=3)
     state.beams = Beams.begin(size, 3, state.tokens)
     with torch.inference_mode():
