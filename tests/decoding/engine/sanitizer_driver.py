@@ -129,6 +129,7 @@ def wrong_step(kernels: Kernels, choose: random.Random) -> str:
     }
     name = choose.choice(sorted(FLAWS))
     FLAWS[name](given, step, sizes, choose)
+    given["prediction"] = Prediction(given.pop("projection"), given.pop("limits"))
     try:
         native.step(**given)
     except (ValueError, RuntimeError, IndexError) as error:
