@@ -61,7 +61,11 @@ def decode(session: Session, drafter: str | None, run: Run, limit: int) -> dict[
     """Token ids of every sentence."""
     needs_drafter = methods.find(run.decoder).needs_drafter(methods.find(run.decoder).options())
     session.task.cfg.update(
-        decoding_method=run.decoder, block_size=run.block_size, drafter_path=drafter if needs_drafter else None
+        decoding_method=run.decoder,
+        block_size=run.block_size,
+        drafter_path=drafter if needs_drafter else None,
+        # All k drafted tokens are verified, whether that pays or not.
+        fixed_width=run.decoder == "gad",
     )
     generator = session.generator()
     dataset = session.task.dataset(session.cfg.dataset.gen_subset)

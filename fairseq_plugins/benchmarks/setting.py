@@ -123,6 +123,11 @@ def configure(argv: Sequence[str]) -> Setting:
     args, cfg = parse(benchmark_parser(rows), arguments)
     if args.varied and args.long_run is None:
         raise ConfigurationError("--varied: is for a long run; add --long-run N")
+    if args.varied and cfg.generation.max_len_a != 0:
+        raise ConfigurationError(
+            f"--varied: with --max-len-a {cfg.generation.max_len_a:g} outputs depend on what else is in the batch; add "
+            "--max-len-a 0 --max-len-b N"
+        )
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     bench = Bench(cfg, args.blockwise_path, made_here / "ctranslate2")

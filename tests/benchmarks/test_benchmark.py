@@ -288,7 +288,8 @@ def test_a_varied_long_run(
 
     def spy(self: DraftVerifyGenerator, sample: dict[str, Any], *rest: Any, **more: Any) -> Any:
         result = original(self, sample, *rest, **more)
-        seen.append((sample["nsentences"], getattr(self.method.drafter, "block_size", 0)))
+        drafter = getattr(self.method.drafter, "inner", self.method.drafter)
+        seen.append((sample["nsentences"], getattr(drafter, "block_size", 0)))
         return result
 
     with mock.patch.object(DraftVerifyGenerator, "_generate", spy):

@@ -20,7 +20,7 @@ from tests.conftest import Corpus
 
 pytestmark = pytest.mark.xdist_group("distillation")
 
-SHARDS = 2
+SHARDS = 1
 
 
 def killed(stage: int, hooks: list[tuple[Any, str]], run: Callable[[], object]) -> bool:
@@ -116,7 +116,7 @@ def test_decoding(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
         assert shards_in(folder) == shards_in(whole)
         assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.iterdir())
         stages += 1
-    # Of each of the shards: header, three batches, count, end, all on disk, name.
+    # Header, what is too long, batches, the end, all on disk, name.
     assert stages >= SHARDS * 8
 
 

@@ -22,6 +22,8 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 _MEMORY = 0.98
 # Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
 _PRIOR = 8.0
+# So many iterations draft before it is judged whether that pays.
+_EXPLORED = 32
 # Where drafting does not pay, it is tried again in one of so many batches: the text may become easier.
 _TRY_AGAIN = 24
 
@@ -119,6 +121,8 @@ class Policy:
         # Accepted tokens of a draft, and rows verified of it: running means over sentences, hopeful at first.
         self.gain, self.rows = 3.0, 4.0
         self.skipped = 0
+        # Iterations with drafts so far.
+        self.drafted = 0.0
 
     def _rates(self, batch: int) -> tuple[float, float]:
         """Tokens a second that a batch promises with drafts, and without."""
@@ -131,7 +135,7 @@ class Policy:
     def pays(self, batch: int) -> bool:
         """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far."""
         with_drafts, without = self._rates(batch)
-        if with_drafts >= without or self.skipped >= _TRY_AGAIN:
+        if self.drafted < _EXPLORED or with_drafts >= without or self.skipped >= _TRY_AGAIN:
             self.skipped = 0
             return True
         self.skipped += 1
@@ -151,6 +155,7 @@ class Policy:
         self._count(1, float(accepted.mean()), float(verified.mean()))
 
     def _count(self, iterations: float, gain: float, rows: float) -> None:
+        self.drafted += iterations
         memory = _MEMORY**iterations
         self.gain = memory * self.gain + (1 - memory) * gain
         self.rows = memory * self.rows + (1 - memory) * rows
