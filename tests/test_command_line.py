@@ -37,11 +37,12 @@ def greedy(corpus: Corpus) -> dict[int, str]:
 # With the least number of tokens per iteration; the drafter with an encoder of its own is hardly trained.
 DECODERS = [
     ("greedy", 1.0),
-    ("gad --drafter-path {drafter}", 1.9),
+    ("gad --fixed-width --drafter-path {drafter}", 1.9),
+    ("gad --drafter-path {drafter}", 1.0),  # as many as pay
     ("specdec --drafter-path {own_encoder} --block-size 3", 1.0),
     ("gad++ --top-beta 1 --tau 0.0000001 --drafter-path {drafter}", 1.9),
     ("jacobi", 1.0),
-    ("gad --drafter-path {drafter} --active-sentences 3", 1.9),
+    ("gad --fixed-width --drafter-path {drafter} --active-sentences 3", 1.9),
     ("hgj --block-size 4 --jacobi-pool", 1.03),
 ]
 
@@ -205,7 +206,8 @@ def test_validation_counts_accepted_tokens(corpus: Corpus) -> None:
     )
     said = run.stdout + run.stderr
     accepted = float(re.findall(r"mean_accepted_tokens ([\d.]+)", said)[-1])
-    decoded = generate(corpus, f"--task spec_dec --decoder gad --drafter-path {corpus.drafter} --batch-size 9")
+    decoder = f"gad --fixed-width --drafter-path {corpus.drafter}"
+    decoded = generate(corpus, f"--task spec_dec --decoder {decoder} --batch-size 9")
     assert accepted == pytest.approx(float(re.findall(r"([\d.]+) mean accepted", decoded.stderr)[-1]), abs=0.01)
 
 

@@ -33,7 +33,7 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def captions() -> Model:
     """Captions with the trained drafter."""
-    return fairseq_plugins.load(str(MULTI30K), device="cpu")
+    return fairseq_plugins.load(str(MULTI30K), device="cpu", fixed_width=True)
 
 
 def interactive(texts: list[str], *options: str) -> list[tuple[float, str]]:
@@ -86,6 +86,7 @@ def test_files_named_one_by_one(captions: Model) -> None:
         decoder="gad",
         device="cpu",
         block_size=3,
+        fixed_width=True,
     )
     assert other.translate(CAPTIONS) == captions.translate(CAPTIONS)
     assert max(step.drafted for step in other.stream(CAPTIONS[1])) == 3

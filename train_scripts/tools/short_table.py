@@ -8,7 +8,7 @@ from tabulate import tabulate
 COLUMNS = {
     "decoder": "decoder",
     "identical": "same output",
-    "accepted": "tokens/iteration",
+    "mean accepted": "tokens/iteration",
     "sent/s, batch 1": "sentences/s",
     "× beam 5": "× fairseq beam 5",
 }

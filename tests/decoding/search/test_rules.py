@@ -252,7 +252,7 @@ def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: 
 @pytest.mark.parametrize(("rule", "gap"), [(exact, 0.8), (top_beta(1, 1.0), 0.8), (top_beta(3, 1.0), 1.1)])
 def test_worked_example_needs_its_relaxation(rule: Rule, gap: float) -> None:
     """Stricter than top-3 and tau = 1, the second choice "der" does not stand."""
-    with pytest.raises(StopIteration):
+    with pytest.raises(RuntimeError, match="StopIteration"):
         replay(RELAXED_2, rule, BEST_2, gap)
 
 
