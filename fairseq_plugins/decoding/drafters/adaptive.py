@@ -192,10 +192,13 @@ class AdaptiveDrafter:
         self.drafts = True
         self.given: numpy.ndarray | None = None  # survival of the last draft
         self.verified: numpy.ndarray | None = None
-        self.began = 0.0
+        # When the verification of that draft began.
+        self.began: float | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         self.drafts = self.policy.pays(len(sample["net_input"]["src_tokens"]))
+        # The first draft may be another's: that of --prefix-size.
+        self.given = self.verified = self.began = None
         if self.drafts:
             self.inner.start(sample, encoder_out)
 
@@ -226,8 +229,9 @@ class AdaptiveDrafter:
     def observe(self, advance: Advance) -> None:
         if not self.drafts:
             return
-        rows = len(advance.host_emitted) + (0 if self.verified is None else int(self.verified.sum()))
-        self.policy.verify_cost.observe(rows, time.perf_counter() - self.began)
+        if self.began is not None:
+            rows = len(advance.host_emitted) + (0 if self.verified is None else int(self.verified.sum()))
+            self.policy.verify_cost.observe(rows, time.perf_counter() - self.began)
         if self.given is not None and self.verified is not None:
             accepted = numpy.minimum(numpy.array(advance.host_emitted) - 1, self.verified)
             self.policy.observe(self.given, self.verified, accepted)

@@ -95,7 +95,7 @@ def test_rows_are_verified_as_far_as_they_pay() -> None:
 
 def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
     policy = Policy()
-    policy.gain = 0.01
+    policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
     drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]), policy)
     drafted = [max(widths(drafter, 1)) > 0 or drafter.given is not None for _ in range(2 * adaptive._TRY_AGAIN + 2)]
     assert drafted.count(True) == 2 and drafted[adaptive._TRY_AGAIN]
