@@ -55,10 +55,10 @@ class Beams:
         rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in sentences.tolist()]
         return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], ended)
 
-    def rows_of_slots(self, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Where a hypothesis of so many tokens has these: rows and columns of the state's tokens, both [length]."""
-        columns = torch.arange(1, length + 1, device=self.holders.device)
-        return row - row % self.size + self.holders[row, columns], columns
+    def where(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Where hypotheses [N] of so many tokens have these: rows [N, length] and columns [length] of the state's."""
+        columns = torch.arange(1, length + 1, device=rows.device)
+        return (rows - rows % self.size)[:, None] + self.holders[rows, 1 : length + 1], columns
 
 
 @dataclass

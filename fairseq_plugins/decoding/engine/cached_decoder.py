@@ -5,6 +5,7 @@ Here every call says where its rows stand: stale entries are hidden by the mask 
 """
 
 import logging
+import math
 from functools import partial
 
 import torch
@@ -103,6 +104,8 @@ class CachedDecoder:
         self.cross_mask: Tensor | None = None
         # With several hypotheses: the place [B] in these of every sentence; None where each has its own.
         self.places: Tensor | None = None
+        # What the hypotheses of the batch before had: new pages take longer to get than a step to compute.
+        self.room: Tensor | None = None
 
     def _native_layers(self) -> NativeLayers | None:
         """The layers for the kernels, which know no projection of the input, and positions at its beginning only."""
@@ -344,9 +347,17 @@ class CachedDecoder:
         assert self.cache is not None
         old = self.cache
         if slots > self.capacity:
+            shape = (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:])
+            size = math.prod(shape)
+            if self.room is not None and self.capacity == 0 and self.room.numel() >= size:
+                self.cache = self.room[:size].view(shape)
+                return
+            self.room = None
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
-            self.cache = new_zeros(old, (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:]))
+            self.cache = new_zeros(old, shape)
             self.cache[:, :, : old.size(2)] = old
+            if self.beam > 1 and self.native_output is not None:
+                self.room = self.cache.view(-1)
 
     def _position_embeddings(self, layout: Chain | StepLayout | BeamLayout) -> Tensor | None:
         """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""
