@@ -153,7 +153,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             # Every step adds a token to the hypotheses that go on: to the best one, until it ends.
             lengths = [len(found[0]["tokens"]) for found in hypotheses]
             batch.emitted = [
-                [1] * length + [0] * (len(emitted) - length)
+                [1] * length + [0] * (sum(emitted) - length)
                 for length, emitted in zip(lengths, batch.emitted, strict=True)
             ]
         self.stats.record(

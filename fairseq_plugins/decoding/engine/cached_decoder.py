@@ -21,7 +21,7 @@ from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
-from fairseq_plugins.decoding.engine.native.beam import run_beams
+from fairseq_plugins.decoding.engine.native.beam import Going, run_beams
 from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted
 from fairseq_plugins.decoding.engine.rows import cat_padded, rows_of
 from fairseq_plugins.decoding.engine.weights import (
@@ -254,18 +254,24 @@ class CachedDecoder:
         return hidden, states, predicted
 
     def best_continuations(
-        self, tokens: Tensor, layout: BeamLayout, scores: Tensor, constraints: Constraints
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """A step of beam search in one call of the kernels; None where that is not for them.
+        self,
+        tokens: Tensor,
+        layout: BeamLayout,
+        scores: Tensor,
+        constraints: Constraints,
+        going: Going | None = None,
+    ) -> tuple[int, tuple[Tensor, Tensor, Tensor]] | None:
+        """Steps of beam search, up to the first in which something ends, in one call; None where that cannot be.
 
         Args:
             tokens, layout: as for `step`.
             scores: [R], sums of log-probabilities.
             constraints: what the next tokens may be.
+            going: where steps are written down, as `run_beams` has it; None for a single one.
 
         Returns:
-            of the best 2 * beam continuations [B, 2 * beam] of every sentence: sums of log-probabilities, tokens and
-            parents, as `Candidates` has them.
+            how many steps were written down; and of the best 2 * beam continuations [B, 2 * beam] of every sentence
+            sums of log-probabilities, tokens and parents, as `Candidates` has them.
         """
         assert self.cache is not None and self.cross is not None, "call start() first"
         kernels, projection = self.engine.kernels, self.native_output
@@ -279,7 +285,8 @@ class CachedDecoder:
         self._grow(layout.slots)
         mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
         return run_beams(
-            self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits, self.places
+            *(self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits),
+            *(self.places, going),
         )
 
     def _step_in_pytorch(

@@ -52,7 +52,7 @@ class BeamSearch:
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
             num_emitted=1,
-            host_emitted=[1] * len(state.sentences),
+            host_emitted=[1 + candidates.steps] * len(state.sentences),
             finished=finished,
             parents=chosen.parents,
             scores=chosen.scores,

@@ -130,6 +130,12 @@ class BeamsStructure(ctypes.Structure):
     ]
 
 
+class GoingStructure(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders", "log_probs", "scores", "ignored")
+    ]
+
+
 class CandidatesStructure(ctypes.Structure):
     _fields_ = [
         ("projection", LinearStructure),
@@ -324,7 +330,7 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows, pointer]
     kernels.run_beams.argtypes = [
         *(pointer, ctypes.c_int32, pointer, ctypes.c_int32),
-        *(pointer, pointer, pointer, pointer),
+        *(pointer, pointer, pointer, pointer, pointer, pointer),
     ]
     kernels.choose_hypotheses.argtypes = [
         *(pointer, pointer, pointer, number, pointer, number),
