@@ -84,9 +84,8 @@ def _forbid_repetition(state: DecodingState, log_probs: Tensor) -> None:
     # As wide as fairseq's own.
     tokens = torch.full_like(state.tokens[:, : state.max_len + 2], constraints.pad)
     tokens[:, 0] = state.tokens[:, 0]
-    for row, length in enumerate(state.host_lengths):
-        tokens[row, 1 : length + 1] = state.tokens[beams.rows_of_slots(row, length)]
     for length in sorted(set(state.host_lengths)):
         rows = (state.lengths == length).nonzero()[:, 0]
+        tokens[rows, 1 : length + 1] = state.tokens[beams.where(rows, length)]
         sentences = len(rows) // beams.size
         log_probs[rows] = blocker(tokens[rows], log_probs[rows], sentences, beams.size, length)

@@ -148,23 +148,23 @@ class DraftVerifyGenerator(SequenceGenerator):
 
     def _hypotheses(self, outputs: list[Hypothesis]) -> list[dict[str, Tensor]]:
         """As fairseq returns them, the best first; of equal ones that which ended first."""
-        found = [self._hypothesis(output) for output in outputs]
+        # Ordinary tensors: fairseq-generate changes the scores in place.
+        with torch.inference_mode(False):
+            found = [self._hypothesis(output) for output in outputs]
         order = torch.tensor([float(hypothesis["score"]) for hypothesis in found]).sort(descending=True, stable=True)[1]
         return [found[place] for place in order]
 
     def _hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
-        # Ordinary tensors: fairseq-generate changes the scores in place.
-        with torch.inference_mode(False):
-            tokens, log_probs, score = output.tokens.clone(), output.log_probs.clone(), output.score.clone()
-            if self.normalize_scores:
-                score = score / len(tokens) ** self.len_penalty
-            return {
-                "tokens": tokens,
-                "score": score,
-                "attention": torch.empty(0),
-                "alignment": torch.empty(0),
-                "positional_scores": log_probs,
-            }
+        tokens, log_probs, score = output.tokens.clone(), output.log_probs.clone(), output.score.clone()
+        if self.normalize_scores:
+            score = score / len(tokens) ** self.len_penalty
+        return {
+            "tokens": tokens,
+            "score": score,
+            "attention": torch.empty(0),
+            "alignment": torch.empty(0),
+            "positional_scores": log_probs,
+        }
 
     def _record(self, batch: Batch, hypotheses: Hypotheses, seconds: float) -> None:
         sample = batch.sample
@@ -177,7 +177,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             # Every step adds a token to the hypotheses that go on: to the best one, until it ends.
             lengths = [len(found[0]["tokens"]) for found in hypotheses]
             batch.emitted = [
-                [1] * length + [0] * (len(emitted) - length)
+                [1] * length + [0] * (sum(emitted) - length)
                 for length, emitted in zip(lengths, batch.emitted, strict=True)
             ]
         self.stats.record(

@@ -55,10 +55,10 @@ class Beams:
         rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in sentences.tolist()]
         return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], ended)
 
-    def rows_of_slots(self, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Where a hypothesis of so many tokens has these: rows and columns of the state's tokens, both [length]."""
-        columns = torch.arange(1, length + 1, device=self.holders.device)
-        return row - row % self.size + self.holders[row, columns], columns
+    def where(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Where hypotheses [N] of so many tokens have these: rows [N, length] and columns [length] of the state's."""
+        columns = torch.arange(1, length + 1, device=rows.device)
+        return (rows - rows % self.size)[:, None] + self.holders[rows, 1 : length + 1], columns
 
 
 @dataclass
@@ -115,9 +115,8 @@ class DecodingState:
                 column = self.lengths[:, None] + torch.arange(1, width + 1, device=block.device)
                 buffer.scatter_(1, column.clamp(max=buffer.size(1) - 1), block)
         self.lengths = self.lengths + advance.num_emitted
-        self.host_lengths = [
-            length + emitted for length, emitted in zip(self.host_lengths, advance.host_emitted, strict=True)
-        ]
+        emitted = [1] * len(self.host_lengths) if isinstance(advance, BeamAdvance) else advance.host_emitted
+        self.host_lengths = [length + more for length, more in zip(self.host_lengths, emitted, strict=True)]
 
     def _follow(self, advance: "BeamAdvance", span: Span) -> None:
         """Every row becomes that of the hypothesis which it continues; what comes next is its own."""
@@ -205,11 +204,13 @@ class Candidates:
         scores: [B, C], sums of log-probabilities, -inf for what may not be.
         tokens: [B, C].
         parents: [B, C], which of the sentence's hypotheses is continued; -1 where there is no candidate any more.
+        steps: so many the hypotheses have gone on before, without an end; they are in the state.
     """
 
     scores: Tensor
     tokens: Tensor
     parents: Tensor
+    steps: int = 0
 
 
 @dataclass
@@ -274,7 +275,8 @@ class BeamAdvance:
     """What one iteration of beam search adds: a token to every hypothesis that goes on.
 
     Attributes:
-        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`, `host_emitted`: one of each.
+        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`: 1.
+        host_emitted: 1 and the steps that were taken before, for every row.
         finished: for each row whether its sentence has ended, on the host.
         parents: [R], the row that each row continues.
         scores, ignored, ended: as in `Beams`.

@@ -324,7 +324,13 @@ def test_steps_of_the_kernels_are_the_references() -> None:
             past = torch.arange(capacity) < state.lengths[:, None]
             state.beams.holders = torch.where(past, others, own).contiguous()
             state.beams.scores = -3 * torch.rand(15, generator=generator) * (state.lengths > 0)
-            expected, found = reference.verify(state, no_draft(state)), compiled.verify(state, no_draft(state))
+            expected = reference.verify(state, no_draft(state))
+            layout = BeamLayout(state.lengths, state.span, size, state.beams.holders)
+            ran = compiled.decoders[0].best_continuations(
+                state.last_tokens()[:, 0], layout, state.beams.scores, state.constraints
+            )
+            assert ran is not None and ran[0] == 0
+            found = Candidates(*ran[1])
             counts = expected.parents >= 0
             assert torch.equal(found.tokens[counts], expected.tokens[counts])
             assert torch.equal(found.parents[counts], expected.parents[counts])

@@ -5,6 +5,7 @@ Here every call says where its rows stand: stale entries are hidden by the mask 
 """
 
 import logging
+import math
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
-from fairseq_plugins.decoding.engine.native.beam import run_beams
+from fairseq_plugins.decoding.engine.native.beam import Going, run_beams
 from fairseq_plugins.decoding.engine.native.build import LimitsStructure, StackStructure
 from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted, Prediction
 from fairseq_plugins.decoding.engine.native.path import NativePath
@@ -108,6 +109,8 @@ class CachedDecoder:
         self.cross_mask: Tensor | None = None
         # With several hypotheses: the place [B] in these of every sentence; None where each has its own.
         self.places: Tensor | None = None
+        # What the hypotheses of the batch before had: new pages take longer to get than a step to compute.
+        self.room: Tensor | None = None
 
     def _native_layers(self) -> NativeLayers | None:
         """The layers for the kernels, which know no projection of the input, and positions at its beginning only."""
@@ -314,18 +317,24 @@ class CachedDecoder:
         return self.native_layers.stack(self.native_output, self.cache, self.cross, allowed)
 
     def best_continuations(
-        self, tokens: Tensor, layout: BeamLayout, scores: Tensor, constraints: Constraints
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """A step of beam search in one call of the kernels; None where that is not for them.
+        self,
+        tokens: Tensor,
+        layout: BeamLayout,
+        scores: Tensor,
+        constraints: Constraints,
+        going: Going | None = None,
+    ) -> tuple[int, tuple[Tensor, Tensor, Tensor]] | None:
+        """Steps of beam search, up to the first in which something ends, in one call; None where that cannot be.
 
         Args:
             tokens, layout: as for `step`.
             scores: [R], sums of log-probabilities.
             constraints: what the next tokens may be.
+            going: where steps are written down, as `run_beams` has it; None for a single one.
 
         Returns:
-            of the best 2 * beam continuations [B, 2 * beam] of every sentence: sums of log-probabilities, tokens and
-            parents, as `Candidates` has them.
+            how many steps were written down; and of the best 2 * beam continuations [B, 2 * beam] of every sentence
+            sums of log-probabilities, tokens and parents, as `Candidates` has them.
         """
         assert self.cache is not None and self.cross is not None, "call start() first"
         kernels, projection = self.engine.kernels, self.native_output
@@ -339,7 +348,8 @@ class CachedDecoder:
         self._grow(layout.slots)
         mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
         return run_beams(
-            self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits, self.places
+            *(self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits),
+            *(self.places, going),
         )
 
     def _step_in_pytorch(
@@ -415,9 +425,17 @@ class CachedDecoder:
         assert self.cache is not None
         old = self.cache
         if slots > self.capacity:
+            shape = (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:])
+            size = math.prod(shape)
+            if self.room is not None and self.capacity == 0 and self.room.numel() >= size:
+                self.cache = self.room[:size].view(shape)
+                return
+            self.room = None
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
-            self.cache = new_zeros(old, (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:]))
+            self.cache = new_zeros(old, shape)
             self.cache[:, :, : old.size(2)] = old
+            if self.beam > 1 and self.native_output is not None:
+                self.room = self.cache.view(-1)
 
     def _position_embeddings(self, layout: Chain | StepLayout | BeamLayout) -> Tensor | None:
         """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""

@@ -2,6 +2,7 @@
 
 from fairseq_plugins.decoding.candidates import best_candidates
 from fairseq_plugins.decoding.engine.layout import BeamLayout
+from fairseq_plugins.decoding.engine.native.beam import Going
 from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.beam import BeamSearch
@@ -10,18 +11,25 @@ from fairseq_plugins.decoding.verifier import Verifier
 
 
 class BeamVerifier(Verifier):
-    """Runs the last token of every hypothesis, and finds the best continuations of every sentence."""
+    """Runs the last token of every hypothesis, and finds the best continuations of every sentence.
+
+    Steps in which nothing ends leave nothing to decide. The kernels take these by themselves, and write them into the
+    state.
+    """
 
     def verify(self, state: DecodingState, draft: Draft) -> Candidates:
-        """The best continuations by one token; the draft is empty."""
+        """The best continuations by one token; the draft is empty. The state may have gone on before."""
         beams = state.beams
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.holders)
         tokens = state.last_tokens()[:, 0]
         if len(self.decoders) == 1 and self.temperature == 1.0:
-            found = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints)
-            if found is not None:
-                return Candidates(*found)
+            going = Going(state.tokens, state.log_probs, beams.ignored)
+            ran = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints, going)
+            if ran is not None:
+                steps, found = ran
+                state.host_lengths = [length + steps for length in state.host_lengths]
+                return Candidates(*found, steps)
         _, log_probs = self._log_probs(tokens, layout)
         return best_candidates(state, log_probs)
 

@@ -52,7 +52,7 @@ class BeamSearch:
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
             num_emitted=1,
-            host_emitted=[1] * len(state.sentences),
+            host_emitted=[1 + candidates.steps] * len(state.sentences),
             finished=finished,
             parents=chosen.parents,
             scores=chosen.scores,
@@ -67,12 +67,13 @@ class BeamSearch:
         """The hypotheses that end, of every row whether its sentence does, and how many have ended of each."""
         beams = state.beams
         assert beams is not None
-        found, has_end, counts = [], set(), list(beams.ended)
+        taken, has_end, counts = [], set(), list(beams.ended)
         for place, rank in [] if ends is None else ends.nonzero().tolist():
             has_end.add(place)
             if counts[place] < self.size:
                 counts[place] += 1
-                found.append((place, _hypothesis(state, beams, candidates, place, rank)))
+                taken.append((place, rank))
+        found = _outputs(state, beams, candidates, taken)
         finished = []
         for place, count in enumerate(counts):
             is_last = state.host_lengths[place * self.size] >= state.max_len
@@ -106,13 +107,19 @@ def choose(candidates: Candidates, beams: Beams, eos: int) -> Chosen:
     return Chosen(tokens, parents, scores, log_probs, rank >= 2 * size, ends if bool(ends.any()) else None)
 
 
-def _hypothesis(state: DecodingState, beams: Beams, candidates: Candidates, place: int, rank: int) -> Hypothesis:
-    """The output that ends with a candidate."""
-    row = place * beams.size + max(0, int(candidates.parents[place, rank]))
-    rows, columns = beams.rows_of_slots(row, state.host_lengths[row])
-    score = candidates.scores[place, rank]
-    return Hypothesis(
-        torch.cat([state.tokens[rows, columns], candidates.tokens[place, rank : rank + 1]]),
-        torch.cat([state.log_probs[rows, columns], (score - beams.scores[row])[None]]),
-        score,
-    )
+def _outputs(
+    state: DecodingState, beams: Beams, candidates: Candidates, taken: list[tuple[int, int]]
+) -> list[tuple[int, Hypothesis]]:
+    """The outputs that end with these candidates, each given by its sentence's place and its rank there."""
+    found: dict[tuple[int, int], Hypothesis] = {}
+    lengths = {place: state.host_lengths[place * beams.size] for place, _ in taken}
+    for length in sorted(set(lengths.values())):
+        some = [pair for pair in taken if lengths[pair[0]] == length]
+        places, ranks = torch.tensor(some, device=beams.scores.device).t()
+        rows = places * beams.size + candidates.parents[places, ranks].clamp(min=0)
+        where = beams.where(rows, length)
+        scores, ends = candidates.scores[places, ranks], candidates.tokens[places, ranks]
+        tokens = torch.cat([state.tokens[where], ends[:, None]], dim=1)
+        log_probs = torch.cat([state.log_probs[where], (scores - beams.scores[rows])[:, None]], dim=1)
+        found |= zip(some, map(Hypothesis, tokens, log_probs, scores), strict=True)
+    return [(place, found[place, rank]) for place, rank in taken]

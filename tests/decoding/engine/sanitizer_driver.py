@@ -41,7 +41,16 @@ from tests.decoding.engine.random_steps import (
     random_step,
     step_in_pytorch,
 )
-from tests.support import Options, decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
+from tests.support import (
+    Options,
+    all_ids,
+    decode,
+    fairseq_beam,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -96,7 +105,7 @@ def right_beams(kernels: Kernels, choose: random.Random) -> None:
         if allowed is not None:
             allowed = torch.ones(batch + 2, allowed.size(1), dtype=torch.bool)
             allowed[places] = step.cross_allowed
-    found, tokens, parents = run_beams(
+    _, (found, tokens, parents) = run_beams(
         *(kernels.layers(layers, ends=ends), step.tokens, layout, scores, cache, cross, allowed),
         *(kernels.compiled_linear(projection), kernels.limits(sizes.vocabulary, constraints), places),
     )
@@ -164,11 +173,11 @@ class Loops:
         lengths = [choose.randint(0, 20) for _ in range(choose.randint(1, 12))]
         sample = make_sample(self.task, lengths, choose.randint(0, 9))
         search = {"max_len_b": choose.choice([1, 9, 60])}
-        decoder = choose.choice(["greedy", "gad", "iad"])
+        decoder = choose.choice(["greedy", "gad", "iad", "fast-beam"])
         how = Options(decoder, choose.choice([1, 9])) if decoder == "gad" else Options(decoder)
-        ours, _ = decode([self.verifier], self.task, sample, how, self.drafter, **search)
-        expected = fairseq_greedy([self.verifier], self.task, sample, **search)
-        assert ids(ours) == ids(expected)
+        beam = choose.choice([1, 2, 5]) if decoder == "fast-beam" else 1
+        ours, _ = decode([self.verifier], self.task, sample, how, self.drafter, beam_size=beam, **search)
+        assert all_ids(ours) == all_ids(fairseq_beam([self.verifier], self.task, sample, beam, **search))
 
 
 def random_transition(vocabulary: int, rank: int, width: int, state: int) -> TransitionScores:
@@ -441,6 +450,7 @@ def main(arguments: list[str]) -> None:
         right_rest(packing, choose)
         if seen["rounds"] % 4 == 0:
             loops.run(choose)
+            seen["whole batches"] += 1
         for _ in range(3):
             seen[wrong_step(packing, choose)] += 1
             seen[wrong_rest(packing, choose)] += 1

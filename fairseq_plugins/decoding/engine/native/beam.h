@@ -19,6 +19,16 @@ struct Beams {
     const int64_t* places;    // [B], of each sentence in the caches
 };
 
+// Where steps are written down: what `Beams` points to, and tokens and log-probabilities in rows as long as `holders`.
+struct Going {
+    int64_t* tokens;
+    int64_t* lengths;
+    int64_t* holders;
+    float* log_probs;
+    float* scores;
+    uint8_t* ignored;  // [B][size], see decoding/state.py
+};
+
 // The best continuations of every sentence, the best first; parents are -1 where there are none.
 struct Candidates {
     Linear projection;
@@ -252,6 +262,28 @@ Linear part_of(const Linear& layer, int64_t begin, int64_t end) {
     return part;
 }
 
+// e to the power of numbers up to 0, off by about a ten-millionth of it.
+inline Vector exponential(Vector x) {
+    constexpr float LEAST = -87, LOG_2 = 0.693147181f;
+    x = x > LEAST ? x : splat(LEAST);
+    const Indices power = __builtin_convertvector(x / LOG_2 - 0.5f, Indices);
+    const Vector rest = x - __builtin_convertvector(power, Vector) * LOG_2;
+    Vector series = splat(1 / 720.f);
+    for (const float factor : {1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f}) series = series * rest + factor;
+    return series * (Vector)((power + 127) << 23);
+}
+
+// The sum of the exponentials of `size` scores less `top`, the highest of them.
+float sum_exponentials(const float* scores, int64_t size, float top) {
+    Vector sums = {};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sums += exponential(load(scores + i) - top);
+    sum_lanes<1>(&sums);
+    float sum = sums[0];
+    for (; i < size; ++i) sum += std::exp(scores[i] - top);
+    return sum;
+}
+
 // What may not be gets no score; `from` has the tokens `begin` .. `end` of a row at a position of the output.
 void constrain(const Limits& limits, float* from, int64_t begin, int64_t end, int64_t position) {
     const auto is_here = [&](int64_t token) { return begin <= token && token < end; };
@@ -292,11 +324,10 @@ struct Continuations {
                 linear(part_of(asked.projection, begin, end), x, rows, values);
                 for (int64_t r = 0; r < rows; ++r) {
                     float* here = values + r * size;
-                    float top = here[0], sum = 0;
+                    float top = here[0];
                     for (int64_t i = 0; i < size; ++i) top = here[i] > top ? here[i] : top;
-                    for (int64_t i = 0; i < size; ++i) sum += std::exp(here[i] - top);
                     highest[r * chunks + chunk] = top;
-                    sums[r * chunks + chunk] = sum;
+                    sums[r * chunks + chunk] = sum_exponentials(here, size, top);
                     Best& own = best[part * rows + r];
                     if (asked.limits.unk_penalty >= 0 && !(top > own.least)) continue;
                     constrain(asked.limits, here, begin, end, beams.lengths[which.row[first + r]]);
@@ -367,48 +398,32 @@ void choose(const Candidates& asked, const Continuations& found, const Beams& be
     }
 }
 
-}  // namespace
-
-extern "C" {
-
-// A step of beam search: embed the last token of every hypothesis, run the layers, and find the best candidates of every
-// sentence. Returns 0, or 1 and does nothing where something points outside of the caches, or 2 where a token is none of
-// the vocabulary.
-//
-// own: what every layer's self-attention keeps, a row of every hypothesis.
-// cross: what every layer's cross-attention reads, a row of every sentence.
-int32_t run_beams(const Layer* layers, int32_t count, const Ends* ends, int32_t dim, const Beams* beams,
-                  const Memory* own, const Memory* cross, const Candidates* asked) {
-    if (!fits(*beams, *own, *cross)) return 1;
-    const Hypotheses which(*beams);
-    for (const int64_t row : which.row) {
-        if (beams->tokens[row] < 0 || beams->tokens[row] >= ends->mask_id) return 2;
-    }
+// One step: embed the last token of every hypothesis, run the layers, and find the best candidates of every sentence.
+void step_beams(const Layer* layers, int32_t count, const Ends& ends, int32_t dim, const Beams& beams, const Memory& own,
+                const Memory& cross, const Candidates& asked) {
+    const Hypotheses which(beams);
+    if (which.count() == 0) return;
     const auto run = [&](int64_t first, int64_t last) {
         thread_local std::vector<float> x_memory;
         const int64_t rows = last - first;
         float* x = scratch(x_memory, rows * dim);
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t row = which.row[first + r];
-            const float* embedding = ends->embedding + beams->tokens[row] * dim;
+            const float* embedding = ends.embedding + beams.tokens[row] * dim;
             float* to = x + r * dim;
-            for (int i = 0; i < dim; ++i) to[i] = ends->scale * embedding[i];
-            if (!ends->positions) continue;
-            const float* position = ends->positions + std::min(beams->lengths[row], ends->position_count - 1) * dim;
+            for (int i = 0; i < dim; ++i) to[i] = ends.scale * embedding[i];
+            if (!ends.positions) continue;
+            const float* position = ends.positions + std::min(beams.lengths[row], ends.position_count - 1) * dim;
             for (int i = 0; i < dim; ++i) to[i] += position[i];
         }
-        if (ends->embedding_norm.weight) normalize(ends->embedding_norm, x, rows, dim, x);
-        run_hypotheses(layers, count, x, dim, *beams, which, first, last, *own, *cross);
-        if (ends->final_norm.weight) normalize(ends->final_norm, x, rows, dim, x);
-        choose(*asked, Continuations(*asked, x, rows, *beams, which, first), *beams, which, first, last);
+        if (ends.embedding_norm.weight) normalize(ends.embedding_norm, x, rows, dim, x);
+        run_hypotheses(layers, count, x, dim, beams, which, first, last, own, cross);
+        if (ends.final_norm.weight) normalize(ends.final_norm, x, rows, dim, x);
+        choose(asked, Continuations(asked, x, rows, beams, which, first), beams, which, first, last);
     };
-    const int64_t products = which.count() * (products_of(layers, count) + products_of(asked->projection));
-    const int64_t parts = std::min({threads::available(), beams->sentences, products / MIN_PRODUCTS});
-    if (which.count() == 0) return 0;
-    if (parts <= 1) {
-        run(0, which.count());
-        return 0;
-    }
+    const int64_t products = which.count() * (products_of(layers, count) + products_of(asked.projection));
+    const int64_t parts = std::min({threads::available(), beams.sentences, products / MIN_PRODUCTS});
+    if (parts <= 1) return run(0, which.count());
     // No sentence is divided: its hypotheses read what the others write.
     std::vector<int64_t> cuts{0};
     for (int64_t row = 1; row < which.count(); ++row) {
@@ -416,13 +431,13 @@ int32_t run_beams(const Layer* layers, int32_t count, const Ends* ends, int32_t 
         if (which.sentence[row] != which.sentence[row - 1] && is_full) cuts.push_back(row);
     }
     cuts.push_back(which.count());
-    if (cuts.size() == 2) {
-        run(0, which.count());
-        return 0;
-    }
+    if (cuts.size() == 2) return run(0, which.count());
     threads::run(cuts.size() - 1, [&](int64_t part) { run(cuts[part], cuts[part + 1]); });
-    return 0;
 }
+
+}  // namespace
+
+extern "C" {
 
 // What ends, and what goes on: see ../../search/beam.py. Of every sentence there are `count` candidates, the best first, of
 // which those that end among the first `size` are outputs; the first `size` that do not end go on. Returns how many end,
@@ -464,6 +479,60 @@ int64_t choose_hypotheses(const float* candidate_scores, const int64_t* candidat
         }
     }
     return ended;
+}
+
+// Run steps of beam search until something ends, and leave the candidates of that last step: those before it are written
+// down in `going`, and nothing is left to do for them. A single step where `going` is null. Returns 0, or 1 and does
+// nothing where something points outside of the caches, or 2 where a token is none of the vocabulary.
+//
+// own: what every layer's self-attention keeps, a row of every hypothesis.
+// cross: what every layer's cross-attention reads, a row of every sentence.
+// taken: how many steps were written down.
+int32_t run_beams(const Layer* layers, int32_t count, const Ends* ends, int32_t dim, const Beams* beams,
+                  const Memory* own, const Memory* cross, const Candidates* asked, const Going* going, int64_t* taken) {
+    *taken = 0;
+    if (!fits(*beams, *own, *cross)) return 1;
+    const int64_t size = beams->size, rows = beams->sentences * size;
+    for (int64_t row = 0; row < rows; ++row) {
+        if (beams->tokens[row] < 0 || beams->tokens[row] >= ends->mask_id) return 2;
+    }
+    Beams now = *beams;
+    std::vector<int64_t> tokens(rows), last(rows), parents(rows), holders;
+    std::vector<float> scores(rows), log_probs(rows);
+    std::vector<uint8_t> ended(rows), ignored(rows);
+    while (true) {
+        step_beams(layers, count, *ends, dim, now, *own, *cross, *asked);
+        if (!going) return 0;
+        for (int64_t row = 0; row < rows; ++row) {
+            const int64_t next = beams->lengths[row] + 1;
+            if (next > asked->limits.max_len || next >= own->used || next >= beams->holder_stride) return 0;
+        }
+        std::copy(going->ignored, going->ignored + rows, ignored.begin());
+        if (choose_hypotheses(asked->scores, asked->tokens, asked->parents, asked->count, &now, asked->limits.eos,
+                              ignored.data(), ended.data(), tokens.data(), parents.data(), scores.data(),
+                              log_probs.data()) != 0) {
+            return 0;
+        }
+        for (int64_t first = 0; first < rows; first += size) {
+            const int64_t next = going->lengths[first] + 1, stride = beams->holder_stride;
+            holders.resize(size * next);
+            for (int64_t i = 0; i < size; ++i) {
+                const int64_t* from = going->holders + parents[first + i] * stride;
+                std::copy(from, from + next, holders.begin() + i * next);
+            }
+            for (int64_t i = 0; i < size; ++i) {
+                const int64_t row = first + i;
+                std::copy(holders.begin() + i * next, holders.begin() + (i + 1) * next, going->holders + row * stride);
+                going->tokens[row * stride + next] = last[row] = tokens[row];
+                going->log_probs[row * stride + next] = log_probs[row];
+                going->scores[row] = scores[row];
+                going->ignored[row] = ignored[row];
+                going->lengths[row] = next;
+            }
+        }
+        now.tokens = last.data();
+        ++*taken;
+    }
 }
 
 }  // extern "C"

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.layout import BeamLayout
-from fairseq_plugins.decoding.engine.native.build import BeamsStructure, CandidatesStructure, LimitsStructure
+from fairseq_plugins.decoding.engine.native.build import (
+    BeamsStructure,
+    CandidatesStructure,
+    GoingStructure,
+    LimitsStructure,
+)
 from fairseq_plugins.decoding.engine.native.layers import (
     REASONS,
     NativeLayers,
@@ -15,6 +20,20 @@ from fairseq_plugins.decoding.engine.native.layers import (
     check,
     require,
 )
+
+
+@dataclass(frozen=True)
+class Going:
+    """Where steps in which nothing ends are written down, besides lengths, holders and scores.
+
+    Attributes:
+        tokens, log_probs: [R, capacity], as wide as the holders.
+        ignored: [B, beam], see `decoding.state.Beams`.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    ignored: Tensor
 
 
 def run_beams(
@@ -28,8 +47,12 @@ def run_beams(
     projection: NativeLinear,
     limits: LimitsStructure,
     places: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    going: Going | None = None,
+) -> tuple[int, tuple[Tensor, Tensor, Tensor]]:
     """Run the last token of every hypothesis; the 2 * beam best continuations of every sentence.
+
+    With `going`, steps are run until something ends, or as far as the cache reaches. All but the last one are written
+    down, also in `scores` and in the lengths and holders of the layout.
 
     Args:
         layers: of a decoder.
@@ -41,9 +64,11 @@ def run_beams(
         projection: to the vocabulary.
         limits: what the next tokens may be.
         places: [B], of every sentence its place in the caches; None where each has its own.
+        going: where steps are written down; None for a single one.
 
     Returns:
-        sums of log-probabilities, tokens and parents [B, 2 * beam] as `decoding.state.Candidates` has them.
+        how many steps were written down; and sums of log-probabilities, tokens and parents [B, 2 * beam] as
+        `decoding.state.Candidates` has them, of the step after these.
 
     Raises:
         ValueError: for a layout that points outside of the caches, tokens outside of the vocabulary, or tensors of the
@@ -52,7 +77,10 @@ def run_beams(
     rows, beam = tokens.numel(), layout.beam
     require(layers.ends is not None and layers.has_cross, "only a decoder searches")
     require(beam > 0 and rows % beam == 0, f"{rows} hypotheses, {beam} of each sentence")
-    tokens, scores, lengths, holders = (x.contiguous() for x in (tokens, scores, layout.lengths, layout.holders))
+    lengths, holders = layout.lengths, layout.holders
+    if going is None:
+        scores, lengths, holders = (x.contiguous() for x in (scores, lengths, holders))
+    tokens = tokens.contiguous()
     check("tokens", tokens, (rows,), torch.long)
     check("lengths", lengths, (rows,), torch.long)
     check("scores", scores, (rows,))
@@ -62,8 +90,15 @@ def run_beams(
     require(projection.outputs == limits.vocabulary, "the projection has another vocabulary")
     special = (limits.pad, limits.unk, limits.eos)
     require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
+    where = None
+    if going is not None:
+        check("tokens of hypotheses", going.tokens, holders.shape, torch.long)
+        check("log-probabilities of hypotheses", going.log_probs, holders.shape)
+        check("ignored places", going.ignored, (rows // beam, beam), torch.bool)
+        order = (going.tokens, lengths, holders, going.log_probs, scores, going.ignored)
+        where = GoingStructure(*(x.data_ptr() for x in order))
     held: list[Tensor] = []
-    own = layers.memory(cache, layout.slots, None, held)
+    own = layers.memory(cache, layout.slots if going is None else cache.size(2), None, held)
     source = layers.memory(cross, cross.size(2), cross_allowed, held)
     shape = (rows // beam, 2 * beam)
     found = scores.new_empty(shape), tokens.new_empty(shape), tokens.new_empty(shape)
@@ -74,13 +109,15 @@ def run_beams(
         *(scores.data_ptr(), places.data_ptr()),
     )
     asked = CandidatesStructure(projection.structure, limits, shape[1], *(x.data_ptr() for x in found))
+    taken = ctypes.c_int64()
     layers.kernels.set_threads(torch.get_num_threads())
     failed = layers.kernels.run_beams(
         *(layers.array, layers.count, ctypes.byref(layers.ends), layers.width),
         *(ctypes.byref(x) for x in (beams, own, source, asked)),
+        *(None if where is None else ctypes.byref(where), ctypes.byref(taken)),
     )
     require(not failed, REASONS.get(failed, "failed"))
-    return found
+    return taken.value, found
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,12 @@ class BeamsStructure(ctypes.Structure):
     ]
 
 
+class GoingStructure(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders", "log_probs", "scores", "ignored")
+    ]
+
+
 class CandidatesStructure(ctypes.Structure):
     _fields_ = [
         ("projection", LinearStructure),
@@ -388,7 +394,7 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.decode.argtypes = [pointer]
     kernels.run_beams.argtypes = [
         *(pointer, ctypes.c_int32, pointer, ctypes.c_int32),
-        *(pointer, pointer, pointer, pointer),
+        *(pointer, pointer, pointer, pointer, pointer, pointer),
     ]
     kernels.choose_hypotheses.argtypes = [
         *(pointer, pointer, pointer, number, pointer, number),

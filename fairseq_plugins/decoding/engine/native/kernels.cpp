@@ -242,7 +242,7 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
         for (int v = 0; v < VECTORS; ++v) {
             const float* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
             // What the same place of the next panels has: several rows take long enough for it to come.
-            if (ROWS > 1) __builtin_prefetch(from + PANELS * panel_stride, 0, 2);
+            if (ROWS > 1 && v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_stride, 0, 2);
             weights[v] = load(from);
         }
         for (int row = 0; row < ROWS; ++row) {
