@@ -425,11 +425,14 @@ class CachedDecoder:
         assert self.cache is not None
         old = self.cache
         if slots > self.capacity:
-            shape = (*old.shape[:2], slots + -slots % ROOM, *old.shape[3:])
-            size = math.prod(shape)
-            if self.room is not None and self.capacity == 0 and self.room.numel() >= size:
-                self.cache = self.room[:size].view(shape)
+            slots += -slots % ROOM
+            each = math.prod(old.shape[:2]) * math.prod(old.shape[3:])
+            if self.room is not None and self.capacity == 0 and self.room.numel() >= slots * each:
+                # All of it: growing costs more than standing further apart.
+                slots = self.room.numel() // each
+                self.cache = self.room[: slots * each].view(*old.shape[:2], slots, *old.shape[3:])
                 return
+            shape = (*old.shape[:2], slots, *old.shape[3:])
             self.room = None
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
             self.cache = new_zeros(old, shape)

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <numeric>
 
 extern "C" {
 
@@ -94,11 +95,15 @@ void add_counts(const Adaptive& from, Adaptive& to) {
 // Sentences that are decoded together: products of few rows are slow, and the scores of many leave the processor's cache.
 constexpr int64_t MIN_TOGETHER = 8, MAX_ROWS_TOGETHER = 128;
 
+// Rows that are projected to the vocabulary at a time: of what stands after a rejected token none has to be. Of less rows
+// than this a product is slower by the row.
+constexpr int64_t PROJECTED_TOGETHER = MAX_ROWS;
+
 // The rows of a step, one after the other.
 struct Step {
     std::vector<int64_t> tokens;
     Rows where;
-    std::vector<float> x, states, scores;
+    std::vector<float> x, states;
 
     Step() : where(Layout{}) {}
 
@@ -115,11 +120,10 @@ struct Step {
 
     int64_t size() const { return tokens.size(); }
 
-    // Embed the rows, run them through the layers, and score the tokens after them; returns whether all rows are known.
+    // Embed the rows and run them through the layers; returns whether all rows are known.
     bool run(const Stack& stack, Input input, bool keep_states) {
         const int64_t rows = size();
         x.resize(rows * stack.dim);
-        scores.resize(rows * stack.projection->outputs);
         if (keep_states) states.resize((stack.count + 1) * rows * stack.dim);
         if (!where.fit(*stack.own, stack.cross)) return false;
         input.tokens = tokens.data();
@@ -129,7 +133,6 @@ struct Step {
                  keep_states ? states.data() : nullptr);
         const Norm& norm = stack.ends->final_norm;
         if (norm.weight) normalize(norm, x.data(), rows, stack.dim, x.data());
-        linear(*stack.projection, x.data(), rows, scores.data());
         return true;
     }
 };
@@ -168,7 +171,8 @@ private:
     const Drafter* drafter;
     Adaptive* adaptive;
     std::vector<int64_t> active, before, chosen, drafted, counts, begins, gained;
-    std::vector<float> log_probs, features, read;
+    std::vector<size_t> going;
+    std::vector<float> log_probs, features, read, projected, scores;
     Step drafting, verifying;
     int64_t drafted_width = 0;
     double began = 0;
@@ -211,9 +215,12 @@ private:
         input.added = drafter->newest;
         input.added_width = 1;
         if (!drafting.run(drafter->stack, input, false)) return false;
+        const Linear& projection = *drafter->stack.projection;
+        scores.resize(count * width * projection.outputs);
+        linear(projection, drafting.x.data(), count * width, scores.data());
         chosen.resize(count * width);
         log_probs.resize(count * width);
-        if (!follow(*drafter->path, drafting.scores.data(), drafting.x.data(), count, width, before.data(), chosen.data(),
+        if (!follow(*drafter->path, scores.data(), drafting.x.data(), count, width, before.data(), chosen.data(),
                     adaptive ? log_probs.data() : nullptr)) {
             return false;
         }
@@ -293,28 +300,58 @@ private:
     }
 
     void accept(int32_t* emitted) {
-        const int64_t size = all.verifier.projection->outputs;
-        gained.clear();
-        for (size_t index = 0; index < active.size(); ++index) {
-            const int64_t b = active[index], begin = begins[index], length = all.lengths[b];
-            int64_t* tokens = all.tokens + b * all.columns + length + 1;
-            float* probabilities = all.log_probs + b * all.columns + length + 1;
-            int64_t count = 0;
-            // Rows after the first rejected token need no choice.
-            for (bool goes_on = true; goes_on; ++count) {
-                const int64_t row = begin + count;
-                best_token(verifying.scores.data() + row * size, all.limits, length + count, tokens + count,
-                           probabilities + count);
-                all.finished[b] = tokens[count] == all.limits.eos;
-                goes_on = !all.finished[b] && count < counts[index] && chosen[index * drafted_width + count] == tokens[count];
+        gained.assign(active.size(), 0);
+        going.resize(active.size());
+        std::iota(going.begin(), going.end(), 0);
+        while (!going.empty()) {
+            const int64_t each = std::max<int64_t>(1, PROJECTED_TOGETHER / static_cast<int64_t>(going.size()));
+            project(each);
+            float* row = scores.data();
+            std::vector<size_t> rest;
+            for (const size_t index : going) {
+                const int64_t rows = rows_ahead(index, each);
+                if (choose(index, rows, row)) rest.push_back(index);
+                row += rows * all.verifier.projection->outputs;
             }
-            emitted[b] = count;
-            gained.push_back(count);
-            if (adaptive && drafted_width > 0) calibrate(index, count, tokens);
+            going.swap(rest);
+        }
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index];
+            emitted[b] = gained[index];
+            if (adaptive && drafted_width > 0) calibrate(index, gained[index], all.tokens + b * all.columns + all.lengths[b] + 1);
         }
         if (adaptive) {
             count_call(adaptive->verify_sums, verifying.size(), seconds_now() - began);
         }
+    }
+
+    // How many rows of a sentence, after those that were chosen from, are projected next.
+    int64_t rows_ahead(size_t index, int64_t each) const { return std::min(each, counts[index] + 1 - gained[index]); }
+
+    // Score the tokens after the next rows of all sentences that go on.
+    void project(int64_t each) {
+        const int64_t dim = all.verifier.dim;
+        projected.clear();
+        for (const size_t index : going) {
+            const float* from = verifying.x.data() + (begins[index] + gained[index]) * dim;
+            projected.insert(projected.end(), from, from + rows_ahead(index, each) * dim);
+        }
+        const int64_t rows = projected.size() / dim;
+        scores.resize(rows * all.verifier.projection->outputs);
+        linear(*all.verifier.projection, projected.data(), rows, scores.data());
+    }
+
+    // Choose the tokens after these rows of a sentence, as far as what was drafted stands; returns whether all of it does.
+    bool choose(size_t index, int64_t rows, float* row) {
+        const int64_t b = active[index];
+        for (int64_t end = gained[index] + rows; gained[index] < end; row += all.verifier.projection->outputs) {
+            const int64_t t = gained[index]++, column = all.lengths[b] + t + 1;
+            int64_t& token = all.tokens[b * all.columns + column];
+            best_token(row, all.limits, column - 1, &token, &all.log_probs[b * all.columns + column]);
+            all.finished[b] = token == all.limits.eos;
+            if (all.finished[b] || t == counts[index] || chosen[index * drafted_width + t] != token) return false;
+        }
+        return true;
     }
 
     // Counts what became of the verified tokens of a draft.

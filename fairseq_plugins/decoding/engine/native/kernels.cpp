@@ -219,12 +219,6 @@ namespace {
 // Not inlined: in several loops -ffast-math would make several orders of these operations.
 __attribute__((noinline)) float gelu(float x) { return 0.5f * x * (1 + std::erf(x * 0.70710678118654752f)); }
 
-inline float activate(float x, int activation) {
-    if (activation == RELU) return x > 0 ? x : 0;
-    if (activation == GELU) return gelu(x);
-    return x;
-}
-
 // As many panels as have accumulators in the registers, the more the fewer the rows.
 template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES))>
 constexpr int PANELS_OF = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
@@ -256,12 +250,23 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
 }
 
 // What becomes of `columns` products of one row: scaled, with bias, activated, and added to what is there where `add`.
-inline void finish(const Linear& layer, const float* from, int begin, int columns, float* to, int activation, bool add) {
-    for (int c = 0; c < columns; ++c) {
-        float value = layer.scale ? from[c] * layer.scale[begin + c] : from[c];
-        value = activate(value + (layer.bias ? layer.bias[begin + c] : 0), activation);
-        to[c] = add ? to[c] + value : value;
+// One thing after the other, so that each is done in vectors; `from` is changed.
+inline void finish(const Linear& layer, float* from, int begin, int columns, float* to, int activation, bool add) {
+    if (layer.scale) {
+        for (int c = 0; c < columns; ++c) from[c] *= layer.scale[begin + c];
     }
+    if (layer.bias) {
+        for (int c = 0; c < columns; ++c) from[c] += layer.bias[begin + c];
+    }
+    if (activation == RELU) {
+        for (int c = 0; c < columns; ++c) from[c] = from[c] > 0 ? from[c] : 0;
+    } else if (activation == GELU) {
+        for (int c = 0; c < columns; ++c) from[c] = gelu(from[c]);
+    }
+    if (add) {
+        for (int c = 0; c < columns; ++c) from[c] += to[c];
+    }
+    std::memcpy(to, from, columns * sizeof(float));
 }
 
 // y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`; the weight in panels. Of the
