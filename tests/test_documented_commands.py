@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 PAGES = ("README.md", "docs/python.md", "docs/translating.md", "docs/training.md", "docs/index.md", "CONTRIBUTING.md")
 # Short trainings: added where a documented command trains.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
-SIZES = (
-    " --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 48"
-    " --decoder-ffn-embed-dim 48 --encoder-attention-heads 2 --decoder-attention-heads 2"
+STOCK = (
+    "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 256 --decoder-embed-dim 256 --encoder-attention-heads 4"
+    " --decoder-attention-heads 4 --encoder-ffn-embed-dim 300 --decoder-ffn-embed-dim 300 --encoder-normalize-before"
+    " --decoder-normalize-before --activation-fn gelu --dropout 0.3"
 )
 RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ")
 RUN_ON = ("README.md", "docs/training.md", "docs/translating.md")
@@ -59,7 +61,7 @@ def filled_in(command: str, corpus: Corpus) -> str:
     command = command.replace("--user-dir fairseq_plugins", f"--user-dir {REPOSITORY}/fairseq_plugins")
     if command.startswith("fairseq-train"):
         architecture = command.split("--arch ")[1].split()[0]
-        command += f"{SHORT} --save-dir {architecture}" + ("" if "--base-path" in command else SIZES)
+        command += f"{SHORT} --save-dir {architecture}"
     return command.replace("checkpoints/", f"{REPOSITORY}/checkpoints/").replace("examples/", f"{REPOSITORY}/examples/")
 
 
@@ -71,17 +73,52 @@ def test_pages_have_commands() -> None:
     assert len(found) >= 10
 
 
+def run_line(line: str, folder: Path, programs: Path) -> str:
+    """Run a command in a shell; what it printed."""
+    environment = {**os.environ, **quick(programs), "PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, f"{line}\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+    return run.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN_ON)
 def test_commands_run(page: str, corpus: Corpus, programs: Path, tmp_path: Path) -> None:
     """In one folder, in their order: what one writes the next reads."""
-    environment = {**os.environ, **quick(programs), "PYTHONPATH": str(REPOSITORY)}
     for command in runnable(page):
-        run = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", filled_in(command, corpus)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
-        assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+        run_line(filled_in(command, corpus), tmp_path, programs)
+
+
+@pytest.mark.slow
+def test_drafter_for_a_stock_verifier_of_other_sizes(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+    """From a checkpoint of fairseq's own to a drafter that drafts for it, with the commands as they stand there."""
+    # A few sentences: an untrained verifier never ends.
+    for name in ("train.src", "train.tgt", "valid.src", "valid.tgt", "test.src", "test.tgt"):
+        lines = (corpus.text / name).read_text().splitlines(keepends=True)
+        (tmp_path / name).write_text("".join(lines[:20]))
+    dictionaries = f"--srcdict {corpus.data}/dict.src.txt --tgtdict {corpus.data}/dict.tgt.txt"
+    sets = "--trainpref train --validpref valid --testpref test"
+    run_line(f"fairseq-preprocess -s src -t tgt {sets} {dictionaries} --destdir data", tmp_path, programs)
+    plain = f"fairseq-train data --task translation --arch transformer {STOCK} --criterion cross_entropy"
+    run_line(f"{plain} --optimizer adam {SHORT} --save-dir stock", tmp_path, programs)
+    own = replace(
+        corpus,
+        data=tmp_path / "data",
+        verifier=tmp_path / "stock" / "checkpoint_last.pt",
+        drafter=tmp_path / "block_nat" / "checkpoint_last.pt",
+    )
+    training = [line for line in runnable("docs/training.md") if "blockwise" not in line and "average" not in line]
+    assert [line.split()[0] for line in training] == ["spec-dec-distill", "spec-dec-distill", "fairseq-train"]
+    for line in training:
+        run_line(filled_in(line, own), tmp_path, programs)
+    outputs = []
+    for decoder in ("greedy", "gad"):
+        (line,) = [line for line in runnable("README.md") if f"--decoder {decoder} " in line and "fairseq" in line]
+        printed = run_line(filled_in(line, own), tmp_path, programs)
+        outputs.append(sorted(row.split("\t")[::2] for row in printed.splitlines() if row.startswith("H-")))
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 20
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -227,6 +227,65 @@ def test_initial_encoder_and_decoder(tmp_path: Path) -> None:
     assert int(model.decoder.trained_block_size) == 4
 
 
+@pytest.mark.parametrize("context", ["tokens", "features"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"decoder_attention_heads": 2, "encoder_attention_heads": 2, "activation_fn": "gelu", "dropout": 0.3},
+        {"decoder_ffn_embed_dim": 40, "encoder_ffn_embed_dim": 12, "activation_fn": "relu"},
+        {"decoder_normalize_before": True, "encoder_normalize_before": True, "attention_dropout": 0.2},
+    ],
+)
+def test_sizes_that_are_not_given_are_those_of_the_verifier(
+    context: str, shape: dict[str, Any], tmp_path: Path
+) -> None:
+    task, path = make_task(30), tmp_path / "base.pt"
+    options = make_args(arch="transformer", _name="transformer", **shape)
+    base_architecture(options)
+    verifier = make_transformer(task, 4, ending=False, **shape)
+    save_checkpoint(path, options, verifier)
+    args = Namespace(drafter_context=context, init_decoder_from=str(path), decoder_layers=1)
+    args.max_source_positions = args.max_target_positions = 64
+    if context == "tokens":
+        args.init_encoder_from = str(path)
+    block_nat_base(args)
+    model = BlockNat.build_model(args, task, verifier=verifier)
+    ours, theirs = model.decoder.layers[0], verifier.decoder.layers[0]
+    assert ours.self_attn.num_heads == ours.encoder_attn.num_heads == theirs.self_attn.num_heads
+    assert ours.normalize_before == theirs.normalize_before and ours.activation_fn is theirs.activation_fn
+    assert ours.dropout_module.p == theirs.dropout_module.p
+    assert ours.self_attn.dropout_module.p == theirs.self_attn.dropout_module.p
+    copied, own = theirs.state_dict(), ours.state_dict()
+    assert all(torch.equal(own[name], value) for name, value in copied.items())
+    if context == "tokens":
+        assert torch.equal(model.encoder.layers[1].fc1.weight, verifier.encoder.layers[1].fc1.weight)
+
+
+def test_sizes_that_are_given_stay_where_nothing_is_copied() -> None:
+    task = make_task(30)
+    verifier = make_transformer(task, 4, ending=False)
+    given = {"decoder_attention_heads": 8, "decoder_ffn_embed_dim": 10, "dropout": 0.25, "activation_fn": "gelu"}
+    model = BlockNat.build_model(Namespace(drafter_context="features", **given), task, verifier=verifier)
+    layer = model.decoder.layers[0]
+    assert layer.self_attn.num_heads == 8 and layer.fc1.out_features == 10 and layer.dropout_module.p == 0.25
+    assert layer.activation_fn is not verifier.decoder.layers[0].activation_fn
+
+
+def test_initial_decoder_of_a_deeper_drafter(tmp_path: Path) -> None:
+    """The first layers, and what the reader makes for these and for the input."""
+    task, path = make_task(30), tmp_path / "drafter.pt"
+    options = {"drafter_context": "features", "feature_layers": "0,2", "activation_fn": "relu"}
+    deep = make_drafter(task, 1, block_size=4, verifier=make_transformer(task, 0), decoder_layers=3, **options)
+    save_checkpoint(path, make_args(arch="block_nat", _name="block_nat", **options), deep)
+    args = make_args(block_size=4, init_decoder_from=str(path), **{**options, "decoder_layers": 1})
+    model = BlockNat.build_model(args, task, verifier=make_transformer(task, 7))
+    features = torch.randn(2, 3, 32)
+    contexts, added = model.decoder.reader(features)
+    theirs, their_added = deep.decoder.reader(features)
+    assert torch.equal(contexts, theirs[:1]) and torch.equal(added, their_added)
+    assert torch.equal(model.decoder.layers[0].fc1.weight, deep.decoder.layers[0].fc1.weight)
+
+
 def test_initial_decoder_of_a_drafter_of_another_verifier(tmp_path: Path) -> None:
     task, path = make_task(30), tmp_path / "drafter.pt"
     options = {"drafter_context": "features", "transition_rank": 2, "activation_fn": "relu"}
@@ -245,8 +304,9 @@ def test_initial_decoder_of_a_drafter_of_another_verifier(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_ffn_embed_dim": 32, "activation_fn": "relu"}, "same sizes"),
-        ({"activation_fn": "gelu"}, "--activation-fn relu"),
+        ({"encoder_ffn_embed_dim": 32}, "--encoder-ffn-embed-dim 32: --init-encoder-from .* has 24"),
+        ({"encoder_attention_heads": 1}, "--encoder-attention-heads 1: --init-encoder-from .* has 4"),
+        ({"activation_fn": "gelu"}, "or give --activation-fn relu"),
     ],
 )
 def test_initial_encoder_that_does_not_fit(tmp_path: Path, options: dict[str, Any], message: str) -> None:

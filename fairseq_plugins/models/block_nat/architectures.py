@@ -7,6 +7,7 @@ from fairseq.models import register_model_architecture
 # The model must be registered before its architectures.
 from fairseq_plugins.models.block_nat import model  # noqa: F401
 from fairseq_plugins.models.block_nat.options import set_defaults
+from fairseq_plugins.models.block_nat.sizes import remember_given
 
 
 @register_model_architecture("block_nat", "block_nat")
@@ -19,6 +20,7 @@ def block_nat_base(args: Namespace) -> None:
 @register_model_architecture("block_nat", "block_nat_tiny")
 def block_nat_tiny(args: Namespace) -> None:
     """4-4 layers, 128/256, 4 heads: the size that suits some ten thousand sentences."""
+    remember_given(args)
     for side in ("encoder", "decoder"):
         for name, value in (("embed_dim", 128), ("ffn_embed_dim", 256), ("layers", 4), ("attention_heads", 4)):
             setattr(args, f"{side}_{name}", getattr(args, f"{side}_{name}", value))
@@ -28,6 +30,7 @@ def block_nat_tiny(args: Namespace) -> None:
 @register_model_architecture("block_nat", "block_nat_big")
 def block_nat_big(args: Namespace) -> None:
     """Transformer-big: 6-6 layers, 1024/4096, 16 heads (GAD section 5.3.2)."""
+    remember_given(args)
     for side in ("encoder", "decoder"):
         for name, value in (("embed_dim", 1024), ("ffn_embed_dim", 4096), ("attention_heads", 16)):
             setattr(args, f"{side}_{name}", getattr(args, f"{side}_{name}", value))

@@ -4,11 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from fairseq import utils
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, read_checkpoint
+from fairseq_plugins.models.verifier_features import FeatureReader
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,20 @@ def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, T
     return source.state_dict(), source.layers[0].activation_fn
 
 
-def initialise(model: nn.Module, path: str, task: Any, option: str) -> None:
+def _fewer_layers(given: dict[str, Tensor], reader: FeatureReader) -> dict[str, Tensor]:
+    """The reader of a deeper drafter, cut to what the first layers read and to what is added to the input."""
+    layers = {name.split(".")[1] for name in given if name.startswith("layers.")}
+    if len(layers) <= reader.drafter_layers:
+        return given
+    cut = dict(given)
+    for name in ("reader.linear.weight", "reader.linear.bias"):
+        if name in given:
+            parts = given[name].unflatten(0, (len(layers) + 1, -1))
+            cut[name] = torch.cat([parts[: reader.drafter_layers], parts[-1:]]).flatten(0, 1)
+    return cut
+
+
+def initialise(model: Any, path: str, task: Any, option: str) -> None:
     """Copy the encoder or the decoder of a checkpoint into the drafter, as far as it has layers.
 
     Args:
@@ -48,6 +63,8 @@ def initialise(model: nn.Module, path: str, task: Any, option: str) -> None:
         )
     wanted = getattr(model, part)
     own = wanted.state_dict()
+    if part == "decoder" and model.reads_features:
+        given = _fewer_layers(given, wanted.reader)
     shared = {
         name: value
         for name, value in given.items()

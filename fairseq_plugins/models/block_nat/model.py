@@ -15,6 +15,7 @@ from fairseq_plugins.fingerprints import weights_fingerprint
 from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
 from fairseq_plugins.models.block_nat.initialisation import initialise
 from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults
+from fairseq_plugins.models.block_nat.sizes import take_sizes
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 
 
@@ -59,6 +60,9 @@ class BlockNat(TransformerModel):
             if verifier is None:
                 needing = "--drafter-context features" if args.drafter_context == "features" else "--share-encoder"
                 raise ConfigurationError(f"{needing}: needs the verifier to read; add --verifier-path VERIFIER.pt")
+        is_new = not getattr(task, "loading_checkpoint", False)
+        if is_new:
+            take_sizes(args, getattr(verifier, "args", None) if args.drafter_context == "features" else None)
         if args.drafter_context == "features":
             fit_to_verifier(args, verifier)
         model = super().build_model(args, task)
@@ -74,7 +78,7 @@ class BlockNat(TransformerModel):
             model.adopt_encoder(verifier.encoder)
         for option in ("init_encoder_from", "init_decoder_from"):
             # Not when a trained drafter is loaded: its own weights follow, and the file may be gone.
-            if getattr(args, option, None) and not getattr(task, "loading_checkpoint", False):
+            if getattr(args, option, None) and is_new:
                 initialise(model, getattr(args, option), task, option)
         return model
 

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from fairseq.models.transformer import base_architecture
 
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.models.block_nat.sizes import remember_given
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -48,7 +49,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--init-decoder-from",
         metavar="MODEL.pt",
         help="start the decoder from this checkpoint's: embeddings and as many layers as there are; the "
-        "verifier's, or a drafter's, whichever verifier that was trained with",
+        "verifier's, or a drafter's, whichever verifier that was trained with and however many layers it has. Sizes, "
+        "activation, norm and dropout are this model's where they are not given",
     )
     parser.add_argument(
         "--src-embedding-copy",
@@ -84,6 +86,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def set_defaults(args: Namespace) -> None:
     """Fill in what was not given: Transformer-base, 6-6 layers, 512/2048, 8 heads (GAD section 5.1)."""
+    remember_given(args)
     args.drafter_context = getattr(args, "drafter_context", None) or "tokens"
     args.feature_layers = getattr(args, "feature_layers", None)
     args.drafter_attention = getattr(args, "drafter_attention", None) or "prefix-causal"
