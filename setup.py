@@ -44,7 +44,7 @@ setup(
     package_data={
         "fairseq_plugins": ["py.typed"],
         "fairseq_plugins.help_texts": ["*.txt"],
-        "fairseq_plugins.pages": ["*.html"],
+        "fairseq_plugins.pages": ["*.html", "*.css", "*.js"],
         "fairseq_plugins.decoding.engine.native": ["*.cpp", "*.h"],
     },
     # Python 3.10 is left out: fairseq-fixed is the only fairseq supported and tested here, the same module `fairseq`
