@@ -63,7 +63,7 @@ setup(
     ],
     extras_require={
         "demo": DEMO,
-        "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10", "plotly>=5.18", "rouge-score>=0.1.2"],
+        "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10.1", "plotly>=5.18", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "test": [
             "filelock>=3.12",
