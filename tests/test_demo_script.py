@@ -222,7 +222,8 @@ def test_time_that_is_left(tmp_path: Path) -> None:
 SMALL = {
     "VOCABULARY": "60", "LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2",
     "VERIFIER_EPOCHS": "2", "DRAFTER_EPOCHS": "2", "BLOCK_SIZE": "3", "BLOCKWISE_EPOCHS": "2", "BLOCKWISE_HEADS": "3",
-    "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0", "FIRST_UPDATES": "1",
+    "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
+    "FIRST_UPDATES": "1",
 }  # fmt: skip
 
 

@@ -40,7 +40,8 @@ def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
         for height, row in enumerate(reversed(rows)):
             rate, (low, high) = row.rate(first) or 0.0, rate_range(row, first)
             bars.barh(height, rate, color=_KINDS[kind(row)], xerr=[[rate - low], [high - rate]], ecolor="black")
-            bars.annotate(f"{rate:.3g}", (high, height), xytext=(4, 0), textcoords="offset points", va="center", size=11)
+            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            bars.annotate(f"{rate:.3g}", (high, height), **beside, size=11)
         bars.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
         bars.margins(x=0.12)
         bars.grid(axis="y", visible=False)

@@ -15,8 +15,8 @@ from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
-# Shares of a photograph, from left to right: what is tested on is never trained on. In the two that are shipped, half of what
-# they show is on either side.
+# Shares of a photograph, from left to right: what is tested on is never trained on. In the two that are shipped, half of
+# what they show is on either side.
 SPLITS = {"test": (0.0, 0.45), "valid": (0.45, 0.5), "train": (0.5, 1.0)}
 # A patch is so many times its own size in the photograph, drawn for each.
 _ZOOMS = (1, 2, 3, 4)
@@ -85,7 +85,7 @@ def draw_patches(
 def draw_pictures(
     photographs: list[Image.Image], split: str, count: int, size: int, tiles: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw patches that make up pictures: neighbours, `tiles` x `tiles` of them row by row, then those of the next picture.
+    """Draw patches that make up pictures: `tiles` x `tiles` neighbours row by row, then those of the next picture.
 
     Args:
         photographs: in RGB, taken in turn.

@@ -20,8 +20,8 @@ from torch import Tensor
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
-
-# How closely the decoder looks at first (the scale of queries and keys), and how much that weighs beside the token before.
+# How closely the decoder looks at first (the scale of queries and keys), and how much what it finds there weighs beside
+# the token before.
 _SHARPNESS, _LOUDNESS = 4.0, 12.0
 
 

@@ -1,8 +1,8 @@
-"""The HTML files of this folder, with the colours, controls and the button for dark mode that pages share."""
+"""The HTML files of this folder, with what pages share: colours, controls, dark mode, addresses."""
 
 from importlib import resources
 
-_SHARED = {"@@COLOURS@@": "colours.css", "@@THEME@@": "theme.js"}
+_SHARED = {"@@COLOURS@@": "colours.css", "@@SHARED@@": "page.js"}
 
 
 def template(name: str) -> str:
