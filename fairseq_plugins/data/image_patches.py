@@ -15,8 +15,8 @@ from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
-# Shares of a photograph, from left to right: what is tested on is never trained on. In the two that are shipped, half of
-# what they show is on either side.
+# Shares of a photograph, from left to right: what is tested on is never trained on. In the two that are shipped,
+# half of what they show is on either side.
 SPLITS = {"test": (0.0, 0.45), "valid": (0.45, 0.5), "train": (0.5, 1.0)}
 # A patch is so many times its own size in the photograph, drawn for each.
 _ZOOMS = (1, 2, 3, 4)

@@ -52,8 +52,8 @@ def test_near_intensities_have_near_embeddings() -> None:
 
 def test_it_begins_as_an_enlarged_input() -> None:
     """Given the pixels before, an untrained model says about what the input has in the place of the next."""
-    wide = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    task, model = build(encoder_normalize_before=True, decoder_normalize_before=True, **wide)
+    values = {"embed_dim": 64, "attention_heads": 4, "normalize_before": True}
+    task, model = build(**{f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in values.items()})
     photographs = [read_photograph(path) for path in shipped_photographs()]
     high, low = draw_patches(photographs, "train", 8, 16, np.random.default_rng(0))
     index = torch.tensor([task.target_dictionary.index(str(value)) for value in range(256)])
