@@ -143,7 +143,7 @@ def test_report_is_self_contained(runs: list[str], tmp_path: Path) -> None:
     """The HTML file has all figures inside and asks for nothing."""
     assert report.main([*runs[1:], "--baseline", runs[0], "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    for attribute in ("src", "srcset"):  # for a light page and a dark one
+    for attribute in ("src", "srcset"):  # what a light page shows, and a dark one
         sources = re.findall(rf'\b{attribute}="([^"]+)"', page)
         assert len(set(sources)) == 4 and all(source.startswith("data:image/png;base64,") for source in sources)
     assert re.findall(r'href="([^"]+)"', page) == ["data:,"] and "@@" not in page
