@@ -171,11 +171,13 @@ def write_corpus(
     """
     images = [read_photograph(path) for path in photographs]
     generator = np.random.default_rng(seed)
+    drawn = {}
     for split, count in counts.items():
-        if split == "test" and tiles > 1:
-            high, low = draw_pictures(images, split, count, size, tiles, generator)
+        if split == "test" and tiles != 1:
+            drawn[split] = draw_pictures(images, split, count, size, tiles, generator)
         else:
-            high, low = draw_patches(images, split, count, size, generator)
+            drawn[split] = draw_patches(images, split, count, size, generator)
+    for split, (high, low) in drawn.items():
         for name, patches in (("low", low), ("high", high)):
             text = "".join(as_line(patch) + "\n" for patch in patches)
             write_atomically(folder / f"{split}.{name}", text, "--out")

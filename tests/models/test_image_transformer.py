@@ -53,13 +53,14 @@ def test_near_intensities_have_near_embeddings() -> None:
 def test_it_begins_as_an_enlarged_input() -> None:
     """Given the pixels before, an untrained model says about what the input has in the place of the next."""
     values = {"embed_dim": 64, "attention_heads": 4, "normalize_before": True}
-    task, model = build(**{f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in values.items()})
+    of_both = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in values.items()}
+    task, model = build(**of_both)
     photographs = [read_photograph(path) for path in shipped_photographs()]
     high, low = draw_patches(photographs, "train", 8, 16, np.random.default_rng(0))
     index = torch.tensor([task.target_dictionary.index(str(value)) for value in range(256)])
     end = torch.full((8, 1), task.target_dictionary.eos())
-    source = torch.cat([index[low.reshape(8, -1)], end], dim=1)
-    before = torch.cat([end, index[high.reshape(8, -1)][:, :-1]], dim=1)
+    source = torch.cat([index[low.reshape(8, -1).astype(int)], end], dim=1)
+    before = torch.cat([end, index[high.reshape(8, -1).astype(int)][:, :-1]], dim=1)
 
     def closeness() -> float:
         with torch.no_grad():
