@@ -44,7 +44,7 @@ setup(
     package_data={
         "fairseq_plugins": ["py.typed"],
         "fairseq_plugins.help_texts": ["*.txt"],
-        "fairseq_plugins.pages": ["*.html"],
+        "fairseq_plugins.pages": ["*.html", "*.css", "*.js"],
         "fairseq_plugins.decoding.engine.native": ["*.cpp", "*.h"],
     },
     # Python 3.10 is left out: fairseq-fixed is the only fairseq supported and tested here, the same module `fairseq`
@@ -63,7 +63,7 @@ setup(
     ],
     extras_require={
         "demo": DEMO,
-        "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10", "plotly>=5.18", "rouge-score>=0.1.2"],
+        "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10.1", "plotly>=5.18", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "test": [
             "filelock>=3.12",

@@ -223,6 +223,7 @@ SMALL = {
     "VOCABULARY": "60", "LAYERS": "1", "DRAFTER_LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2",
     "VERIFIER_EPOCHS": "2", "DRAFTER_EPOCHS": "2", "BLOCK_SIZE": "3", "BLOCKWISE_EPOCHS": "2", "BLOCKWISE_HEADS": "3",
     "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
+    "FIRST_UPDATES": "1",
 }  # fmt: skip
 
 
@@ -253,7 +254,7 @@ def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path, pro
     models, results = checkout / "checkpoints/small.en-de", checkout / "results/small.en-de"
     stages = _killed_at_every_stage(checkout, {**variables, **quick(programs)})
     named = " ".join(stages)
-    for part in ("subwords", "train the verifier", "drafter", "compare decoders"):
+    for part in ("subwords", "a first table", "train the verifier", "drafter", "compare decoders"):
         assert part in named
     assert len(stages) >= 6, stages
 
@@ -263,6 +264,12 @@ def test_whole_recipe_goes_on_after_being_killed(checkout: Path, text: Path, pro
     assert "[done]" not in again.stdout and "[....]" not in again.stdout
     for model in ("verifier", "drafter", "blockwise"):
         assert (models / f"{model}.pt").exists()
+    first = (results / "first/table.md").read_text(encoding="utf-8")
+    assert re.search(r"^\| gad +\| +8 of 8 ", first, re.MULTILINE), first
+    # The verifier of the first table is one update old, and the one after it went on from there.
+    log = (models / "logs/verifier.log").read_text(encoding="utf-8")
+    assert "'max_update': 1," in log and "'max_update': 0," in log
+    assert re.search(r"Loaded checkpoint .*verifier\.partial/checkpoint_last\.pt \(epoch \d+ @ [1-9]", log)
     log = (models / "logs/drafter.log").read_text(encoding="utf-8")
     assert re.search(r"'max_update': \d\d?,", log) and "'stop_time_hours': 0.0," in log
     assert "fairseq-interactive checkpoints/small.en-de" in (models / "README.md").read_text(encoding="utf-8")

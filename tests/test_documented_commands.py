@@ -19,7 +19,12 @@ from tests.test_demo_script import quick
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
-PAGES = ("README.md", "docs/python.md", "docs/translating.md", "docs/training.md", "docs/index.md", "CONTRIBUTING.md")
+# Whose commands are programs with all their options.
+RUN_ON = (
+    *("README.md", "docs/training.md", "docs/translating.md", "docs/traces.md", "docs/reports.md", "docs/ddgviz.md"),
+    "docs/fast-beam.md",
+)
+PAGES = (*RUN_ON, "docs/python.md", "docs/index.md", "CONTRIBUTING.md")
 # Short trainings: added where a documented command trains.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
 STOCK = (
@@ -28,7 +33,6 @@ STOCK = (
     " --decoder-normalize-before --activation-fn gelu --dropout 0.3"
 )
 RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ")
-RUN_ON = ("README.md", "docs/training.md", "docs/translating.md")
 
 
 def blocks(page: str, section: str = "") -> list[str]:
@@ -58,6 +62,7 @@ def filled_in(command: str, corpus: Corpus) -> str:
     for name, file in (("VERIFIER.pt", corpus.verifier), ("DRAFTER.pt", corpus.drafter), ("MODEL.pt", corpus.verifier)):
         command = command.replace(name, str(file))
     command = command.replace("SHARDS", "shards").replace("FOLDER", str(corpus.verifier.parent))
+    command = command.replace("--block-sizes 4,7,10", "--block-sizes 2,3").replace("--taus 1,2,3,4", "--taus 1")
     command = command.replace("--user-dir fairseq_plugins", f"--user-dir {REPOSITORY}/fairseq_plugins")
     if command.startswith("fairseq-train"):
         architecture = command.split("--arch ")[1].split()[0]
@@ -69,8 +74,9 @@ def test_pages_have_commands() -> None:
     found = [command.split()[0] for page in RUN_ON for command in runnable(page)]
     assert set(found) == {
         *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
+        *("spec-dec-trace", "spec-dec-metrics", "spec-dec-report", "spec-dec-sweep", "spec-dec-ddgviz"),
     }
-    assert len(found) >= 10
+    assert len(found) >= 20 and all(runnable(page) for page in RUN_ON)
 
 
 def run_line(line: str, folder: Path, programs: Path) -> str:

@@ -265,6 +265,14 @@ value() {
 # train FOLDER LOG MINUTES COMMAND...: run or resume fairseq-train with its checkpoints in FOLDER.partial; FOLDER when done.
 # It ends after MINUTES of training, those before an interruption included; 0 is no limit. The last KEEP_CHECKPOINTS stay.
 train() {
+    train_some "$@"
+    if [ -n "$dry_run" ]; then return; fi
+    if [ "${KEEP_CHECKPOINTS:-0}" -eq 0 ]; then rm -f "$1.partial"/checkpoint_[0-9]*.pt; fi
+    mv "$1.partial" "$1"
+}
+
+# train_some: the same, to be gone on with: what it leaves is FOLDER.partial.
+train_some() {
     local folder=$1 minutes=$3 keep=${KEEP_CHECKPOINTS:-0} options
     options=(--save-dir "$folder.partial" --no-epoch-checkpoints --keep-interval-updates $((keep > 0 ? keep : 1))
         --stop-time-hours "$(awk -v m="$minutes" 'BEGIN { print m / 60 }')" --log-format simple --log-interval "$LOG_INTERVAL")
@@ -279,8 +287,6 @@ train() {
     mend_last_checkpoint "$folder.partial"
     if [ -e "$folder.partial/checkpoint_last.pt" ]; then say "       going on from $folder.partial/checkpoint_last.pt"; fi
     "$@" "${options[@]}" 2>&1 | tee -a "$current_log" | show_training "$minutes" "$(end_of "$@")"
-    if [ "$keep" -eq 0 ]; then rm -f "$folder.partial"/checkpoint_[0-9]*.pt; fi
-    mv "$folder.partial" "$folder"
 }
 
 # fairseq copies checkpoint_best.pt to checkpoint_last.pt; a kill in between leaves a broken copy, which it could not resume from.
@@ -507,10 +513,11 @@ copy_text() {
 #   licence                               of the data, for the model card
 #   origin                                what the text comes from, where NAME is not to go on with another
 # Settings of all recipes: MINUTES or TEACHER_MINUTES, VERIFIER_MINUTES, DRAFTER_MINUTES, BLOCKWISE_MINUTES of training at most
-# (0: any); DRAFTER_EPOCHS instead of a number of updates; BLOCKWISE_HEADS (0: no such model); FP16=0 for full precision on a GPU;
+# (0: any); DRAFTER_EPOCHS instead of a number of updates; FIRST_UPDATES of models for a first table (0: none), where the recipe has
+# that stage; BLOCKWISE_HEADS (0: no such model); FP16=0 for full precision on a GPU;
 # DECODING_THREADS for the table of decoders (all by default).
 run_recipe() {
-    : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
+    : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${FIRST_UPDATES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
     : "${DISTIL_DECODER:=fast-beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
     : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${AGREED:=--top-beta 5 --tau 3}"
@@ -565,6 +572,9 @@ run_recipe() {
         TEACHER=${TEACHER#:}
     fi
     if [ -z "${TEACHER:-}" ]; then
+        if [ "$FIRST_UPDATES" != 0 ] && [ ! -e "$runs/verifier" ]; then
+            step first "$results/first/table.md" "a first table, of models after $FIRST_UPDATES updates" first_table
+        fi
         train_model verifier verifier "$bin" --seed "$SEED" "${verifier_options[@]}"
         distil "$models/verifier.pt" "$DISTIL_DECODER" distilled
     elif [ "$DRAFTER_DATA" = verifier ]; then
@@ -576,8 +586,7 @@ run_recipe() {
         train_model verifier verifier "$bin/distilled" --seed "$SEED" "${verifier_options[@]}"
     fi
     if [ -n "$DRAFTER_EPOCHS" ]; then limit_epochs; fi
-    train_model drafter drafter "$bin/distilled" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$models/verifier.pt" \
-        --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}"
+    train_drafter drafter "$bin/distilled"
     if [ "$BLOCKWISE_HEADS" != 0 ]; then train_blockwise; fi
     step sweep "$results/sweep/sweep.json" "choose k, β and τ on the validation set" sweep
     step test "$results/test" "translate the test set and score it" measure_test
@@ -656,18 +665,61 @@ make_binarised() {
     perform rm -rf "$part"
 }
 
+# training_command MODEL DATA OPTIONS...: the command that trains it, in `training_command`.
+training_command() {
+    local model=$1 data=$2 tensorboard=()
+    shift 2
+    if [ "$TENSORBOARD" != 0 ]; then tensorboard=(--tensorboard-logdir "$models/tensorboard/$model"); fi
+    training_command=(
+        "${launch[@]}" "$data" --user-dir fairseq_plugins "${languages[@]}" "${task_options[@]}"
+        "${precision[@]}" "${tensorboard[@]}" --save-interval-updates "$SAVE_INTERVAL_UPDATES"
+        --skip-invalid-size-inputs-valid-test "$@" "${training_options[@]}"
+    )
+}
+
 # train_model STAGE MODEL DATA OPTIONS...: train, then average into $models/MODEL.pt.
 train_model() {
-    local name=$1 model=$2 data=$3 minutes=${1^^}_MINUTES title=${2/#blockwise/blockwise heads} what="average the last checkpoints" tensorboard=()
-    shift 3
+    local name=$1 model=$2 minutes=${1^^}_MINUTES title=${2/#blockwise/blockwise heads} what="average the last checkpoints" training_command
+    shift
     if [ "$AVERAGE" -eq 0 ]; then what="take the best checkpoint"; fi
-    if [ "$TENSORBOARD" != 0 ]; then tensorboard=(--tensorboard-logdir "$models/tensorboard/$model"); fi
+    training_command "$@"
     KEEP_CHECKPOINTS=$AVERAGE step "$name" "$runs/$model" "train the $title" train "$runs/$model" "$logs/$model.log" "${!minutes}" \
-        "${launch[@]}" "$data" --user-dir fairseq_plugins "${languages[@]}" "${task_options[@]}" \
-        "${precision[@]}" "${tensorboard[@]}" --save-interval-updates "$SAVE_INTERVAL_UPDATES" \
-        --skip-invalid-size-inputs-valid-test "$@" "${training_options[@]}"
+        "${training_command[@]}"
     if wanted "$name"; then drop_older "$models/$model.pt" "$runs/$model/checkpoint_last.pt"; fi
     step "$name" "$models/$model.pt" "$what of the $title" average "$model"
+}
+
+# train_drafter STAGE DATA OPTIONS...
+train_drafter() {
+    local name=$1 data=$2
+    shift 2
+    train_model "$name" drafter "$data" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$models/verifier.pt" \
+        --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}" "$@"
+}
+
+# first_table: the table of decoders after a few minutes. The verifier's training goes on from there; the drafter has learned from
+# the text itself, and another one is trained for the verifier that comes out in the end.
+first_table() {
+    local training_command
+    training_command verifier "$bin" --seed "$SEED" "${verifier_options[@]}"
+    say "       the verifier, whose training goes on from here later"
+    KEEP_CHECKPOINTS=$AVERAGE train_some "$runs/verifier" "$logs/verifier.log" "$VERIFIER_MINUTES" \
+        "${training_command[@]}" --max-update "$FIRST_UPDATES"
+    local newest=$runs/verifier.partial/checkpoint_last.pt
+    # What is made from here on is of no use to the other stages, and stands apart.
+    local models=$models/first logs=$logs/first runs=$runs/first results=$results/first
+    # shellcheck disable=SC2034  # train_model reads the minutes
+    local drafter_options AVERAGE=0 FIRST_MINUTES=0 BLOCKWISE_HEADS=0 COMPARED="fairseq beam 5,greedy,gad" REPEATS=1
+    perform mkdir -p "$models" "$logs" "$runs" "$results"
+    logged "$logs/average-verifier.log" spec-dec-average "$newest" --output "$models/verifier.pt"
+    set_drafter_options
+    train_drafter first "$bin" --max-update "$FIRST_UPDATES" --warmup-updates "$((FIRST_UPDATES / 10))"
+    compare_decoders
+    if [ -n "$dry_run" ]; then return; fi
+    say
+    "${tool[@]}" short-table "$results/table.md"
+    say
+    say "The models of this table learned for some minutes only; it is made again with those that come now."
 }
 
 # limit_epochs: the drafter's learning rate may depend on the number of its updates, so epochs are counted as updates.

@@ -14,11 +14,12 @@ source train_scripts/functions.sh
 no_options "$@"
 
 : "${SIZE:=16}" "${EPSILON:=2}" "${BLOCKWISE_HEADS:=6}"
-: "${TRAIN_PATCHES:=4000}" "${VALID_PATCHES:=16}" "${TEST_PATCHES:=32}"
+: "${TRAIN_PATCHES:=4000}" "${VALID_PATCHES:=16}" "${TEST_PATCHES:=32}" "${TILES:=4}"
 : "${LAYERS:=2}" "${WIDTH:=64}" "${FFN_WIDTH:=128}" "${HEADS:=4}"
 : "${BASE_MINUTES:=4}" "${BLOCKWISE_MINUTES:=3}"
 : "${BASE_EPOCHS:=200}" "${BLOCKWISE_EPOCHS:=200}"
-: "${LR:=0.003}" "${WARMUP_UPDATES:=50}" "${IMAGES_PER_BATCH:=4}"
+: "${BASE_UPDATES:=0}" "${BLOCKWISE_UPDATES:=0}" # 0: epochs and minutes end the training
+: "${LR:=0.003}" "${BLOCKWISE_LR:=0.001}" "${WARMUP_UPDATES:=50}" "${IMAGES_PER_BATCH:=4}"
 : "${SAVE_INTERVAL_UPDATES:=200}" "${LOG_INTERVAL:=10}" "${SEED:=1}"
 
 [[ $SIZE =~ ^[0-9]+$ ]] && [ $((SIZE % 8)) = 0 ] && [ "$SIZE" -ge 8 ] || die "SIZE=$SIZE: give a multiple of 8, such as 16 or 32"
@@ -38,7 +39,7 @@ trap on_exit EXIT
 make_patches() {
     rm -rf "$bin/text.partial"
     logged "$logs/patches.log" python -m fairseq_plugins.pages.super_resolution data --out "$bin/text.partial" --size "$SIZE" \
-        --train "$TRAIN_PATCHES" --valid "$VALID_PATCHES" --test "$TEST_PATCHES" --seed "$SEED"
+        --train "$TRAIN_PATCHES" --valid "$VALID_PATCHES" --test "$TEST_PATCHES" --seed "$SEED" --tiles "$TILES"
     mv "$bin/text.partial" "$bin/text"
 }
 
@@ -65,14 +66,14 @@ train_base() {
         --encoder-layers "$LAYERS" --encoder-embed-dim "$WIDTH" --encoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS" \
         --decoder-layers "$LAYERS" --decoder-embed-dim "$WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --decoder-attention-heads "$HEADS" \
         --encoder-normalize-before --decoder-normalize-before \
-        --criterion label_smoothed_cross_entropy --max-epoch "$BASE_EPOCHS"
+        --criterion label_smoothed_cross_entropy --max-epoch "$BASE_EPOCHS" --max-update "$BASE_UPDATES"
 }
 
 # The paper's best column: all weights are fine-tuned, not only the heads.
 train_blockwise() {
     train "$models/blockwise" "$logs/blockwise.log" "$BLOCKWISE_MINUTES" \
-        fairseq-train "$bin/binarised" --arch blockwise_transformer "${training[@]}" --dropout 0 \
-        --base-path "$base" --blockwise-heads "$BLOCKWISE_HEADS" --criterion blockwise_loss --max-epoch "$BLOCKWISE_EPOCHS"
+        fairseq-train "$bin/binarised" --arch blockwise_transformer "${training[@]}" --lr "$BLOCKWISE_LR" --dropout 0 \
+        --base-path "$base" --blockwise-heads "$BLOCKWISE_HEADS" --criterion blockwise_loss --max-epoch "$BLOCKWISE_EPOCHS" --max-update "$BLOCKWISE_UPDATES"
 }
 
 # decode NAME MODEL OPTIONS...: the test images in results/NAME.out. Every image has the same number of tokens.
@@ -90,7 +91,7 @@ decode() {
 summarise() {
     local part=$results/summary.md.partial
     current_log=$logs/images.log
-    python -m fairseq_plugins.pages.super_resolution images --output "$results/images.png" --names "greedy,exact,eps = $EPSILON" \
+    python -m fairseq_plugins.pages.super_resolution images --tiles "$TILES" --output "$results/images.png" --names "greedy,exact,eps = $EPSILON" \
         "$results/greedy.out" "$results/exact.out" "$results/approximate.out" >"$current_log" 2>&1
     {
         printf '| output | model | mean accepted block size | PSNR, dB |\n| --- | --- | --: | --: |\n'

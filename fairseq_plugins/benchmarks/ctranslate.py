@@ -103,7 +103,7 @@ class CTranslate2Generator:
 def requirements(generation: Any, verifiers: int) -> str | None:
     """Return why CTranslate2 cannot take part with these options, None where it can."""
     if not is_installed():
-        return "ctranslate2 is not installed (pip install 'fairseq-spec-dec[bench]')"
+        return "ctranslate2 is not installed (pip install '.[bench]')"
     if verifiers > 1:
         return "CTranslate2 has no ensembles"
     if generation.prefix_size > 0:

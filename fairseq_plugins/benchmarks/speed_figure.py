@@ -40,14 +40,15 @@ def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
         for height, row in enumerate(reversed(rows)):
             rate, (low, high) = row.rate(first) or 0.0, rate_range(row, first)
             bars.barh(height, rate, color=_KINDS[kind(row)], xerr=[[rate - low], [high - rate]], ecolor="black")
-            bars.annotate(f"{rate:.3g}", (high, height), xytext=(4, 0), textcoords="offset points", va="center", size=9)
+            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            bars.annotate(f"{rate:.3g}", (high, height), **beside, size=11)
         bars.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
         bars.margins(x=0.12)
         bars.grid(axis="y", visible=False)
         bars.set(xlabel="sentences per second", title=f"batch {first}: median, slowest and fastest repetition")
         shown = [name for name in _KINDS if counts[name]]
         patches = [bars.barh(0, 0, color=_KINDS[name]) for name in shown]
-        bars.legend(patches, shown, loc="lower right", bbox_to_anchor=(1.02, 1.1), ncols=4, fontsize=9)
+        bars.legend(patches, shown, loc="lower right", bbox_to_anchor=(1.02, 1.08), ncols=2, fontsize=11)
         for row in rows:
             lines.plot(batch_sizes, [row.rate(size) for size in batch_sizes], **styles[row.name], label=row.name)
         lines.set_xscale("log", base=2)
@@ -58,6 +59,6 @@ def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
         lines.yaxis.set_minor_formatter("")
         lines.set_xticks(batch_sizes, [str(size) for size in batch_sizes])
         lines.set(xlabel="batch size", ylabel="sentences per second", title="over batch sizes")
-        lines.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
+        lines.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=11)
 
-    return draw(paint, width=14, height=1.6 + 0.34 * max(len(rows), 8), columns=2)
+    return draw(paint, width=8, height=7 + 0.6 * max(len(rows), 8), panels=2)

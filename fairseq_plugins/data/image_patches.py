@@ -4,6 +4,7 @@ An image is a sequence of the red, green and blue intensities of its pixels in r
 a number from 0 to 255. The photographs are the two that scikit-learn ships.
 """
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
-# Shares of a photograph, from left to right: what is tested on is never trained on.
-SPLITS = {"train": (0.0, 0.75), "valid": (0.75, 0.85), "test": (0.85, 1.0)}
+# Shares of a photograph, from left to right: what is tested on is never trained on. In the two that are shipped,
+# half of what they show is on either side.
+SPLITS = {"test": (0.0, 0.45), "valid": (0.45, 0.5), "train": (0.5, 1.0)}
 # A patch is so many times its own size in the photograph, drawn for each.
-_ZOOMS = (1, 2, 3)
+_ZOOMS = (1, 2, 3, 4)
 
 
 def shipped_photographs() -> list[Path]:
@@ -80,6 +82,59 @@ def draw_patches(
     return high, low
 
 
+def draw_pictures(
+    photographs: list[Image.Image], split: str, count: int, size: int, tiles: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw patches that make up pictures: `tiles` x `tiles` neighbours row by row, then those of the next picture.
+
+    Args:
+        photographs: in RGB, taken in turn.
+        split: a key of `SPLITS`.
+        count: how many patches.
+        size: pixels along a side of a patch of the output.
+        tiles: patches along a side of a picture, which shows as much of its photograph as fits.
+        generator: what draws.
+
+    Returns:
+        high and low as `draw_patches`.
+
+    Raises:
+        ConfigurationError: when the patches make up no whole pictures, or a photograph is too small.
+    """
+    if tiles < 1 or count % tiles**2:
+        raise ConfigurationError(f"--{split} {count}: give a multiple of {tiles} x {tiles}, the patches of a picture")
+    lows, highs = [], []
+    begin, end = SPLITS[split]
+    for number in range(count // tiles**2):
+        photograph = photographs[number % len(photographs)]
+        left, right = round(begin * photograph.width), round(end * photograph.width)
+        zoom = min(right - left, photograph.height) // (tiles * size)
+        if zoom == 0:
+            raise ConfigurationError(
+                f"--tiles {tiles}: pictures of {tiles * size} pixels, but the {split} part of a photograph has "
+                f"{right - left} x {photograph.height}; give a smaller number"
+            )
+        side = tiles * size * zoom
+        x = int(generator.integers(left, right - side + 1))
+        y = int(generator.integers(0, photograph.height - side + 1))
+        crop = photograph.crop((x, y, x + side, y + side))
+        for patches, pixels in ((highs, size), (lows, LOW_SIZE)):
+            picture = np.asarray(crop.resize((tiles * pixels, tiles * pixels), Image.Resampling.BOX))
+            patches += cut(picture, tiles)
+    return np.stack(highs), np.stack(lows)
+
+
+def cut(picture: np.ndarray, tiles: int) -> list[np.ndarray]:
+    """A picture [side, side, 3] as `tiles` x `tiles` patches, row by row."""
+    return [patch for row in np.split(picture, tiles) for patch in np.split(row, tiles, axis=1)]
+
+
+def join(patches: Sequence[np.ndarray], tiles: int) -> list[np.ndarray]:
+    """The pictures that patches make up, `tiles` x `tiles` each; patches too few for a picture are left out."""
+    rows = [np.concatenate(patches[at : at + tiles], axis=1) for at in range(0, len(patches) - tiles + 1, tiles)]
+    return [np.concatenate(rows[at : at + tiles]) for at in range(0, len(rows) - tiles + 1, tiles)]
+
+
 def as_line(image: np.ndarray) -> str:
     """An image [side, side, 3] as its intensities in raster-scan order."""
     return " ".join(map(str, image.reshape(-1).tolist()))
@@ -102,7 +157,7 @@ def from_line(line: str) -> np.ndarray:
 
 
 def write_corpus(
-    folder: Path, photographs: list[Path], counts: dict[str, int], size: int, seed: int
+    folder: Path, photographs: list[Path], counts: dict[str, int], size: int, seed: int, tiles: int = 1
 ) -> None:
     """Write patches as parallel text, `SPLIT.low` and `SPLIT.high`, and `dict.txt`, the 256 numbers.
 
@@ -112,11 +167,17 @@ def write_corpus(
         counts: patches of each split.
         size: pixels along a side of the output.
         seed: of the draw.
+        tiles: more than 1: the test patches are those of whole pictures, as `draw_pictures` has them.
     """
     images = [read_photograph(path) for path in photographs]
     generator = np.random.default_rng(seed)
+    drawn = {}
     for split, count in counts.items():
-        high, low = draw_patches(images, split, count, size, generator)
+        if split == "test" and tiles != 1:
+            drawn[split] = draw_pictures(images, split, count, size, tiles, generator)
+        else:
+            drawn[split] = draw_patches(images, split, count, size, generator)
+    for split, (high, low) in drawn.items():
         for name, patches in (("low", low), ("high", high)):
             text = "".join(as_line(patch) + "\n" for patch in patches)
             write_atomically(folder / f"{split}.{name}", text, "--out")

@@ -2,7 +2,9 @@
 
 Image Transformer (Parmar et al. 2018), the base model of Stern et al. 2018, section 7.2, reads coordinates of rows and
 columns. Here they are the initial values of fairseq's learned positions, and the value of a number that of its
-embedding: everything else is fairseq's Transformer, so its checkpoints decode and take blockwise heads like any other.
+embedding. The decoder begins by looking at the input pixel in whose place it writes, so that what it says before any
+training is the input, enlarged. Everything else is fairseq's Transformer, so its checkpoints decode and take blockwise
+heads like any other.
 """
 
 import math
@@ -18,11 +20,19 @@ from torch import Tensor
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
+# How closely the decoder looks at first (the scale of queries and keys), and how much what it finds there weighs beside
+# the token before.
+_SHARPNESS, _LOUDNESS = 4.0, 12.0
+
+
+def wavelengths(longest: float, shortest: float, count: int) -> Tensor:
+    """Lengths that fall from longest to shortest, [count]."""
+    return torch.logspace(math.log2(longest), math.log2(shortest), count, base=2)
+
 
 def waves(values: Tensor, longest: float, shortest: float, count: int) -> Tensor:
     """Sines and cosines of values [N], at wavelengths that fall from longest to shortest: [N, 2 * count]."""
-    lengths = torch.logspace(math.log2(longest), math.log2(shortest), count, base=2)
-    angles = 2 * math.pi * values[:, None] / lengths
+    angles = 2 * math.pi * values[:, None] / wavelengths(longest, shortest, count)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
@@ -76,6 +86,7 @@ class ImageTransformer(TransformerModel):
             first = positions.padding_idx + 1
             positions.weight.data[first:].normal_(std=0.01)
             positions.weight.data[first : first + len(features), half:] = features
+        _look_at_own_pixel(model.decoder, half)
         return model
 
 
@@ -90,6 +101,32 @@ def _set_values(embeddings: Tensor, dictionary: Dictionary, half: int, unscaled:
     scale = 1.0 if unscaled else embeddings.size(1) ** -0.5
     embeddings[indices] = 0.0
     embeddings[indices, : features.size(1)] = scale * features
+
+
+def _look_at_own_pixel(decoder: Any, half: int) -> None:
+    """Let heads of the first layer find the input pixel of a token's place, and say its value.
+
+    Coordinates stand after `half` of the width, values before. A head compares as many waves of the coordinates as it
+    has room for: the shortest that cannot take a pixel for its neighbour.
+    """
+    attention, width = decoder.layers[0].encoder_attn, decoder.embed_dim
+    count = (width - half - 3) // 4
+    long = [index for index, length in enumerate(wavelengths(4 * LOW_SIZE, 1, count).tolist()) if length >= 2]
+    waves_of_a_head = long[max(0, len(long) - (attention.head_dim - 3) // 4) :]
+    compared = [0, 1, 2, *(3 + part * count + index for part in range(4) for index in waves_of_a_head)]
+    if len(compared) > attention.head_dim:
+        return
+    said = torch.eye(width)
+    with torch.no_grad():
+        for head in range(max(1, attention.num_heads // 2)):
+            rows = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
+            for projection in (attention.q_proj, attention.k_proj):
+                projection.weight[rows] = 0
+                projection.bias[rows] = 0
+                projection.weight[rows][range(len(compared)), [half + index for index in compared]] = _SHARPNESS
+            attention.v_proj.weight[rows] = said[rows]
+            attention.v_proj.bias[rows] = 0
+            attention.out_proj.weight[:, rows] = _LOUDNESS * said[:, rows]
 
 
 @register_model_architecture("image_transformer", "image_transformer")

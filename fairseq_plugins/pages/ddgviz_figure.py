@@ -19,19 +19,19 @@ from matplotlib.textpath import text_to_path
 from fairseq_plugins.pages import fonts
 from fairseq_plugins.pages.ddg import SOURCE, Sentence
 
-# All lengths in inches, all font sizes in points.
+# All lengths in inches, all font sizes in points: legible at half the size, too.
 MARGIN = 0.25
 LEFT = 0.75  # for the numbers of the iterations
 RIGHT = 0.95  # for the colour bar
-ROW = 0.27
-LINE = 0.24
+ROW = 0.3
+LINE = 0.27
 GAP = 0.12
-BOX = 0.3
-MIN_COLUMN, MAX_LABEL = 0.46, 24  # inches, characters
+BOX = 0.34
+MIN_COLUMN, MAX_LABEL = 0.5, 24  # inches, characters
 MIN_WIDTH = 7.8
 MAX_ARC = 1.6
 MAX_SIDE, MAX_AREA = 30_000, 60e6  # pixels: what image viewers open
-LABEL_SIZE, NUMBER_SIZE, TEXT_SIZE, TITLE_SIZE = 9.0, 7.5, 10.0, 12.0
+LABEL_SIZE, NUMBER_SIZE, TEXT_SIZE, TITLE_SIZE = 11.0, 9.5, 11.5, 12.0
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 ALONE = "#666666"
@@ -117,7 +117,7 @@ def place(sentence: Sentence, widths: list[float], width: float, lines: int) -> 
     boxes = MARGIN + 1.6 * LINE + lines * LINE + GAP + highest + 0.1
     cells = boxes + BOX + GAP
     rows = len(sentence.trace.probability)
-    height = cells + max(rows * ROW, 1.8) + GAP + 2.6 * LINE + MARGIN
+    height = cells + max(rows * ROW, 1.8) + GAP + 3.6 * LINE + MARGIN
     return Layout(width, height, lefts, widths, boxes, cells)
 
 
@@ -271,7 +271,7 @@ def _cells(axes: Axes, sentence: Sentence, layout: Layout) -> None:
 
 
 def _legend(axes: Axes, figure: Figure, layout: Layout, mirrored: bool) -> None:
-    bottom = layout.height - MARGIN - 2.2 * LINE
+    bottom = layout.height - MARGIN - 3.2 * LINE
     height = min(bottom - GAP - layout.cells, 3.0)
     bar = figure.add_axes(
         (
@@ -287,8 +287,9 @@ def _legend(axes: Axes, figure: Figure, layout: Layout, mirrored: bool) -> None:
     bar.set_yticks([0, 0.5, 1], ["0", "0.5", "1"], family=fonts.BASE, size=NUMBER_SIZE)
     for row, line in enumerate(
         (
-            "Colour: probability of the final token. Number: it was the prediction then. Pale: final before.",
-            "Outlined: became final. Tinted: came out together. Arrows: what they depend on, redundant ones omitted.",
+            "Colour: probability of the final token. Number: it was the prediction then.",
+            "Pale: final before. Outlined: became final. Tinted: came out together.",
+            "Arrows: what tokens depend on, redundant ones omitted.",
         )
     ):
         _text(axes, MARGIN, bottom + (row + 0.7) * LINE, line, LABEL_SIZE, color="#444444")

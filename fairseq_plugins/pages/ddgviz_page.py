@@ -2,24 +2,23 @@
 
 import json
 from collections.abc import Sequence
-from importlib import resources
 
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from fairseq_plugins.pages.ddg import Sentence
 from fairseq_plugins.pages.ddgviz_figure import COLOURS
+from fairseq_plugins.pages.template import template
 
 _SHADES = 64
 
 
 def page(sentences: Sequence[Sentence]) -> str:
     """Return the page with all sentences in it."""
-    template = resources.files("fairseq_plugins.pages").joinpath("ddgviz.html").read_text(encoding="utf-8")
     data = {
         "sentences": [{**s.as_json(), "speed_up": f"{s.speed_up:.2f}"} for s in sentences],
         "colours": [to_hex(colormaps[COLOURS](i / (_SHADES - 1))) for i in range(_SHADES)],
     }
     # A token such as </script> must not end the element that holds the data.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return template.replace("@DATA@", text)
+    return template("ddgviz.html").replace("@@DATA@@", text)

@@ -1,7 +1,11 @@
-"""Figures of reports, as PNG bytes: Okabe and Ito's colours, and a marker or line style of its own for each series."""
+"""Figures of reports, as PNG bytes: Okabe and Ito's colours, and a marker or line style of its own for each series.
+
+They are drawn so narrow that their text is legible at half their size, and light or dark as the page around them.
+"""
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,45 +18,57 @@ if TYPE_CHECKING:
 
 # Okabe and Ito 2008, "Color universal design", without the yellow, which is too light for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# The same in the same order, where the ground is dark: brighter where it takes that.
+_COLOURS_ON_DARK = ("#56B4E9", "#FF7F27", "#16B88A", "#DD9CC0", "#8FA8FF", "#E69F00", "#ECEEF1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
-GREY = "#666666"
+GREY = "#777777"
 
 _STYLE = {
-    "font.size": 11,
-    "axes.titlesize": 12,
+    "font.size": 13,
+    "axes.titlesize": 13,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "legend.fontsize": 10,
+    "legend.fontsize": 12,
+    "lines.linewidth": 2,
     # Labels come from file names and may hold dollar signs.
     "text.parse_math": False,
 }
+
+
+def _ground(dark: bool) -> dict[str, Any]:
+    """Settings of matplotlib for a light or a dark ground, those of colours.css."""
+    page, text, line = ("#16181c", "#eceef1", "#3a3f48") if dark else ("#ffffff", "#1b1d21", "#d4d8de")
+    texts = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    return {"figure.facecolor": page, "axes.facecolor": page, "grid.color": line, **dict.fromkeys(texts, text)}
+
+
 # Beyond so many points a scatter plot shows the same and only takes longer.
 _MAX_POINTS = 5000
 
 
-def look(index: int) -> dict[str, Any]:
+def look(index: int, dark: bool = False) -> dict[str, Any]:
     """Colour, marker and line style of the series with this index."""
     return {
-        "color": COLOURS[index % len(COLOURS)],
+        "color": (_COLOURS_ON_DARK if dark else COLOURS)[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": LINES[index % len(LINES)],
     }
 
 
-def draw(painter: Any, width: float = 7.5, height: float = 4.2, columns: int = 1) -> bytes:
+def draw(painter: Any, width: float = 6.4, height: float = 4.2, panels: int = 1, dark: bool = False) -> bytes:
     """Return a figure as PNG.
 
     Args:
-        painter: called with the axes, one or a sequence of `columns`.
+        painter: called with the axes, one or a sequence of `panels`.
         width: inches.
         height: inches.
-        columns: panels side by side.
+        panels: one below another, for a page may be narrow.
+        dark: light text on a dark ground.
 
     Raises:
         ConfigurationError: when matplotlib is not installed.
@@ -61,21 +77,22 @@ def draw(painter: Any, width: float = 7.5, height: float = 4.2, columns: int = 1
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError("matplotlib is not installed; pip install 'fairseq-spec-dec[reports]'") from error
-    with matplotlib.rc_context(_STYLE):
+        raise ConfigurationError("matplotlib is not installed; pip install '.[reports]'") from error
+    with matplotlib.rc_context({**_STYLE, **_ground(dark)}):
         figure = Figure(figsize=(width, height), layout="constrained")
-        painter(figure.subplots(1, columns))
+        painter(figure.subplots(panels, 1))
         target = io.BytesIO()
-        figure.savefig(target, format="png", dpi=130)
+        figure.savefig(target, format="png", dpi=150)
     return target.getvalue()
 
 
-def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str) -> bytes:
+def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str, dark: bool = False) -> bytes:
     """Histogram of speed-ups of single sentences, GAD Figure 4.
 
     Args:
         series: label -> speed-up of every sentence.
         what: the label of the axis, which says how speed-up is measured.
+        dark: as in `draw`, here and below.
     """
     # Bins fit for nearly all sentences; a few far out should make them neither coarse nor narrow.
     step = _round_step(max(float(np.percentile(values, 98)) for values in series.values()) / 26)
@@ -85,7 +102,7 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str) -> b
 
     def paint(axes: "Axes") -> None:
         for index, (label, values) in enumerate(series.items()):
-            style = look(index)
+            style = look(index, dark)
             weights = np.full(len(values), 100 / len(values))
             counts, _ = np.histogram(np.minimum(values, edges[-1]), edges, weights=weights)
             if len(series) == 1:
@@ -94,14 +111,16 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str) -> b
             axes.stairs(counts, edges, **line, label=f"{label} (median {np.median(values):.2f}×)")
         axes.axvline(1, color=GREY, linewidth=1)
         label = what + ("; last bin: this or more" if beyond else "")
-        axes.set(xlabel=label, ylabel="sentences (%)", xlim=(0, edges[-1]))
+        axes.set(xlabel=_wrapped(label), ylabel="sentences (%)", xlim=(0, edges[-1]))
         axes.xaxis.set_major_formatter("{x:g}×")
         _legend(axes)
 
-    return draw(paint)
+    return draw(paint, dark=dark)
 
 
-def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], what: str) -> bytes:
+def speed_against_edits(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], what: str, dark: bool = False
+) -> bytes:
     """Speed-up of every sentence over its edit ratio, Figure 5 of Aggressive Decoding, with medians as lines.
 
     Args:
@@ -111,7 +130,7 @@ def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[flo
 
     def paint(axes: "Axes") -> None:
         for index, (label, (ratios, speed_ups)) in enumerate(series.items()):
-            style = look(index)
+            style = look(index, dark)
             x, y = np.asarray(ratios), np.asarray(speed_ups)
             shown = np.arange(len(x))
             if len(x) > _MAX_POINTS:
@@ -124,16 +143,16 @@ def speed_against_edits(series: Mapping[str, tuple[Sequence[float], Sequence[flo
         usual = 1.02 * max(float(np.percentile(ratios, 99.5)) for ratios, _ in series.values())
         beyond = any(max(ratios) > usual for ratios, _ in series.values())
         label = "edit ratio (edits per source token)" + ("; the last 0.5 % are not shown" if beyond else "")
-        axes.set(xlabel=label, ylabel=what)
+        axes.set(xlabel=_wrapped(label), ylabel=_wrapped(what, 34))
         axes.set_ylim(bottom=0)
         axes.set_xlim(right=max(usual, 0.05))
         axes.yaxis.set_major_formatter("{x:g}×")
         _legend(axes, "median of")
 
-    return draw(paint)
+    return draw(paint, dark=dark)
 
 
-def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]]) -> bytes:
+def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]], dark: bool = False) -> bytes:
     """Mean emitted tokens in the first, second, ... iteration of a sentence.
 
     Args:
@@ -143,17 +162,19 @@ def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]])
     def paint(axes: "Axes") -> None:
         for index, (label, points) in enumerate(series.items()):
             numbers, means = [number for number, _, _ in points], [mean for _, mean, _ in points]
-            axes.plot(numbers, means, **look(index), markersize=5, label=label)
+            axes.plot(numbers, means, **look(index, dark), markersize=5, label=label)
         axes.axhline(1, color=GREY, linewidth=1)
         axes.set(xlabel="iteration of the sentence", ylabel="emitted tokens, mean")
         axes.set_ylim(bottom=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes)
 
-    return draw(paint)
+    return draw(paint, dark=dark)
 
 
-def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> bytes:
+def accepted_by_position(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], dark: bool = False
+) -> bytes:
     """Probability that drafted tokens are accepted, by position in the draft.
 
     Args:
@@ -166,17 +187,16 @@ def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[fl
             axes = panels[panel]
             for index, (label, curves) in enumerate(series.items()):
                 values = curves[panel]
-                axes.plot(range(1, len(values) + 1), values, **look(index), markersize=5, label=label)
-            axes.set_title(title)
-            axes.set(xlabel="position in the draft", ylim=(0, 1.03))
+                axes.plot(range(1, len(values) + 1), values, **look(index, dark), markersize=5, label=label)
+            axes.set(title=title, ylabel="probability", ylim=(0, 1.03))
             axes.xaxis.get_major_locator().set_params(integer=True)
-        panels[0].set_ylabel("probability")
+        panels[1].set_xlabel("position in the draft")
         _legend(panels[1])
 
-    return draw(paint, width=9.5, columns=2)
+    return draw(paint, height=7, panels=2, dark=dark)
 
 
-def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> bytes:
+def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]]], dark: bool = False) -> bytes:
     """Mean iterations over the length of the output.
 
     Args:
@@ -188,57 +208,57 @@ def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]
         for index, (label, (tokens, iterations)) in enumerate(series.items()):
             lengths, means = _binned(np.asarray(tokens), np.asarray(iterations), np.mean)
             longest, most = max(longest, *lengths), max(most, *means)
-            axes.plot(lengths, means, **look(index), markersize=5, label=label)
+            axes.plot(lengths, means, **look(index, dark), markersize=5, label=label)
         longest *= 1.08
         axes.plot([0, longest], [0, longest], color=GREY, linewidth=1, label="greedy: one token each")
         axes.set(xlabel="tokens of the output", ylabel="iterations, mean", xlim=(0, longest), ylim=(0, 1.25 * most))
         _legend(axes)
 
-    return draw(paint)
+    return draw(paint, dark=dark)
 
 
 def quality_against_speed(
-    series: Mapping[str, Sequence[tuple[float, float, str]]],
+    series: Mapping[str, Sequence[tuple[float, float]]],
     references: Mapping[str, float],
-    front: Sequence[tuple[float, float]],
+    front: Sequence[tuple[float, float, str]],
     speed_label: str,
+    dark: bool = False,
 ) -> bytes:
     """BLEU over speed for the settings of a sweep, the Pareto front as a line.
 
     Args:
-        series: label -> (speed, BLEU, text beside the point) of every setting.
+        series: label -> (speed, BLEU) of every setting.
         references: label -> BLEU of decoders that are drawn as horizontal lines.
-        front: (speed, BLEU) of the settings that no other beats in both.
+        front: (speed, BLEU, what is written beside it) of the settings that no other beats in both.
         speed_label: the label of the axis.
     """
 
     def paint(axes: "Axes") -> None:
         ordered = sorted(front)
-        axes.plot(
-            [x for x, _ in ordered], [y for _, y in ordered], color=GREY, linewidth=6, alpha=0.3, label="Pareto front",
-            solid_capstyle="round", zorder=1,
-        )
+        xs, ys = [x for x, _, _ in ordered], [y for _, y, _ in ordered]
+        line = {"color": GREY, "alpha": 0.35, "zorder": 1}
+        axes.plot(xs, ys, **line, linewidth=7, label="Pareto front", solid_capstyle="round")
         if len(ordered) == 1:
-            axes.scatter(*ordered[0], s=260, color=GREY, alpha=0.3, linewidths=0, zorder=1)
+            axes.scatter(xs, ys, **line, s=260, linewidths=0)
         for index, (label, points) in enumerate(series.items()):
-            style = look(index)
-            axes.scatter(
-                [x for x, _, _ in points], [y for _, y, _ in points], color=style["color"], marker=style["marker"],
-                s=45, edgecolors="white", linewidths=0.6, label=label, zorder=3,
-            )
-            for x, y, text in points:
-                if text:
-                    # Above and below in turn: neighbours on the front often belong to neighbouring series.
-                    away = (5, 5 if index % 2 else -13)
-                    axes.annotate(text, (x, y), xytext=away, textcoords="offset points", fontsize=8.5)
+            style = look(index, dark)
+            x, y = zip(*points, strict=True)
+            dots = {"color": style["color"], "marker": style["marker"], "edgecolors": "white", "linewidths": 0.6}
+            axes.scatter(x, y, **dots, s=55, label=label, zorder=3)
+        for number, (x, y, text) in enumerate(ordered):
+            # Above and below in turn, and towards the middle: neighbours on the front are often close.
+            is_right = 2 * x > xs[0] + xs[-1]
+            away = (-6 if is_right else 6, 7 if number % 2 == 0 else -17)
+            place = {"xytext": away, "textcoords": "offset points", "ha": "right" if is_right else "left"}
+            axes.annotate(text, (x, y), **place, fontsize=11)
         for index, (label, value) in enumerate(references.items()):
             line = {"linewidth": 1.2, "linestyle": LINES[1 + index % 3]}
             axes.axhline(value, color=GREY, **line, label=f"{label}: {value:.2f}")
         axes.set(xlabel=speed_label, ylabel="BLEU")
         axes.margins(0.12, 0.15)
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
 
-    return draw(paint, width=9.5, height=4.6)
+    return draw(paint, height=5.4, dark=dark)
 
 
 def _binned(x: np.ndarray, y: np.ndarray, summary: Any, bins: int = 12) -> tuple[list[float], list[float]]:
@@ -253,6 +273,11 @@ def _round_step(value: float) -> float:
     """The next of 0.1, 0.2, 0.5, 1, ... that is not smaller."""
     power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
     return max(0.1, next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * 0.999))
+
+
+def _wrapped(label: str, width: int = 52) -> str:
+    """A label in lines that are not longer than an axis."""
+    return textwrap.fill(label, width)
 
 
 def _legend(axes: "Axes", title: str | None = None) -> None:

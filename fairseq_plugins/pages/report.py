@@ -10,8 +10,9 @@ import base64
 import html
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +33,27 @@ from fairseq_plugins.pages.findings import (
 )
 from fairseq_plugins.pages.runs import Run, load_runs, names_of, read_stats, side
 from fairseq_plugins.pages.sweep_figure import quality_figure, read_sweep
+from fairseq_plugins.pages.template import template
 
 PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass
 class Report:
-    """A report in the making: Markdown, and the figures by file name."""
+    """A report in the making: Markdown, and the figures by file name, once for a light ground and once for a dark."""
 
     lines: list[str] = field(default_factory=list)
     figures: dict[str, bytes] = field(default_factory=dict)
+    dark: dict[str, bytes] = field(default_factory=dict)
 
     def section(self, title: str, *paragraphs: str) -> None:
         """Append a heading and paragraphs."""
         self.lines += [f"## {title}", *paragraphs]
 
-    def figure(self, name: str, alt: str, png: bytes) -> None:
-        """Append a figure."""
-        self.figures[f"{name}.png"] = png
+    def figure(self, name: str, alt: str, draw: Callable[..., bytes]) -> None:
+        """Append a figure; `draw` takes `dark` and returns PNG."""
+        self.figures[f"{name}.png"] = draw(dark=False)
+        self.dark[f"{name}.png"] = draw(dark=True)
         self.lines.append(f"![{alt}]({name}.png)")
 
     def markdown(self) -> str:
@@ -62,30 +66,14 @@ class Report:
 
         body = markdown(self.markdown(), extensions=["tables"])
         for name, png in self.figures.items():
-            body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{base64.b64encode(png).decode()}"')
-        return _PAGE.format(body=body)
+            source = f'<source media="(prefers-color-scheme: dark)" srcset="{_inline(self.dark[name])}">'
+            image = rf'<img alt="([^"]*)" src="{re.escape(name)}" ?/?>'
+            body = re.sub(image, rf'<picture>{source}<img alt="\1" src="{_inline(png)}" /></picture>', body)
+        return template("report.html").replace("@@BODY@@", body)
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Decoding report</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; background: #fff; }}
-h2 {{ margin-top: 2.5rem; border-bottom: 1px solid #ddd; }}
-img {{ max-width: 100%; height: auto; }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .25rem .75rem; border-bottom: 1px solid #ddd; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+def _inline(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def plain(text: str) -> str:
@@ -125,10 +113,8 @@ def write_up(
         "Speed-up of single sentences",
         "As Figure 4 of Generalized Aggressive Decoding: how many sentences gain how much.",
     )
-    alt = "Histogram of speed-ups"
-    report.figure(
-        "speed-up", alt, figures.speed_up_distribution({name: list(s.values()) for name, s in faster.items()}, what)
-    )
+    gains = {name: list(s.values()) for name, s in faster.items()}
+    report.figure("speed-up", "Histogram of speed-ups", partial(figures.speed_up_distribution, gains, what))
     _edits(report, runs, faster, sources, what)
     _acceptance(report, runs)
     report.section("Iterations by length", "Mean iterations of sentences whose outputs are about as long.")
@@ -137,7 +123,7 @@ def write_up(
         for run in runs
     }
     alt = "Iterations over output tokens"
-    report.figure("iterations-by-length", alt, figures.iterations_by_length(lengths))
+    report.figure("iterations-by-length", alt, partial(figures.iterations_by_length, lengths))
     if sweep is not None:
         _quality_and_speed(report, sweep)
     return report
@@ -222,7 +208,7 @@ def _edits(
         "As Figure 5 of Input-guided Aggressive Decoding. Edit ratio: edit distance between source and output in "
         "words, divided by the words of the source. It is near 0 in rewriting only; a translation changes every word.",
     )
-    report.figure("edit-ratio", "Speed-up over edit ratio", figures.speed_against_edits(series, what))
+    report.figure("edit-ratio", "Speed-up over edit ratio", partial(figures.speed_against_edits, series, what))
     rows = [
         [plain(name) if row == 0 else "", interval, str(count), f"{gain:.2f}×"]
         for name, run_series in series.items()
@@ -234,23 +220,21 @@ def _edits(
 def _acceptance(report: Report, runs: Sequence[Run]) -> None:
     report.section("Accepted tokens by iteration", "The verifier's own token included, so that greedy decoding has 1.")
     by_iteration = {run.label: emitted_by_iteration(run) for run in runs}
-    report.figure(
-        "emitted-by-iteration", "Emitted tokens over iterations", figures.emitted_by_iteration(by_iteration)
-    )
+    alt = "Emitted tokens over iterations"
+    report.figure("emitted-by-iteration", alt, partial(figures.emitted_by_iteration, by_iteration))
     by_position = {run.label: acceptance_by_position(run) for run in runs}
     drafted = {label: curves for label, curves in by_position.items() if curves[0]}
     report.section(
         "Acceptance by position in the draft",
-        "Left: how probable a drafted token is accepted when all before it were. Right: that it is accepted together "
-        "with all before it, the product of the left (Kaplan and Meier's estimate: where a sentence ends, nothing is "
-        "known about the rest of the draft).",
+        "Above: how probable a drafted token is accepted when all before it were. Below: that it is accepted together "
+        "with all before it, the product of those above (Kaplan and Meier's estimate: where a sentence ends, nothing "
+        "is known about the rest of the draft).",
     )
     if not drafted:
         report.lines.append("Left out: no iteration gained more than one token, so nothing was drafted.")
         return
-    report.figure(
-        "accepted-by-position", "Acceptance over position in the draft", figures.accepted_by_position(drafted)
-    )
+    alt = "Acceptance over position in the draft"
+    report.figure("accepted-by-position", alt, partial(figures.accepted_by_position, drafted))
 
 
 def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
@@ -258,7 +242,7 @@ def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
         "Quality and speed over β and τ",
         f"From a sweep with {len(sweep['cells'])} settings; BLEU on the development set over sentences per second.",
     )
-    report.figure("quality-speed", "BLEU over speed", quality_figure(sweep))
+    report.figure("quality-speed", "BLEU over speed", partial(quality_figure, sweep))
 
 
 def get_parser() -> argparse.ArgumentParser:

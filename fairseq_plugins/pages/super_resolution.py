@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.data.image_patches import from_line, shipped_photographs, write_corpus
+from fairseq_plugins.data.image_patches import from_line, join, shipped_photographs, write_corpus
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import pick, read_text
 
-# Pixels: of an image's side in the picture, between images, of the line with the names of the columns.
-_SHOWN, _GAP, _TITLE = 96, 4, 16
+# Pixels: of an image's side in the picture, and of that of several patches; between images.
+_SHOWN, _JOINED, _GAP = 96, 256, 4
 
 
 def psnr(image: np.ndarray, original: np.ndarray) -> float:
@@ -32,22 +32,24 @@ def psnr(image: np.ndarray, original: np.ndarray) -> float:
     return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
 
 
-def side_by_side(columns: dict[str, Sequence[np.ndarray]]) -> bytes:
+def side_by_side(columns: dict[str, Sequence[np.ndarray]], side: int = _SHOWN) -> bytes:
     """A PNG with one row per input and one named column per kind of image.
 
     Args:
         columns: name -> images [side, side, 3], uint8; equally many, of any size.
+        side: of an image in the picture, in pixels.
     """
     rows = len(next(iter(columns.values())))
-    step = _SHOWN + _GAP
-    picture = Image.new("RGB", (len(columns) * step - _GAP, _TITLE + rows * step - _GAP), "white")
+    step, title = side + _GAP, side // 6
+    picture = Image.new("RGB", (len(columns) * step - _GAP, title + rows * step - _GAP), "white")
     text = ImageDraw.Draw(picture)
+    font = ImageFont.load_default(size=side // 9)
     for column, (name, images) in enumerate(columns.items()):
-        text.text((column * step + 2, 1), name, fill="black")
+        text.text((column * step + 2, title // 2), name, fill="black", font=font, anchor="lm")
         for row, image in enumerate(images):
             # Nearest: one pixel of the model is one square of the picture.
-            shown = Image.fromarray(image).resize((_SHOWN, _SHOWN), Image.Resampling.NEAREST)
-            picture.paste(shown, (column * step, _TITLE + row * step))
+            shown = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
+            picture.paste(shown, (column * step, title + row * step))
     file = io.BytesIO()
     picture.save(file, "PNG")
     return file.getvalue()
@@ -68,7 +70,7 @@ def _write_data(args: argparse.Namespace) -> None:
     for split, count in counts.items():
         if count < 1:
             raise ConfigurationError(f"--{split} {count}: give at least 1 patch")
-    write_corpus(Path(args.out), args.photographs or shipped_photographs(), counts, args.size, args.seed)
+    write_corpus(Path(args.out), args.photographs or shipped_photographs(), counts, args.size, args.seed, args.tiles)
     print(f"{args.out}: {args.train} patches to train on, {args.valid} to validate and {args.test} to test")
 
 
@@ -92,8 +94,11 @@ def _write_images(args: argparse.Namespace) -> None:
         columns[name] = images
         print(f"{name}: PSNR {psnr(np.stack(images), np.stack(originals)):.2f} dB over {len(images)} images")
     columns["original"] = originals
-    shown = {name: images[: args.images] for name, images in columns.items()}
-    write_atomically(Path(args.output), side_by_side(shown), "--output")
+    if args.tiles < 1 or args.tiles**2 > len(originals):
+        raise ConfigurationError(f"--tiles {args.tiles}: {len(originals)} images make up no such picture; give fewer")
+    shown = {name: join(images, args.tiles)[: args.images] for name, images in columns.items()}
+    side = _SHOWN if args.tiles == 1 else _JOINED
+    write_atomically(Path(args.output), side_by_side(shown, side), "--output")
     print(f"{args.output}: {', '.join(columns)}")
 
 
@@ -111,6 +116,7 @@ def get_parser() -> argparse.ArgumentParser:
     add("--valid", type=int, default=16, metavar="N", help="(default: 16)")
     add("--test", type=int, default=32, metavar="N", help="(default: 32)")
     add("--seed", type=int, default=1, help="another seed draws other patches")
+    add("--tiles", type=int, default=1, metavar="N", help="the test patches make up pictures of N x N (default: 1)")
     images = commands.add_parser("images", help="input, outputs and original side by side as PNG; PSNR of all")
     images.set_defaults(act=_write_images)
     add = images.add_argument
@@ -118,6 +124,7 @@ def get_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="FILE.png", help="the picture")
     add("--names", metavar="NAME,NAME", help="of the columns (default: the files' names)")
     add("--images", type=int, default=8, metavar="N", help="rows of the picture (default: 8)")
+    add("--tiles", type=int, default=1, metavar="N", help="that of the data: N x N patches are joined (default: 1)")
     return parser
 
 

@@ -27,20 +27,19 @@ def read_sweep(file: str) -> dict[str, Any]:
     return sweep
 
 
-def quality_figure(sweep: Mapping[str, Any]) -> bytes:
+def quality_figure(sweep: Mapping[str, Any], dark: bool = False) -> bytes:
     """BLEU over sentences per second as PNG, from what `spec-dec-sweep` writes into `sweep.json`."""
-    series: dict[str, list[tuple[float, float, str]]] = {}
+    series: dict[str, list[tuple[float, float]]] = {}
     front = []
     several = len({record["block_size"] for record in sweep["cells"]}) > 1
     for record in sweep["cells"]:
         is_exact = record["top_beta"] == 1 or record["tau"] == 0
         name = "exact" if is_exact else f"top-{record['top_beta']}"
-        text = ", ".join(
-            ([f"k={record['block_size']}"] if several else []) + ([] if is_exact else [f"τ={record['tau']:g}"])
-        )
         point = (record["sentences_per_second"], record["bleu"])
-        series.setdefault(name, []).append((*point, text if record["pareto_speed"] else ""))
+        series.setdefault(name, []).append(point)
         if record["pareto_speed"]:
-            front.append(point)
+            # Settings of two series may differ in their name alone.
+            settings = [f"k={record['block_size']}"] * several + [f"τ={record['tau']:g}"] * (not is_exact)
+            front.append((*point, ", ".join([name, *settings])))
     lines = {record["baseline"]: record["bleu"] for record in sweep["baselines"].values()}
-    return figures.quality_against_speed(series, lines, front, "sentences per second")
+    return figures.quality_against_speed(series, lines, front, "sentences per second", dark)

@@ -4,12 +4,12 @@ import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from importlib import resources
 from typing import Any
 
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.trace import REASONS, Trace, TracedSentence, count_sentences
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
+from fairseq_plugins.pages.template import template
 
 # What a browser opens without trouble.
 MAX_SENTENCES = 20_000
@@ -166,7 +166,7 @@ def page(
         "editRatios": [] if basis is None else [round(ratio, 4) for ratio in getattr(ratios, basis)],
     }
     parts = {"@@SUMMARY@@": _json(summary), "@@TEXTS@@": "\n".join(texts), "@@ITERATIONS@@": "\n".join(iterations)}
-    filled = resources.files("fairseq_plugins.pages").joinpath("trace_page.html").read_text(encoding="utf-8")
+    filled = template("trace_page.html")
     pieces = []
     for marker, text in parts.items():
         before, filled = filled.split(marker)

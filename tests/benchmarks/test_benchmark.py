@@ -104,7 +104,7 @@ def test_without_ctranslate2(
     assert benchmark.main(arguments) == 0
     assert list(_rows(tmp_path)) == [BEAM_1, "greedy"]
     printed, log = capsys.readouterr()
-    missing = "ctranslate2 is not installed (pip install 'fairseq-spec-dec[bench]')"
+    missing = "ctranslate2 is not installed (pip install '.[bench]')"
     reason = "Library libcublas.so.12 is not found or cannot be loaded" if installed else missing
     assert f"{reason}: left out {CTRANSLATE2_GREEDY}" in log
     assert "## Memory" not in printed and "## Latency" not in printed

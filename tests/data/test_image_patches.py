@@ -10,7 +10,9 @@ from fairseq_plugins.data.image_patches import (
     SPLITS,
     as_line,
     draw_patches,
+    draw_pictures,
     from_line,
+    join,
     read_photograph,
     shipped_photographs,
     write_corpus,
@@ -56,9 +58,32 @@ def test_low_resolution_is_the_mean_of_the_high(size: int) -> None:
 def test_no_pixel_is_in_two_splits() -> None:
     columns = {}
     for split in SPLITS:
-        high, _ = draw_patches([gradient(240, 60)], split, 40, 16, np.random.default_rng(1))
+        high, _ = draw_patches([gradient(240, 60)], split, 40, 8, np.random.default_rng(1))
         columns[split] = (int(high[..., 0].min()), int(high[..., 0].max()))
-    assert columns["train"][1] <= columns["valid"][0] and columns["valid"][1] <= columns["test"][0]
+    assert columns["test"][1] <= columns["valid"][0] and columns["valid"][1] <= columns["train"][0]
+
+
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_pictures_are_cut_and_joined(tiles: int) -> None:
+    high, low = draw_pictures([gradient(240, 240)], "test", 2 * tiles**2, 16, tiles, np.random.default_rng(0))
+    assert high.shape == (2 * tiles**2, 16, 16, 3) and low.shape == (2 * tiles**2, 8, 8, 3)
+    for patches, side in ((high, 16), (low, 8)):
+        pictures = join(patches, tiles)
+        assert [picture.shape for picture in pictures] == [(tiles * side, tiles * side, 3)] * 2
+        for picture in pictures:
+            # As much of the 108 columns as fits: 6 or 2 pixels of the photograph for one of the output.
+            step = (108 // (16 * tiles)) * 16 // side
+            columns, rows = picture[..., 0].astype(int), picture[..., 1].astype(int)
+            assert np.abs(np.diff(columns, axis=1) - step).max() <= 1 and np.ptp(columns, axis=0).max() == 0
+            assert np.abs(np.diff(rows, axis=0) - step).max() <= 1 and np.ptp(rows, axis=1).max() == 0
+    assert join(list(high[: tiles**2 - 1]), tiles) == []
+
+
+def test_pictures_that_cannot_be_made() -> None:
+    with pytest.raises(ConfigurationError, match="--test 5: give a multiple of 2 x 2"):
+        draw_pictures([gradient(240, 60)], "test", 5, 16, 2, np.random.default_rng(0))
+    with pytest.raises(ConfigurationError, match="--tiles 4: pictures of 64 pixels, but the test part .* has 108 x 60"):
+        draw_pictures([gradient(240, 60)], "test", 16, 16, 4, np.random.default_rng(0))
 
 
 def test_shipped_photographs_are_there() -> None:
@@ -85,5 +110,5 @@ def test_photographs_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("no image")
     with pytest.raises(ConfigurationError, match="text.jpg: is no image"):
         read_photograph(tmp_path / "text.jpg")
-    with pytest.raises(ConfigurationError, match="--size 32: the test part of a photograph has 15 x 60 pixels"):
-        draw_patches([gradient(100, 60)], "test", 1, 32, np.random.default_rng(0))
+    with pytest.raises(ConfigurationError, match="--size 32: the valid part of a photograph has 5 x 60 pixels"):
+        draw_patches([gradient(100, 60)], "valid", 1, 32, np.random.default_rng(0))

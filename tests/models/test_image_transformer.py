@@ -2,12 +2,15 @@
 
 from argparse import Namespace
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_plugins.data.image_patches import draw_patches, read_photograph, shipped_photographs
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.image_transformer import ImageTransformer, coordinates, image_transformer
+from fairseq_plugins.pages.super_resolution import psnr
 from tests.support import Options, assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
 
 
@@ -45,6 +48,31 @@ def test_near_intensities_have_near_embeddings() -> None:
     distance = torch.cdist(vectors, vectors)
     others = distance + torch.diag(torch.full((256,), torch.inf))
     assert ((others.argmin(1) - torch.arange(256)).abs() == 1).all()
+
+
+def test_it_begins_as_an_enlarged_input() -> None:
+    """Given the pixels before, an untrained model says about what the input has in the place of the next."""
+    values = {"embed_dim": 64, "attention_heads": 4, "normalize_before": True}
+    of_both = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in values.items()}
+    task, model = build(**of_both)
+    photographs = [read_photograph(path) for path in shipped_photographs()]
+    high, low = draw_patches(photographs, "train", 8, 16, np.random.default_rng(0))
+    index = torch.tensor([task.target_dictionary.index(str(value)) for value in range(256)])
+    end = torch.full((8, 1), task.target_dictionary.eos())
+    source = torch.cat([index[low.reshape(8, -1).astype(int)], end], dim=1)
+    before = torch.cat([end, index[high.reshape(8, -1).astype(int)][:, :-1]], dim=1)
+
+    def closeness() -> float:
+        with torch.no_grad():
+            scores = model(source, torch.full((8,), source.size(1)), before)[0][..., index]
+        said = scores.argmax(-1).numpy().astype(np.uint8).reshape(high.shape)
+        return psnr(said, low.repeat(2, axis=1).repeat(2, axis=2))
+
+    begun = closeness()
+    torch.manual_seed(1)
+    for projection in (model.decoder.layers[0].encoder_attn.q_proj, model.decoder.layers[0].encoder_attn.out_proj):
+        torch.nn.init.xavier_uniform_(projection.weight)
+    assert begun > 18 and begun > closeness() + 3
 
 
 def test_it_decodes_like_any_transformer() -> None:

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import logging
 import re
-import shutil
-import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -335,28 +333,6 @@ def test_tokens_cannot_break_the_page() -> None:
     record = json.loads(data[1])["sentences"][0]
     assert record["labels"] == sentence.labels
     assert record["edges"] == [list(edge) for edge in sentence.trace.edges]
-
-
-@pytest.mark.slow
-def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no browser")
-    file = tmp_path / "ddgviz.html"
-    # What the page's own script throws ends up in the title.
-    catcher = "<script>addEventListener('error', e => { document.title = 'failed: ' + e.message; });</script>"
-    file.write_text(page_of("arabic", "latin").replace("<head>", "<head>" + catcher), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    run = subprocess.run(
-        [browser, *options, "--virtual-time-budget=2000", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert "<title>DDGviz</title>" in run.stdout
-    sentence = SENTENCES["arabic"]
-    cells = len(sentence.labels) * len(sentence.predicted)
-    assert run.stdout.count('class="cell"') == cells
-    assert run.stdout.count('class="token"') == len(sentence.labels)
-    assert run.stdout.count('class="edge"') == len(sentence.trace.edges)
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -48,6 +48,20 @@ def test_images_stand_side_by_side(tmp_path: Path) -> None:
         assert image.size == (3 * 96 + 2 * 4, 16 + 96)
 
 
+def test_patches_are_joined_to_pictures(tmp_path: Path) -> None:
+    outputs = write_output(tmp_path / "greedy.out", {number: plain(10 * number, 16) for number in range(8)})
+    picture = tmp_path / "picture.png"
+    assert main(["images", "--output", str(picture), "--tiles", "2", str(outputs)]) == 0
+    with Image.open(picture) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    # Columns: input, greedy, original, with 256 pixels a picture.
+    assert pixels.shape == (256 // 6 + 2 * 256 + 4, 3 * 256 + 2 * 4, 3)
+    for row, first in ((0, 0), (1, 4)):
+        top = 256 // 6 + row * 260
+        shown = pixels[[top + 64, top + 192]][:, [260 + 64, 260 + 192], 0]
+        assert shown.tolist() == [[10 * first, 10 * first + 10], [10 * first + 20, 10 * first + 30]]
+
+
 def test_one_pixel_is_one_square() -> None:
     checkers = (np.indices((8, 8)).sum(0) % 2 * 255).astype(np.uint8)
     png = side_by_side({"input": [np.repeat(checkers[..., None], 3, axis=2)]})
@@ -67,6 +81,9 @@ def test_one_pixel_is_one_square() -> None:
         ("images --output {folder}/p.png {folder}/text", "not what fairseq-generate prints"),
         ("images --output {folder}/p.png --names a,b {folder}/good", "2 names for 1 outputs"),
         ("images --output {folder}/p.png --images 0 {folder}/good", "--images 0: give at least 1"),
+        ("data --out {folder}/new --tiles 3 --test 32", "--test 32: give a multiple of 3 x 3"),
+        ("images --output {folder}/p.png --tiles 2 {folder}/good", "--tiles 2: 2 images make up no such picture"),
+        ("images --output {folder}/p.png --tiles 0 {folder}/good", "--tiles 0: 2 images make up no such picture"),
         ("images --output {folder}/p.png {folder}/small", "not as large as the originals"),
         ("images --output {folder}/p.png {folder}/odd", "odd: an image of 4 intensities is not square"),
         ("images --output {folder}/p.png {folder}/good {folder}/few", "few: has no sentence 1"),
@@ -93,7 +110,8 @@ def test_whole_recipe(tmp_path: Path, programs: Path) -> None:
         (tmp_path / part).symlink_to(ROOT / part)
     small = {"LAYERS": "1", "WIDTH": "16", "FFN_WIDTH": "16", "HEADS": "2", "BASE_EPOCHS": "1", "BLOCKWISE_EPOCHS": "1"}
     # More tokens than the 1024 that fairseq takes by default.
-    patches = {"SIZE": "24", "TRAIN_PATCHES": "2", "VALID_PATCHES": "1", "TEST_PATCHES": "2", "BLOCKWISE_HEADS": "3"}
+    patches = {"SIZE": "24", "TRAIN_PATCHES": "2", "VALID_PATCHES": "1", "TEST_PATCHES": "2", "TILES": "1"}
+    patches["BLOCKWISE_HEADS"] = "3"
     first = run_recipe("super_resolution.sh", tmp_path, **small, **patches, **quick(programs))
     assert first.returncode == 0, first.stdout + first.stderr
     results = tmp_path / "results/super-resolution-24"

@@ -1,90 +1,15 @@
 """The page of a trace in a real browser: it opens, steps, searches and sorts, and its console stays silent."""
 
-import json
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fairseq_plugins.pages.show_trace import main
+from tests.pages.browser import DOWN, END, HOME, LEFT, NEEDS_BROWSER, RIGHT, Page
 from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHROMEDRIVER = shutil.which("chromedriver")
-pytestmark = [
-    # One browser, and what is measured in seconds not beside another.
-    pytest.mark.xdist_group("browser"),
-    pytest.mark.skipif(
-        CHROMIUM is None or CHROMEDRIVER is None,
-        reason="no chromium with chromedriver here; on Debian: apt-get install chromium chromium-driver",
-    ),
-]
-
-ARGUMENTS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
-).split()
-
-
-class Page:
-    """A page that is open in the browser."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def open(self, path: Path) -> float:
-        """Open a file; return the seconds until it could be used."""
-        started = time.perf_counter()
-        self.driver.get(path.as_uri())
-        assert self.script("return document.documentElement.dataset.ready") is not None
-        return time.perf_counter() - started
-
-    def script(self, text: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(text, *arguments)
-
-    def all(self, css: str) -> list[Any]:
-        return self.driver.find_elements("css selector", css)
-
-    def one(self, css: str) -> Any:
-        return self.driver.find_element("css selector", css)
-
-    def texts(self, css: str) -> list[str]:
-        return self.script("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", css)
-
-    def press(self, *keys: str, into: str = "body") -> None:
-        self.one(into).send_keys(*keys)
-
-    def ids(self) -> list[int]:
-        """Numbers of the sentences in the drawn part of the list."""
-        return [int(text.split(" ")[0].lstrip("#")) for text in self.texts(".row .faint")]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium here; pip install selenium")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in [*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
-    yield browser
-    browser.quit()
-
-
-@pytest.fixture
-def opened(driver: Any) -> Iterator[Page]:
-    """A page; after the test the console must be empty, and nothing may have been asked for from elsewhere."""
-    driver.get_log("browser")
-    driver.get_log("performance")
-    yield Page(driver)
-    assert driver.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert [url for url in urls if not url.startswith(("file:", "data:", "chrome:"))] == []
+pytestmark = NEEDS_BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +29,18 @@ def html(trace: str) -> Path:
     return target
 
 
+def ids(page: Page) -> list[int]:
+    """Numbers of the sentences in the drawn part of the list."""
+    return [int(text.split(" ")[0].lstrip("#")) for text in page.texts(".row .faint")]
+
+
 def marked(page: Page, kind: str) -> list[str]:
     return page.texts(f"#pairs .token.{kind}")
 
 
 def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     opened.open(paper)
+    assert opened.script("return document.documentElement.dataset.ready") is not None
     assert opened.one("#heading").text == "Sentence 7"
     assert opened.one("#numbers").text == (
         "×5.00 · 15 tokens · 3 iterations · edit ratio (output against reference) 0.07"
@@ -124,7 +55,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     )
     assert not opened.one("#previous").is_enabled()
 
-    opened.press("\ue014")  # right arrow
+    opened.press(RIGHT)  # right arrow
     assert opened.texts("#earlier .earlier") == ["Nach", "den", "vorliegenden"]
     assert marked(opened, "relaxed") == ["Angaben"] and marked(opened, "agrees")[0] == "Einzelheiten"
     assert marked(opened, "own") == ["worden"]
@@ -134,7 +65,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     opened.one("#next").click()
     assert opened.one("#status").text.startswith("Iteration 3 of 3") and marked(opened, "own") == []
     assert not opened.one("#next").is_enabled()
-    opened.press("\ue012", "\ue012", "\ue012")  # left arrow, once more than there are steps
+    opened.press(LEFT, LEFT, LEFT)  # left arrow, once more than there are steps
     assert opened.one("#status").text.startswith("Iteration 1 of 3")
     opened.all("#pills button")[1].click()
     assert opened.one("#status").text.startswith("Iteration 2 of 3")
@@ -143,7 +74,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
 
 def test_output_shows_how_every_token_came(opened: Page, paper: Path) -> None:
     opened.open(paper)
-    opened.press("\ue014")
+    opened.press(RIGHT)
     assert opened.texts("#output .own") == ["vorliegenden", "worden"]
     assert opened.texts("#output .relaxed") == ["Angaben"]
     assert len(opened.texts("#output .now")) == 10 and opened.texts("#output .later") == [".", "</s>"]
@@ -162,15 +93,15 @@ def test_searches(opened: Page, hundred: Path) -> None:
     opened.open(hundred)
     assert opened.one("#count").text == "100 sentences"
     opened.press("FIRST42", into="#search")
-    assert opened.ids() == [42] and opened.one("#count").text == "1 sentence"
+    assert ids(opened) == [42] and opened.one("#count").text == "1 sentence"
     opened.one(".row").click()
     assert opened.one("#heading").text == "Sentence 42" and "first42" in opened.one("#source").text
     opened.one("#search").clear()
     opened.press("#17", into="#search")
-    assert opened.ids() == [17]
+    assert ids(opened) == [17]
     opened.one("#search").clear()
     opened.press("nowhere to be found", into="#search")
-    assert opened.ids() == [] and opened.one("#count").text == "No sentence matches"
+    assert ids(opened) == [] and opened.one("#count").text == "No sentence matches"
     opened.one("#search").clear()
     opened.press(" ", "\ue003", into="#search")
     assert opened.one("#count").text == "100 sentences"
@@ -183,7 +114,7 @@ def test_sorts(opened: Page, hundred: Path, key: str) -> None:
     opened.one(f"#sort option[value={key}]").click()
     high_first = key != "id"
     for reverse in (high_first, not high_first):
-        shown = [values[str(number)] for number in opened.ids()]
+        shown = [values[str(number)] for number in ids(opened)]
         assert len(shown) > 8 and shown == sorted(values.values(), reverse=reverse)[: len(shown)]
         opened.one("#direction").click()
     assert "output against reference" in opened.one("#sort").text
@@ -191,40 +122,53 @@ def test_sorts(opened: Page, hundred: Path, key: str) -> None:
 
 def test_keyboard_alone(opened: Page, hundred: Path) -> None:
     opened.open(hundred)
-    opened.press("\ue015", "\ue015", into="#list")  # down
+    opened.press(DOWN, DOWN, into="#list")  # down
     assert opened.one("#heading").text == "Sentence 2"
     active = opened.one("#list").get_attribute("aria-activedescendant")
     assert active == opened.one("[aria-selected=true]").get_attribute("id")
-    opened.press("\ue010", into="#list")  # end
-    assert opened.one("#heading").text == "Sentence 99" and 99 in opened.ids()
+    opened.press(END, into="#list")  # end
+    assert opened.one("#heading").text == "Sentence 99" and 99 in ids(opened)
     assert opened.one("[aria-selected=true]").is_displayed()
-    opened.press("\ue011", "\ue014", into="#list")  # home, and a step from within the list
+    opened.press(HOME, RIGHT, into="#list")  # home, and a step from within the list
     assert opened.one("#heading").text == "Sentence 0" and opened.one("#status").text.startswith("Iteration 2")
-    opened.press("\ue014", into="#search")  # belongs to the text there
+    opened.press(RIGHT, into="#search")  # belongs to the text there
     assert opened.one("#status").text.startswith("Iteration 2")
 
 
 def test_address_names_sentence_and_iteration(opened: Page, hundred: Path) -> None:
     opened.open(hundred)
-    opened.press("\ue015", into="#list")
-    opened.press("\ue014")
+    time.sleep(0.5)
+    opened.press(DOWN, into="#list")
+    assert opened.address == "#1/1"  # at once: it may be copied now
+    for _ in range(3):
+        opened.press(RIGHT, LEFT)
+    opened.press(RIGHT)
     deadline = time.monotonic() + 10
-    while not opened.driver.current_url.endswith(".html#1/2"):
-        assert time.monotonic() < deadline, opened.driver.current_url
+    while opened.address != "#1/2":
+        assert time.monotonic() < deadline, opened.address
         time.sleep(0.05)
     opened.driver.get(f"{hundred.as_uri()}#71/2")
     assert opened.one("#heading").text == "Sentence 71" and opened.one("#status").text.startswith("Iteration 2")
-    assert 71 in opened.ids()
+    assert 71 in ids(opened)
     opened.driver.get(f"{hundred.as_uri()}#99999")
     assert opened.one("#heading").text == "Sentence 71"
 
 
-def test_theme(opened: Page, paper: Path) -> None:
-    opened.open(paper)
-    colour = "return getComputedStyle(document.body).backgroundColor"
-    before = opened.script(colour)
-    opened.one("#theme").click()
-    assert opened.script(colour) != before
+def test_a_phone_shows_the_draft_first(opened: Page, hundred: Path) -> None:
+    opened.look(400, 800)
+    opened.open(hundred, "#42/2")
+    assert opened.script("return scrollY") == 0
+    assert opened.place("#pairs .pair")["bottom"] < 800 < opened.place("#list")["top"]
+    opened.one("#to-list").click()
+    assert abs(opened.place("nav")["top"]) < 2
+    opened.all(".row")[5].click()
+    assert opened.one("#heading").text != "Sentence 42" and opened.script("return scrollY") == 0
+    # Steps stay in sight while the output is looked at, and so does the pill of the iteration.
+    opened.one("#output").location_once_scrolled_into_view  # noqa: B018  (it scrolls)
+    opened.press(END, into="#list")
+    for _ in range(len(opened.all("#pills button")) - 1):
+        opened.press(RIGHT)
+    assert opened.place("#pills [aria-current=step]")["right"] <= 400
 
 
 def test_right_to_left(opened: Page, tmp_path: Path) -> None:
@@ -252,7 +196,7 @@ def test_tokens_are_only_text(opened: Page, tmp_path: Path) -> None:
 def test_empty_trace(opened: Page, tmp_path: Path) -> None:
     opened.open(html(write(tmp_path / "t.jsonl", [header(SPECIAL, SPECIAL)])))
     assert opened.one("#heading").text == "This trace has no sentences"
-    opened.press("\ue014")
+    opened.press(RIGHT)
 
 
 def test_says_that_it_is_a_sample(opened: Page, tmp_path: Path) -> None:
@@ -267,8 +211,8 @@ def test_five_thousand_sentences_open_in_two_seconds(opened: Page, tmp_path: Pat
     seconds = min(opened.open(path) for _ in range(2))
     print(f"5,000 sentences, {path.stat().st_size / 1e6:.1f} MB: open after {seconds:.2f} s")
     assert seconds < 2
-    assert opened.one("#count").text == "5,000 sentences" and len(opened.ids()) < 40
+    assert opened.one("#count").text == "5,000 sentences" and len(ids(opened)) < 40
     started = time.perf_counter()
     opened.press("first4321", into="#search")
-    assert opened.ids() == [4321]
+    assert ids(opened) == [4321]
     assert time.perf_counter() - started < 5

@@ -1,0 +1,74 @@
+"""A page that is open in a real browser, for tests of what people look at."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMEDRIVER = shutil.which("chromedriver")
+NEEDS_BROWSER = [
+    # One browser, and what is measured in seconds not beside another.
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(
+        CHROMIUM is None or CHROMEDRIVER is None,
+        reason="no chromium with chromedriver here; on Debian: apt-get install chromium chromium-driver",
+    ),
+]
+
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
+).split()
+UP, DOWN, LEFT, RIGHT, HOME, END, TAB, ESCAPE = "\ue013\ue015\ue012\ue014\ue011\ue010\ue004\ue00c"
+
+
+class Page:
+    """A page that is open in the browser."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, path: Path, address: str = "") -> float:
+        """Open a file, as if for the first time; return the seconds until it could be used."""
+        self.driver.get("about:blank")
+        started = time.perf_counter()
+        self.driver.get(path.as_uri() + address)
+        return time.perf_counter() - started
+
+    def look(self, width: int = 1280, height: int = 900, theme: str = "light") -> None:
+        """Show it on a screen of so many pixels, to somebody who has chosen a light or a dark one."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        scheme = {"name": "prefers-color-scheme", "value": theme}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def script(self, text: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(text, *arguments)
+
+    def all(self, css: str) -> list[Any]:
+        return self.driver.find_elements("css selector", css)
+
+    def one(self, css: str) -> Any:
+        return self.driver.find_element("css selector", css)
+
+    def texts(self, css: str) -> list[str]:
+        return self.script("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", css)
+
+    def place(self, css: str) -> dict[str, float]:
+        """Where the first such element is on the screen: left, top, right and bottom in pixels."""
+        return self.script("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", css)
+
+    def press(self, *keys: str, into: str = "body") -> None:
+        self.one(into).send_keys(*keys)
+
+    def press_on(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    @property
+    def address(self) -> str:
+        """What stands after the file's name: #17/2."""
+        return self.script("return location.hash")
