@@ -22,8 +22,7 @@ class BeamVerifier(Verifier):
             found = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints)
             if found is not None:
                 return Candidates(*found)
-        _, log_probs = self._log_probs(tokens, layout)
-        return best_candidates(state, log_probs)
+        return best_candidates(state, self._log_probs(tokens, layout))
 
 
 def _build(parts: Parts, options: MethodOptions) -> Method:
