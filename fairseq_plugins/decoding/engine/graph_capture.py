@@ -62,7 +62,14 @@ def cannot_be_captured(error: RuntimeError) -> bool:
 
     CUDA has no one class for these: what cudaErrorStreamCapture* and PyTorch itself say speaks of capturing.
     """
-    return not isinstance(error, torch.OutOfMemoryError) and "captur" in str(error).lower()
+    return out_of_memory_in(error) is None and "captur" in str(error).lower()
+
+
+def out_of_memory_in(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """Memory that ran out at the bottom of an error: ending a capture that broke off may be an error of its own."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @dataclass
@@ -105,7 +112,7 @@ class Graphs:
 
     @property
     def state(self) -> str:
-        """The same in a word or two."""
+        """Whether steps are captured, in a word or two."""
         return "gave up" if self.failed else "on" if self.enabled else "off"
 
     def __str__(self) -> str:

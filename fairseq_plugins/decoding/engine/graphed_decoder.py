@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder, cross_mask_of
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, cannot_be_captured
+from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, cannot_be_captured, out_of_memory_in
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.weights import Precision
@@ -196,7 +196,7 @@ class GraphedDecoder(CachedDecoder):
             replay = self.how.capture(run)
         except RuntimeError as error:
             if not cannot_be_captured(error):
-                raise
+                raise out_of_memory_in(error) or error
             self.how.give_up(error)
             self.graphs.clear()
             return None
