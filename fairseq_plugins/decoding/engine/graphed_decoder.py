@@ -195,8 +195,11 @@ class GraphedDecoder(CachedDecoder):
         try:
             replay = self.how.capture(run)
         except RuntimeError as error:
+            memory = out_of_memory_in(error)
+            if memory is not None:
+                raise memory from None
             if not cannot_be_captured(error):
-                raise out_of_memory_in(error) or error
+                raise
             self.how.give_up(error)
             self.graphs.clear()
             return None
