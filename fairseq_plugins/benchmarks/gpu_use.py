@@ -58,6 +58,16 @@ def gpu_use(bench: Bench, contender: Contender, generator: Any) -> GpuUse | None
     )
 
 
+def lines(uses: Sequence[tuple[str, GpuUse | None]]) -> list[str]:
+    """A line for every decoder that has used a GPU, by its name."""
+    return [
+        f"{name} on the GPU: CUDA graphs {use.graphs}, {use.captures} captures, {use.dropped} dropped, {use.replays} "
+        f"steps from graphs, {use.launched} launched; attention: {use.attention}."
+        for name, use in uses
+        if use is not None
+    ]
+
+
 def table(uses: Sequence[tuple[str, GpuUse]]) -> str:
     """A row for every decoder, by its name."""
     header = ["decoder", "CUDA graphs", "captures", "dropped", "steps from graphs", "launched", "attention"]

@@ -143,10 +143,11 @@ class Batch:
                 tokens, log_probs = state.tokens[row, columns], state.log_probs[row, columns]
                 self.outputs[sentence].append(Hypothesis(tokens, log_probs, log_probs.sum()))
         state.host_ended = [before or now for before, now in zip(state.host_ended, finished, strict=True)]
+        if ended is None and self.keeps_ended:
+            ended = from_host([int(has_ended) for has_ended in finished], state.tokens.device)
         if ended is not None:
             state.ended = ended != 0 if state.ended is None else state.ended | (ended != 0)
-        kept = self.keeps_ended and ended is not None
-        if not kept or _ROOM_SHARE * sum(state.host_ended) >= len(finished):
+        if not self.keeps_ended or _ROOM_SHARE * sum(state.host_ended) >= len(finished):
             self._take_out(method)
 
     def _take_out(self, method: Method) -> None:
@@ -156,7 +157,7 @@ class Batch:
         if state.ended is None:
             rows = from_host(stay, state.tokens.device)
         else:
-            # What the device knows is not sent there.
+            # The device knows by itself.
             rows = state.ended.long().argsort(stable=True)[: len(stay)]
         state.ended, state.host_ended = None, [False] * len(stay)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]

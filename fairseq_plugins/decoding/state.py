@@ -286,7 +286,8 @@ class BeamAdvance:
     """What one iteration of beam search adds: a token to every hypothesis that goes on.
 
     Attributes:
-        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`, `host_emitted`: one of each.
+        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted` [R], `host_emitted`: one of each, none of sentences
+            that had ended before; 1 for one of each.
         finished: for each row whether its sentence has ended, on the host.
         parents: [R], the row that each row continues.
         scores, ignored, ended: as in `Beams`.
@@ -295,7 +296,7 @@ class BeamAdvance:
 
     tokens: Tensor
     log_probs: Tensor
-    num_emitted: int
+    num_emitted: Tensor | int
     host_emitted: list[int]
     finished: list[bool]
     parents: Tensor

@@ -161,6 +161,10 @@ def test_tables() -> None:
     assert memory[0][2:6] == ["peak, batch 1", "reserved", "on paper", "ratio"]
     assert memory[1][2:6] == ["5.0", "7.0", "4.0", "1.25"] and memory[2][3] == "not measured"
     use = GpuUse("on", captures=7, dropped=1, replays=300, launched=12, attention="efficient")
+    assert gpu_use.lines([("gad", use), ("fairseq beam 1", None)]) == [
+        "gad on the GPU: CUDA graphs on, 7 captures, 1 dropped, 300 steps from graphs, 12 launched; attention: "
+        "efficient."
+    ]
     assert cells(gpu_use.table([("gad", use)]))[1] == ["gad", "on", "7", "1", "300", "12", "efficient"]
     assert cells(tables.output_table(rows, [1, 16]))[3][:6] == [
         "gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"

@@ -5,16 +5,13 @@ from fairseq_plugins.benchmarks.gpu_check.place import (
     BEAM_1,
     GAD,
     GREEDY,
+    PASSES,
     Place,
     decoded,
     largest_difference,
     same_ids,
 )
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
-from fairseq_plugins.decoding.engine.graphed_decoder import EAGER_USES
-
-# Launched, captured, replayed: a shape is captured when it comes up once more than this.
-PASSES = EAGER_USES + 2
 
 
 def fp32_is_fairseqs(place: Place) -> Outcome:

@@ -11,7 +11,12 @@ import torch
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import configure
+from fairseq_plugins.decoding.engine.graphed_decoder import EAGER_USES
 
+# Of the same sentences: launched, captured, replayed.
+PASSES = EAGER_USES + 2
+
+# Ids and scores of each sentence.
 Generated = list[tuple[list[int], list[float]]]
 
 

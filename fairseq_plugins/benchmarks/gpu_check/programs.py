@@ -94,7 +94,7 @@ def benchmark(place: Place) -> Outcome:
         rows = [row for row in rows if "CTranslate2" not in row]
     command = [sys.executable, "-m", "fairseq_plugins.benchmarks.benchmark"]
     command += place.arguments("--results", str(results), "--decoders", ",".join(rows), "--repeats", "2")
-    command += ["--timing-batch-sizes", ",".join(map(str, place.batch_sizes)), "--profile"]
+    command += ["--timing-batch-sizes", ",".join(map(str, place.batch_sizes)), "--profile", "--no-memory"]
     command += ["--fp16"] if place.is_gpu else []
     status, said = run_within(place.left, command)
     if status != 0:

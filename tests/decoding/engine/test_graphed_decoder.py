@@ -434,7 +434,7 @@ def test_other_errors_are_seen_and_do_not_switch_graphs_off(
 
 
 @pytest.mark.parametrize("active", [0, 8])
-@pytest.mark.parametrize("method", ["gad", "greedy", "gs-jacobi"])
+@pytest.mark.parametrize("method", ["gad", "greedy", "gs-jacobi", "fast-beam"])
 def test_rows_go_several_at_a_time(method: str, active: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values are copied when a quarter of the rows is free, or when others come in; never for one row."""
     taken: list[tuple[int, int]] = []
@@ -448,17 +448,18 @@ def test_rows_go_several_at_a_time(method: str, active: int, monkeypatch: pytest
     task = make_task(60)
     verifier, drafter = make_transformer(task, 8), make_drafter(task, 9, decoder_layers=1)
     lengths = [[5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1, 4, 8, 25, 6]]
-    options = Options(method, 5) if method != "greedy" else Options(method)
-    check(monkeypatch, [verifier], task, lengths, options, drafter, active=active, max_len_b=30)
-    plain, taken = taken, []
+    options = Options(method, 5) if method in ("gad", "gs-jacobi") else Options(method)
+    search = {"max_len_b": 30, **({"beam_size": 3} if method == "fast-beam" else {})}
+    check(monkeypatch, [verifier], task, lengths, options, drafter, active=active, **search)
+    # Of the engine without graphs and of this one.
+    both, taken = taken, []
     recorder = Recorder()
     engine = graphing(monkeypatch, recorder)
-    generator, stats = make_generator(
-        engine, [verifier], task, options, drafter, max_len_b=30, active_sentences=active
-    )
+    generator, stats = make_generator(engine, [verifier], task, options, drafter, active_sentences=active, **search)
     generator.generate([], make_sample(task, lengths[0]))
-    assert all(4 * (before - after) >= before for before, after in taken) and len(plain) > 2 * len(taken) > 0
-    assert all(min(sentence.emitted) > 0 for sentence in stats.recorded)
+    assert all(4 * (before - after) >= before for before, after in taken) and len(both) > 3 * len(taken) > 0
+    if method != "fast-beam":
+        assert all(min(sentence.emitted) > 0 for sentence in stats.recorded)
 
 
 class Transfers(TorchDispatchMode):
@@ -704,3 +705,27 @@ def test_cuda_graphs(drafter_options: dict[str, Any]) -> None:
         assert any(getattr(decoder, "graphs", None) for decoder in decoders(generator)) == wanted
         assert not engine.graphs.failed and (engine.graphs.captures > 0) == wanted
     assert outputs == [expected, expected]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
+    """The ids of `greedy` on one sentence at a time, launched, captured and replayed."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8).to(dtype).cuda()
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(dtype).cuda()
+    search = {"max_len_a": 0, "max_len_b": 30}
+    engine = make_engine(graphs=Graphs(), steady=True)
+    greedy, _ = make_generator(engine, [verifier], task, Options("greedy"), **search)
+    sample = make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7])
+    sources = sample["net_input"]["src_tokens"]
+    expected = []
+    for row in sources:
+        tokens = row[row != task.source_dictionary.pad()][None]
+        alone = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}}
+        expected += ids(greedy.generate([], utils.move_to_cuda(alone)))
+    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, **search)
+    for _ in range(4):
+        assert ids(generator.generate([], utils.move_to_cuda(sample))) == expected
+    assert engine.graphs.are_on and engine.graphs.replays > 0
