@@ -13,7 +13,7 @@ export DATA NAME PYTHON SHAPE THREADS TORCH_INDEX
 
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: help setup demo train bench test lint clean
+.PHONY: help setup demo train bench gpu-check test lint clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,6 +41,9 @@ train: $(READY)  ## from text to a table: train, distil and decode a small model
 
 bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, on the models of the demo (or NAME=..., SHAPE=...)
 	@$(IN_VENV) bash train_scripts/bench.sh
+
+gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fast; ten minutes, see docs/gpu.md
+	@$(IN_VENV) python -m fairseq_plugins.benchmarks.gpu_check --results results/gpu
 
 test: lint  ## ruff, shellcheck and the whole test suite
 	@echo 'Running the tests ...'

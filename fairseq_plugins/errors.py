@@ -29,6 +29,9 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
         return " ".join(str(error).split())
     if isinstance(error, AssertionError) and _ASSERTED_OPTION.match(str(error)) and _is_fairseqs_own(trace):
         return f"{error}; --decoder beam alone samples" if "--sampling" in str(error) else str(error)
+    if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is not imported for this
+        reason = " ".join(str(error).split())[:200]
+        return f"out of memory on the GPU ({reason}); lower --batch-size or --max-tokens, or decode with --cpu"
     results = _results_folder(trace)
     if isinstance(error, OSError) and results is not None and _is_in(results, error, trace):
         return f"--results-path {results}: cannot be written ({error.strerror}); make room, or give another folder"

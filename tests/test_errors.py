@@ -32,6 +32,13 @@ def test_message_is_one_line() -> None:
     assert explain(error, None) == "--tau 3: too much"
 
 
+def test_memory_of_a_gpu_that_runs_out() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+    message = explain(error, None)
+    assert message is not None and message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
+    assert "--batch-size" in message and "\n" not in message
+
+
 @pytest.mark.parametrize("error", [RuntimeError("shape"), OSError("Model file not found: x"), KeyError("model")])
 def test_errors_elsewhere_keep_their_traceback(error: Exception) -> None:
     def fail() -> None:

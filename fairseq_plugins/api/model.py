@@ -12,6 +12,7 @@ from torch import Tensor
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.state import Advance
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -180,11 +181,12 @@ class Model:
         with self._lock:
             generator = self._take(1)
         statistics = self._own.statistics = CallStatistics()
-        iterations = generator.iterate(self._sample([source], [0]))
+        sample = self._sample([source], [0])
+        iterations, device = generator.iterate(sample), sample["net_input"]["src_tokens"].device
         output: list[int] = []
         try:
             while True:
-                with self._lock, torch.inference_mode():
+                with self._lock, torch.inference_mode(), exact_arithmetic(device):
                     started = time.perf_counter()
                     try:
                         step = self._step(next(iterations), output)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fairseq_plugins.benchmarks import by_length, ctranslate, long_run, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import by_length, ctranslate, gpu_use, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import warn_if_lossy
 from fairseq_plugins.benchmarks.contenders import identity_note, lossy_note, reference_contender
 from fairseq_plugins.benchmarks.machine import machine
@@ -56,8 +56,8 @@ def notes(
         "warm-up, time in the decoder only, batches of similar length.",
         "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "
         "process of its own; on a CPU resident memory beyond what the process had before it loaded models, on a GPU "
-        "what PyTorch had allocated. On paper: weights of the models that take part, and keys and values of all layers "
-        "for the batch that has most of them.",
+        "what PyTorch had allocated, and reserved (with the memory of CUDA graphs). On paper: weights of the models "
+        "that take part, and keys and values of all layers for the batch that has most of them.",
     ]
     lines += lossy_note(setting.wanted)
     if has_bleu:
@@ -195,6 +195,9 @@ def run(argv: Sequence[str]) -> None:
         ends = sorted({min(sizes), max(sizes)})
         peak_memory.add_memory(rows, ends, timed, argv)
         sections.append(("Memory", tables.memory_table(rows, ends)))
+    if bench.cuda:
+        used = [(row.name, row.gpu_use) for row in rows if row.gpu_use is not None]
+        sections.append(("CUDA graphs and attention", gpu_use.table(used)))
     profiled = profiles(bench, contenders, timed) if bench.cfg.common.profile else {}
     sections += [(f"{WHERE_THE_TIME_GOES}: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
     lines = notes(setting, plan, len(timed), argv, references is not None, load)

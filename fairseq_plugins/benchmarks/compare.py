@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from fairseq_plugins.benchmarks import gpu_use
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.comparison_options import get_parser, parse
 from fairseq_plugins.benchmarks.contenders import (
@@ -89,6 +90,7 @@ def notes(
         *drafting_notes(rows, contenders, plan.batch_sizes),
         f"Precision: {kind}. {what_holds(kind)}",
         *lossy_note(contenders),
+        *gpu_use.lines([(row.name, row.gpu_use) for row in rows]),
         f"Machine: {machine()}",
         f"Command: {command}",
     ]

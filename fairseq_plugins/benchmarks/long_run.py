@@ -41,7 +41,7 @@ class Part:
         sentences: how many sentences were decoded in it.
         seconds: in the decoder alone.
         memory: bytes at its end: resident in the process on a CPU (None where the system does not say), on a GPU what
-            PyTorch has allocated.
+            PyTorch has allocated; `reserved`: what it has reserved there, None on a CPU.
         identical: sentences with the token ids that they should have, None where nobody compared.
     """
 
@@ -49,6 +49,7 @@ class Part:
     seconds: float
     memory: int | None
     identical: int | None = None
+    reserved: int | None = None
 
     @property
     def rate(self) -> float:
@@ -100,6 +101,7 @@ def measure(
                 for generator, batch in _batches(generators, chosen, batch_size, draw):
                     _decode(bench, generator, batch, part, expected, bar)
                 part.memory = _memory(bench.cuda)
+                part.reserved = torch.cuda.memory_reserved() if bench.cuda else None
                 parts.append(part)
             result[contender.name] = parts
     return result
@@ -162,22 +164,29 @@ def table(runs: dict[str, list[Part]]) -> str:
     """Sentences per second and megabytes of every part, and the last part over the first."""
     header = ["sentences"]
     for name in runs:
-        header += [f"{name}, sentences/s", "MB", *(["identical"] if _is_compared(runs[name]) else [])]
+        reserved = ["MB reserved"] if _is_on_gpu(runs[name]) else []
+        header += [f"{name}, sentences/s", "MB", *reserved, *(["identical"] if _is_compared(runs[name]) else [])]
     body, end = [], 0
     for parts in zip(*runs.values(), strict=True):
         begin, end = end + 1, end + parts[0].sentences
         cells = [f"{begin} to {end}"]
         for part in parts:
             compared = [] if part.identical is None else [f"{part.identical} of {part.sentences}"]
-            cells += [f"{part.rate:.1f}", megabytes(part.memory), *compared]
+            reserved = [] if part.reserved is None else [megabytes(part.reserved)]
+            cells += [f"{part.rate:.1f}", megabytes(part.memory), *reserved, *compared]
         body.append(cells)
     ratios = ["last / first"]
     for parts in runs.values():
         speed, memory = last_to_first(parts)
         same = sum(part.identical or 0 for part in parts)
         compared = [f"{same} of {sum(part.sentences for part in parts)}"] if _is_compared(parts) else []
-        ratios += [f"{speed:.3f}", "-" if memory is None else f"{memory:.3f}", *compared]
+        reserved = [f"{parts[-1].reserved / parts[0].reserved:.3f}"] if _is_on_gpu(parts) else []
+        ratios += [f"{speed:.3f}", "-" if memory is None else f"{memory:.3f}", *reserved, *compared]
     return markdown_table([*body, ratios], header)
+
+
+def _is_on_gpu(parts: Sequence[Part]) -> bool:
+    return parts[0].reserved is not None
 
 
 def _is_compared(parts: Sequence[Part]) -> bool:

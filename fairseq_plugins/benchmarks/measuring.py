@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import GREEDY, Contender, reference_of
+from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -37,7 +38,9 @@ class Row:
     lossy: bool = False  # weights are rounded
     weights: int | None = None  # bytes of the models that take part
     peak_memory: dict[int, int] = field(default_factory=dict)  # batch size -> bytes: see `peak_memory`
+    peak_reserved: dict[int, int] = field(default_factory=dict)  # the same, reserved by PyTorch on a GPU
     on_paper: dict[int, int] = field(default_factory=dict)  # batch size -> bytes of weights and caches, computed
+    gpu_use: GpuUse | None = None  # on a GPU, in all of these passes, of decoders that are ours
     latencies: list[float] = field(default_factory=list)  # seconds of every timed sentence on its own, medians
 
     def rate(self, batch_size: int) -> float | None:
@@ -156,6 +159,9 @@ def measure_speed(
             row.identical_timed[batch_size] = count_identical(outputs[row.name], expected)
             if batch_size == 1:
                 row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
+    if bench.cuda:
+        for contender, row, generator in zip(contenders, rows, generators, strict=True):
+            row.gpu_use = gpu_use(bench, contender, generator)
 
 
 def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int]) -> dict[str, Profile]:
@@ -164,7 +170,8 @@ def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[in
     for contender in contenders:
         generator = bench.generator(contender)
         if isinstance(generator, DraftVerifyGenerator):
-            bench.decode(generator, numbers[:3], 1)  # warm-up
+            # Warm-up: of a GPU all of them, so that no graph is captured while time is taken.
+            bench.decode(generator, numbers if bench.cuda else numbers[:3], 1)
             profile = Profile()
             profile.attach(generator)
             bench.decode(generator, numbers, 1)

@@ -2,7 +2,8 @@
 
     python -m fairseq_plugins.benchmarks.peak_memory ROW BATCH_SIZES SENTENCES ARGUMENTS_OF_SPEC_DEC_BENCH...
 
-On a GPU: the most that PyTorch had allocated while decoding, as in the paper. On a CPU under Linux: the most resident
+On a GPU: the most that PyTorch had allocated while decoding, as in the paper, and the most that it had reserved, which
+is what CUDA graphs take as well. On a CPU under Linux: the most resident
 memory while decoding, less libraries and what the process had before any model was loaded. Beside it stands what there
 must be on paper: the weights of the models that take part, and the keys and values of the largest batch.
 """
@@ -50,6 +51,7 @@ def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequenc
         answer = json.loads(result.stdout.splitlines()[-1])
         row.weights = answer["weights"]
         row.peak_memory = {int(size): bytes_ for size, bytes_ in answer["peak"].items()}
+        row.peak_reserved = {int(size): bytes_ for size, bytes_ in answer["reserved"].items()}
         row.on_paper = {int(size): bytes_ for size, bytes_ in answer["on_paper"].items()}
 
 
@@ -64,7 +66,7 @@ def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numb
     generator = bench.generator(contender)
     # Models and their fused weights are made at the first sentence, and what that leaves behind is no part of decoding.
     bench.decode(generator, numbers[:1], 1)
-    peaks, caches = {}, {}
+    peaks, reserved, caches = {}, {}, {}
     for size in batch_sizes:
         _forget_peak(bench.cuda)
         outputs, _ = bench.decode(generator, numbers, size)
@@ -73,9 +75,11 @@ def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numb
         if peak is not None and not (bench.cuda and contender.decoder == CTRANSLATE2):
             # Pages of files are libraries, of which decoding touches more than loading does.
             peaks[size] = peak - before - (0 if bench.cuda else resident("RssFile"))
+        if bench.cuda and contender.decoder != CTRANSLATE2:
+            reserved[size] = torch.cuda.max_memory_reserved()
     weights = _weights(bench, contender)
     on_paper = {size: weights + cache for size, cache in caches.items() if weights is not None and cache is not None}
-    return {"weights": weights, "peak": peaks, "on_paper": on_paper}
+    return {"weights": weights, "peak": peaks, "reserved": reserved, "on_paper": on_paper}
 
 
 def _models(bench: Bench, contender: Contender) -> list[nn.Module]:

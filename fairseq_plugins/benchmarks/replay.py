@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
@@ -81,7 +82,7 @@ class ReplayedDrafter:
 
     def _rows(self, sample: dict[str, Any]) -> Tensor:
         device = sample["net_input"]["src_tokens"].device
-        return torch.tensor([self.row_of[number] for number in sample["id"].tolist()], device=device)
+        return from_host([self.row_of[number] for number in sample["id"].tolist()], device)
 
     def draft(self, state: DecodingState) -> Draft:
         draft = self.inner.draft(state)
@@ -99,6 +100,19 @@ class ReplayedDrafter:
     def select_rows(self, rows: Tensor) -> None:
         self.inner.select_rows(rows)
         self.rows = self.rows.index_select(0, rows)
+
+    @torch.inference_mode()
+    def learn(self, sample: dict[str, Any], hypotheses: Sequence[Sequence[dict[str, Tensor]]]) -> None:
+        """What the verifier says of a batch is what is drafted the next time.
+
+        Where two tokens score alike, another batch may say the other one, and another sentence from there on.
+        """
+        longest = max(len(found[0]["tokens"]) for found in hypotheses)
+        missing = max(0, longest - self.outputs.size(1))
+        self.outputs = nn.functional.pad(self.outputs, (0, missing), value=self.words[0])
+        for number, found in zip(sample["id"].tolist(), hypotheses, strict=True):
+            tokens = found[0]["tokens"]
+            self.outputs[self.row_of[number], : len(tokens)] = tokens
 
 
 def acceptance_probability(tokens: float, block_size: int) -> float:
@@ -132,13 +146,20 @@ def replay_drafts(
 ) -> None:
     """Let a generator with a trained or random drafter decode with replayed drafts.
 
+    They are right of what it said itself when it decoded a sentence last, and of `outputs` the first time.
+
     Args:
         generator: of `gad` or `gad++`; changed in place.
         outputs: sentence id -> token ids of the verifier's greedy output.
         tokens: mean tokens per iteration to draw, the verifier's own included.
         words: two symbols that are no special ones.
     """
-    build = generator.build_method
+    build, generate = generator.build_method, generator._generate
+
+    def learning(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        hypotheses = generate(sample, *args, **kwargs)
+        generator.method.drafter.learn(sample, hypotheses)
+        return hypotheses
 
     def replayed() -> Method:
         method = build()
@@ -147,6 +168,7 @@ def replay_drafts(
         return Method(method.verifier, ReplayedDrafter(method.drafter, outputs, accepted, words), method.search)
 
     generator.build_method = replayed
+    generator._generate = learning
 
 
 # ------------------------------------------------------------------------------------------------ the models

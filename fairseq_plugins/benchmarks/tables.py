@@ -67,17 +67,22 @@ def latency_table(rows: Sequence[Row]) -> str:
 
 
 def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Megabytes, as SpecDec Tables 14 and 15: weights, and the peak beside weights and caches on paper."""
+    """Megabytes, as SpecDec Tables 14 and 15: weights, and the peak beside weights and caches on paper.
+
+    Of a GPU the peak of what was allocated, and that of what was reserved.
+    """
+    on_gpu = any(row.peak_reserved for row in rows)
     header = ["MB", "model weights"]
     for text in _batches(batch_sizes):
-        header += [f"peak, {text}", "on paper", "ratio"]
+        header += [f"peak, {text}", *(["reserved"] if on_gpu else []), "on paper", "ratio"]
     body = []
     for row in rows:
         cells = [row.name, megabytes(row.weights)]
         for size in batch_sizes:
             peak, paper = row.peak_memory.get(size), row.on_paper.get(size)
             ratio = peak / paper if peak is not None and paper else None
-            cells += [megabytes(peak), "-" if paper is None else megabytes(paper), shown(ratio, ".2f")]
+            reserved = [megabytes(row.peak_reserved.get(size))] if on_gpu else []
+            cells += [megabytes(peak), *reserved, "-" if paper is None else megabytes(paper), shown(ratio, ".2f")]
         body.append(cells)
     return table(body, header)
 

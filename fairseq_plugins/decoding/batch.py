@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.state import Beams, DecodingState, Hypothesis
 
-# Of `active_sentences`, one in so many rows is free before others come in.
+# Of `active_sentences`, one in so many rows is free before others come in; of rows that are kept when their sentences
+# have ended, one in so many is one of these before they go.
 _ROOM_SHARE = 4
 
 
@@ -24,6 +27,8 @@ class Batch:
         first_token: what every output begins with.
         active_sentences: so many sentences are decoded at a time, 0 for all.
         beam: hypotheses of every sentence; None for a greedy search, which has one.
+        keeps_ended: to take rows out costs more than to run them: all keys and values are copied. So rows of sentences
+            that have ended are marked as such, and go several at a time.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class Batch:
         first_token: int,
         active_sentences: int = 0,
         beam: int | None = None,
+        keeps_ended: bool = False,
     ) -> None:
         source = sample["net_input"]["src_tokens"]
         size = source.size(0)
@@ -41,6 +47,7 @@ class Batch:
         self.first_token = first_token
         self.active_sentences = active_sentences
         self.beam = beam or 1
+        self.keeps_ended = keeps_ended
         self.waiting = list(range(size))
         if 0 < active_sentences < size:
             # The longest sources first, so that in the end no long sentence is left alone.
@@ -76,8 +83,10 @@ class Batch:
         """
         state = self.state
         limit = self.active_sentences or len(self.emitted)
-        room = limit - len(state.sentences) // self.beam
+        room = limit - state.host_ended.count(False) // self.beam
         if self.waiting and room >= self._least_room:
+            if any(state.host_ended):
+                self._take_out(method)
             coming, self.waiting = self.waiting[:room], self.waiting[room:]
             whole = len(coming) == len(self.emitted)
             sample = self.sample if whole else _select(self.sample, coming, self.pad)
@@ -97,6 +106,7 @@ class Batch:
         state.host_lengths = state.host_lengths + [0] * count
         state.log_probs = torch.cat([state.log_probs, state.log_probs.new_zeros(tokens.shape)])
         state.sentences = state.sentences + [sentence for sentence in sentences for _ in range(self.beam)]
+        state.host_ended = state.host_ended + [False] * count
         if state.beams is not None:
             state.beams = state.beams.and_then(Beams.begin(self.beam, len(sentences), tokens))
 
@@ -106,18 +116,23 @@ class Batch:
         finished: Sequence[bool],
         method: Method,
         hypotheses: Sequence[tuple[int, Hypothesis]] = (),
+        ended: Tensor | None = None,
     ) -> None:
         """Note what every sentence gained; take the finished ones out of the batch, the drafter and the verifier.
+
+        Those that are kept until there are more of them are marked in the state.
 
         Args:
             emitted: of every row, the tokens that each iteration emitted.
             finished: which rows have ended.
             method: which decodes them.
             hypotheses: of beam search, what has ended, with the place of its sentence among those present.
+            ended: [B], `finished` on the device, other than 0; None where nobody has it there.
         """
         state = self.state
         for row in range(0, len(state.sentences), self.beam):
-            self.emitted[state.sentences[row]].extend(emitted[row])
+            if not state.host_ended[row]:
+                self.emitted[state.sentences[row]].extend(emitted[row])
         for place, hypothesis in hypotheses:
             self.outputs[state.sentences[place * self.beam]].append(hypothesis)
         if not any(finished):
@@ -127,8 +142,24 @@ class Batch:
                 columns = slice(1, state.host_lengths[row] + 1)
                 tokens, log_probs = state.tokens[row, columns], state.log_probs[row, columns]
                 self.outputs[sentence].append(Hypothesis(tokens, log_probs, log_probs.sum()))
-        stay = [row for row, has_ended in enumerate(finished) if not has_ended]
-        rows = torch.tensor(stay, dtype=torch.long, device=state.tokens.device)
+        state.host_ended = [before or now for before, now in zip(state.host_ended, finished, strict=True)]
+        if ended is None and self.keeps_ended:
+            ended = from_host([int(has_ended) for has_ended in finished], state.tokens.device)
+        if ended is not None:
+            state.ended = ended != 0 if state.ended is None else state.ended | (ended != 0)
+        if not self.keeps_ended or _ROOM_SHARE * sum(state.host_ended) >= len(finished):
+            self._take_out(method)
+
+    def _take_out(self, method: Method) -> None:
+        """Take the rows whose sentences have ended out of the batch, the drafter and the verifier."""
+        state = self.state
+        stay = [row for row, has_ended in enumerate(state.host_ended) if not has_ended]
+        if state.ended is None:
+            rows = from_host(stay, state.tokens.device)
+        else:
+            # The device knows by itself.
+            rows = state.ended.long().argsort(stable=True)[: len(stay)]
+        state.ended, state.host_ended = None, [False] * len(stay)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]
         state.host_lengths = [state.host_lengths[row] for row in stay]
         state.sentences = [state.sentences[row] for row in stay]
@@ -142,7 +173,7 @@ class Batch:
 
 def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str, Any]:
     """Some sentences of a batch, without columns that are padding in all of them."""
-    rows = torch.tensor(sentences, device=sample["net_input"]["src_tokens"].device)
+    rows = from_host(sentences, sample["net_input"]["src_tokens"].device)
     source = sample["net_input"]["src_tokens"][rows]
     inputs = {
         "src_tokens": source[:, (source != pad).any(0)],

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.state import Beams, Candidates, DecodingState
 
 
@@ -42,8 +43,9 @@ def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
         return _top(total[:, :1], at_first, vocabulary)
     if not any(first):
         return _top(total, most, vocabulary)
-    is_first = torch.tensor(first, device=total.device)
-    begun, others = _top(total[is_first, :1], at_first, vocabulary), _top(total[~is_first], most, vocabulary)
+    begins = from_host([place for place, is_first in enumerate(first) if is_first], total.device)
+    goes_on = from_host([place for place, is_first in enumerate(first) if not is_first], total.device)
+    begun, others = _top(total[begins, :1], at_first, vocabulary), _top(total[goes_on], most, vocabulary)
     together = []
     for early, late, nothing in (
         (begun.scores, others.scores, -torch.inf),
@@ -51,8 +53,8 @@ def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
         (begun.parents, others.parents, -1),
     ):
         values = late.new_full((len(first), most), nothing)
-        values[is_first] = F.pad(early, (0, most - at_first), value=nothing)
-        values[~is_first] = late
+        values[begins] = F.pad(early, (0, most - at_first), value=nothing)
+        values[goes_on] = late
         together.append(values)
     return Candidates(*together)
 
@@ -70,7 +72,7 @@ def _force(state: DecodingState, log_probs: Tensor) -> Tensor | None:
     assert beams is not None and prefix is not None
     if position >= min(prefix.size(1), constraints.max_len):
         return None
-    given = prefix[torch.tensor(state.sentences, device=prefix.device), position]
+    given = prefix[from_host(state.sentences, prefix.device), position]
     others = torch.ones_like(log_probs, dtype=torch.bool).scatter_(1, given[:, None], False)
     log_probs.masked_fill_(others & (given != constraints.pad)[:, None], -torch.inf)
     return (given == constraints.eos)[:: beams.size]

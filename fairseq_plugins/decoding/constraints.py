@@ -1,5 +1,6 @@
 """What fairseq's generation options forbid or force: lengths, unknown words, given prefixes; and what is refused."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +47,43 @@ class Constraints:
         if shortest >= self.min_len and longest + width <= self.max_len:
             return
         position = lengths[:, None] + torch.arange(width, device=log_probs.device)
-        # Inside a given prefix fairseq does not apply the minimum length.
-        forced_until = 0 if self.prefix is None else min(self.prefix.size(1), self.max_len)
-        too_early = (position < self.min_len) & (position >= forced_until)
-        end = log_probs[..., self.eos].masked_fill(too_early, -torch.inf)
+        end = log_probs[..., self.eos].masked_fill(self._too_early(position), -torch.inf)
         log_probs.masked_fill_((position >= self.max_len)[:, :, None], -torch.inf)
         log_probs[..., self.eos] = end
+
+    def _too_early(self, position: Tensor) -> Tensor:
+        """Where [B, T] nothing may end; inside a given prefix fairseq does not apply the minimum length."""
+        forced_until = 0 if self.prefix is None else min(self.prefix.size(1), self.max_len)
+        return (position < self.min_len) & (position >= forced_until)
+
+    def best(
+        self, scores: Tensor, lengths: Tensor, shortest: int, longest: int, argmax: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The tokens [B, T] with the highest of `scores` [B, T, V] that are allowed; the scores are as before.
+
+        That of log-probabilities is the same but where rounding makes two scores one.
+
+        Args:
+            scores, lengths, shortest, longest: as for `apply`, before softmax.
+            argmax: of scores [B, T, V].
+        """
+        # Not a copy of all: nothing is as large.
+        before = {token: scores.select(2, token).clone() for token in (self.pad, self.unk, self.eos)}
+        scores.select(2, self.pad).fill_(-torch.inf)
+        if self.unk_penalty != 0:
+            scores.select(2, self.unk).sub_(self.unk_penalty)
+        position = None
+        if shortest < self.min_len or longest + scores.size(1) > self.max_len:
+            position = lengths[:, None] + torch.arange(scores.size(1), device=scores.device)
+            scores.select(2, self.eos).masked_fill_(self._too_early(position), -torch.inf)
+        best = argmax(scores)
+        for token, values in before.items():
+            scores.select(2, token).copy_(values)
+        return best if position is None else best.masked_fill(position >= self.max_len, self.eos)
+
+    def of_chosen(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """The log-probabilities [...] of tokens [...] that `best` chose, as `apply` leaves them."""
+        return log_probs if self.unk_penalty == 0 else log_probs - self.unk_penalty * (tokens == self.unk)
 
     def given(self) -> tuple[Tensor, Tensor] | None:
         """The given prefixes, tokens [B, P] and how many of them count [B]; None without `--prefix-size`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.batch import Batch
 from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_honoured, working_repeat_blocker
+from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.one_call import OneCall, runs_in_one_call
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, Draft, Hypothesis
@@ -76,13 +77,14 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.method = None
 
     @torch.inference_mode()
-    def _generate(self, *args: Any, **kwargs: Any) -> Hypotheses:
-        iterations = self.iterate(*args, every_one=False, **kwargs)
-        while True:
-            try:
-                next(iterations)
-            except StopIteration as end:
-                return end.value
+    def _generate(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Hypotheses:
+        iterations = self.iterate(sample, *args, every_one=False, **kwargs)
+        with exact_arithmetic(sample["net_input"]["src_tokens"].device):
+            while True:
+                try:
+                    next(iterations)
+                except StopIteration as end:
+                    return end.value
 
     def iterate(
         self,
@@ -96,7 +98,7 @@ class DraftVerifyGenerator(SequenceGenerator):
 
         Those that the kernels run by themselves are not yielded, unless `every_one` is wanted.
 
-        The caller sees to it that every step runs under `torch.inference_mode`.
+        The caller sees to it that every step runs under `torch.inference_mode` and `exact_arithmetic`.
         """
         started = time.perf_counter()
         if constraints is not None:
@@ -107,7 +109,9 @@ class DraftVerifyGenerator(SequenceGenerator):
             self.method = self.build_method()
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
         beam = self.beam_size if self.searches_beams else None
-        batch = Batch(sample, limits, self.eos if bos_token is None else bos_token, self.active_sentences, beam)
+        first_token = self.eos if bos_token is None else bos_token
+        keeps_ended = self.method.verifier.engine.has_graphs(sample["net_input"]["src_tokens"].device)
+        batch = Batch(sample, limits, first_token, self.active_sentences, beam, keeps_ended)
         yield from self._decode(batch, self.method, every_one)
         hypotheses = [self._hypotheses(outputs) for outputs in batch.outputs]
         self._record(batch, hypotheses, time.perf_counter() - started)
@@ -132,8 +136,9 @@ class DraftVerifyGenerator(SequenceGenerator):
             state.append(advance)
             drafter.observe(advance)
             yield advance
-            hypotheses = advance.hypotheses if isinstance(advance, BeamAdvance) else ()
-            batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses)
+            searched = isinstance(advance, BeamAdvance)
+            hypotheses, ended = (advance.hypotheses, None) if searched else ((), advance.ended)
+            batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses, ended)
             # Scores of a whole vocabulary: not two iterations' at a time.
             del draft, verification, advance
             given = None

@@ -30,14 +30,15 @@ class Profile:
         self._since = 0.0
 
     def attach(self, generator: DraftVerifyGenerator) -> None:
-        """Measure this generator from now on."""
+        """Measure this generator from now on; what it has made so far (weights read, graphs captured) is kept."""
         build, generate = generator.build_method, generator._generate
 
         def counted(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             self.sentences += sample["net_input"]["src_tokens"].size(0)
             return generate(sample, *args, **kwargs)
 
-        generator.method = None
+        if generator.method is not None:
+            self._watch(generator.method)
         generator.build_method = lambda: self._watch(build())
         generator._generate = self._timed("other", counted)
 

@@ -75,6 +75,8 @@ class DecodingState:
         constraints: what fairseq's options forbid or force.
         log_probs: [B, capacity] of the tokens.
         sentences: for every row, which sentence of the batch it is.
+        ended: [B], which rows' sentences have ended and gain nothing more; None where there are none of these.
+        host_ended: the same on the host.
         beams: what there is in beam search besides, None in a greedy one.
     """
 
@@ -85,6 +87,8 @@ class DecodingState:
     log_probs: Tensor
     sentences: list[int] = field(default_factory=list)
     beams: Beams | None = None
+    ended: Tensor | None = None
+    host_ended: list[bool] = field(default_factory=list)
 
     @property
     def max_len(self) -> int:
@@ -115,7 +119,9 @@ class DecodingState:
                 column = self.lengths[:, None] + torch.arange(1, width + 1, device=block.device)
                 buffer.scatter_(1, column.clamp(max=buffer.size(1) - 1), block)
         self.lengths = self.lengths + advance.num_emitted
-        emitted = [1] * len(self.host_lengths) if isinstance(advance, BeamAdvance) else advance.host_emitted
+        emitted = advance.host_emitted
+        if isinstance(advance, BeamAdvance):
+            emitted = [min(count, 1) for count in emitted]  # earlier steps are in the state
         self.host_lengths = [length + more for length, more in zip(self.host_lengths, emitted, strict=True)]
 
     def _follow(self, advance: "BeamAdvance", span: Span) -> None:
@@ -165,7 +171,7 @@ class Verification:
         best: [B, T], the verifier's token after each column, given the drafted ones before it.
         hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
         features: [B, T, F], the states after `Verifier.feature_layers` of the first model, side by side.
-        log_probs_of_best: [B, T], where they are known.
+        log_probs_of_best: [B, T], where they are known; or what computes them of so many columns.
     """
 
     def __init__(
@@ -174,7 +180,7 @@ class Verification:
         best: Tensor,
         hidden: Tensor | None = None,
         features: Tensor | None = None,
-        log_probs_of_best: Tensor | None = None,
+        log_probs_of_best: Tensor | Callable[[int], Tensor] | None = None,
     ) -> None:
         self._log_probs = log_probs
         self.best = best
@@ -189,11 +195,14 @@ class Verification:
             self._log_probs = self._log_probs()
         return self._log_probs
 
-    def log_probs_of(self, tokens: Tensor) -> Tensor:
-        """Log-probabilities [B, T] of these tokens [B, T]."""
-        if tokens is self.best and self.log_probs_of_best is not None:
-            return self.log_probs_of_best
-        return self.log_probs.gather(2, tokens.unsqueeze(2)).squeeze(2)
+    def log_probs_of(self, tokens: Tensor, width: int | None = None) -> Tensor:
+        """Log-probabilities [B, width] of the first (default: all) of these tokens [B, T]."""
+        width = tokens.size(1) if width is None else width
+        if tokens is self.best and isinstance(self.log_probs_of_best, Tensor):
+            return self.log_probs_of_best[:, :width]
+        if tokens is self.best and self.log_probs_of_best is not None and not isinstance(self._log_probs, Tensor):
+            return self.log_probs_of_best(width)
+        return self.log_probs[:, :width].gather(2, tokens[:, :width, None]).squeeze(2)
 
 
 @dataclass
@@ -232,6 +241,8 @@ class Hypothesis:
 class Advance:
     """What one iteration adds: of every sentence the accepted path, N columns of which `num_emitted` count.
 
+    Nothing of sentences that had ended before, where these are still in the state.
+
     Attributes:
         tokens: [B, N], the emitted tokens; N is the most that any sentence gets.
         log_probs: [B, N] of them, the verifier's.
@@ -242,6 +253,7 @@ class Advance:
         features: [B, N, F], as `Verification.features`.
         draft, verification: what it came from, for drafters that learn from what was not accepted, and for traces.
         before: [B], the lengths before it; `span_before`: shortest and longest of them.
+        ended: [B], `finished` on the device, 1 or 0.
     """
 
     tokens: Tensor
@@ -256,6 +268,7 @@ class Advance:
     verification: Verification
     before: Tensor
     span_before: Span
+    ended: Tensor | None = None
 
     @property
     def is_uniform(self) -> bool:
@@ -266,7 +279,8 @@ class Advance:
         """Of states [B, N, D] those of the last emitted token of every sentence, [B, 1, D]."""
         if self.is_uniform:
             return states[:, -1:]
-        column = (self.num_emitted - 1)[:, None, None]
+        # Of sentences that gain nothing, any.
+        column = (self.num_emitted - 1).clamp(min=0)[:, None, None]
         return states.gather(1, column.expand(-1, 1, states.size(2)))
 
 
@@ -275,8 +289,9 @@ class BeamAdvance:
     """What one iteration of beam search adds: a token to every hypothesis that goes on.
 
     Attributes:
-        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted`: 1.
-        host_emitted: 1 and the steps that were taken before, for every row.
+        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted` [R]: one of each, none of sentences that had ended
+            before; 1 for one of each.
+        host_emitted: the same and the steps that were taken before, for every row.
         finished: for each row whether its sentence has ended, on the host.
         parents: [R], the row that each row continues.
         scores, ignored, ended: as in `Beams`.
@@ -285,7 +300,7 @@ class BeamAdvance:
 
     tokens: Tensor
     log_probs: Tensor
-    num_emitted: int
+    num_emitted: Tensor | int
     host_emitted: list[int]
     finished: list[bool]
     parents: Tensor

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.partial_file import PartialFile, broke_off
 from fairseq_plugins.output import say
 
@@ -49,6 +50,8 @@ class DecodingStats:
         self.tokens = 0
         self.iterations = 0
         self.seconds = 0.0
+        # Of a generator on a GPU.
+        self.graphs: Graphs | None = None
         self._file = None if file is None else PartialFile(file, "--stats-file")
 
     @property
@@ -71,7 +74,7 @@ class DecodingStats:
         return (
             f"{self.decoder}: {self.sentences} sentences, {self.tokens} tokens, {self.iterations} iterations, "
             f"{self.mean_accepted_tokens:.2f} mean accepted tokens, "
-            f"{self.tokens / max(self.seconds, 1e-9):.1f} tokens/s"
+            f"{self.tokens / max(self.seconds, 1e-9):.1f} tokens/s" + (f"; {self.graphs}" if self.graphs else "")
         )
 
     def close(self) -> None:

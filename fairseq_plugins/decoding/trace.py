@@ -165,7 +165,7 @@ class TraceWriter:
         accepted = advance.num_accepted
         if extra == 0:
             # Without a verifier the last emitted token was drafted, too, unless fairseq's constraints forbid that one.
-            last = (advance.num_emitted - 1)[:, None]
+            last = (advance.num_emitted - 1).clamp(min=0)[:, None]
             was_drafted = draft.tokens.gather(1, last) == advance.tokens.gather(1, last)
             accepted = torch.minimum(accepted + was_drafted[:, 0], advance.num_emitted)
         rows = zip(
@@ -181,6 +181,8 @@ class TraceWriter:
             strict=True,
         )
         for sentence, tokens, token_scores, own, own_scores, width, kept, count, is_guess in rows:
+            if count == 0:
+                continue  # it had ended before
             agreed = TOP_1 if is_guess else self._spec.agreed
             why = [agreed if token == right else self._spec.relaxed for token, right in zip(tokens, own, strict=True)]
             self._notes.setdefault(sentence, []).append(

@@ -124,14 +124,20 @@ class Verifier:
         """`verify` step by step."""
         # Only the first model's states are read, and only by some drafters.
         states: list[Tensor] | None = [] if self.feature_layers else None
-        hidden, log_probs = self._log_probs(tokens, layout, states)
+        hidden, scores = self._scores(tokens, layout, states)
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
-        return verification(state, log_probs, self.engine, hidden, features)
+        if len(scores) == 1:
+            return verification_of_scores(state, scores[0], self.engine, hidden, features)
+        return verification(state, self._mean_log_probs(scores), self.engine, hidden, features)
 
-    def _log_probs(
+    def _log_probs(self, tokens: Tensor, layout: BeamLayout) -> Tensor:
+        """Log-probabilities of the ensemble after the rows of a step."""
+        return self._mean_log_probs(self._scores(tokens, layout)[1])
+
+    def _scores(
         self, tokens: Tensor, layout: Chain | BeamLayout, states: list[Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """States of the first model and log-probabilities of the ensemble after the rows of a step."""
+    ) -> tuple[Tensor, list[Tensor]]:
+        """States of the first model and scores of every model after the rows of a step."""
         hidden = [
             decoder.step(tokens, layout, states=None if number else states)
             for number, decoder in enumerate(self.decoders)
@@ -139,10 +145,12 @@ class Verifier:
         scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
         if self.temperature != 1.0:
             scores = [score / self.temperature for score in scores]
+        return hidden[0], scores
+
+    def _mean_log_probs(self, scores: list[Tensor]) -> Tensor:
+        """Log-probabilities of the ensemble: fairseq averages probabilities, not scores."""
         log_probs = [self.engine.log_softmax(score) for score in scores]
-        # fairseq's ensembles average probabilities, not scores.
-        mean = log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
-        return hidden[0], mean
+        return log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
 
     def select_rows(self, rows: Tensor) -> None:
         """Go on with these sentences only; rows [B'] are indices into the current batch."""
@@ -168,6 +176,28 @@ class DrafterIsVerifier:
 
     def select_rows(self, rows: Tensor) -> None:
         pass
+
+
+def verification_of_scores(
+    state: DecodingState, scores: Tensor, engine: Engine, hidden: Tensor, features: Tensor | None
+) -> Verification:
+    """A verification of one model's scores [B, T, V] before softmax, which is computed where somebody reads it."""
+    constraints, lengths, span = state.constraints, state.lengths, state.span
+    best = constraints.best(scores, lengths, span.shortest, span.longest, engine.argmax)
+    best = constraints.force(best, is_first=span.longest == 0)
+
+    def log_probs() -> Tensor:
+        values = engine.log_softmax(scores)
+        constraints.apply(values, lengths, span.shortest, span.longest)
+        return values
+
+    def of_best(width: int) -> Tensor:
+        tokens = best[:, :width]
+        return constraints.of_chosen(engine.log_probs_of(scores[:, :width], tokens), tokens)
+
+    # The kernels compute all of them in the place of the scores; else those of rejected columns are not worth it.
+    in_place = engine.kernels is not None and engine.kernels.can_read(scores)
+    return Verification(log_probs, best, hidden, features, None if in_place else of_best)
 
 
 def verification(

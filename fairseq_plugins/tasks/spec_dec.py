@@ -25,6 +25,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.checks import check_fit, check_task_options
 from fairseq_plugins.decoding.constraints import refuse_search_options
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
 from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
@@ -397,6 +398,8 @@ class SpecDecTask(TranslationTask):
         )
         check_fit(spec, options, parts)
         stats = tensorboard.decoding_stats(self.cfg, spec, options, is_one_run)
+        if parts.engine.has_graphs(next(models[0].parameters()).device):
+            stats.graphs = parts.engine.graphs
         trace = self._trace(spec, options, parts)
         generator = super().build_generator(
             models,
@@ -424,7 +427,7 @@ class SpecDecTask(TranslationTask):
     def _engine(self, dtype: torch.dtype) -> Engine:
         cfg = self.cfg
         # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
-        graphs = not cfg.no_cuda_graphs and not cfg.eval_bleu
+        graphs = None if cfg.eval_bleu else Graphs(enabled=not cfg.no_cuda_graphs)
         return make_engine(not cfg.no_compiled_steps, cfg.packed_weights, cfg.int8, graphs, steady=dtype in HALVES)
 
     def _trace(self, spec: MethodSpec, options: MethodOptions, parts: Parts) -> TraceWriter | None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,9 +13,10 @@ from unittest import mock
 import pytest
 import torch
 
-from fairseq_plugins.benchmarks import benchmark, compare, ctranslate, long_run, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import benchmark, compare, ctranslate, gpu_use, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
+from fairseq_plugins.benchmarks.gpu_use import GpuUse
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
@@ -22,7 +24,17 @@ from fairseq_plugins.decoding.engine.engine import make_engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
-from tests.support import decode, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
+from tests.support import (
+    Options,
+    RecordedStats,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux")
 
@@ -144,6 +156,16 @@ def test_tables() -> None:
     columns = ["peak, batch 1", "on paper", "ratio", "peak, batch 16", "on paper", "ratio"]
     assert memory[0] == ["MB", "model weights", *columns]
     assert memory[1] == [BEAM_5, "2.5", "5.0", "4.0", "1.25", "not measured", "-", "-"]
+    rows[0].peak_reserved = {1: 7_000_000}
+    memory = cells(tables.memory_table(rows, [1, 16]))
+    assert memory[0][2:6] == ["peak, batch 1", "reserved", "on paper", "ratio"]
+    assert memory[1][2:6] == ["5.0", "7.0", "4.0", "1.25"] and memory[2][3] == "not measured"
+    use = GpuUse("on", captures=7, dropped=1, replays=300, launched=12, attention="efficient")
+    assert gpu_use.lines([("gad", use), ("fairseq beam 1", None)]) == [
+        "gad on the GPU: CUDA graphs on, 7 captures, 1 dropped, 300 steps from graphs, 12 launched; attention: "
+        "efficient."
+    ]
+    assert cells(gpu_use.table([("gad", use)]))[1] == ["gad", "on", "7", "1", "300", "12", "efficient"]
     assert cells(tables.output_table(rows, [1, 16]))[3][:6] == [
         "gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"
     ]
@@ -219,6 +241,28 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
     for emitted in seen[1, 2][:-1]:
         assert emitted == drawn[2, position] + 1
         position += emitted
+
+
+def test_replayed_drafts_stay_right_when_the_verifier_says_something_else() -> None:
+    """What was recorded lacks a token, so that all after it stands at another position; the next pass knows better."""
+    task = make_task()
+    verifier, drafter = make_transformer(task), make_drafter(task, block_size=6)
+    sample = make_sample(task, [3, 9, 6, 12])
+    expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
+    lacking = [[*tokens[:2], *tokens[3:]] for tokens in expected]
+    emitted = []
+    for recorded in (expected, lacking):
+        stats = RecordedStats()
+        build = lambda: Options("gad").build([verifier], drafter, task)  # noqa: E731
+        generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, stats, max_len_b=30)
+        replay.replay_drafts(generator, dict(enumerate(recorded)), 5.0, (4, 5))
+        for _ in range(2):
+            assert ids(generator.generate([verifier], sample)) == expected
+            emitted.append([sentence.emitted for sentence in stats.recorded])
+            stats.recorded.clear()
+    right, again, lost, learned = emitted
+    assert sum(map(len, lost)) > 1.5 * sum(map(len, right))
+    assert right == again and sum(map(len, learned)) < 1.2 * sum(map(len, right))
 
 
 @pytest.mark.parametrize("drafter", ["tokens", "features"])
@@ -327,6 +371,10 @@ def test_sentences_of_a_long_run() -> None:
 def test_a_long_run_says_what_changed() -> None:
     parts = [long_run.Part(100, 2.0, 4_000_000), long_run.Part(100, 4.0, 6_000_000)]
     assert long_run.last_to_first(parts) == (0.5, 1.5)
+    on_gpu = [replace(part, reserved=8_000_000 * number) for number, part in enumerate(parts, 1)]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in long_run.table({"gad": on_gpu}).splitlines()]
+    assert lines[0] == ["sentences", "gad, sentences/s", "MB", "MB reserved"]
+    assert lines[2] == ["1 to 100", "50.0", "4.0", "8.0"] and lines[-1] == ["last / first", "0.500", "1.500", "2.000"]
     unknown = [long_run.Part(100, 2.0, None), long_run.Part(100, 4.0, None)]
     assert long_run.last_to_first(unknown) == (0.5, None)
     lines = long_run.table({"a": parts, "b": unknown}).splitlines()

@@ -47,6 +47,41 @@ def test_apply_forbids_what_fairseq_forbids(
                 assert found == -torch.inf if forbidden else found == expected
 
 
+@settings(STEADY, max_examples=150)
+@given(
+    limits=LIMITS,
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    width=st.integers(1, 5),
+    penalty=st.sampled_from([0.0, 1.5, -20.0]),
+    prefix_width=st.one_of(st.none(), st.integers(1, 5)),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+    seed=st.integers(0, 99),
+)
+def test_the_best_of_scores_is_that_of_log_probabilities(
+    limits: tuple[int, int],
+    lengths: list[int],
+    width: int,
+    penalty: float,
+    prefix_width: int | None,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Without changing the scores, which are normalised afterwards; and its log-probability is the one of `apply`."""
+    min_len, max_len = limits
+    prefix = None if prefix_width is None else torch.full((len(lengths), prefix_width), 5)
+    constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix)
+    scores = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    before = scores.clone()
+    where = torch.tensor(lengths), min(lengths), max(lengths)
+    best = constraints.best(scores, *where, lambda x: x.argmax(-1))
+    assert torch.equal(scores, before)
+    log_probs = scores.float().log_softmax(-1)
+    chosen = constraints.of_chosen(log_probs.gather(2, best[:, :, None])[:, :, 0], best)
+    constraints.apply(log_probs, *where)
+    assert torch.equal(best, log_probs.argmax(-1))
+    assert torch.equal(chosen, log_probs.amax(-1))
+
+
 def test_far_from_the_limits_only_padding_is_forbidden() -> None:
     log_probs = torch.zeros(2, 3, SIZE)
     Constraints(PAD, UNK, EOS, max_len=20, min_len=2).apply(log_probs, torch.tensor([2, 9]), 2, 9)

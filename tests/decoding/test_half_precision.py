@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
-from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows
+from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows, in_parts
 from fairseq_plugins.decoding.engine.native.kernels import MAX_ROWS
 from fairseq_plugins.decoding.half_precision import computed
 from fairseq_plugins.errors import ConfigurationError
@@ -202,10 +202,11 @@ def test_attention_in_fixed_shapes(rows: int, slots: int, more: int, dtype: torc
     key_value = torch.randn(3, slots + more, 2, 2, 8, generator=generator).to(dtype)
     sentence = torch.randint(0, 3, (rows,), generator=generator)
     last = torch.randint(0, slots, (rows,), generator=generator)
-    result = attention(query, key_value, sentence, last)
-    assert torch.equal(attention(query, key_value[:, :slots], sentence, last), result)
+    result = attention(query, key_value, in_parts(sentence, last, slots + more))
+    assert torch.equal(attention(query, key_value[:, :slots], in_parts(sentence, last, slots)), result)
     chosen = slice(rows // 2, None)
-    assert torch.equal(attention(query[chosen], key_value, sentence[chosen], last[chosen]), result[chosen])
+    some = in_parts(sentence[chosen], last[chosen], slots + more)
+    assert torch.equal(attention(query[chosen], key_value, some), result[chosen])
     key, value = key_value[sentence].float().permute(2, 0, 3, 1, 4)
     mask = (torch.arange(slots + more) <= last[:, None])[:, None, None]
     theirs = nn.functional.scaled_dot_product_attention(query.float()[:, :, None], key, value, attn_mask=mask)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.blockwise import BlockwiseDrafter
@@ -30,6 +31,7 @@ class ScriptedVerifier:
     """Says what a function wishes at every position; its state there is the number of the position."""
 
     def __init__(self, output: list[int], size: int, wish: Wish | None = None) -> None:
+        self.engine = Engine()
         self.output = output
         self.size = size
         self.wish = wish or (lambda position, right: output[min(position, len(output) - 1)])

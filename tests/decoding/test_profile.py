@@ -39,6 +39,26 @@ def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(part[1] for part in parts) == pytest.approx(total[1])
 
 
+def test_what_a_warm_up_has_made_is_kept() -> None:
+    """Weights that were read, and on a GPU captured graphs: a profile of making them again says nothing."""
+    task = make_task()
+    verifier = make_transformer(task)
+    generator = DraftVerifyGenerator(
+        [verifier], task.target_dictionary, lambda: Options("greedy").build([verifier], None, task), DecodingStats("x")
+    )
+    sample = make_sample(task, [3, 8, 5])
+    generator.generate([verifier], sample)
+    warm = generator.method
+    profile = Profile()
+    profile.attach(generator)
+    generator.generate([verifier], sample)
+    assert generator.method is warm and profile.seconds["verifier"] > 0
+    generator.refresh()
+    before = profile.seconds["verifier"]
+    generator.generate([verifier], sample)
+    assert generator.method is not warm and profile.seconds["verifier"] > before
+
+
 def test_inner_parts_are_taken_off_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 from tests.support import Options, decode, fairseq_greedy, ids, make_sample, make_task, make_transformer
@@ -23,6 +24,17 @@ def test_sums_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.strip() == (
         "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 mean accepted tokens, 5.3 tokens/s"
     )
+
+
+def test_the_summary_says_whether_graphs_ran() -> None:
+    stats = DecodingStats("gad")
+    stats.record(BATCH, 1.0)
+    stats.graphs = Graphs(captures=4, dropped=1, replays=70, launched=8)
+    assert stats.summary().endswith("; CUDA graphs on: 4 captures, 1 dropped, 70 steps from graphs, 8 launched")
+    stats.graphs.failed = True
+    assert "; CUDA graphs gave up: 4 captures" in stats.summary()
+    stats.graphs = Graphs(enabled=False, launched=8)
+    assert "; CUDA graphs off: 0 captures" in stats.summary()
 
 
 def test_file_gets_its_name_at_the_end(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Attention of a step in PyTorch over the cache, for both kinds of layout."""
+"""Attention of a step in PyTorch over the cache, for all kinds of layout.
+
+What all layers of a step share is made once: masks above all, which PyTorch would turn into numbers in every layer.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -7,12 +10,24 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, StepLayout
 
 
-class ChainAttention:
-    """Attention of T rows of every one of B sentences."""
+def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What attention adds to its scores for a mask that is True where it may read: 0 there, -inf elsewhere."""
+    return None if mask is None else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
-    def __init__(self, layout: Chain) -> None:
+
+class ChainAttention:
+    """Attention of T rows of every one of B sentences.
+
+    Args:
+        layout: of the step.
+        readable: [B, 1, 1, S], True where a token of the source may be read; None where all may.
+        dtype: of the hidden states.
+    """
+
+    def __init__(self, layout: Chain, readable: Tensor | None, dtype: torch.dtype) -> None:
         self.layout = layout
-        self.mask = _chain_mask(layout)
+        self.mask = additive(_chain_mask(layout), dtype)
+        self.source_mask = additive(readable, dtype)
         uniform = layout.span.uniform
         self.slot = None if uniform else layout.slot()
         self.sentence = None if uniform else torch.arange(len(layout.lengths), device=layout.lengths.device)[:, None]
@@ -39,27 +54,28 @@ class ChainAttention:
         x = F.scaled_dot_product_attention(qkv[:, :, 0].transpose(1, 2), key, value, attn_mask=self.mask)
         return x.transpose(1, 2).flatten(2)
 
-    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
+    def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
         """Attend to the source.
 
         Args:
             query: [B, T, D].
             heads: H.
             cross: [B, S, 2, H, D / H] of this layer.
-            mask: [B, 1, 1, S], True where a token may be read; None where all may.
         """
         key, value = cross.permute(2, 0, 3, 1, 4)
         query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+        x = F.scaled_dot_product_attention(query, key, value, attn_mask=self.source_mask)
+        return x.transpose(1, 2).flatten(2)
 
 
 class PackedAttention:
     """Attention of R rows, each with a copy of its sentence's keys and values: the reference, and no more than that."""
 
-    def __init__(self, layout: StepLayout) -> None:
+    def __init__(self, layout: StepLayout, readable: Tensor | None, dtype: torch.dtype) -> None:
         self.layout = layout
         slots = torch.arange(layout.slots, device=layout.slot.device)
-        self.mask = (slots <= layout.last_visible[:, None])[:, None, None]
+        self.mask = additive((slots <= layout.last_visible[:, None])[:, None, None], dtype)
+        self.source_mask = additive(None if readable is None else readable[layout.sentence], dtype)
 
     def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
         """As `ChainAttention.own`, of qkv [R, 3 * D]."""
@@ -68,25 +84,25 @@ class PackedAttention:
         key, value = cache[self.layout.sentence, : self.layout.slots].permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(qkv[:, 0, :, None], key, value, attn_mask=self.mask).flatten(1)
 
-    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
+    def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
         """As `ChainAttention.source`, of query [R, D]."""
         key, value = cross[self.layout.sentence].permute(2, 0, 3, 1, 4)
-        mask = None if mask is None else mask[self.layout.sentence]
         query = query.unflatten(-1, (heads, -1))[:, :, None]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).flatten(1)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.source_mask).flatten(1)
 
 
 class BeamAttention:
     """Attention of one row of every hypothesis; those of a sentence read its source together."""
 
-    def __init__(self, layout: BeamLayout) -> None:
+    def __init__(self, layout: BeamLayout, readable: Tensor | None, dtype: torch.dtype) -> None:
         self.layout = layout
         lengths, beam = layout.lengths, layout.beam
         self.row = torch.arange(len(lengths), device=lengths.device)
         self.slot = torch.arange(layout.slots, device=lengths.device)
         first = self.row - self.row % beam
         self.holder = first[:, None] + layout.holders[:, : layout.slots]
-        self.mask = None if layout.span.uniform else (self.slot <= lengths[:, None])[:, None, None]
+        mask = None if layout.span.uniform else (self.slot <= lengths[:, None])[:, None, None]
+        self.mask, self.source_mask = additive(mask, dtype), additive(readable, dtype)
 
     def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
         """As `ChainAttention.own`, of qkv [R, 3 * D] and the cache of R hypotheses."""
@@ -95,11 +111,11 @@ class BeamAttention:
         key, value = cache[self.holder, self.slot].permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(qkv[:, 0, :, None], key, value, attn_mask=self.mask).flatten(1)
 
-    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
+    def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
         """As `ChainAttention.source`, of query [R, D] and the sources of R / beam sentences."""
         key, value = cross.permute(2, 0, 3, 1, 4)
         query = query.unflatten(-1, (heads, -1)).unflatten(0, (-1, self.layout.beam)).transpose(1, 2)
-        x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        x = F.scaled_dot_product_attention(query, key, value, attn_mask=self.source_mask)
         return x.transpose(1, 2).flatten(2).flatten(0, 1)
 
 

@@ -372,7 +372,7 @@ class CachedDecoder:
             x = self.embedding_norm(x)
         if states is not None:
             states.append(x)
-        attention = self._attention(layout)
+        attention = self._attention(layout, x.dtype)
         for index, layer in enumerate(self.layers):
             if self.positions_every_layer and index > 0 and position is not None:
                 x = x + position
@@ -381,19 +381,19 @@ class CachedDecoder:
                 x,
                 self.engine.apply,
                 partial(attention.own, heads=layer.heads, cache=self.cache[index]),
-                partial(attention.source, heads=layer.heads, cross=self.cross[index], mask=self.cross_mask),
+                partial(attention.source, heads=layer.heads, cross=self.cross[index]),
             )
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x)
 
     def _attention(
-        self, layout: Chain | StepLayout | BeamLayout
+        self, layout: Chain | StepLayout | BeamLayout, dtype: torch.dtype
     ) -> ChainAttention | PackedAttention | BeamAttention | FixedAttention:
         if self.engine.steady and not isinstance(layout, BeamLayout):
-            return FixedAttention(layout)
+            return FixedAttention(layout, self.cross_mask, self.cross.size(2))
         kinds = {Chain: ChainAttention, StepLayout: PackedAttention, BeamLayout: BeamAttention}
-        return kinds[type(layout)](layout)
+        return kinds[type(layout)](layout, self.cross_mask, dtype)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
         """Write keys and values that something else than `step` has made.

@@ -10,8 +10,9 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from fairseq_plugins.decoding.engine.attention import additive
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
+from fairseq_plugins.decoding.engine.fixed_shapes import attention, in_parts, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.kernels import MAX_PACKED_INPUTS
@@ -111,6 +112,7 @@ class FusedEncoder:
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None
+        mask = additive(mask, x.dtype)
         for layer in self.layers:
 
             def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
@@ -127,11 +129,12 @@ class FusedEncoder:
         x = x.gather(1, order[:, :, None].expand_as(x))
         sentence = torch.arange(len(x), device=x.device)[:, None].expand_as(padding).flatten()
         last = ((~padding).sum(1) - 1)[sentence]
+        parts = in_parts(sentence, last, x.size(1))
         for layer in self.layers:
 
             def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
                 qkv = qkv.unflatten(-1, (3, heads, -1))
-                attended = attention(qkv[:, :, 0].flatten(0, 1), qkv[:, :, 1:], sentence, last)
+                attended = attention(qkv[:, :, 0].flatten(0, 1), qkv[:, :, 1:], parts)
                 return attended.unflatten(0, padding.shape)
 
             x = transformer_layer(layer, x, self.engine.apply, attend)

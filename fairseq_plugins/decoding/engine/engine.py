@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,7 +20,8 @@ class Engine:
     Attributes:
         kernels: compiled steps on a CPU, None for PyTorch's operations.
         precision: of linear layers.
-        graphs: steps as CUDA graphs, None for one operation after the other; without effect on a CPU.
+        graphs: steps in rounded shapes as CUDA graphs, None for one operation after the other in any shape; without
+            effect on a CPU.
         steady: what a row of a step gives depends on nothing else in the step: the kernels run steps of any size, and
             PyTorch's operations have fixed shapes. For half precision, where anything else flips tokens.
     """
@@ -28,6 +30,10 @@ class Engine:
     precision: Precision = Precision.FP32
     graphs: Graphs | None = None
     steady: bool = False
+
+    def has_graphs(self, device: torch.device) -> bool:
+        """Whether steps on a device have rounded shapes and memory that stays, as graphs want them."""
+        return self.graphs is not None and device.type == self.graphs.device_type
 
     def linear(self, layer: Linear) -> Callable[[Tensor], Tensor]:
         """A linear layer as a function of x [..., inputs]."""
@@ -46,12 +52,16 @@ class Engine:
     def log_softmax(self, scores: Tensor) -> Tensor:
         """Log-probabilities in fp32 of scores [..., V], maybe in their place: but for weights nothing is as large."""
         if scores.device.type != "cpu":
-            return scores.float().log_softmax(-1)
+            return torch.log_softmax(scores, -1, dtype=torch.float32)
         scores = scores.float().contiguous()
         if self.kernels is None or not self.kernels.log_softmax(scores):
             for part in scores:
                 part.copy_(part.log_softmax(-1))
         return scores
+
+    def log_probs_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities [B, T] in fp32 of tokens [B, T], of scores [B, T, V], which stay as they are."""
+        return torch.log_softmax(scores, -1, dtype=torch.float32).gather(2, tokens[:, :, None])[:, :, 0]
 
     def argmax(self, scores: Tensor) -> Tensor:
         """Indices [...] of the highest of scores [..., V], the first ones."""
@@ -63,7 +73,7 @@ def make_engine(
     compiled: bool = True,
     packed_weights: bool = False,
     int8: bool = False,
-    cuda_graphs: bool = False,
+    graphs: Graphs | None = None,
     steady: bool = False,
 ) -> Engine:
     """The engine that the options ask for.
@@ -72,12 +82,12 @@ def make_engine(
         compiled: use the CPU kernels, where they can be built.
         packed_weights: hold large weights a second time, in the order in which the kernels read them fastest.
         int8: round the weights of linear layers.
-        cuda_graphs: run steps as CUDA graphs, where there is a GPU.
+        graphs: see `Engine`.
         steady: see `Engine`.
     """
     return Engine(
         kernels=Kernels.build(packed_weights, any_size=steady) if compiled else None,
         precision=Precision.INT8_WEIGHTS if int8 else Precision.FP32,
-        graphs=Graphs() if cuda_graphs else None,
+        graphs=graphs,
         steady=steady,
     )

@@ -29,33 +29,48 @@ def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def attention(query: Tensor, key_value: Tensor, sentence: Tensor, last_visible: Tensor) -> Tensor:
-    """Attention of rows of several sentences, each over the slots 0 .. `last_visible` of its own.
+# Of `ROWS` rows at a time: whose they are [ROWS], and which slots are hidden from them [ROWS, 1, 1, S].
+Parts = list[tuple[Tensor, Tensor]]
+
+
+def in_parts(sentence: Tensor, last_visible: Tensor, slots: int) -> Parts:
+    """What `attention` needs to know of rows, once for all layers.
+
+    Args:
+        sentence: [R], rows of keys and values.
+        last_visible: [R], each row reads the slots 0 .. `last_visible` of its sentence.
+        slots: S, that there are.
+    """
+    missing = -len(sentence) % ROWS
+    slot = torch.arange(slots + -slots % SLOTS, device=sentence.device)
+    of, last = (F.pad(values, (0, missing)).split(ROWS) for values in (sentence, last_visible))
+    return [(rows, slot > visible[:, None, None, None]) for rows, visible in zip(of, last, strict=True)]
+
+
+def attention(query: Tensor, key_value: Tensor, parts: Parts) -> Tensor:
+    """Attention of rows of several sentences, each over slots of its own.
 
     Args:
         query: [R, H, W].
         key_value: [B, S, 2, H, W].
-        sentence: [R], rows of `key_value`.
-        last_visible: [R].
+        parts: of the R rows.
 
     Returns:
         [R, H * W].
     """
     count, missing = len(query), -len(query) % ROWS
-    query = F.pad(query, (0, 0, 0, 0, 0, missing))
-    sentence, last_visible = F.pad(sentence, (0, missing)), F.pad(last_visible, (0, missing))
+    query = F.pad(query, (0, 0, 0, 0, 0, missing)).split(ROWS)
     key_value = F.pad(key_value, (0, 0, 0, 0, 0, 0, 0, -key_value.size(1) % SLOTS))
-    parts = zip(query.split(ROWS), sentence.split(ROWS), last_visible.split(ROWS), strict=True)
-    return torch.cat([_attend(part, key_value[of], last) for part, of, last in parts])[:count]
+    attended = [_attend(part, key_value[of], hidden) for part, (of, hidden) in zip(query, parts, strict=True)]
+    return torch.cat(attended)[:count]
 
 
-def _attend(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
+def _attend(query: Tensor, key_value: Tensor, hidden: Tensor) -> Tensor:
     """The same for `ROWS` rows [ROWS, H, W] with keys and values [ROWS, S, 2, H, W] of their own."""
     query = query[:, :, None]
     # From [ROWS, SLOTS, 2, H, W] of every block of slots to [2, ROWS, H, SLOTS, W].
     blocks = [block.permute(2, 0, 3, 1, 4).contiguous() for block in key_value.split(SLOTS, dim=1)]
     scores = torch.cat([(query @ key.transpose(2, 3)).float() for key, _ in blocks], dim=3) * query.size(3) ** -0.5
-    hidden = torch.arange(scores.size(3), device=scores.device) > last_visible[:, None, None, None]
     scores = scores.masked_fill(hidden, -torch.inf)
     # Hidden slots weigh exactly nothing, so that further blocks of them change no sum.
     weights = (scores - scores.amax(3, keepdim=True)).exp().split(SLOTS, dim=3)
@@ -68,25 +83,35 @@ def _attend(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
 
 
 class FixedAttention:
-    """Attention of a step, as `ChainAttention` and `PackedAttention` have it; sources begin with their first token."""
+    """Attention of a step, as `ChainAttention` and `PackedAttention` have it; sources begin with their first token.
 
-    def __init__(self, layout: Chain | StepLayout) -> None:
-        self.layout = layout.spelled_out() if isinstance(layout, Chain) else layout
+    Args:
+        layout: of the step.
+        readable: [B, 1, 1, S], True where a token of the source may be read, nothing after what may not; None where
+            all may.
+        source: S.
+    """
+
+    def __init__(self, layout: Chain | StepLayout, readable: Tensor | None, source: int) -> None:
+        self.layout = layout = layout.spelled_out() if isinstance(layout, Chain) else layout
+        self.own_parts = in_parts(layout.sentence, layout.last_visible, layout.slots)
+        last = torch.full_like(layout.sentence, source - 1)
+        if readable is not None:
+            last = (readable.sum((1, 2, 3)) - 1)[layout.sentence]
+        self.source_parts = in_parts(layout.sentence, last, source)
 
     def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
         """As `ChainAttention.own`, of qkv [B, T, 3 * D] or [R, 3 * D]."""
         layout, shape = self.layout, qkv.shape[:-1]
         qkv = qkv.reshape(len(layout.slot), 3, heads, -1)
         cache[layout.sentence, layout.slot] = qkv[:, 1:]
-        x = attention(qkv[:, 0], cache[:, : layout.slots], layout.sentence, layout.last_visible)
-        return x.unflatten(0, shape)
+        return attention(qkv[:, 0], cache[:, : layout.slots], self.own_parts).unflatten(0, shape)
 
-    def source(self, query: Tensor, heads: int, cross: Tensor, mask: Tensor | None) -> Tensor:
-        """As `ChainAttention.source`, of query [B, T, D] or [R, D]; nothing is masked before what is not."""
-        layout, shape = self.layout, query.shape[:-1]
-        last = layout.sentence.new_full((len(cross),), cross.size(1) - 1) if mask is None else mask.sum((1, 2, 3)) - 1
-        query = query.reshape(len(layout.slot), heads, -1)
-        return attention(query, cross, layout.sentence, last[layout.sentence]).unflatten(0, shape)
+    def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
+        """As `ChainAttention.source`, of query [B, T, D] or [R, D]."""
+        shape = query.shape[:-1]
+        query = query.reshape(len(self.layout.slot), heads, -1)
+        return attention(query, cross, self.source_parts).unflatten(0, shape)
 
 
 def padding_last(padding: Tensor) -> Tensor:

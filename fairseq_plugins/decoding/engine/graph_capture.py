@@ -57,19 +57,49 @@ def capture_on_cuda(run: Run) -> Run:
     return replay
 
 
+def cannot_be_captured(error: RuntimeError) -> bool:
+    """Whether an error says that a function cannot be captured at all, and not, say, that memory has run out.
+
+    CUDA has no one class for these: what cudaErrorStreamCapture* and PyTorch itself say speaks of capturing.
+    """
+    return out_of_memory_in(error) is None and "captur" in str(error).lower()
+
+
+def out_of_memory_in(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """Memory that ran out at the bottom of an error: ending a capture that broke off may be an error of its own."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 @dataclass
 class Graphs:
-    """Whether and how the steps of an engine are captured.
+    """Whether and how the steps of an engine are captured, and what came of it.
+
+    With or without a graph, a step of an engine that has these runs the same operations in the same rounded shapes.
 
     Attributes:
         capture: what makes a graph of a function.
         device_type: of the devices that have graphs.
-        failed: a step could not be captured; from then on the engine's decoders run without.
+        enabled: capture steps; without, every operation is launched by itself.
+        failed: a step could not be captured; from then on none is.
+        captures: graphs that were made; `dropped`: those that had to go, for others or for more memory.
+        replays: steps run from graphs; `launched`: steps run operation by operation.
     """
 
     capture: Capture = capture_on_cuda
     device_type: str = "cuda"
+    enabled: bool = True
     failed: bool = False
+    captures: int = 0
+    dropped: int = 0
+    replays: int = 0
+    launched: int = 0
+
+    @property
+    def are_on(self) -> bool:
+        """Whether steps are captured, now."""
+        return self.enabled and not self.failed
 
     def give_up(self, error: RuntimeError) -> None:
         """Capture no more, and say so in one line."""
@@ -78,4 +108,16 @@ class Graphs:
         logger.warning(
             "CUDA graphs: a step could not be captured (%s): decoding goes on without; --no-cuda-graphs does not try",
             reason,
+        )
+
+    @property
+    def state(self) -> str:
+        """Whether steps are captured, in a word or two."""
+        return "gave up" if self.failed else "on" if self.enabled else "off"
+
+    def __str__(self) -> str:
+        """What came of it, in words."""
+        return (
+            f"CUDA graphs {self.state}: {self.captures} captures, {self.dropped} dropped, "
+            f"{self.replays} steps from graphs, {self.launched} launched"
         )

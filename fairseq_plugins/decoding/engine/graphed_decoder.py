@@ -4,6 +4,9 @@ A graph runs the same kernels on the same addresses every time. So batch, tokens
 length of the source are rounded up to powers of two, which makes few shapes of a whole run, and keys, values and masks
 lie in memory that stays. Rows and columns beyond the real ones are run and not looked at; as with a rejected draft,
 what they write is hidden by the mask and overwritten. Where a sentence stands is a tensor, never a number of the host.
+
+A step that is not captured, or not yet, is the same function in the same shapes, launched operation by operation: what
+a sentence gives does not depend on how often a shape has come up.
 """
 
 import math
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder, cross_mask_of
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run
+from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, cannot_be_captured, out_of_memory_in
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.weights import Precision
@@ -38,11 +41,11 @@ def cached_decoder(
     decoder: nn.Module, engine: Engine, vocabulary: Tensor | None = None, beam: int = 1
 ) -> CachedDecoder:
     """Make a `CachedDecoder`, one that runs from graphs where the engine has them for the decoder's device."""
-    graphs = engine.graphs
-    if graphs is None or graphs.failed or next(decoder.parameters()).device.type != graphs.device_type:
+    if not engine.has_graphs(next(decoder.parameters()).device):
         return CachedDecoder(decoder, engine, vocabulary, beam)
+    assert engine.graphs is not None
     assert engine.precision is Precision.FP32, "others are refused on this device"
-    return GraphedDecoder(decoder, engine, graphs, vocabulary, beam)
+    return GraphedDecoder(decoder, engine, engine.graphs, vocabulary, beam)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class _Graph:
 
 
 class GraphedDecoder(CachedDecoder):
-    """A `CachedDecoder` whose steps are captured when their shape comes up again, and then run from the graph.
+    """A `CachedDecoder` whose steps have rounded shapes, and are captured when a shape comes up again.
 
     What a step returns is overwritten by the next one. Steps laid out as a `Chain` or a `BeamLayout` are captured.
 
@@ -150,23 +153,19 @@ class GraphedDecoder(CachedDecoder):
             given["visible"] = layout.last_visible
         else:
             given["holders"] = layout.holders[:, : layout.slots]
-        graph = self._graph(shape, {name: value for name, value in given.items() if value is not None}, mask_inputs)
-        if graph is None:
+        if shape.rows * shape.width > MAX_ROWS:
+            self.how.launched += 1
             return super().step(tokens, layout, states, masks, mask_inputs, added)
-        hidden, all_states = graph()
+        run = self._run(shape, {name: value for name, value in given.items() if value is not None}, mask_inputs)
+        hidden, all_states = run()
         real = (slice(tokens.size(0)), slice(layout.width)) if is_chain else slice(tokens.size(0))
         if states is not None:
             assert all_states is not None
             states.extend(state[real] for state in all_states)
         return hidden[real]
 
-    def _graph(self, shape: Shape, given: dict[str, Tensor], mask_inputs: MaskInputs | None) -> Run | None:
-        """The graph of a shape with these inputs; None where the step is to run without."""
-        if self.how.failed or shape.rows * shape.width > MAX_ROWS:
-            return None
-        self.uses[shape] += 1
-        if self.uses[shape] <= EAGER_USES:
-            return None
+    def _run(self, shape: Shape, given: dict[str, Tensor], mask_inputs: MaskInputs | None) -> Run:
+        """What runs the step of a shape on these inputs: its graph, or the same operations one by one."""
         self._move_in(shape)
         if mask_inputs is not None:
             self._feed(shape, mask_inputs)
@@ -175,22 +174,40 @@ class GraphedDecoder(CachedDecoder):
             # Beyond it stands what earlier steps were given, which is valid for rows that do not count.
             rows = given["tokens"].size(0)
             graph.inputs[name][(slice(rows), *map(slice, value.shape[1:]))] = value
+        run = self._step_of(shape, graph.inputs, mask_inputs is not None)
+        self.uses[shape] += 1
+        if graph.replay is None and self.how.are_on and self.uses[shape] > EAGER_USES:
+            graph.replay = self._captured(run)
         if graph.replay is None:
-            try:
-                graph.replay = self._captured(shape, graph.inputs, mask_inputs is not None)
-            except RuntimeError as error:
-                self.how.give_up(error)
-                self.graphs.clear()
-                return None
+            self.how.launched += 1
+            return run
+        self.how.replays += 1
         self.graphs[shape] = graph
         if len(self.graphs) > MAX_GRAPHS:
             oldest, _ = self.graphs.popitem(last=False)
+            self.how.dropped += 1
             # With more shapes than graphs, most steps then run without one, instead of capturing all the time.
             del self.uses[oldest]
         return graph.replay
 
-    def _captured(self, shape: Shape, inputs: dict[str, Tensor], has_masks: bool) -> Run:
-        """Capture the step of a shape. The inputs are filled in already, since capturing may run the step."""
+    def _captured(self, run: Run) -> Run | None:
+        """The graph of a step, None where it cannot be captured. Its inputs are filled in: capturing may run it."""
+        try:
+            replay = self.how.capture(run)
+        except RuntimeError as error:
+            memory = out_of_memory_in(error)
+            if memory is not None:
+                raise memory from None
+            if not cannot_be_captured(error):
+                raise
+            self.how.give_up(error)
+            self.graphs.clear()
+            return None
+        self.how.captures += 1
+        return replay
+
+    def _step_of(self, shape: Shape, inputs: dict[str, Tensor], has_masks: bool) -> Run:
+        """The step of a shape as a function of memory that stays."""
         # No two lengths are known to be equal, and the longest is the longest for which there is room.
         span = Span(-1, shape.capacity - shape.width)
         layout: Chain | BeamLayout = Chain(inputs["lengths"], span, shape.width, inputs.get("visible"))
@@ -200,9 +217,13 @@ class GraphedDecoder(CachedDecoder):
 
         def run() -> Outputs:
             states: list[Tensor] | None = [] if shape.states else None
-            hidden = CachedDecoder.step(
-                self, inputs["tokens"], layout, states, shape.masks, mask_inputs, inputs.get("added")
-            )
+            real, self._state = self._state, self.whole
+            try:
+                hidden = CachedDecoder.step(
+                    self, inputs["tokens"], layout, states, shape.masks, mask_inputs, inputs.get("added")
+                )
+            finally:
+                self._state = real
             # Not in the memory that graphs share, where another one would overwrite it.
             results = self._room("hidden", hidden.shape, hidden).copy_(hidden), None
             if states is None:
@@ -210,12 +231,7 @@ class GraphedDecoder(CachedDecoder):
             stacked = torch.stack(states)
             return results[0], self._room("states", stacked.shape, stacked).copy_(stacked)
 
-        real = self._state
-        self._state = self.whole
-        try:
-            return self.how.capture(run)
-        finally:
-            self._state = real
+        return run
 
     @property
     def _state(self) -> _State:
@@ -265,6 +281,7 @@ class GraphedDecoder(CachedDecoder):
         """Memory for one purpose in this shape; whenever it has to grow, graphs that know the old place are gone."""
         size = math.prod(shape)
         if name not in self.rooms or self.rooms[name].numel() < size:
+            self.how.dropped += len(self.graphs)
             self.graphs.clear()
             self.rooms[name] = like.new_zeros(size)
         return self.rooms[name][:size].view(shape)

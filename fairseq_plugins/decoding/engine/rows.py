@@ -1,8 +1,16 @@
 """Rows of batches, put together."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def from_host(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers [N] as a tensor on a device, without waiting for what runs there."""
+    on_host = torch.tensor(numbers, dtype=torch.long)
+    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
 
 
 def rows_of(sentences: Tensor, beam: int) -> Tensor:

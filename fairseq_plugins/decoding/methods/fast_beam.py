@@ -30,8 +30,7 @@ class BeamVerifier(Verifier):
                 steps, found = ran
                 state.host_lengths = [length + steps for length in state.host_lengths]
                 return Candidates(*found, steps)
-        _, log_probs = self._log_probs(tokens, layout)
-        return best_candidates(state, log_probs)
+        return best_candidates(state, self._log_probs(tokens, layout))
 
 
 def _build(parts: Parts, options: MethodOptions) -> Method:

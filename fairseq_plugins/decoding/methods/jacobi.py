@@ -79,9 +79,14 @@ class JacobiDrafter:
             self.last = state.last_tokens()
         # The verifier predicts one position more than it is given guesses for: the last one of a block needs none.
         wanted = self.block - 1 - state.lengths % self.block
+        # Of the lengths on the host, without waiting for the device.
+        widest = max(self.block - 1 - length % self.block for length in state.host_lengths)
         if self.length is not None:
             wanted = torch.minimum(wanted, self.length - 1 - state.lengths).clamp(min=0)
-        width = min(int(wanted.max()), state.max_len - state.span.shortest)
+            widest = max(
+                min(self.block - 1 - length % self.block, self.length - 1 - length) for length in state.host_lengths
+            )
+        width = min(widest, state.max_len - state.span.shortest)
         if width <= 0:
             return no_draft(state)
         position = state.lengths[:, None] + torch.arange(width, device=state.tokens.device)

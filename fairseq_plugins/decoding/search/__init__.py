@@ -16,6 +16,8 @@ class Search(Protocol):
     def advance(self, state: DecodingState, draft: Draft, verification: Any) -> Advance | BeamAdvance:
         """What every sentence advances by, with at least one token each; in beam search every hypothesis by one.
 
+        Sentences that have ended before gain nothing.
+
         Args:
             state: before it.
             draft: K columns.
@@ -42,12 +44,14 @@ class GreedySearch:
             counts = self.kernels.accept_exact(tokens, draft.tokens, draft.num_drafted, state.constraints.eos)
         if counts is None:
             tokens, counts = self._accept(draft, verification, state.constraints.eos)
+        if state.ended is not None:
+            counts = counts * ~state.ended
         # The one synchronisation of an iteration.
         emitted, _, finished = counts.tolist()
         path = slice(max(emitted))
         return Advance(
             tokens=tokens[:, path],
-            log_probs=verification.log_probs_of(tokens)[:, path],
+            log_probs=verification.log_probs_of(tokens, max(emitted)),
             num_emitted=counts[0],
             host_emitted=emitted,
             num_accepted=counts[1],
@@ -58,6 +62,7 @@ class GreedySearch:
             verification=verification,
             before=state.lengths,
             span_before=state.span,
+            ended=counts[2],
         )
 
     def _accept(self, draft: Draft, verification: Verification, eos: int) -> tuple[Tensor, Tensor]:

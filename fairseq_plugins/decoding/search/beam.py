@@ -37,6 +37,7 @@ class BeamSearch:
             ConfigurationError: where the longest output is reached and nothing may end, at which fairseq breaks off.
         """
         beams, eos = state.beams, state.constraints.eos
+        gone = state.host_ended or [False] * len(state.sentences)
         assert beams is not None and beams.size == self.size
         if self.kernels is not None and self.kernels.can_read(candidates.scores):
             found = (candidates.scores, candidates.tokens, candidates.parents)
@@ -51,8 +52,8 @@ class BeamSearch:
         return BeamAdvance(
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
-            num_emitted=1,
-            host_emitted=[1 + candidates.steps] * len(state.sentences),
+            num_emitted=1 if state.ended is None else (~state.ended).long(),
+            host_emitted=[0 if has_ended else 1 + candidates.steps for has_ended in gone],
             finished=finished,
             parents=chosen.parents,
             scores=chosen.scores,
@@ -68,7 +69,10 @@ class BeamSearch:
         beams = state.beams
         assert beams is not None
         taken, has_end, counts = [], set(), list(beams.ended)
+        gone = state.host_ended[:: self.size] or [False] * len(counts)
         for place, rank in [] if ends is None else ends.nonzero().tolist():
+            if gone[place]:
+                continue  # it has all its outputs, if fewer than there may be
             has_end.add(place)
             if counts[place] < self.size:
                 counts[place] += 1
@@ -76,7 +80,7 @@ class BeamSearch:
         found = _outputs(state, beams, candidates, taken)
         finished = []
         for place, count in enumerate(counts):
-            is_last = state.host_lengths[place * self.size] >= state.max_len
+            is_last = not gone[place] and state.host_lengths[place * self.size] >= state.max_len
             is_finished = place in has_end and (count == self.size or is_last)
             if is_last and not is_finished:
                 raise ConfigurationError(

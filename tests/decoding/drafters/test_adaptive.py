@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.drafters import StatelessDrafter, adaptive
 from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Calibration, Cost, Policy
+from fairseq_plugins.decoding.methods import gad
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
@@ -99,6 +100,21 @@ def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
     drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]), policy)
     drafted = [max(widths(drafter, 1)) > 0 or drafter.given is not None for _ in range(2 * adaptive._TRY_AGAIN + 2)]
     assert drafted.count(True) == 2 and drafted[adaptive._TRY_AGAIN]
+
+
+@pytest.mark.parametrize("device, measured", [("cpu", True), ("cuda", False)])
+def test_what_pays_is_measured_on_a_cpu_only(
+    device: str, measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU times would be those of capturing graphs: all that is drafted is verified."""
+    weight = mock.Mock(device=torch.device(device))
+    model = mock.Mock()
+    model.decoder.embed_tokens.weight = weight
+    asked = []
+    monkeypatch.setattr(gad, "trained_drafter", lambda *given, adaptive: asked.append(adaptive))
+    monkeypatch.setattr(gad, "_method", lambda *given: None)
+    gad._build(mock.Mock(models=[model]), gad.ExactOptions())
+    assert asked == [measured]
 
 
 @settings(STEADY_MODELS, max_examples=25)

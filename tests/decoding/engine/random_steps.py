@@ -177,14 +177,14 @@ def step_in_pytorch(layers: list[Layer], ends: Ends, step: Step) -> Tensor:
         x = x + ends.positions[position.clamp(max=len(ends.positions) - 1)]
     x = x if ends.embedding_norm is None else ends.embedding_norm(x)
     kinds = {Chain: ChainAttention, StepLayout: PackedAttention, BeamLayout: BeamAttention}
-    attention = kinds[type(layout)](layout)
-    mask = None if step.cross_allowed is None else step.cross_allowed[:, None, None]
+    readable = None if step.cross_allowed is None else step.cross_allowed[:, None, None]
+    attention = kinds[type(layout)](layout, readable, x.dtype)
     for index, layer in enumerate(layers):
         x = transformer_layer(
             layer,
             x,
             Engine().apply,
             partial(attention.own, heads=layer.heads, cache=step.cache[index]),
-            partial(attention.source, heads=layer.heads, cross=step.cross[index], mask=mask),
+            partial(attention.source, heads=layer.heads, cross=step.cross[index]),
         )
     return x if ends.final_norm is None else ends.final_norm(x)

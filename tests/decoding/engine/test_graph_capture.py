@@ -85,3 +85,33 @@ def test_capturing_follows_pytorchs_rules(monkeypatch: pytest.MonkeyPatch) -> No
     gc.collect()
     capture_on_cuda(run)
     assert captured[0][1] is None
+
+
+@pytest.mark.parametrize(
+    "error, wanted",
+    [
+        (RuntimeError("CUDA error: operation not permitted when stream is capturing"), True),
+        (RuntimeError("CUDA error: operation failed due to a previous error during capture"), True),
+        (RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB (while capturing)"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_which_errors_mean_that_a_step_cannot_be_captured(error: RuntimeError, wanted: bool) -> None:
+    assert graph_capture.cannot_be_captured(error) == wanted
+
+
+def test_memory_that_runs_out_while_capturing_is_what_is_told() -> None:
+    """Also where the end of the capture fails because of it."""
+    memory = torch.OutOfMemoryError("CUDA out of memory")
+    try:
+        try:
+            raise memory
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        assert not graph_capture.cannot_be_captured(error)
+        assert graph_capture.out_of_memory_in(error) is memory
+    assert graph_capture.out_of_memory_in(RuntimeError("capture")) is None

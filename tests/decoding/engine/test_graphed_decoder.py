@@ -7,23 +7,27 @@ operations and addresses, and runs the same ones on the same tensors every time.
 import gc
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq import utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fairseq_plugins.decoding.engine import cached_decoder as cached_decoder_module
 from fairseq_plugins.decoding.engine import graphed_decoder
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, capture_on_cuda
-from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
+from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, Shape, cached_decoder
 from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from tests.decoding.methods.test_blockwise import make_blockwise
@@ -106,7 +110,7 @@ class Recorder:
         self.captures += 1
         run()
         if self.fails_from is not None and self.captures >= self.fails_from:
-            raise RuntimeError("operation would make\nthe recording fail")
+            raise RuntimeError("operation would make\nthe capture fail")
         recording = Recording()
         with recording:
             outputs = run()
@@ -315,6 +319,207 @@ def test_blockwise(
     check(monkeypatch, [model], task, batches, Options("blockwise"), None, seed, active, limits, **search)
 
 
+def bits(generated: list) -> list[tuple[list[int], list[float]]]:
+    """Ids and scores of every sentence."""
+    return [(best["tokens"].tolist(), best["positional_scores"].tolist()) for (best, *_) in generated]
+
+
+@pytest.mark.parametrize("method", ["gad", "greedy", "fast-beam"])
+def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that reaches layers and attention: states, caches, masks."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features")
+    seen: dict[tuple[str, Shape], list[tuple]] = {}
+    running: list[list[tuple]] = []
+    step_of, layer = GraphedDecoder._step_of, cached_decoder_module.transformer_layer
+    attend = F.scaled_dot_product_attention
+
+    def watched_step(self: GraphedDecoder, shape: Shape, *given: Any) -> Run:
+        run = step_of(self, shape, *given)
+
+        def watched() -> Outputs:
+            running.append([])
+            outputs = run()
+            shapes = running.pop()
+            key = (type(self.decoder).__name__, shape)
+            assert seen.setdefault(key, shapes) == shapes
+            return outputs
+
+        return watched
+
+    def watched_layer(weights: Any, x: torch.Tensor, *given: Any) -> torch.Tensor:
+        if running:
+            running[-1].append(tuple(x.shape))
+        return layer(weights, x, *given)
+
+    def watched_attention(*given: torch.Tensor, attn_mask: torch.Tensor | None) -> torch.Tensor:
+        if running:
+            masked = None if attn_mask is None else (tuple(attn_mask.shape), attn_mask.dtype)
+            running[-1].append((*(tuple(tensor.shape) for tensor in given), masked))
+        return attend(*given, attn_mask=attn_mask)
+
+    monkeypatch.setattr(GraphedDecoder, "_step_of", watched_step)
+    monkeypatch.setattr(cached_decoder_module, "transformer_layer", watched_layer)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attention)
+    captures, shapes = [], []
+    for uses in (10**9, 0, 2):
+        recorder = Recorder()
+        search = {"beam_size": 3} if method == "fast-beam" else {}
+        options = Options(method, 5) if method == "gad" else Options(method)
+        engine = graphing(monkeypatch, recorder, EAGER_USES=uses)
+        generator, _ = make_generator(engine, [verifier], task, options, drafter, max_len_b=12, **search)
+        for seed in range(2):
+            generator.generate([], make_sample(task, [5, 30, 2, 9, 14], seed))
+        captures.append(recorder.captures)
+        shapes.append(set(seen))
+    # The first run has launched all of them, the others have captured them.
+    assert captures[0] == 0 < captures[2] <= captures[1] == len(seen)
+    assert shapes[0] == shapes[1] == shapes[2]
+    # Masks reach layers as numbers: truth values PyTorch would turn into numbers in every one of them.
+    attended = [entry for step in seen.values() for entry in step if len(entry) == 4]
+    assert attended and all(masked is not None and masked[1] == torch.float32 for *_, masked in attended)
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_scores_do_not_depend_on_how_often_a_shape_came_up(steady: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision, where other shapes give other bits: launched, captured, replayed, and with graphs off."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8).to(torch.bfloat16)
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(torch.bfloat16)
+    sample = make_sample(task, [5, 30, 2, 9, 14], 3)
+    recorder = Recorder()
+    engine = replace(graphing(monkeypatch, recorder), steady=steady)
+    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=20)
+    replays, outputs = [], []
+    for _ in range(4):
+        outputs.append(bits(generator.generate([], sample)))
+        replays.append(recorder.replays)
+    assert replays[0] < replays[2] < replays[3]
+    off = replace(engine, graphs=Graphs(recorder, "cpu", enabled=False))
+    generator, _ = make_generator(off, [verifier], task, Options("gad", 5), drafter, max_len_b=20)
+    outputs.append(bits(generator.generate([], sample)))
+    assert all(output == outputs[0] for output in outputs)
+    assert off.graphs.captures == 0 < off.graphs.launched and not off.graphs.are_on
+    plain, _ = make_generator(Engine(), [verifier], task, Options("gad", 5), drafter, max_len_b=20)
+    # That the comparison can fail.
+    assert steady or bits(plain.generate([], sample)) != outputs[0]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory while capturing"), RuntimeError("an illegal memory access")]
+)
+def test_other_errors_are_seen_and_do_not_switch_graphs_off(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    sample = make_sample(task, [5, 30, 2])
+    recorder = Recorder()
+    failing = [error]
+
+    def capture(run: Run) -> Run:
+        if failing:
+            raise failing.pop()
+        return recorder(run)
+
+    engine = Engine(graphs=Graphs(capture, "cpu"))
+    monkeypatch.setattr(graphed_decoder, "EAGER_USES", 0)
+    generator, _ = make_generator(engine, [verifier], task, Options("greedy"), max_len_b=20)
+    with pytest.raises(type(error), match=str(error)):
+        generator.generate([], sample)
+    assert engine.graphs.are_on and not caplog.messages
+    assert_same_output(generator.generate([], sample), fairseq_greedy([verifier], task, sample, max_len_b=20))
+    assert engine.graphs.captures == recorder.captures > 0
+
+
+@pytest.mark.parametrize("active", [0, 8])
+@pytest.mark.parametrize("method", ["gad", "greedy", "gs-jacobi", "fast-beam"])
+def test_rows_go_several_at_a_time(method: str, active: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values are copied when a quarter of the rows is free, or when others come in; never for one row."""
+    taken: list[tuple[int, int]] = []
+    select = CachedDecoder.select_rows
+
+    def watched(self: CachedDecoder, rows: torch.Tensor) -> None:
+        taken.append((self.cross.size(1), len(rows)))
+        select(self, rows)
+
+    monkeypatch.setattr(CachedDecoder, "select_rows", watched)
+    task = make_task(60)
+    verifier, drafter = make_transformer(task, 8), make_drafter(task, 9, decoder_layers=1)
+    lengths = [[5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1, 4, 8, 25, 6]]
+    options = Options(method, 5) if method in ("gad", "gs-jacobi") else Options(method)
+    search = {"max_len_b": 30, **({"beam_size": 3} if method == "fast-beam" else {})}
+    check(monkeypatch, [verifier], task, lengths, options, drafter, active=active, **search)
+    # Of the engine without graphs and of this one.
+    both, taken = taken, []
+    recorder = Recorder()
+    engine = graphing(monkeypatch, recorder)
+    generator, stats = make_generator(engine, [verifier], task, options, drafter, active_sentences=active, **search)
+    generator.generate([], make_sample(task, lengths[0]))
+    assert all(4 * (before - after) >= before for before, after in taken) and len(both) > 3 * len(taken) > 0
+    if method != "fast-beam":
+        assert all(min(sentence.emitted) > 0 for sentence in stats.recorded)
+
+
+class Transfers(TorchDispatchMode):
+    """Counts what makes tensors of numbers of the host, and what waits for the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        for name in ("tolist", "cpu", "numpy"):
+            # On a CPU these are not dispatched.
+            original = getattr(torch.Tensor, name)
+            monkeypatch.setattr(torch.Tensor, name, self._counted(name, original))
+
+    def _counted(self, name: str, original: Callable) -> Callable:
+        def counted(*given: Any) -> Any:
+            self.counts[name] += 1
+            return original(*given)
+
+        return counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "lift_fresh"):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "method, drafter_options",
+    [
+        (Options("greedy"), {}),
+        (Options("gad", 5), {}),
+        (Options("gad", 5), {"drafter_attention": "full"}),
+        (Options("gad", 5), {"drafter_context": "features", "transition_rank": 3}),
+        (Options("gad++", 5, top_beta=3, tau=1.0), {}),
+        (Options("gs-jacobi", 5), {}),
+    ],
+)
+def test_an_iteration_waits_once_and_sends_nothing(
+    method: Options, drafter_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counts of emitted tokens come to the host, and no number goes to the device: also when rows are taken out."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    engine = graphing(monkeypatch, Recorder(), EAGER_USES=10**9)
+    generator, _ = make_generator(engine, [verifier], task, method, drafter, max_len_b=20)
+    iterations = generator.iterate(make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7]))
+    seen, rows = [], []
+    with torch.inference_mode():
+        next(iterations)
+        with Transfers(monkeypatch) as transfers:
+            for advance in iterations:
+                seen.append(dict(transfers.counts))
+                rows.append(len(advance.host_emitted))
+                transfers.counts.clear()
+    assert len(rows) > 5 and len(set(rows)) > 2, "rows go on the way"
+    assert seen == [{"tolist": 1}] * len(seen)
+
+
 def test_states_of_one_model_outlive_the_step_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter reads the states of the first model of an ensemble after all models have run."""
     task = make_task(60)
@@ -344,6 +549,8 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     eager = len(steps) - 2 * recorder.captures
     assert recorder.captures < 30
     assert recorder.replays > 4 * eager
+    counted = engine.graphs
+    assert (counted.captures, counted.replays, counted.launched) == (recorder.captures, recorder.replays, eager)
 
 
 def test_what_other_batches_leave_in_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,11 +625,12 @@ def test_giving_up_takes_one_line(
             expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
             assert_same_output(generator.generate([], sample), expected)
     (line,) = [message for message in caplog.messages if "CUDA graphs" in message]
-    assert "operation would make the recording fail" in line and "--no-cuda-graphs" in line and "\n" not in line
+    assert "operation would make the capture fail" in line and "--no-cuda-graphs" in line and "\n" not in line
     assert recorder.captures == fails_from
-    # Decoders of this engine that are made later do not try, those of another one do.
-    assert type(cached_decoder(verifier.decoder, engine)) is CachedDecoder
-    assert type(cached_decoder(verifier.decoder, graphing(monkeypatch, Recorder()))) is GraphedDecoder
+    # Decoders of this engine that are made later do not try.
+    again, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    again.generate([], samples[0])
+    assert recorder.captures == fails_from and engine.graphs.failed
 
 
 def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,11 +677,11 @@ def test_packed_steps_between_steps_from_graphs(monkeypatch: pytest.MonkeyPatch)
 def test_switch() -> None:
     task = make_task(60)
     verifier = make_transformer(task, 8)
-    for off, eval_bleu, wanted in ((False, False, True), (True, False, False), (False, True, False)):
+    for off, eval_bleu, wanted in ((False, False, True), (True, False, False), (False, True, None)):
         task.cfg.decoding_method, task.cfg.no_cuda_graphs, task.cfg.eval_bleu = "greedy", off, eval_bleu
         generator = task.build_generator([verifier], make_args(beam=1))
         engine = generator.build_method().verifier.engine
-        assert (engine.graphs is not None) == wanted
+        assert (None if engine.graphs is None else engine.graphs.are_on) == wanted
         if engine.graphs is not None:
             assert engine.graphs.capture is capture_on_cuda and engine.graphs.device_type == "cuda"
         assert type(cached_decoder(verifier.decoder, engine)) is CachedDecoder, "on a CPU"
@@ -491,9 +699,33 @@ def test_cuda_graphs(drafter_options: dict[str, Any]) -> None:
     expected = [ids(fairseq_greedy([verifier], task, sample, max_len_b=40)) for sample in samples]
     outputs = []
     for wanted in (True, False):
-        engine = make_engine(cuda_graphs=wanted)
+        engine = make_engine(graphs=Graphs(enabled=wanted))
         generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
         outputs.append([ids(generator.generate([], sample)) for sample in samples])
         assert any(getattr(decoder, "graphs", None) for decoder in decoders(generator)) == wanted
-        assert engine.graphs is None or not engine.graphs.failed
+        assert not engine.graphs.failed and (engine.graphs.captures > 0) == wanted
     assert outputs == [expected, expected]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
+    """The ids of `greedy` on one sentence at a time, launched, captured and replayed."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8).to(dtype).cuda()
+    drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(dtype).cuda()
+    search = {"max_len_a": 0, "max_len_b": 30}
+    engine = make_engine(graphs=Graphs(), steady=True)
+    greedy, _ = make_generator(engine, [verifier], task, Options("greedy"), **search)
+    sample = make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7])
+    sources = sample["net_input"]["src_tokens"]
+    expected = []
+    for row in sources:
+        tokens = row[row != task.source_dictionary.pad()][None]
+        alone = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}}
+        expected += ids(greedy.generate([], utils.move_to_cuda(alone)))
+    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, **search)
+    for _ in range(4):
+        assert ids(generator.generate([], utils.move_to_cuda(sample))) == expected
+    assert engine.graphs.are_on and engine.graphs.replays > 0

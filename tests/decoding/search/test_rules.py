@@ -187,6 +187,7 @@ class PrintedVerifier:
     """
 
     def __init__(self, lines: list[list[str]], number: dict[str, int], best: dict[int, str], gap: float) -> None:
+        self.engine = Engine()
         self.lines = iter(lines)
         self.number = number
         self.size = max(number.values()) + 1

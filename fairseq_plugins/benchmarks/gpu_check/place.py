@@ -1,0 +1,109 @@
+"""Where checks run: the device, models of random weights, and what every check decodes with."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq_plugins.benchmarks.bench import Bench
+from fairseq_plugins.benchmarks.contenders import Contender
+from fairseq_plugins.benchmarks.setting import configure
+from fairseq_plugins.decoding.engine.graphed_decoder import EAGER_USES
+
+# Of the same sentences: launched, captured, replayed.
+PASSES = EAGER_USES + 2
+
+# Ids and scores of each sentence.
+Generated = list[tuple[list[int], list[float]]]
+
+
+@dataclass
+class Place:
+    """Where and on what.
+
+    Attributes:
+        device: "cuda", or "cpu" in tests.
+        folder: of results; models go into it, too.
+        shape: of the models, a name of `replay.SHAPES`.
+        sentences: of the test set; `lengths`: its shortest and longest sentence.
+        vocabulary: symbols of the dictionary.
+        batch_sizes: that checks decode at, the smallest and the largest.
+        ends: when the time is up, as `time.monotonic` has it.
+    """
+
+    device: str
+    folder: Path
+    shape: str = "base"
+    sentences: int = 32
+    lengths: tuple[int, int] = (10, 50)
+    vocabulary: int = 32768
+    batch_sizes: tuple[int, int] = (1, 32)
+    ends: float = field(default_factory=lambda: time.monotonic() + 600)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time is up."""
+        return max(0.0, self.ends - time.monotonic())
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def arguments(self, *options: str) -> list[str]:
+        """Those of spec-dec-bench for these models, and further options."""
+        shortest, longest = self.lengths
+        return [
+            *("--replay", self.shape, "--replay-lengths", f"{shortest},{longest}"),
+            *("--replay-vocabulary", str(self.vocabulary), "--timing-sentences", str(self.sentences)),
+            *([] if self.is_gpu else ["--cpu"]),
+            *options,
+        ]
+
+    def bench(self, *options: str) -> Bench:
+        """What decodes with these models, with further options of spec-dec-bench such as --fp16."""
+        return configure(self.arguments("--results", str(self.folder / "models"), *options)).bench
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.is_gpu:
+            torch.cuda.synchronize()
+
+    def milliseconds(self, call: Callable[[], object]) -> float:
+        """How long a call takes, the device's work included."""
+        self.synchronise()
+        start = time.perf_counter()
+        call()
+        self.synchronise()
+        return 1000 * (time.perf_counter() - start)
+
+
+GREEDY = Contender("greedy", "greedy")
+GAD = Contender("gad", "gad", task_options={"fixed_width": True}, needs="--drafter-path")
+BEAM_1 = Contender("fairseq beam 1", "beam")
+
+
+def decoded(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> Generated:
+    """Ids and scores of sentences, in their order."""
+    found: dict[int, tuple[list[int], list[float]]] = {}
+    for begin in range(0, len(numbers), batch_size):
+        sample = bench.session.batch(bench.dataset, numbers[begin : begin + batch_size])
+        for number, (best, *_) in zip(sample["id"].tolist(), bench.session.decode(generator, sample), strict=True):
+            found[number] = best["tokens"].tolist(), best["positional_scores"].tolist()
+    return [found[number] for number in numbers]
+
+
+def same_ids(ours: Generated, theirs: Generated) -> int:
+    """How many sentences have the same token ids."""
+    return sum(one[0] == other[0] for one, other in zip(ours, theirs, strict=True))
+
+
+def largest_difference(ours: Generated, theirs: Generated) -> float:
+    """Of the scores of tokens, in sentences with the same ids."""
+    pairs = zip(ours, theirs, strict=True)
+    return max(
+        (abs(a - b) for one, other in pairs if one[0] == other[0] for a, b in zip(one[1], other[1], strict=True)),
+        default=0.0,
+    )

@@ -1,0 +1,189 @@
+"""`make gpu-check` as far as it goes without a GPU: every check in this process on small models, and the page."""
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_plugins.benchmarks.gpu_check import __main__ as command
+from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report
+from fairseq_plugins.benchmarks.gpu_check.outcome import FAILED, NOT_RUN, PASSED, Outcome
+from fairseq_plugins.benchmarks.gpu_check.place import Place, largest_difference, same_ids
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
+
+ROOT = Path(__file__).parents[2]
+IN_PROCESS = [check for _, check in command.CHECKS if check.__module__ != programs.__name__]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Small models, which are made once."""
+    return Place("cpu", tmp_path_factory.mktemp("gpu"), "tiny", 4, (3, 6), 60, (1, 3))
+
+
+@pytest.mark.parametrize("check", IN_PROCESS, ids=lambda check: check.__name__)
+def test_checks_run_on_a_cpu(check: command.Check, place: Place) -> None:
+    """With other numbers, but all of their code."""
+    outcome = check(place)
+    assert outcome.state == PASSED, outcome.summary
+    assert outcome.summary and "\n" not in outcome.summary
+    assert all(len(row) == len(outcome.rows[0]) for row in outcome.rows)
+    assert all(isinstance(cell, str) for row in outcome.rows for cell in row)
+
+
+def test_graphs_that_run_are_counted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With recordings in place of graphs: pass after pass, more steps come from these."""
+    from tests.decoding.engine.test_graphed_decoder import Recorder
+
+    recorder = Recorder()
+    monkeypatch.setattr("fairseq_plugins.tasks.spec_dec.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))
+    monkeypatch.setattr("fairseq_plugins.decoding.engine.engine.Kernels.build", lambda *given, **more: None)
+    outcome = exactness.fp32_is_fairseqs(place)
+    assert outcome.state == PASSED
+    replays = [int(row[-1]) for row in outcome.rows[1:] if row[:2] == ["gad", "1"]]
+    assert len(replays) == 4 and replays == sorted(replays) and replays[-1] > replays[0]
+    found = device.captures(place)
+    assert found.numbers["captures"] > 0 and found.summary.startswith("CUDA graphs on: ")
+
+
+@pytest.mark.parametrize(
+    "check", [exactness.fp32_is_fairseqs, exactness.graphs_change_nothing, exactness.half_is_greedys]
+)
+def test_one_other_token_fails(check: command.Check, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, calls = exactness.decoded, []
+
+    def wrong(*given: Any) -> Any:
+        calls.append(given)
+        output = decoded(*given)
+        if len(calls) == 2:
+            output[1][0][0] += 1
+        return output
+
+    monkeypatch.setattr(exactness, "decoded", wrong)
+    # Passes before the last are not compared where graphs are.
+    monkeypatch.setattr(exactness, "PASSES", 1)
+    assert check(place).state == FAILED
+
+
+def test_what_is_compared() -> None:
+    ours = [([4, 2], [-1.0, -0.5]), ([5, 2], [-1.0, -0.5])]
+    theirs = [([4, 2], [-1.0, -0.25]), ([6, 2], [-9.0, -0.5])]
+    assert same_ids(ours, ours) == 2 and same_ids(ours, theirs) == 1
+    assert largest_difference(ours, theirs) == 0.25 and largest_difference(ours[1:], theirs[1:]) == 0.0
+
+
+def test_waits_are_counted_by_iteration() -> None:
+    def iterations() -> Iterator[int]:
+        for waits in (5, 1, 0, 2):
+            for _ in range(waits):
+                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+            yield waits
+
+    assert device.count_waits(iterations()) == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "status, said, state",
+    [
+        (0, "...\n3 passed, 300 deselected in 9.00s\n", PASSED),
+        (0, "==== 3 skipped, 300 deselected in 9.00s ====\n", FAILED),
+        (0, "2 passed, 1 skipped, 300 deselected in 9.00s\n", FAILED),
+        (1, "1 failed, 2 passed in 9.00s\n", FAILED),
+        (5, "300 deselected in 9.00s\n", FAILED),
+        (None, "collecting\n", FAILED),
+    ],
+)
+def test_what_pytest_says(status: int | None, said: str, state: str) -> None:
+    assert programs.judged_tests(status, said).state == state
+
+
+def test_programs_end_when_the_time_is_up() -> None:
+    assert programs.run_within(60, [sys.executable, "-c", "import os; print(os.environ['NAME'])"], {"NAME": "x"}) == (
+        0,
+        "x\n",
+    )
+    assert programs.run_within(60, [sys.executable, "-c", "exit(3)"]) == (3, "")
+    started = time.monotonic()
+    waiting = "import time; print('here', flush=True); time.sleep(60)"
+    assert programs.run_within(2, [sys.executable, "-c", waiting]) == (None, "here\n")
+    assert time.monotonic() - started < 30
+
+
+def test_rates_against_targets() -> None:
+    rates = {
+        "gad (replayed)": {1: 100.0, 32: 300.0},
+        "greedy": {1: 60.0},
+        "fairseq beam 5": {1: 2.0, 32: 30.0},
+    }
+    outcome = programs.judged_rates(rates)
+    assert outcome.state == FAILED and outcome.summary == "2 of 4 targets reached, 1 not measured"
+    lines = report.targets_table(outcome.numbers["ratios"]).splitlines()
+    assert lines[2:] == [
+        "| batch 1, fp16: `gad (replayed)` at least 50 times fairseq beam 5 | 50.0 times |",
+        "| batch 1, fp16: `gad (replayed)` at least 4 times CTranslate2 greedy fp16 | not measured |",
+        "| batch 1, fp16: `gad (replayed)` at least 2 times `greedy` | 1.7 times |",
+        "| batch 32, fp16: `gad (replayed)` at least 8 times fairseq beam 5 | 10.0 times |",
+    ]
+    rates["CTranslate2 greedy fp16"], rates["greedy"] = {1: 20.0}, {1: 50.0}
+    assert programs.judged_rates(rates).state == PASSED
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_cpu(place: Place) -> None:
+    """Another program, whose numbers are read."""
+    outcome = programs.benchmark(place)
+    ratios = {(entry["batch"], entry["over"]): entry["ratio"] for entry in outcome.numbers["ratios"]}
+    assert ratios[1, "fairseq beam 5"] > 0 and ratios[1, "greedy"] > 0
+    assert ratios[1, "CTranslate2 greedy fp16"] is None and ratios[32, "fairseq beam 5"] is None
+
+
+def test_the_page_is_made_of_what_is_recorded(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A check that breaks off has failed; those for which no time is left are not run; all stand in the files."""
+
+    def fine(at: Place) -> Outcome:
+        return Outcome(PASSED, "as | it should be", [["what", "how many"], ["this", "3"]])
+
+    def breaks(at: Place) -> Outcome:
+        raise RuntimeError("CUDA error:\nan illegal memory access")
+
+    def last(at: Place) -> Outcome:
+        at.ends = time.monotonic() - 1
+        return programs.judged_rates({})
+
+    at = Place("cpu", tmp_path / "gpu")
+    checks = [("fine", fine), ("breaks", breaks), ("last", last), ("late", fine)]
+    outcomes = command.run_checks(at, checks, "the command")
+    assert [outcome.state for outcome in outcomes] == [PASSED, FAILED, FAILED, NOT_RUN]
+    page = (at.folder / "gpu_check.md").read_text(encoding="utf-8")
+    assert "1 passed, 2 failed, 1 not run." in page and "Command: `the command`" in page
+    assert "RuntimeError: CUDA error: an illegal memory access" in page and "as / it should be" in page
+    assert "## fine\n\n| what" in page and report.targets_table() in page and "## late" not in page
+    recorded = json.loads((at.folder / "gpu_check.json").read_text(encoding="utf-8"))
+    assert [entry["title"] for entry in recorded] == ["fine", "breaks", "last", "late"]
+    assert report.render([Outcome(**entry) for entry in recorded], "M", "C") == report.render(outcomes, "M", "C")
+    assert capsys.readouterr().out.splitlines()[1].startswith("breaks: failed: RuntimeError")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
+def test_without_a_gpu_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--results", str(tmp_path / "gpu")]) == 2
+    printed, log = capsys.readouterr()
+    assert printed == "" and log.count("\n") == 1 and "no GPU" in log and "make setup" in log
+    assert not list(tmp_path.iterdir())
+
+
+def test_documents_have_the_table() -> None:
+    """With the numbers of a GPU once there are any."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for line in report.targets_table().splitlines()[2:]:
+        assert line.split("|")[1] in page
+    listed = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    assert all(f"| {title} |" in listed for title, _ in command.CHECKS)
+    assert "gpu-check:" in (ROOT / "Makefile").read_text(encoding="utf-8")

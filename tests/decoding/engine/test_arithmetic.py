@@ -1,0 +1,97 @@
+"""What decoding switches off is off while it runs, and as it was afterwards; which attention ran can be seen."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
+from fairseq_plugins.decoding.engine.attention_backend import attention_seen
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from tests.decoding.engine.test_graphed_decoder import make_generator
+from tests.support import Options, make_sample, make_task, make_transformer
+
+MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
+GPU = torch.device("cuda")
+
+
+def switches() -> list[Any]:
+    return [
+        MATMUL.allow_tf32,
+        CUDNN.allow_tf32,
+        MATMUL.allow_fp16_reduced_precision_reduction,
+        MATMUL.allow_bf16_reduced_precision_reduction,
+        torch.backends.cuda.cudnn_sdp_enabled(),
+    ]
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    """PyTorch as it was, after the test."""
+    before = switches()
+    yield
+    MATMUL.allow_tf32, CUDNN.allow_tf32 = before[:2]
+    MATMUL.allow_fp16_reduced_precision_reduction, MATMUL.allow_bf16_reduced_precision_reduction = before[2:4]
+    torch.backends.cuda.enable_cudnn_sdp(before[4])
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize("tf32", [True, False])
+def test_switches_are_off_and_come_back(tf32: bool) -> None:
+    MATMUL.allow_tf32 = CUDNN.allow_tf32 = tf32
+    before = switches()
+    with pytest.raises(KeyError), exact_arithmetic(GPU):
+        assert switches() == [False] * 5
+        raise KeyError
+    assert switches() == before and any(before)
+    with exact_arithmetic(torch.device("cpu")):
+        assert switches() == before
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.skipif(not hasattr(MATMUL, "fp32_precision"), reason="a name of torch 2.9")
+def test_the_newer_name_of_a_switch() -> None:
+    """Where TF32 was allowed by it, the older one cannot be read."""
+    before = MATMUL.fp32_precision
+    try:
+        MATMUL.fp32_precision = "tf32"
+        with pytest.raises(RuntimeError):
+            _ = MATMUL.allow_tf32
+        with exact_arithmetic(GPU):
+            assert MATMUL.fp32_precision == "ieee"
+        assert MATMUL.fp32_precision == "tf32"
+    finally:
+        MATMUL.fp32_precision = before
+
+
+def test_decoding_runs_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device of the batch, whoever calls the generator."""
+    devices = []
+
+    def spy(device: torch.device) -> Any:
+        devices.append(device.type)
+        return exact_arithmetic(device)
+
+    monkeypatch.setattr("fairseq_plugins.decoding.generator.exact_arithmetic", spy)
+    from fairseq_plugins.decoding.engine.engine import Engine
+
+    task = make_task(20)
+    generator, _ = make_generator(Engine(), [make_transformer(task)], task, Options("greedy"), max_len_b=5)
+    assert isinstance(generator, DraftVerifyGenerator)
+    generator.generate([], make_sample(task, [3]))
+    assert devices == ["cpu"]
+
+
+@pytest.mark.parametrize("backend, name", [(SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.MATH, "math")])
+def test_attention_is_seen(backend: SDPBackend, name: str) -> None:
+    x = torch.randn(2, 4, 3, 8)
+
+    def attend() -> None:
+        with torch.inference_mode(), sdpa_kernel([backend]):
+            F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(3, 3))
+
+    assert attention_seen(attend) == name
+    assert attention_seen(lambda: x @ x.transpose(2, 3)) == "fixed shapes"
