@@ -5,6 +5,7 @@ on PATH that pass arguments, environment and output on. A client that is killed 
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 import warnings
+from argparse import Namespace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -37,6 +39,11 @@ COMMANDS = {
     "spec-dec-trace": "fairseq_plugins.pages.show_trace:main",
     "spec-dec-translate": "fairseq_plugins.translation.cli:main",
     "subword-nmt": "subword_nmt.subword_nmt:main",
+}
+
+USUAL_OPTIONS = {
+    "training": "data --task spec_dec --arch block_nat --criterion glat_loss --optimizer adam",
+    "generation": "data --task spec_dec --path model.pt",
 }
 
 CLIENT = """#!{python} -SE
@@ -72,11 +79,17 @@ def start(folder: Path, owner: int) -> None:
 
 def serve(path: str, owner: int) -> None:
     """Accept commands until the owner has ended."""
+    from tests import quick_options
+
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
-    # What the first optimiser of a process imports for two seconds.
-    importlib.import_module("torch._dynamo")
+    # What the first optimiser of a process imports for two seconds, and the first figure.
+    for name in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        importlib.import_module(name)
+    quick_options.install()
+    _read_options()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    report, learnt = Path(path + ".defaults"), set[str]()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path + ".partial")
     listener.listen()
@@ -91,10 +104,36 @@ def serve(path: str, owner: int) -> None:
         except TimeoutError:
             continue
         client.setblocking(True)
+        _learn(report, learnt)
         if os.fork() == 0:
             listener.close()
-            _run(client)
+            _run(client, report)
         client.close()
+
+
+def _read_options() -> None:
+    """Read options as commands do: what that leaves behind all forks have."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.utils import import_user_module
+
+    import_user_module(Namespace(user_dir=str(REPOSITORY / "fairseq_plugins")))
+    for kind, line in USUAL_OPTIONS.items():
+        parser = getattr(options, f"get_{kind}_parser")()
+        convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=line.split()))
+
+
+def _learn(report: Path, learnt: set[str]) -> None:
+    """Keep the defaults that a command reports to have composed, for those that come after it."""
+    from hydra.errors import HydraException
+
+    from tests import quick_options
+
+    for line in set(report.read_text().splitlines()) - learnt if report.exists() else ():
+        learnt.add(line)
+        # This process knows no classes that a command has from elsewhere.
+        with contextlib.suppress(HydraException):
+            quick_options.keep_defaults(*json.loads(line))
 
 
 def _is_running(process: int) -> bool:
@@ -128,10 +167,13 @@ def python() -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
-def _run(client: socket.socket) -> None:
-    """Run one command in this forked process, and end it."""
+def _run(client: socket.socket, report: Path) -> None:
+    """Run one command in this forked process, report what others will need, too, and end it."""
     from fairseq.utils import import_user_module
 
+    from tests import quick_options
+
+    known = quick_options.known_defaults()
     message, files, _, _ = socket.recv_fds(client, 1, 3)
     while not message.endswith(b"\n"):
         message += client.recv(1 << 16)
@@ -164,6 +206,9 @@ def _run(client: socket.socket) -> None:
             print(end.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    with report.open("a") as file:
+        # Of several commands at once each writes whole lines.
+        file.write("".join(f"{json.dumps(names)}\n" for names in quick_options.known_defaults() if names not in known))
     # The rest of what the end of a process brings.
     gc.collect()
     atexit._run_exitfuncs()

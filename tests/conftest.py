@@ -28,7 +28,8 @@ TINY = (
 
 TRAINING = (
     "--optimizer adam --lr 0.02 --lr-scheduler inverse_sqrt --warmup-updates 20 --max-tokens 600 --seed 3 "
-    "--no-progress-bar --log-interval 1000 --num-workers 0 --no-epoch-checkpoints --validate-interval 10 --cpu "
+    "--no-progress-bar --log-interval 1000 --num-workers 0 --no-epoch-checkpoints --cpu "
+    "--validate-interval 10 --save-interval 10 "
     # By default fairseq leaves out a last batch that is not a multiple of 8.
     "--required-batch-size-multiple 1"
 )
@@ -133,10 +134,18 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "commands", lambda folder: command_server.start(folder, owner)) / "bin"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that share what their module makes once stay together: else every process would make it."""
+    if SPREAD and isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if any(definitions[-1].scope == "module" for definitions in fixtures):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that are spread over processes begin with the long ones, so that none of these is left at the end."""
     if SPREAD:
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("slow", "xdist_group")])
 
 
 def pytest_collection_finish() -> None:

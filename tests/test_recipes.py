@@ -29,7 +29,7 @@ SIZES = (
     "--decoder-ffn-embed-dim 16 --encoder-attention-heads 2 --decoder-attention-heads 2 "
 )
 TINY = {
-    "VOCABULARY": "60", "AVERAGE": "2", "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "BLOCK_SIZE": "3",
+    "VOCABULARY": "60", "AVERAGE": "2", "SAVE_INTERVAL_UPDATES": "2", "LOG_INTERVAL": "1", "BLOCK_SIZE": "3",
     "BLOCK_SIZES": "3", "TOP_BETAS": "3", "TAUS": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
     "HOLD_OUT": "5", "WORKERS": "1",
     "TRAINING_OPTIONS": SIZES + "--max-update 4 --max-tokens 100 --update-freq 1 --warmup-updates 2 "
@@ -72,7 +72,7 @@ def run(
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder like BART's: byte-level subwords without merges, a dictionary, and an untrained model."""
     return made_once(tmp_path_factory, "bart", _make_bart)

@@ -229,7 +229,7 @@ def test_nothing_is_opened_to_find_out(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- whole commands, as a user starts them
 
 
-def start(released: Released, command: str, *more: str, redirect: str = "", **popen: object) -> subprocess.Popen:
+def start(released: Released, command: str, *more: str, redirect: str = "") -> subprocess.Popen:
     """Start a command through a shell, which redirects its output."""
     line = options(released, "--user-dir", str(REPOSITORY / "fairseq_plugins"), "--decoder", "greedy", *more)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": ""}
@@ -242,7 +242,8 @@ def start(released: Released, command: str, *more: str, redirect: str = "", **po
         text=True,
         env=environment,
         start_new_session=True,
-        **popen,
+        # Jobs in the background of a shell ignore it, and so would what they start: `make test &`.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

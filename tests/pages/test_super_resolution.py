@@ -122,7 +122,7 @@ def test_whole_recipe(tmp_path: Path, programs: Path) -> None:
     accepted = [float(row[3]) for row in rows]
     assert accepted[0] == 1.0 <= accepted[1] <= accepted[2] <= 3.0
     assert all(re.fullmatch(r"\d+\.\d\d", row[4]) for row in rows)
-    again = run_recipe("super_resolution.sh", tmp_path, **small, **patches)
+    again = run_recipe("super_resolution.sh", tmp_path, **small, **patches, **quick(programs))
     assert "[done]" not in again.stdout and again.stdout.count("[have]") == 8
     refused = run_recipe("super_resolution.sh", tmp_path, SIZE="12")
     assert refused.returncode == 2 and refused.stderr.startswith("error: SIZE=12: give a multiple of 8")

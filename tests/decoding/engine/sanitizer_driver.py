@@ -1,10 +1,9 @@
 """What test_sanitizers.py runs in a process of its own, on kernels built with sanitizers: right calls and wrong ones.
 
 Usage: python -m tests.decoding.engine.sanitizer_driver SECONDS SEED
-       python -m tests.decoding.engine.sanitizer_driver faults
 
-The second makes every call of `FAULTS`, past all checks, in a process of its own, and prints how these ended: the
-sanitizer has to report and to end them.
+First it makes every call of `FAULTS`, past all checks, in a process of its own, and prints how these ended: the
+sanitizer has to report and to end them. After the line `RANDOM` come random calls for so many seconds.
 """
 
 import ctypes
@@ -416,6 +415,7 @@ def unaligned(kernels: Kernels) -> None:
     kernels.functions.choose_best(scores.data_ptr() + 2, 1, 8, best.data_ptr())
 
 
+RANDOM = "random calls"
 FAULTS = {function.__name__: function for function in (too_small_output, too_few_scores, unaligned)}
 
 
@@ -431,10 +431,10 @@ def _status_of(call: Callable[[], None]) -> int:
 def main(arguments: list[str]) -> None:
     kernels = Kernels.build()
     assert kernels is not None, "the kernels could not be built"
-    if arguments[0] == "faults":
-        for name, fault in FAULTS.items():
-            print(f"{name} {_status_of(lambda fault=fault: fault(kernels))}")
-        return
+    for name, fault in FAULTS.items():
+        print(f"{name} {_status_of(lambda fault=fault: fault(kernels))}", flush=True)
+    for stream in (sys.stdout, sys.stderr):
+        print(RANDOM, file=stream, flush=True)
     seconds, seed = float(arguments[0]), int(arguments[1])
     torch.manual_seed(seed)
     choose = random.Random(seed)

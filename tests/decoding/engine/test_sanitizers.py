@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from tests.decoding.engine.sanitizer_driver import RANDOM
+
+# Both look at the same process, which imports everything under the sanitizers.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("sanitizers")]
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The driver on kernels built with sanitizers; what it printed."""
+@pytest.fixture(scope="module")
+def ran() -> subprocess.CompletedProcess[str]:
+    """The driver on kernels built with sanitizers."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -27,24 +31,30 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    command = [sys.executable, "-m", "tests.decoding.engine.sanitizer_driver", *arguments]
+    command = [sys.executable, "-m", "tests.decoding.engine.sanitizer_driver", "10", "1"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
-def test_random_calls_right_and_wrong() -> None:
-    ran = _run("10", "1")
-    assert ran.returncode == 0 and "Sanitizer" not in ran.stderr and "runtime error" not in ran.stderr, ran.stderr
+def _parts(printed: str) -> list[str]:
+    """What was printed of faults, and of random calls."""
+    parts = printed.split(f"{RANDOM}\n")
+    assert len(parts) == 2, printed
+    return parts
+
+
+def test_random_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> None:
+    printed, said = (_parts(text)[1] for text in (ran.stdout, ran.stderr))
+    assert ran.returncode == 0 and "Sanitizer" not in said and "runtime error" not in said, said
     # A driver that had nothing to do would end well, too.
-    counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in ran.stdout.splitlines()}
+    counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in printed.splitlines()}
     assert counts["rounds"] >= 60
     assert sum(count for name, count in counts.items() if name.endswith(("Error", "refused"))) >= 200
 
 
-def test_what_is_past_the_checks_is_reported() -> None:
-    ran = _run("faults")
-    assert ran.returncode == 0, ran.stderr
-    ended = dict(line.split() for line in ran.stdout.splitlines())
+def test_what_is_past_the_checks_is_reported(ran: subprocess.CompletedProcess[str]) -> None:
+    printed, said = (_parts(text)[0] for text in (ran.stdout, ran.stderr))
+    ended = dict(line.split() for line in printed.splitlines())
     assert list(ended) == ["too_small_output", "too_few_scores", "unaligned"]
     assert "0" not in ended.values()
-    assert ran.stderr.count("ERROR: AddressSanitizer: heap-buffer-overflow") == 2, ran.stderr
-    assert "misaligned" in ran.stderr, ran.stderr
+    assert said.count("ERROR: AddressSanitizer: heap-buffer-overflow") == 2, said
+    assert "misaligned" in said, said
