@@ -243,7 +243,7 @@ def test_tokens_cannot_break_out(tmp_path: Path) -> None:
     record = sentence(0, tokens, tokens, [note(tokens, [*tokens, EOS], len(tokens), len(tokens))], tokens)
     trace = read_trace(write(tmp_path / "t", [header(symbols, symbols), record]))
     html, _ = page("</title><b>name", trace, trace.sentences, 1)
-    template = trace_page.resources.files("fairseq_plugins.pages").joinpath("trace_page.html").read_text("utf-8")
+    template = trace_page.template("trace_page.html")
     for tag in ("<script", "</script", "<!--", "<b>", "</title"):
         assert html.count(tag) == template.count(tag)
     (summary,) = embedded(html, "summary")

@@ -66,9 +66,9 @@ class Steps:
             masked = MaskedDecoder(model.decoder, engine, None)
             masked.start(model.encoder.forward_torchscript(source))
             self.decoder, self.inputs = masked.cached, masked.inputs
-        kernels_can = (
-            options.get("activation_fn") != "tanh" if drafter is None else not drafter.get("positions_every_layer")
-        ) and self.decoder.decoder.project_in_dim is None
+        module = self.decoder.decoder
+        kernels_can = module.layers[0].activation_fn is not torch.tanh and module.project_in_dim is None
+        kernels_can = kernels_can and not (drafter or {}).get("positions_every_layer")
         assert (self.decoder.native_layers is not None) == (engine.kernels is not None and kernels_can)
         self.lengths = torch.tensor(lengths)
         self.span = Span(min(lengths), max(lengths))
