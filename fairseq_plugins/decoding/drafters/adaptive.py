@@ -24,8 +24,9 @@ _MEMORY = 0.98
 _PRIOR = 8.0
 # So many iterations draft before it is judged whether that pays.
 _EXPLORED = 32
-# Where drafting does not pay, it is tried again in one of so many batches: the text may become easier.
-_TRY_AGAIN = 24
+# Where drafting does not pay, it is tried again after so many batches, for the text may become easier; after twice as
+# many each time that it still does not, up to the most.
+_TRY_AGAIN, _TRY_AGAIN_AT_LAST = 24, 800
 
 
 class Cost:
@@ -120,7 +121,8 @@ class Policy:
         self.calibration = Calibration()
         # Accepted tokens of a draft, and rows verified of it: running means over sentences, hopeful at first.
         self.gain, self.rows = 3.0, 4.0
-        self.skipped = 0
+        # Batches without drafts since the last one with them, and how many of these there may be.
+        self.skipped, self.patience = 0, _TRY_AGAIN
         # Iterations with drafts so far.
         self.drafted = 0.0
 
@@ -135,8 +137,11 @@ class Policy:
     def pays(self, batch: int) -> bool:
         """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far."""
         with_drafts, without = self._rates(batch)
-        if self.drafted < _EXPLORED or with_drafts >= without or self.skipped >= _TRY_AGAIN:
-            self.skipped = 0
+        if self.drafted < _EXPLORED or with_drafts >= without:
+            self.skipped, self.patience = 0, _TRY_AGAIN
+            return True
+        if self.skipped >= self.patience:
+            self.skipped, self.patience = 0, min(2 * self.patience, _TRY_AGAIN_AT_LAST)
             return True
         self.skipped += 1
         return False
