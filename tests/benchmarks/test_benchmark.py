@@ -244,14 +244,14 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
 
 
 def test_replayed_drafts_stay_right_when_the_verifier_says_something_else() -> None:
-    """What was recorded lacks a token, so that all after it stands at another position; the next pass knows better."""
+    """What was recorded goes on with other words after the second one; the next pass knows better."""
     task = make_task()
     verifier, drafter = make_transformer(task), make_drafter(task, block_size=6)
     sample = make_sample(task, [3, 9, 6, 12])
     expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
-    lacking = [[*tokens[:2], *tokens[3:]] for tokens in expected]
+    other = [[*tokens[:2], *(5 if token == 4 else 4 for token in tokens[2:])] for tokens in expected]
     emitted = []
-    for recorded in (expected, lacking):
+    for recorded in (expected, other):
         stats = RecordedStats()
         build = lambda: Options("gad").build([verifier], drafter, task)  # noqa: E731
         generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, stats, max_len_b=30)
@@ -261,8 +261,7 @@ def test_replayed_drafts_stay_right_when_the_verifier_says_something_else() -> N
             emitted.append([sentence.emitted for sentence in stats.recorded])
             stats.recorded.clear()
     right, again, lost, learned = emitted
-    assert sum(map(len, lost)) > 1.5 * sum(map(len, right))
-    assert right == again and sum(map(len, learned)) < 1.2 * sum(map(len, right))
+    assert right == again == learned and sum(map(len, lost)) > 1.2 * sum(map(len, right))
 
 
 @pytest.mark.parametrize("drafter", ["tokens", "features"])
