@@ -142,10 +142,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that are spread over processes begin with the long ones, so that none of these is left at the end."""
-    if SPREAD:
-        items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("slow", "xdist_group")])
+    if not SPREAD:
+        return
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("slow", "xdist_group")])
+    for item in items:
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
+            # pytest-xdist 3.8 writes this to an attribute that pytest 9 does not read, and no group stays together.
+            item._id = type(item.id).parse(f"{item.nodeid}@{group.args[0]}")
 
 
 def pytest_collection_finish() -> None:
