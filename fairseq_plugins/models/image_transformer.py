@@ -22,7 +22,7 @@ from fairseq_plugins.errors import ConfigurationError
 
 # How closely the decoder looks at first (the scale of queries and keys), and how much what it finds there weighs beside
 # the token before.
-_SHARPNESS, _LOUDNESS = 4.0, 12.0
+_SHARPNESS, _LOUDNESS = 2.0, 6.0
 
 
 def wavelengths(longest: float, shortest: float, count: int) -> Tensor:

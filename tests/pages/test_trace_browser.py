@@ -161,8 +161,7 @@ def test_a_phone_shows_the_draft_first(opened: Page, hundred: Path) -> None:
     assert opened.place("#pairs .pair")["bottom"] < 800 < opened.place("#list")["top"]
     opened.one("#to-list").click()
     assert abs(opened.place("nav")["top"]) < 2
-    # Rows are drawn anew while the page scrolls.
-    opened.script("document.querySelectorAll('.row')[5].click()")
+    opened.script("document.querySelectorAll('.row')[5].click()")  # at once: scrolling draws the rows anew
     assert opened.one("#heading").text != "Sentence 42" and opened.script("return scrollY") == 0
     # Steps stay in sight while the output is looked at, and so does the pill of the iteration.
     opened.one("#output").location_once_scrolled_into_view  # noqa: B018  (it scrolls)
