@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,34 @@ def test_goes_on_where_it_was(
 
     text.write_text("Another text.\n")
     assert translate(text) == 0 and (text.parent / "out").read_text() != ""
+
+
+# Ends without a word before its third chunk.
+KILLED = """
+import os, signal, sys
+from fairseq_plugins.translation import cli, parts
+cli.CHUNK = parts.CHUNK = 2
+original, done = cli.Translator.translate, []
+def translate(self, lines, before):
+    if len(done) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(before)
+    return original(self, lines, before)
+cli.Translator.translate = translate
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_killed(text: Path, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """kill -9 between two chunks: the same command goes on, and no line is lost or doubled."""
+    given = [MODEL, "--input", str(text), "--output", str(text.parent / "out"), "--device", "cpu"]
+    run = subprocess.run([sys.executable, "-c", KILLED, *given], cwd=REPOSITORY, capture_output=True, text=True)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert not (text.parent / "out").exists()
+    assert translate(text) == 0
+    assert "going on after " in capsys.readouterr().err
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
 
 
 def test_parts_of_an_array(text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
