@@ -75,11 +75,10 @@ logged "$logs/distil.log" spec-dec-distill decode "$work/generated/bin" --source
     --path "$teacher/verifier.pt" --decoder greedy --max-tokens 3000 --max-len-b 60 --output "$work/generated/shards"
 logged "$logs/merge.log" spec-dec-distill merge "$work/generated/bin" --shards "$work/generated/shards" --gen-subset train,valid \
     --destdir "$work/generated/distilled"
-read -ra size <<<"$("${tool[@]}" size-options "$teacher/verifier.pt" | tr "\n" " ")"
 train "$models/training" "$logs/drafter.log" 0 fairseq-train "$work/generated/distilled" --user-dir fairseq_plugins --task spec_dec \
-    --source-lang en --target-lang de --arch block_nat "${size[@]}" --criterion glat_loss --verifier-path "$teacher/verifier.pt" \
+    --source-lang en --target-lang de --arch block_nat --criterion glat_loss --verifier-path "$teacher/verifier.pt" \
     --drafter-context features --drafter-layers 1 --src-embedding-copy --init-decoder-from "$teacher/verifier.pt" \
-    --activation-fn relu --block-size "$BLOCK_SIZE" --blocks-per-sentence 4 --position-decay 3 --glancing-start 0 --glancing-end 0 \
+    --block-size "$BLOCK_SIZE" --blocks-per-sentence 4 --position-decay 3 --glancing-start 0 --glancing-end 0 \
     --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.002 --lr-scheduler cosine --warmup-updates "$((UPDATES / 10))" --clip-norm 1 \
     --max-update "$UPDATES" --max-tokens 1000 --cpu --num-workers 0 --no-save-optimizer-state
 logged "$logs/average.log" spec-dec-average "$models/training/checkpoint_last.pt" --output "$models/drafter.pt"
