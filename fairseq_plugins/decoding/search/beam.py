@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.beam import Chosen, choose_hypotheses
+from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Hypothesis
 from fairseq_plugins.errors import ConfigurationError
 
@@ -119,7 +120,7 @@ def _outputs(
     lengths = {place: state.host_lengths[place * beams.size] for place, _ in taken}
     for length in sorted(set(lengths.values())):
         some = [pair for pair in taken if lengths[pair[0]] == length]
-        places, ranks = torch.tensor(some, device=beams.scores.device).t()
+        places, ranks = (from_host(list(numbers), beams.scores.device) for numbers in zip(*some, strict=True))
         rows = places * beams.size + candidates.parents[places, ranks].clamp(min=0)
         where = beams.where(rows, length)
         scores, ends = candidates.scores[places, ranks], candidates.tokens[places, ranks]

@@ -15,8 +15,8 @@ _OF_MODEL = ("activation_fn", *_DROPOUTS)
 def remember_given(args: Namespace) -> None:
     """Note in `given_options` which of these options were given, before defaults are filled in."""
     if not hasattr(args, "given_options"):
-        names = (*_OF_MODEL, *(f"{part}_{name}" for part in ("encoder", "decoder") for name in _OF_PART))
-        args.given_options = [name for name in names if hasattr(args, name)]
+        names = {*_names("encoder"), *_names("decoder")}
+        args.given_options = sorted(name for name in names if hasattr(args, name))
 
 
 def take_sizes(args: Namespace, verifier: Any = None) -> None:
@@ -52,5 +52,8 @@ def take_sizes(args: Namespace, verifier: Any = None) -> None:
 
 def _sizes(part: str, options: Any) -> dict[str, Any]:
     """What the options of a model say of its encoder or decoder, as far as they say it."""
-    names = (*_OF_MODEL, *(f"{part}_{name}" for name in _OF_PART))
-    return {name: getattr(options, name) for name in names if getattr(options, name, None) is not None}
+    return {name: getattr(options, name) for name in _names(part) if getattr(options, name, None) is not None}
+
+
+def _names(part: str) -> tuple[str, ...]:
+    return (*_OF_MODEL, *(f"{part}_{name}" for name in _OF_PART))
