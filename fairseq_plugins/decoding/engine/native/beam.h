@@ -45,7 +45,6 @@ namespace {
 
 constexpr int64_t CHUNK = 512;     // tokens that are scored at a time; whole panels
 constexpr int64_t BLOCK = 64;      // tokens that are looked through at a time
-constexpr float NO_SCORE = -3e38f;  // -ffast-math knows no infinity
 
 // A hypothesis that takes part in a step: at the beginning all are the same, and only the first one does.
 struct Hypotheses {
@@ -112,7 +111,8 @@ __attribute__((always_inline)) inline void weigh_values(const float* weights, in
     for (int v = 0; v < VECTORS; ++v) store(out + v * LANES, sums[v]);
 }
 
-// Self-attention of one hypothesis over `slots` keys and values [2][heads][width] that stand anywhere.
+// Self-attention of one hypothesis over `slots` keys and values [2][heads][width] that stand anywhere. Behind the keys
+// there are others up to whole vectors of slots.
 void attend_anywhere(const float* query, const float* const* keys, int64_t slots, int heads, int width, float* weights,
                      float* out) {
     constexpr int AT_ONCE = 4;
@@ -120,11 +120,9 @@ void attend_anywhere(const float* query, const float* const* keys, int64_t slots
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     for (int head = 0; head < heads; ++head) {
         const int64_t offset = static_cast<int64_t>(head) * width;
-        int64_t slot = 0;
-        for (; slot + LANES <= slots; slot += LANES) {
+        for (int64_t slot = 0; slot < slots; slot += LANES) {
             multiply_keys<LANES>(query + offset, keys + slot, offset, width, scale, weights + slot);
         }
-        for (; slot < slots; ++slot) multiply_keys<1>(query + offset, keys + slot, offset, width, scale, weights + slot);
         softmax(weights, slots, slots - 1, nullptr);
         int column = 0;
         for (; column + AT_ONCE * LANES <= width; column += AT_ONCE * LANES) {
@@ -135,7 +133,7 @@ void attend_anywhere(const float* query, const float* const* keys, int64_t slots
         }
         for (; column < width; ++column) {
             float sum = 0;
-            for (slot = 0; slot < slots; ++slot) sum += weights[slot] * keys[slot][total + offset + column];
+            for (int64_t slot = 0; slot < slots; ++slot) sum += weights[slot] * keys[slot][total + offset + column];
             out[offset + column] = sum;
         }
     }
@@ -151,9 +149,9 @@ void run_hypotheses(const Layer* layers, int32_t count, float* x, int32_t dim, c
     float* wide = scratch(wide_memory, rows * widest);
     float* attended = scratch(attended_memory, rows * dim);
     float* normal = scratch(normal_memory, rows * dim);
-    float* weights = scratch(weights_memory, MORE_ROWS * std::max(cross.used, own.used));
+    float* weights = scratch(weights_memory, MORE_ROWS * weights_of(std::max(cross.used, own.used)));
     const std::vector<int64_t> whole_source(MORE_ROWS, cross.used - 1);
-    std::vector<const float*> keys(own.used);
+    std::vector<const float*> keys(own.used + LANES);
     for (int index = 0; index < count; ++index) {
         const Layer& layer = layers[index];
         const float* input = x;
@@ -178,7 +176,7 @@ void run_hypotheses(const Layer* layers, int32_t count, float* x, int32_t dim, c
             for (int64_t slot = 0; slot < length; ++slot) {
                 keys[slot] = sentence + holder[slot] * row_size + slot * slot_size;
             }
-            keys[length] = here;
+            std::fill_n(keys.begin() + length, LANES, here);
             attend_anywhere(qkv, keys.data(), length + 1, layer.heads, dim / layer.heads, weights, attended + r * dim);
         }
         linear(layer.self_out, attended, rows, x, NONE, true);
@@ -254,34 +252,12 @@ struct Best {
 // The outputs `begin` .. `end` of a layer as a layer of its own; `begin` begins with a panel.
 Linear part_of(const Linear& layer, int64_t begin, int64_t end) {
     Linear part = layer;
-    const int64_t bytes = layer.form == INT8_IN_ROWS ? 1 : sizeof(float);
+    const int64_t bytes = layer.form == INT8_IN_ROWS ? 1 : layer.form == HALVES_IN_PANELS ? sizeof(Half) : sizeof(float);
     part.weight = static_cast<const char*>(layer.weight) + begin * layer.inputs * bytes;
     part.bias = layer.bias ? layer.bias + begin : nullptr;
     part.scale = layer.scale ? layer.scale + begin : nullptr;
     part.outputs = static_cast<int32_t>(end - begin);
     return part;
-}
-
-// e to the power of numbers up to 0, off by about a ten-millionth of it.
-inline Vector exponential(Vector x) {
-    constexpr float LEAST = -87, LOG_2 = 0.693147181f;
-    x = x > LEAST ? x : splat(LEAST);
-    const Indices power = __builtin_convertvector(x / LOG_2 - 0.5f, Indices);
-    const Vector rest = x - __builtin_convertvector(power, Vector) * LOG_2;
-    Vector series = splat(1 / 720.f);
-    for (const float factor : {1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f}) series = series * rest + factor;
-    return series * (Vector)((power + 127) << 23);
-}
-
-// The sum of the exponentials of `size` scores less `top`, the highest of them.
-float sum_exponentials(const float* scores, int64_t size, float top) {
-    Vector sums = {};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) sums += exponential(load(scores + i) - top);
-    sum_lanes<1>(&sums);
-    float sum = sums[0];
-    for (; i < size; ++i) sum += std::exp(scores[i] - top);
-    return sum;
 }
 
 // What may not be gets no score; `from` has the tokens `begin` .. `end` of a row at a position of the output.

@@ -34,7 +34,7 @@ _CHECKED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"
 # processors of a kind have, and the kernels leave out what they spell in instructions of one of them.
 _INSTRUCTION_SETS = {
     "native": ["-march=native"],
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
     "portable": [],
 }
@@ -380,6 +380,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions' arguments."""
     number, pointer = ctypes.c_int64, ctypes.c_void_p
+    kernels.has_halves.argtypes = []
     kernels.has_int8_products.argtypes = []
     kernels.run_linear.argtypes = [pointer, pointer, number, pointer]
     kernels.log_softmax.argtypes = [pointer, number, number]

@@ -93,7 +93,7 @@ void add_counts(const Adaptive& from, Adaptive& to) {
 }
 
 // Sentences that are decoded together: products of few rows are slow, and the scores of many leave the processor's cache.
-constexpr int64_t MIN_TOGETHER = 8, MAX_ROWS_TOGETHER = 128;
+constexpr int64_t MIN_TOGETHER = 8, MAX_ROWS_TOGETHER = 24;
 
 // Rows that are projected to the vocabulary at a time: of what stands after a rejected token none has to be. Of less rows
 // than this a product is slower by the row.

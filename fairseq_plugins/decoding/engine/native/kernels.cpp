@@ -4,10 +4,12 @@
 // Cores: the sentences of a batch are independent of each other, so every thread runs all layers for some of them. Of a
 // single sentence the outputs of a large layer are shared out. No sum depends on how many threads there are.
 //
-// Every tensor is contiguous, and float32 but for int8 weights. Shapes: R = B * T rows of width D, H heads of width
-// W = D / H. A weight has one of four forms:
+// Every tensor is contiguous, and float32 but for some weights. Shapes: R = B * T rows of width D, H heads of width
+// W = D / H. A weight has one of five forms:
 // IN_PANELS: [outputs / 16][inputs][16], panels of 16 outputs, the last one filled up with zeros. The fastest
 //   where there are few inputs, but a copy.
+// HALVES_IN_PANELS: the same in float16, for weights that are the same numbers in it, as those of a model that was saved in
+//   half precision are. The products are those of IN_PANELS bit by bit, with half as much to read.
 // IN_ROWS: [outputs][inputs], as PyTorch has it. The sums over lanes at the end cost little where there are many inputs.
 // INT8_IN_ROWS: the same in int8, to be multiplied by a scale of each output.
 // INT8_IN_PANELS: [outputs / 16][inputs / 4][16][4] in int8, to be multiplied by x rounded to int8 as well. Several times
@@ -66,6 +68,25 @@ inline Vector load(const int8_t* from) {
 #endif
 }
 
+#if defined(__F16C__) || defined(__AVX512F__)
+#define HALVES
+#endif
+
+// A number in float16.
+struct Half {
+    uint16_t bits;
+};
+
+#ifdef HALVES
+inline Vector load(const Half* from) {
+#ifdef __AVX512F__
+    return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+    return (Vector)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+}
+#endif
+
 // The first `count` numbers of a vector, and zeros.
 template <typename Number>
 inline Vector load_some(const Number* from, int64_t count) {
@@ -120,7 +141,7 @@ __attribute__((always_inline)) inline void sum_lanes(Vector* sums) {
 extern "C" {
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2 };
-enum Form { IN_PANELS = 0, IN_ROWS = 1, INT8_IN_ROWS = 2, INT8_IN_PANELS = 3 };
+enum Form { IN_PANELS = 0, IN_ROWS = 1, INT8_IN_ROWS = 2, INT8_IN_PANELS = 3, HALVES_IN_PANELS = 4 };
 
 struct Linear {
     const void* weight;
@@ -225,16 +246,16 @@ constexpr int PANELS_OF = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
 
 // Some panels of outputs for ROWS rows.
 // Strides are from one row of x to the next, from one panel to the next, and within it from one input to the next.
-template <int ROWS, int PANELS>
+template <int ROWS, int PANELS, typename Weight>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
-                                                           const float* panels, int64_t panel_stride,
+                                                           const Weight* panels, int64_t panel_stride,
                                                            int64_t input_stride, float result[][PANELS * PANEL]) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     Vector sums[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < inputs; ++i) {
         Vector weights[VECTORS];
         for (int v = 0; v < VECTORS; ++v) {
-            const float* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
+            const Weight* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
             // What the same place of the next panels has: several rows take long enough for it to come.
             if (ROWS > 1 && v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_stride, 0, 2);
             weights[v] = load(from);
@@ -271,9 +292,9 @@ inline void finish(const Linear& layer, float* from, int begin, int columns, flo
 
 // y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`; the weight in panels. Of the
 // outputs `begin` .. `end`, which begin with a panel.
-template <int ROWS>
+template <typename Weight, int ROWS>
 void panels_by_rows(const Linear& layer, const float* x, int begin, int end, float* y, int activation, bool add) {
-    const auto* weight = static_cast<const float*>(layer.weight);
+    const auto* weight = static_cast<const Weight*>(layer.weight);
     constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = layer.inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL], single[ROWS][PANEL];
@@ -293,7 +314,7 @@ void panels_by_rows(const Linear& layer, const float* x, int begin, int end, flo
 }
 
 // Products result[ROWS][OUTPUTS ..] of rows of x and rows of a weight; strides are from one row to the next.
-template <typename Weight, int ROWS, int OUTPUTS>
+template <typename Weight, int ROWS, int OUTPUTS, bool FROM_MEMORY = true>
 __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const Weight* weight,
                                                          int64_t stride, int inputs, float result[][LANES]) {
     Vector sums[ROWS][OUTPUTS] = {};
@@ -306,7 +327,7 @@ __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t
         }
         for (int output = 0; output < OUTPUTS; ++output) {
             // What comes two tiles later, in the order of memory: the processor does not see that far ahead by itself.
-            __builtin_prefetch(weight + OUTPUTS * (2 * stride + i) + output * LANES, 0, 2);
+            if (FROM_MEMORY) __builtin_prefetch(weight + OUTPUTS * (2 * stride + i) + output * LANES, 0, 2);
             const Vector weights = load(weight + output * stride + i);
             for (int row = 0; row < ROWS; ++row) sums[row][output] += values[row] * weights;
         }
@@ -355,15 +376,16 @@ void some_outputs(const Linear& layer, const float* x, int begin, int end, float
 
 using SomeOutputs = void (*)(const Linear&, const float*, int, int, float*, int, bool);
 
-template <int... COUNTS>
+template <typename Weight, int... COUNTS>
 constexpr std::array<SomeOutputs, sizeof...(COUNTS)> panels_table(std::integer_sequence<int, COUNTS...>) {
-    return {panels_by_rows<COUNTS + 1>...};
+    return {panels_by_rows<Weight, COUNTS + 1>...};
 }
 template <typename Weight, int... COUNTS>
 constexpr std::array<SomeOutputs, sizeof...(COUNTS)> outputs_table(std::integer_sequence<int, COUNTS...>) {
     return {some_outputs<Weight, COUNTS + 1>...};
 }
-constexpr auto PANELS_BY_ROWS = panels_table(std::make_integer_sequence<int, MAX_ROWS>());
+template <typename Weight>
+constexpr auto PANELS_BY_ROWS = panels_table<Weight>(std::make_integer_sequence<int, MAX_ROWS>());
 template <typename Weight>
 constexpr auto SOME_OUTPUTS = outputs_table<Weight>(std::make_integer_sequence<int, MORE_ROWS>());
 
@@ -496,6 +518,21 @@ void share_outputs(int64_t rows, int64_t inputs, int outputs, const Run& run) {
     });
 }
 
+// Some panels at a time, which stay in the processor's nearest cache for all rows.
+template <typename Weight>
+void linear_in_panels(const Linear& layer, const float* x, int64_t rows, int begin, int end, float* y, int activation,
+                      bool add) {
+    const int64_t fitting = PANELS_TOGETHER_BYTES / (layer.inputs * PANEL * static_cast<int64_t>(sizeof(Weight)));
+    const int together = PANEL * static_cast<int>(std::max<int64_t>(fitting, MIN_PANELS_TOGETHER));
+    for (int from = begin; from < end; from += together) {
+        const int to = std::min(from + together, end);
+        in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
+            PANELS_BY_ROWS<Weight>[count - 1](layer, x + row * layer.inputs, from, to, y + row * layer.outputs, activation,
+                                              add);
+        });
+    }
+}
+
 void linear(const Linear& layer, const float* x, int64_t rows, float* y, int activation = NONE, bool add = false) {
 #ifdef INT8_PRODUCTS
     if (layer.form == INT8_IN_PANELS) {
@@ -511,15 +548,10 @@ void linear(const Linear& layer, const float* x, int64_t rows, float* y, int act
     share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
         if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, begin, end, y, activation, add);
         if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, begin, end, y, activation, add);
-        // Some panels at a time, which stay in the processor's nearest cache for all rows.
-        const int64_t fitting = PANELS_TOGETHER_BYTES / (layer.inputs * PANEL * static_cast<int64_t>(sizeof(float)));
-        const int together = PANEL * static_cast<int>(std::max<int64_t>(fitting, MIN_PANELS_TOGETHER));
-        for (int from = begin; from < end; from += together) {
-            const int to = std::min(from + together, end);
-            in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
-                PANELS_BY_ROWS[count - 1](layer, x + row * layer.inputs, from, to, y + row * layer.outputs, activation, add);
-            });
-        }
+#ifdef HALVES
+        if (layer.form == HALVES_IN_PANELS) return linear_in_panels<Half>(layer, x, rows, begin, end, y, activation, add);
+#endif
+        linear_in_panels<float>(layer, x, rows, begin, end, y, activation, add);
     });
 }
 
@@ -534,34 +566,63 @@ void normalize(const Norm& norm, const float* x, int64_t rows, int width, float*
     }
 }
 
-// Scores of one row become weights: those of slots after `last` and of forbidden ones 0, the others their softmax.
+// e to the power of numbers up to 0, off by about a ten-millionth of it; 0 where that is next to nothing.
+inline Vector exponential(Vector x) {
+    constexpr float LEAST = -87, LOG_2 = 0.693147181f;
+    const Vector bounded = x > LEAST ? x : splat(LEAST);
+    const Indices power = __builtin_convertvector(bounded / LOG_2 - 0.5f, Indices);
+    const Vector rest = bounded - __builtin_convertvector(power, Vector) * LOG_2;
+    Vector series = splat(1 / 720.f);
+    for (const float factor : {1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f}) series = series * rest + factor;
+    return x > LEAST ? series * (Vector)((power + 127) << 23) : Vector{};
+}
+
+constexpr float NO_SCORE = -3e38f;  // -ffast-math knows no infinity
+
+// Scores of one row become weights: those of slots after `last` and of forbidden ones 0, the others their softmax. Behind
+// the slots there is room up to whole vectors.
 void softmax(float* scores, int64_t slots, int64_t last, const uint8_t* allowed) {
-    float highest = -1e30f, sum = 0;  // -ffast-math knows no infinity
     int64_t first = 0;
     if (allowed) {
         // Padding before and after a sentence is left out: it would change the order in which the rest is added up.
         while (first < last && !allowed[first]) ++first;
         while (first < last && !allowed[last]) --last;
         for (int64_t i = 0; i < first; ++i) scores[i] = 0;
-        for (int64_t i = first; i <= last; ++i) scores[i] = allowed[i] ? scores[i] : -1e30f;
+        for (int64_t i = first; i <= last; ++i) scores[i] = allowed[i] ? scores[i] : NO_SCORE;
     }
-    for (int64_t i = first; i <= last; ++i) highest = scores[i] > highest ? scores[i] : highest;
-    for (int64_t i = first; i <= last; ++i) sum += scores[i] = std::exp(scores[i] - highest);
-    for (int64_t i = first; i <= last; ++i) scores[i] /= sum;
+    // Whole vectors from the first slot on, the last one filled up.
+    float* begin = scores + first;
+    const int64_t count = last + 1 - first, filled = (count + LANES - 1) / LANES * LANES;
+    for (int64_t i = count; i < filled; ++i) begin[i] = NO_SCORE;
+    Vector highest = load(begin), sums = {};
+    for (int64_t i = LANES; i < filled; i += LANES) {
+        const Vector here = load(begin + i);
+        highest = here > highest ? here : highest;
+    }
+    float top = highest[0];
+    for (int lane = 1; lane < LANES; ++lane) top = highest[lane] > top ? highest[lane] : top;
+    for (int64_t i = 0; i < filled; i += LANES) {
+        const Vector here = exponential(load(begin + i) - top);
+        store(begin + i, here);
+        sums += here;
+    }
+    sum_lanes<1>(&sums);
+    const float share = 1 / sums[0];
+    for (int64_t i = 0; i < filled; i += LANES) store(begin + i, load(begin + i) * share);
     for (int64_t i = last + 1; i < slots; ++i) scores[i] = 0;
 }
 
 // out[ROWS][width] = weights[ROWS][slots] * values, PANELS panels of columns at a time as long as there are so many.
 template <int ROWS, int PANELS>
-void weigh(const float* weights, int64_t slots, const float* values, int64_t stride, int begin, int width, float* out,
-           int64_t out_stride) {
+void weigh(const float* weights, int64_t row_stride, int64_t slots, const float* values, int64_t stride, int begin,
+           int width, float* out, int64_t out_stride) {
     for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
         float result[ROWS][PANELS * PANEL];
-        multiply_panels<ROWS, PANELS>(weights, slots, slots, values + begin, PANEL, stride, result);
+        multiply_panels<ROWS, PANELS>(weights, row_stride, slots, values + begin, PANEL, stride, result);
         for (int row = 0; row < ROWS; ++row) std::memcpy(out + row * out_stride + begin, result[row], sizeof(result[row]));
     }
     if constexpr (PANELS > 1) {
-        weigh<ROWS, PANELS / 2>(weights, slots, values, stride, begin, width, out, out_stride);
+        weigh<ROWS, PANELS / 2>(weights, row_stride, slots, values, stride, begin, width, out, out_stride);
     } else if (begin < width) {
         // Slot by slot as above: padding, which weighs nothing, must not change the order of the sum.
         for (; begin < width; begin += LANES) {
@@ -569,7 +630,7 @@ void weigh(const float* weights, int64_t slots, const float* values, int64_t str
             for (int row = 0; row < ROWS; ++row) {
                 Vector sum = {};
                 for (int64_t i = 0; i < slots; ++i) {
-                    sum += weights[row * slots + i] * load_some(values + i * stride + begin, columns);
+                    sum += weights[row * row_stride + i] * load_some(values + i * stride + begin, columns);
                     keep_order(sum);
                 }
                 std::memcpy(out + row * out_stride + begin, &sum, columns * sizeof(float));
@@ -578,36 +639,47 @@ void weigh(const float* weights, int64_t slots, const float* values, int64_t str
     }
 }
 
+// Numbers that attention of so many slots needs for the weights of a row: whole vectors from any slot on.
+inline int64_t weights_of(int64_t slots) { return slots + LANES; }
+
+// Products of ROWS queries with the slots `slot` .. `slots`, OUTPUTS at a time as long as there are so many.
+template <int ROWS, int OUTPUTS>
+void score_slots(const float* query, int64_t query_stride, const float* keys, int64_t stride, int width, int64_t slot,
+                 int64_t slots, float scale, float* scores, int64_t row_stride) {
+    float result[ROWS][LANES];
+    while (slot + OUTPUTS <= slots) {
+        multiply_rows<float, ROWS, OUTPUTS, false>(query, query_stride, keys + slot * stride, stride, width, result);
+        for (int row = 0; row < ROWS; ++row) {
+            for (int i = 0; i < OUTPUTS; ++i) scores[row * row_stride + slot + i] = scale * result[row][i];
+        }
+        slot += OUTPUTS;
+        // Some of them once more, which gives the same, rather than the last ones by themselves.
+        if (slot < slots && slots < slot + OUTPUTS) slot = slots - OUTPUTS;
+    }
+    if constexpr (OUTPUTS > 1) {
+        if (slot < slots) {
+            score_slots<ROWS, OUTPUTS / 2>(query, query_stride, keys, stride, width, slot, slots, scale, scores, row_stride);
+        }
+    }
+}
+
 // Attention of ROWS queries of one sentence over its slots 0 .. last of each.
 // query: rows are query_stride apart; those of `out` are heads * width.
-// weights: room for ROWS times all slots.
+// weights: room for ROWS times `weights_of` all slots.
 template <int ROWS>
 void attend(const float* query, int64_t query_stride, const float* key_value, const uint8_t* allowed,
             const int64_t* last, int heads, int width, float* weights, float* out) {
-    constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
+    constexpr int OUTPUTS = ROWS == 1 ? 8 : OUTPUTS_OF<ROWS>;
     const int64_t total = static_cast<int64_t>(heads) * width, stride = 2 * total;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     int64_t slots = 0;
     for (int row = 0; row < ROWS; ++row) slots = last[row] + 1 > slots ? last[row] + 1 : slots;
+    const int64_t row_stride = weights_of(slots);
     for (int head = 0; head < heads; ++head) {
         const float *q = query + head * width, *keys = key_value + head * width;
-        float result[ROWS][LANES];
-        int64_t slot = 0;
-        const auto put = [&](int count) {
-            for (int row = 0; row < ROWS; ++row) {
-                for (int i = 0; i < count; ++i) weights[row * slots + slot + i] = scale * result[row][i];
-            }
-        };
-        for (; slot + OUTPUTS <= slots; slot += OUTPUTS) {
-            multiply_rows<float, ROWS, OUTPUTS>(q, query_stride, keys + slot * stride, stride, width, result);
-            put(OUTPUTS);
-        }
-        for (; slot < slots; ++slot) {
-            multiply_rows<float, ROWS, 1>(q, query_stride, keys + slot * stride, stride, width, result);
-            put(1);
-        }
-        for (int row = 0; row < ROWS; ++row) softmax(weights + row * slots, slots, last[row], allowed);
-        weigh<ROWS, 4>(weights, slots, keys + total, stride, 0, width, out + head * width, total);
+        score_slots<ROWS, OUTPUTS>(q, query_stride, keys, stride, width, 0, slots, scale, weights, row_stride);
+        for (int row = 0; row < ROWS; ++row) softmax(weights + row * row_stride, slots, last[row], allowed);
+        weigh<ROWS, 4>(weights, row_stride, slots, keys + total, stride, 0, width, out + head * width, total);
     }
 }
 
@@ -710,7 +782,7 @@ void run_rows(const Layer* layers, int32_t count, float* x, int32_t dim, const R
     float* wide = scratch(wide_memory, rows * widest);
     float* attended = scratch(attended_memory, size);
     float* normal = scratch(normal_memory, size);
-    float* weights = scratch(weights_memory, MORE_ROWS * longest);
+    float* weights = scratch(weights_memory, MORE_ROWS * weights_of(longest));
     const std::vector<int64_t> whole_source(MORE_ROWS, cross ? cross->used - 1 : 0);
     const auto attend_all = [&](const Layer& layer, int64_t query_stride, const Memory& memory, int64_t index,
                                 const int64_t* last_visible) {
@@ -817,22 +889,31 @@ int64_t first_best(const float* scores, int64_t size) {
     return chunk;
 }
 
+// The sum of the exponentials of `size` scores less `top`, the highest of them.
+float sum_exponentials(const float* scores, int64_t size, float top) {
+    Vector sums = {};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sums += exponential(load(scores + i) - top);
+    sum_lanes<1>(&sums);
+    float sum = sums[0];
+    for (; i < size; ++i) sum += std::exp(scores[i] - top);
+    return sum;
+}
+
 // What is to be taken off each of `size` scores to make them log-probabilities.
 float normaliser(const float* scores, int64_t size) {
-    float highest = scores[0], sum = 0;
+    float highest = scores[0];
     for (int64_t i = 0; i < size; ++i) highest = scores[i] > highest ? scores[i] : highest;
-    for (int64_t i = 0; i < size; ++i) sum += std::exp(scores[i] - highest);
-    return highest + std::log(sum);
+    return highest + std::log(sum_exponentials(scores, size, highest));
 }
 
 // The best allowed token of a row at a position of the output, and its log-probability. The scores are left as they were.
 void best_token(float* scores, const Limits& limits, int64_t position, int64_t* best, float* log_prob) {
-    constexpr float NEVER = -3e38f;  // -ffast-math knows no infinity
     const float shift = normaliser(scores, limits.vocabulary);
     const float pad = scores[limits.pad], unk = scores[limits.unk], eos = scores[limits.eos];
-    scores[limits.pad] = NEVER;
+    scores[limits.pad] = NO_SCORE;
     scores[limits.unk] -= limits.unk_penalty;
-    if (position < limits.min_len) scores[limits.eos] = NEVER;
+    if (position < limits.min_len) scores[limits.eos] = NO_SCORE;
     *best = position >= limits.max_len ? limits.eos : first_best(scores, limits.vocabulary);
     *log_prob = scores[*best] - shift;
     scores[limits.eos] = eos;
@@ -915,6 +996,15 @@ const char* kernels_version() { return KERNELS_VERSION; }
 // Whether the processor has what INT8_IN_PANELS needs.
 int32_t has_int8_products() {
 #ifdef INT8_PRODUCTS
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Whether the processor reads float16 numbers as fast as others, for HALVES_IN_PANELS.
+int32_t has_halves() {
+#ifdef HALVES
     return 1;
 #else
     return 0;
