@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         keeps_ended = self.method.verifier.engine.has_graphs(sample["net_input"]["src_tokens"].device)
         batch = Batch(sample, limits, first_token, self.active_sentences, beam, keeps_ended)
         yield from self._decode(batch, self.method, every_one)
-        hypotheses = [self._hypotheses(outputs) for outputs in batch.outputs]
+        hypotheses = self._hypotheses(batch.outputs)
         self._record(batch, hypotheses, time.perf_counter() - started)
         return hypotheses
 
@@ -151,25 +152,32 @@ class DraftVerifyGenerator(SequenceGenerator):
             raise ConfigurationError("--prefix-size is not supported where no verifier runs; use --decoder gad")
         return None if given is None else Draft(*given)
 
-    def _hypotheses(self, outputs: list[Hypothesis]) -> list[dict[str, Tensor]]:
-        """As fairseq returns them, the best first; of equal ones that which ended first."""
+    def _hypotheses(self, outputs: list[list[Hypothesis]]) -> Hypotheses:
+        """As fairseq returns them, of every sentence the best first; of equal ones that which ended first."""
+        every = [output for found in outputs for output in found]
+        if not every:
+            return [[] for _ in outputs]
+        lengths = [len(output.tokens) for output in every]
         # Ordinary tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
-            found = [self._hypothesis(output) for output in outputs]
-        order = torch.tensor([float(hypothesis["score"]) for hypothesis in found]).sort(descending=True, stable=True)[1]
-        return [found[place] for place in order]
-
-    def _hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
-        tokens, log_probs, score = output.tokens.clone(), output.log_probs.clone(), output.score.clone()
-        if self.normalize_scores:
-            score = score / len(tokens) ** self.len_penalty
-        return {
-            "tokens": tokens,
-            "score": score,
-            "attention": torch.empty(0),
-            "alignment": torch.empty(0),
-            "positional_scores": log_probs,
-        }
+            tokens = torch.cat([output.tokens for output in every]).split(lengths)
+            log_probs = torch.cat([output.log_probs for output in every]).split(lengths)
+            scores = torch.stack([output.score for output in every])
+            if self.normalize_scores:
+                scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
+            found = [
+                {
+                    "tokens": tokens[i],
+                    "score": score,
+                    "attention": torch.empty(0),
+                    "alignment": torch.empty(0),
+                    "positional_scores": log_probs[i],
+                }
+                for i, score in enumerate(scores.unbind())
+            ]
+        scored = iter(zip(scores.tolist(), found, strict=True))
+        in_order = [sorted(islice(scored, len(some)), key=lambda pair: -pair[0]) for some in outputs]
+        return [[hypothesis for _, hypothesis in some] for some in in_order]
 
     def _record(self, batch: Batch, hypotheses: Hypotheses, seconds: float) -> None:
         sample = batch.sample

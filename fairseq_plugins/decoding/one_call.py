@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.engine.native.build import DecodingStructure
+from fairseq_plugins.decoding.engine.native.kernels import sentences_together
 from fairseq_plugins.decoding.engine.native.layers import check
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
@@ -97,6 +98,7 @@ class OneCall:
             ("lengths", state.lengths, torch.long),
         ):
             check(name, tensor, (batch, *state.tokens.shape[1:]) if tensor.dim() == 2 else (batch,), kind)
+        least, rows = sentences_together(verifier[0].dim)
         kernels.functions.set_threads(torch.get_num_threads())
         failed = kernels.functions.decode(
             ctypes.byref(
@@ -115,6 +117,8 @@ class OneCall:
                     budget=_ITERATIONS,
                     emitted=emitted.data_ptr(),
                     enough=enough,
+                    least_together=least,
+                    rows_together=rows,
                 )
             )
         )

@@ -10,7 +10,7 @@ from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.native.build import MAX_ROWS_TOGETHER, MIN_TOGETHER
+from fairseq_plugins.decoding.engine.native.kernels import sentences_together
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.method import MethodOptions, Parts, option
 from fairseq_plugins.errors import ConfigurationError
@@ -105,7 +105,10 @@ def trained_drafter(
         engine = _rounding(engine, model)
     kind = FeatureDrafter if model.reads_features else NatDrafter
     drafter = kind(model, drafted_tokens(model, options.block_size), engine, how)
-    return AdaptiveDrafter(drafter, Policy(_together(drafter.block_size))) if adaptive else drafter
+    if not adaptive:
+        return drafter
+    least, rows = sentences_together(model.decoder.embed_dim)
+    return AdaptiveDrafter(drafter, Policy((max(least, rows // (1 + drafter.block_size)), rows)))
 
 
 def _rounding(engine: Engine, drafter: BlockNat) -> Engine:
@@ -114,8 +117,3 @@ def _rounding(engine: Engine, drafter: BlockNat) -> Engine:
     if kernels is None or not kernels.has_int8_products(decoder.embed_dim, decoder.embed_tokens.weight):
         return engine
     return replace(engine, precision=Precision.INT8_PRODUCTS)
-
-
-def _together(block_size: int) -> tuple[int, int]:
-    """How many sentences the kernels draft for, and step without drafts, in one call: see native/decode.h."""
-    return max(MIN_TOGETHER, MAX_ROWS_TOGETHER // (1 + block_size)), MAX_ROWS_TOGETHER

@@ -22,7 +22,7 @@ from fairseq_plugins.decoding.engine.fixed_shapes import FixedAttention, padding
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
-from fairseq_plugins.decoding.engine.memory import new_empty, new_zeros
+from fairseq_plugins.decoding.engine.memory import Room, new_zeros
 from fairseq_plugins.decoding.engine.native.beam import Going, run_beams
 from fairseq_plugins.decoding.engine.native.build import LimitsStructure, StackStructure
 from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers, NativeLinear, Predicted, Prediction
@@ -91,7 +91,7 @@ class CachedDecoder:
         # Only drafters have this: see models/block_nat.
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
         self.native_layers = self._native_layers()
-        self.cross_projections = [engine.linear(layer.cross_key_value) for layer in self.layers]
+        self.cross_projections = [engine.linear_into(layer.cross_key_value) for layer in self.layers]
         # For predictions in one call with the layers; `project` then uses the same copy of the weight.
         self.native_output: NativeLinear | None = None
         if plain_output is None:
@@ -109,8 +109,8 @@ class CachedDecoder:
         self.cross_mask: Tensor | None = None
         # With several hypotheses: the place [B] in these of every sentence; None where each has its own.
         self.places: Tensor | None = None
-        # What the hypotheses of the batch before had: new pages take longer to get than a step to compute.
-        self.room: Tensor | None = None
+        # What the batch before had, on a CPU.
+        self.cache_room, self.cross_room = Room(), Room()
 
     def _native_layers(self) -> NativeLayers | None:
         """The layers for the kernels, which know no projection of the input, and positions at its beginning only."""
@@ -127,6 +127,9 @@ class CachedDecoder:
         Args:
             encoder_out: what a fairseq encoder returns: `encoder_out` [S, B, D], `encoder_padding_mask` [B, S].
         """
+        self._begin(encoder_out, self.cross_room)
+
+    def _begin(self, encoder_out: dict[str, list[Tensor]], room: Room) -> None:
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
         if self.engine.steady and padding:
@@ -136,9 +139,9 @@ class CachedDecoder:
             padding = [padding[0].gather(1, order)]
         heads = self.layers[0].heads
         shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
-        self.cross = new_empty(memory, shape)
+        self.cross = room.take(memory, shape) if memory.device.type == "cpu" else memory.new_empty(shape)
         for cross, project in zip(self.cross, self.cross_projections, strict=True):
-            cross.copy_(project(memory).view_as(cross))
+            project(memory, cross)
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
@@ -154,7 +157,7 @@ class CachedDecoder:
             self._select(self.places)
         cache, cross, mask = self.cache, self.cross, self.cross_mask
         assert cache is not None and cross is not None, "call start() first"
-        self.start(encoder_out)
+        self._begin(encoder_out, Room())
         assert self.cache is not None and self.cross is not None
         masks = [cross_mask_of(mask, cross), cross_mask_of(self.cross_mask, self.cross)]
         self.cross_mask = cat_padded(*masks, dim=3, value=False)
@@ -427,18 +430,18 @@ class CachedDecoder:
         if slots > self.capacity:
             slots += -slots % ROOM
             each = math.prod(old.shape[:2]) * math.prod(old.shape[3:])
-            if self.room is not None and self.capacity == 0 and self.room.numel() >= slots * each:
+            kept = self.cache_room.kept
+            if self.capacity == 0 and kept is not None and self.cache_room.fits(old, slots * each):
                 # All of it: growing costs more than standing further apart.
-                slots = self.room.numel() // each
-                self.cache = self.room[: slots * each].view(*old.shape[:2], slots, *old.shape[3:])
+                slots = kept.numel() // each
+                self.cache = self.cache_room.take(old, (*old.shape[:2], slots, *old.shape[3:]))
                 return
-            shape = (*old.shape[:2], slots, *old.shape[3:])
-            self.room = None
+            self.cache_room.kept = None
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
-            self.cache = new_zeros(old, shape)
+            self.cache = new_zeros(old, (*old.shape[:2], slots, *old.shape[3:]))
             self.cache[:, :, : old.size(2)] = old
-            if self.beam > 1 and self.native_output is not None:
-                self.room = self.cache.view(-1)
+            if self.cache.device.type == "cpu":
+                self.cache_room.kept = self.cache.view(-1)
 
     def _position_embeddings(self, layout: Chain | StepLayout | BeamLayout) -> Tensor | None:
         """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""
@@ -452,9 +455,7 @@ class CachedDecoder:
         # No output is longer than the table, so after its end nothing can be accepted: any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
-    def _embed(
-        self, tokens: Tensor, layout: Chain | StepLayout | BeamLayout, masks: int, fed: Tensor | None
-    ) -> Tensor:
+    def _embed(self, tokens: Tensor, layout: Chain | StepLayout | BeamLayout, masks: int, fed: Tensor | None) -> Tensor:
         """Embeddings of the tokens, and what masks are fed in their place."""
         decoder = self.decoder
         weight = decoder.embed_tokens.weight

@@ -15,7 +15,6 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, in_parts, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
-from fairseq_plugins.decoding.engine.native.kernels import MAX_PACKED_INPUTS
 from fairseq_plugins.decoding.engine.weights import Layer, Precision, fused, linear, norm, quantized_layer
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
@@ -85,10 +84,9 @@ class FusedEncoder:
         }
 
     def _pays(self, rows: int) -> bool:
-        """Whether the kernels run so many rows: those of narrow layers any number, which they are as fast with."""
         if self.native_layers is None or self.engine.kernels is None:
             return False
-        return self.native_layers.width <= MAX_PACKED_INPUTS or self.engine.kernels.pays(rows, self.engine.precision)
+        return self.engine.kernels.pays_in_layers(self.native_layers.width, rows, self.engine.precision)
 
     def _run_native(self, x: Tensor, padding: Tensor | None) -> Tensor:
         """The layers, of padding [B, S] no row; None for no padding."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.fixed_shapes import by_rows
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.layers import NativeLinear
 from fairseq_plugins.decoding.engine.weights import Linear, Precision
 
 
@@ -40,6 +41,13 @@ class Engine:
         if self.kernels is not None and self.kernels.can_run(layer):
             return self.kernels.linear(layer, self.precision)
         return lambda x: self.apply(x, layer)
+
+    def linear_into(self, layer: Linear) -> Callable[[Tensor, Tensor], object]:
+        """A linear layer as a function of x [R, ..., inputs] and a contiguous tensor [R, ...] that gets the result."""
+        function = self.linear(layer)
+        if isinstance(function, NativeLinear):
+            return function.write
+        return lambda x, to: to.copy_(function(x).view_as(to))
 
     def apply(self, x: Tensor, layer: Linear) -> Tensor:
         """A linear layer of x [..., inputs] in PyTorch."""

@@ -22,6 +22,29 @@ def new_empty(like: Tensor, shape: Sequence[int]) -> Tensor:
     return like.new_empty(shape) if _is_small(like, shape) else _mapped(like, shape)
 
 
+class Room:
+    """Memory that stays from batch to batch: to get new pages takes longer than a step of a small model.
+
+    What is taken first is overwritten by what is taken next.
+    """
+
+    def __init__(self) -> None:
+        self.kept: Tensor | None = None
+
+    def fits(self, like: Tensor, size: int) -> bool:
+        """Whether there is room for so many numbers of the kind of a tensor."""
+        kept = self.kept
+        return kept is not None and kept.numel() >= size and (kept.dtype, kept.device) == (like.dtype, like.device)
+
+    def take(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """A tensor of this shape, of zeros where the memory is new; memory that is too small is given back first."""
+        size = math.prod(shape)
+        if not self.fits(like, size):
+            self.kept = None
+            self.kept = new_zeros(like, (size,))
+        return self.kept[:size].view(tuple(shape))
+
+
 def _is_small(like: Tensor, shape: Sequence[int]) -> bool:
     small = math.prod(shape) * like.element_size() < _LARGE_BYTES
     return small or like.device.type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS")

@@ -20,8 +20,9 @@ PAD, EOS, UNK = 1, 2, 3
 
 
 def random_linear(inputs: int, outputs: int) -> Linear:
-    """A linear layer whose outputs are about as large as its inputs."""
-    return torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs) / 10
+    """A linear layer whose outputs are about as large as its inputs; every other one has weights that are halves."""
+    weight = torch.randn(outputs, inputs) / inputs**0.5
+    return weight.half().float() if torch.rand(()) < 0.5 else weight, torch.randn(outputs) / 10
 
 
 def random_norm(width: int) -> Norm:

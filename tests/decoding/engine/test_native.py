@@ -18,10 +18,16 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
-from fairseq_plugins.decoding.engine.native import build
+from fairseq_plugins.decoding.engine.native import build, layers
 from fairseq_plugins.decoding.engine.native import kernels as native
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, IN_ROWS, INT8_IN_PANELS, NativeLinear
+from fairseq_plugins.decoding.engine.native.layers import (
+    HALVES_IN_PANELS,
+    IN_PANELS,
+    IN_ROWS,
+    INT8_IN_PANELS,
+    NativeLinear,
+)
 from fairseq_plugins.decoding.engine.weights import Linear, Precision, quantized
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
 from tests.support import (
@@ -77,6 +83,37 @@ def test_linear_layers_of_any_size(
     compiled = NativeLinear(kernels.functions, layer, IN_PANELS if packed else IN_ROWS)
     assert (compiled.tensors[0].data_ptr() == weight.data_ptr()) != packed
     torch.testing.assert_close(compiled(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
+
+
+@settings(STEADY, max_examples=80)
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 150),
+    exponent=st.integers(-20, 12),
+    seed=st.integers(0, 99),
+)
+def test_weights_that_are_halves_give_the_same_bit_by_bit(
+    kernels: Kernels, rows: int, inputs: int, outputs: int, exponent: int, seed: int
+) -> None:
+    """Also the smallest ones, which float16 has without all of its digits."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
+    layer = ((weight * 2.0**exponent).half().float(), bias)
+    halves = NativeLinear(kernels.functions, layer, IN_PANELS)
+    assert (halves.structure.form == HALVES_IN_PANELS) == bool(kernels.functions.has_halves())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "is_exact_in_half", lambda weight: False)
+        whole = NativeLinear(kernels.functions, layer, IN_PANELS)
+    assert whole.structure.form == IN_PANELS
+    assert torch.equal(halves(x), whole(x))
+
+
+@pytest.mark.parametrize("number", [1 + 2**-11, 1e-9, 70000.0, float("nan")])
+def test_other_weights_are_no_halves(kernels: Kernels, number: float) -> None:
+    weight = torch.ones(20, 3)
+    weight[7, 1] = number
+    assert NativeLinear(kernels.functions, (weight, None), IN_PANELS).structure.form == IN_PANELS
 
 
 @settings(STEADY, max_examples=80)
@@ -300,14 +337,24 @@ def test_what_they_cannot_run_is_left_to_pytorch() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("inputs", [7, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_fastest_linear_layer(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_linear_layer(
+    rows: int, inputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many rows of a wide layer are PyTorch's; the result may also go to where it is wanted."""
     calls = []
-    monkeypatch.setattr(NativeLinear, "__call__", lambda self, x: calls.append(x) or F.linear(x, *layer))
-    layer = (torch.randn(20, 7, dtype=dtype), torch.randn(20, dtype=dtype))
-    x = torch.randn(rows, 1, 7, dtype=dtype)
-    torch.testing.assert_close(make_engine().linear(layer)(x), F.linear(x, *layer))
-    assert bool(calls) == (rows == 1 and dtype == torch.float32)
+    write = NativeLinear.write
+    monkeypatch.setattr(NativeLinear, "write", lambda *args: calls.append(args) or write(*args))
+    layer = (torch.randn(20, inputs, dtype=dtype), torch.randn(20, dtype=dtype))
+    x = torch.randn(rows, 1, inputs, dtype=dtype)
+    torch.testing.assert_close(make_engine().linear(layer)(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
+    assert bool(calls) == (dtype == torch.float32 and (rows == 1 or inputs == 7))
+    calls.clear()
+    result = x.new_empty(rows, 2, 10)
+    make_engine().linear_into(layer)(x, result)
+    torch.testing.assert_close(result.flatten(1), F.linear(x, *layer).flatten(1), rtol=1e-4, atol=1e-4)
+    assert bool(calls) == (dtype == torch.float32 and (rows == 1 or inputs == 7))
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])

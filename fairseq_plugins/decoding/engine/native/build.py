@@ -140,7 +140,7 @@ class StackStructure(ctypes.Structure):
 
 
 # As in decode.h.
-BINS, MIN_TOGETHER, MAX_ROWS_TOGETHER = 10, 8, 128
+BINS = 10
 
 
 class AdaptiveStructure(ctypes.Structure):
@@ -180,7 +180,7 @@ class DecodingStructure(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("tokens", "log_probs", "lengths", "finished")],
         ("budget", ctypes.c_int64),
         ("emitted", ctypes.c_void_p),
-        ("enough", ctypes.c_int64),
+        *[(name, ctypes.c_int64) for name in ("enough", "least_together", "rows_together")],
     ]
 
 
@@ -194,9 +194,7 @@ class BeamsStructure(ctypes.Structure):
 
 
 class GoingStructure(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders", "log_probs", "scores", "ignored")
-    ]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders", "log_probs", "scores", "ignored")]
 
 
 class CandidatesStructure(ctypes.Structure):

@@ -63,6 +63,7 @@ struct Decoding {
     int64_t budget;          // iterations at most
     int32_t* emitted;        // [budget][B]
     int64_t enough;          // return when so many sentences have ended
+    int64_t least_together, rows_together;  // sentences that are decoded together: so many, or more if they have so few rows
 };
 
 }  // extern "C"
@@ -91,9 +92,6 @@ void add_counts(const Adaptive& from, Adaptive& to) {
     to.accepted += from.accepted;
     to.drafts += from.drafts;
 }
-
-// Sentences that are decoded together: products of few rows are slow, and the scores of many leave the processor's cache.
-constexpr int64_t MIN_TOGETHER = 8, MAX_ROWS_TOGETHER = 24;
 
 // Rows that are projected to the vocabulary at a time: of what stands after a rejected token none has to be. Of less rows
 // than this a product is slower by the row.
@@ -426,7 +424,7 @@ int32_t decode(const Decoding* decoding) {
     }
     if (waiting == 0) return 0;
     const int64_t width = 1 + (drafter ? drafter->block_size : all.copier ? all.copier->width : 0);
-    const int64_t most = std::max<int64_t>(MIN_TOGETHER, MAX_ROWS_TOGETHER / width);
+    const int64_t most = std::max<int64_t>({1, all.least_together, all.rows_together / width});
     const int64_t threads = threads::available();
     int64_t parts = std::min(threads, waiting);
     parts = std::max(parts, (waiting + most - 1) / most);

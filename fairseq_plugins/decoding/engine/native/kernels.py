@@ -30,6 +30,15 @@ MAX_PACKED_INPUTS = 511
 MAX_ROWS = 256
 _MAX_INT8_ROWS = 1024
 
+# Sentences that are decoded together: products of few rows are slow, and the scores of many leave the processor's
+# cache, in which a narrow model's weights are. A wide one's are read from memory, for every part of a batch anew.
+_LEAST_TOGETHER, _ROWS_TOGETHER, _ROWS_TOGETHER_IF_WIDE = 8, 24, 128
+
+
+def sentences_together(width: int) -> tuple[int, int]:
+    """How many sentences one call decodes together in a model so wide: the least, and the rows of more of them."""
+    return _LEAST_TOGETHER, _ROWS_TOGETHER if width <= 256 else _ROWS_TOGETHER_IF_WIDE
+
 
 class Kernels:
     """The compiled kernels with one way of using them.
@@ -50,6 +59,10 @@ class Kernels:
         """The kernels for this machine, compiled if need be; None, after a line in the log, where they cannot be."""
         functions = library()
         return None if functions is None else cls(copies, functions, any_size)
+
+    def pays_in_layers(self, width: int, rows: int, precision: Precision) -> bool:
+        """Whether so many rows are for the kernels in layers so wide; those of narrow ones are any number."""
+        return width <= MAX_PACKED_INPUTS or self.pays(rows, precision)
 
     def pays(self, rows: int, precision: Precision = Precision.FP32) -> bool:
         """Whether so many rows (sentences times tokens) are few enough to be run here."""
@@ -102,6 +115,8 @@ class Kernels:
         self, compiled: NativeLinear, layer: Linear, precision: Precision = Precision.FP32
     ) -> Callable[[Tensor], Tensor]:
         """A compiled layer where the kernels pay, PyTorch's own with the same weights where they do not."""
+        if compiled.in_panels and compiled.inputs <= MAX_PACKED_INPUTS:
+            return compiled
         return lambda x: compiled(x) if self.pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
 
     def compiled_linear(self, layer: Linear, precision: Precision = Precision.FP32) -> NativeLinear:

@@ -125,15 +125,26 @@ class NativeLinear:
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in self.tensors]
         self.structure = LinearStructure(*pointers, self.inputs, self.outputs, form)
 
+    @property
+    def in_panels(self) -> bool:
+        """Whether this is the form that is fastest where there are few inputs."""
+        return self.structure.form in (IN_PANELS, HALVES_IN_PANELS)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
-        x = x.contiguous()
-        check("input of a linear layer", x, (*x.shape[:-1], self.inputs))
         y = new_empty(x, (*x.shape[:-1], self.outputs))
-        rows = x.numel() // self.inputs
-        self.kernels.set_threads(torch.get_num_threads())
-        self.kernels.run_linear(ctypes.byref(self.structure), x.data_ptr(), rows, y.data_ptr())
+        self.write(x, y)
         return y
+
+    def write(self, x: Tensor, to: Tensor) -> None:
+        """Apply to x [R, ..., inputs] and write the result to a contiguous tensor [R, ...] of as many numbers."""
+        x = x.contiguous()
+        rows = x.numel() // self.inputs
+        check("input of a linear layer", x, (*x.shape[:-1], self.inputs))
+        check("output of a linear layer", to, to.shape)
+        require(to.numel() == rows * self.outputs, f"{rows} rows of {self.outputs} outputs go to {list(to.shape)}")
+        self.kernels.set_threads(torch.get_num_threads())
+        self.kernels.run_linear(ctypes.byref(self.structure), x.data_ptr(), rows, to.data_ptr())
 
 
 @dataclass(frozen=True)
@@ -385,9 +396,7 @@ class NativeLayers:
         )
         return structure, held
 
-    def memory(
-        self, key_value: Tensor, used: int, allowed: Tensor | None, held: list[Any]
-    ) -> MemoryStructure:
+    def memory(self, key_value: Tensor, used: int, allowed: Tensor | None, held: list[Any]) -> MemoryStructure:
         """Keys and values of all layers, [layers, B, slots, 2, H, D / H]; what must be held goes to `held`.
 
         Raises:
@@ -425,9 +434,7 @@ class NativeLayers:
             given.sentence, given.position = fed.stride()[:2]
             given.fed_sentences, given.fed_positions = fed.shape[:2]
 
-    def _predict(
-        self, wanted: Prediction, layout: Chain | StepLayout, x: Tensor
-    ) -> tuple[Predicted, PredictStructure]:
+    def _predict(self, wanted: Prediction, layout: Chain | StepLayout, x: Tensor) -> tuple[Predicted, PredictStructure]:
         """Where a prediction after the rows x goes, and its structure; `wanted` and what is returned must be held."""
         projection, limits = wanted.projection, wanted.limits
         require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
