@@ -4,7 +4,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,6 +89,12 @@ def _add_replay_options(group: argparse._ActionsContainer) -> None:
         "--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help="symbols of the dictionary"
     )
     group.add_argument(
+        "--replay-tokens",
+        type=float,
+        metavar="N",
+        help="mean tokens per iteration of the lossless rows (default: 6.13, GAD Table 2)",
+    )
+    group.add_argument(
         "--by-length",
         type=positive_list,
         metavar="N,N,...",
@@ -106,7 +112,7 @@ def configure(argv: Sequence[str]) -> Setting:
     first, _ = replaying.parse_known_args(argv)
     made_here = Path(first.results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}")
     arguments = list(argv)
-    _check_lengths(first)
+    _check_replay(first)
     if first.replay is not None:
         made = replay.prepare(
             made_here / "replay",
@@ -120,6 +126,8 @@ def configure(argv: Sequence[str]) -> Setting:
         arguments = [*made, *arguments]
     cuda = torch.cuda.is_available() and "--cpu" not in argv
     rows = all_contenders(cuda, first.replay is not None)
+    if first.replay_tokens is not None:
+        rows = [replace(row, replay=first.replay_tokens) if row.replay and row.lossless else row for row in rows]
     args, cfg = parse(benchmark_parser(rows), arguments)
     if args.varied and args.long_run is None:
         raise ConfigurationError("--varied: is for a long run; add --long-run N")
@@ -142,7 +150,11 @@ def configure(argv: Sequence[str]) -> Setting:
     return Setting(args, bench, wanted)
 
 
-def _check_lengths(args: argparse.Namespace) -> None:
+def _check_replay(args: argparse.Namespace) -> None:
+    if args.replay_tokens is not None and args.replay is None:
+        raise ConfigurationError(f"--replay-tokens {args.replay_tokens:g}: is for random weights; add --replay SHAPE")
+    if args.replay_tokens is not None and not args.replay_tokens > 1:
+        raise ConfigurationError(f"--replay-tokens {args.replay_tokens:g}: an iteration emits more than 1; give more")
     lengths = args.by_length or args.replay_lengths
     text = ",".join(map(str, lengths))
     if args.replay_vocabulary < replay.MIN_VOCABULARY:

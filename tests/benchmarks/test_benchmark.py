@@ -189,6 +189,8 @@ def test_peak_memory_sees_what_was_used_in_between() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["data", "--replay-tokens", "3"], "--replay-tokens 3: is for random weights; add --replay SHAPE"),
+        (["--replay", "tiny", "--replay-tokens", "1"], "--replay-tokens 1: an iteration emits more than 1"),
         (["data", "--replay", "tiny", "--replay-lengths", "10"], "--replay-lengths 10: give the shortest, "),
         (["none", "--path", "none.pt"], "none: no such folder; "),
         (["data", "--by-length", "10,20"], "--by-length 10,20: is for random weights; add --replay"),
@@ -264,22 +266,25 @@ def test_replayed_drafts_stay_right_when_the_verifier_says_something_else() -> N
     assert right == again == learned and sum(map(len, lost)) > 1.2 * sum(map(len, right))
 
 
-@pytest.mark.parametrize("drafter", ["tokens", "features"])
+@pytest.mark.parametrize(("drafter", "tokens"), [("tokens", 6.13), ("features", 3.5)])
 def test_replay_of_a_shape(
-    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    drafter: str, tokens: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(replay, "VOCABULARY", 200)
     arguments = "--replay tiny --replay-lengths 8,20 --timing-sentences 4 --timing-batch-sizes 2 --repeats 1 --cpu"
     names = "greedy,gad (replayed),gad++ high-quality (replayed)"
     more = ["--no-memory", "--replay-drafter", drafter, "--decoders", names, "--results", str(tmp_path)]
+    if tokens != 6.13:
+        more += ["--replay-tokens", str(tokens)]
     assert benchmark.main([*arguments.split(), *more]) == 0
     rows = _rows(tmp_path)
     assert list(rows) == [BEAM_1, *names.split(",")]
     assert {row["identical"] for row in rows.values()} == {4}
     assert rows["gad (replayed)"]["mean_accepted_tokens"] > 2
+    assert rows["gad (replayed)"]["mean_accepted_tokens"] < tokens + 1
     printed = capsys.readouterr().out
     assert "REPLAYED, random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
-    assert "gad (replayed) 6.13" in printed
+    assert f"gad (replayed) {tokens}," in printed and "gad++ high-quality (replayed) 7.56" in printed
 
 
 def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

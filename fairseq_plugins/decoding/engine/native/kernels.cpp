@@ -35,6 +35,9 @@
 #include <immintrin.h>
 #endif
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+#define UNSIGNED_TIMES_SIGNED
+#define INT8_PRODUCTS
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #define INT8_PRODUCTS
 #endif
 
@@ -415,17 +418,34 @@ void linear_in_rows(const Linear& layer, const float* x, int64_t rows, int first
 
 #ifdef INT8_PRODUCTS
 
-// What is added to inputs rounded to -127 .. 127, because the processor multiplies unsigned by signed numbers.
-constexpr int SHIFT = 128, INPUTS_AT_ONCE = 4;
-
 typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(sizeof(int32_t)), may_alias));
 
-// Adds to every lane of `sums` four products of unsigned and signed bytes.
-inline Integers add_products(Integers sums, Integers inputs, Integers weights) {
-#ifdef __AVX512VNNI__
-    return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
+constexpr int INPUTS_AT_ONCE = 4;
+
+// Processors multiply unsigned by signed bytes. What is added to inputs, which are rounded to -127 .. 127, for that: where
+// there is no sum of four products in 32 bits, nothing, but their signs go to the weights. Two products then fit 16 bits,
+// at most 2 * 127 * 127, so every processor comes to the same sums.
+#ifdef UNSIGNED_TIMES_SIGNED
+constexpr int SHIFT = 128;
 #else
+constexpr int SHIFT = 0;
+#endif
+
+// Adds to every lane of `sums` four products of inputs, as `round_row` leaves them, and weights.
+inline Integers add_products(Integers sums, Integers inputs, Integers weights) {
+#if defined(__AVX512VNNI__)
+    return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
+#elif defined(UNSIGNED_TIMES_SIGNED)
     return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)inputs, (__m256i)weights);
+#elif defined(__AVX512F__)
+    const __m512i given = (__m512i)inputs, signs = (__m512i)weights;
+    const __m512i turned = _mm512_mask_sub_epi8(signs, _mm512_movepi8_mask(given), _mm512_setzero_si512(), signs);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(given), turned);
+    return sums + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    const __m256i given = (__m256i)inputs;
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(given), _mm256_sign_epi8((__m256i)weights, given));
+    return sums + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #endif
 }
 
@@ -434,7 +454,10 @@ inline float round_row(const float* x, int inputs, uint8_t* rounded) {
     float largest = 0;
     for (int i = 0; i < inputs; ++i) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
     const float steps = largest > 0 ? 127 / largest : 0;
-    for (int i = 0; i < inputs; ++i) rounded[i] = static_cast<uint8_t>(static_cast<int>(x[i] * steps + SHIFT + 0.5f));
+    constexpr int ABOVE_ZERO = 128;  // so that to cut off digits rounds down
+    for (int i = 0; i < inputs; ++i) {
+        rounded[i] = static_cast<uint8_t>(static_cast<int>(x[i] * steps + ABOVE_ZERO + 0.5f) - ABOVE_ZERO + SHIFT);
+    }
     for (int i = inputs; i % INPUTS_AT_ONCE; ++i) rounded[i] = SHIFT;
     return largest / 127;
 }
