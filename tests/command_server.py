@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import logging
 import marshal
@@ -191,7 +192,7 @@ def _obey(client: socket.socket) -> None:
 
 def python() -> None:
     """`python -m MODULE`, `python -c CODE`, `python -` with the code on standard input, `python FILE`."""
-    kind, *rest = sys.argv[1:]
+    kind, *rest = (argument for argument in sys.argv[1:] if argument != "-u")
     if kind == "-m":
         sys.argv = rest
         warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
@@ -218,12 +219,14 @@ def _receive(client: socket.socket) -> tuple[list[str], str]:
         os.close(file)
     for number in {0, 1, 2}.difference(numbers):
         os.close(number)
-    sys.stdin = open(0) if 0 in numbers else None
-    sys.stdout = open(1, "w") if 1 in numbers else None
-    sys.stderr = open(2, "w", buffering=1) if 2 in numbers else None
     os.chdir(folder)
     os.environ.clear()
     os.environb.update(environment)
+    sys.stdin = open(0) if 0 in numbers else None
+    sys.stdout = open(1, "w") if 1 in numbers else None
+    sys.stderr = open(2, "w", buffering=1) if 2 in numbers else None
+    if sys.stdout is not None and os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout = io.TextIOWrapper(sys.stdout.detach().detach(), write_through=True)
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return arguments, folder
 
@@ -232,6 +235,7 @@ def _run(client: socket.socket, report: Path) -> None:
     """Run one command in this forked process, report what others will need, too, and end it."""
     from fairseq.utils import import_user_module
 
+    from fairseq_plugins.output import quieten, watch_output
     from tests import quick_options
 
     known = quick_options.worked_out()
@@ -243,6 +247,8 @@ def _run(client: socket.socket, report: Path) -> None:
     name = os.path.basename(program)
     threading.Thread(target=_obey, args=[client], daemon=True).start()
     sys.argv = [name, *arguments]
+    # What torchrun starts comes from here, too.
+    os.environ["PYTHON_EXEC"] = os.path.join(os.path.dirname(program), "python")
     # The script's own link to the plugin, which is imported already.
     import_user_module.memo = {os.path.join(folder, "fairseq_plugins")}
     module_name, function = COMMANDS[name].split(":")
@@ -251,12 +257,16 @@ def _run(client: socket.socket, report: Path) -> None:
         # They say where the log goes before they import anything else. Here others came before them.
         logging.root.handlers.clear()
         importlib.reload(module)
+    if name.startswith("spec-dec-") or "--user-dir" in arguments:
+        # As importing the plugin does, which came before the command had its output.
+        watch_output()
+        quieten()
     status = 1
     try:
         status = getattr(module, function)() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
+        if isinstance(end.code, str) and sys.stderr is not None:
             print(end.code, file=sys.stderr)
     except BaseException as error:
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
@@ -276,8 +286,10 @@ def _end(status: int) -> None:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except OSError:
-            status = 120
+        except OSError as error:
+            status = status if status == -signal.SIGINT else 120
+            if stream is sys.stdout and sys.stderr is not None:
+                print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.stderr)
     if status == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
