@@ -95,6 +95,8 @@ def start(folder: Path, owner: int) -> None:
 
 def serve(path: str, owner: int) -> None:
     """Accept commands until the owner has ended."""
+    from torch.utils.data import _utils
+
     from tests import quick_options
 
     for target in COMMANDS.values():
@@ -104,6 +106,9 @@ def serve(path: str, owner: int) -> None:
         importlib.import_module(name)
     quick_options.install()
     _read_options()
+    # Processes that read data look for new work, and for their end, every five seconds.
+    for module in (_utils, _utils.worker):
+        module.MP_STATUS_CHECK_INTERVAL = 0.1
     # PyTorch would take its operators apart at the end of every command.
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
