@@ -277,9 +277,10 @@ def _run(client: socket.socket, report: Path) -> None:
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
         sys.excepthook(*sys.exc_info())
-    with report.open("a") as file:
-        # Of several commands at once each writes whole lines.
-        file.write("".join(f"{json.dumps(what)}\n" for what in quick_options.worked_out() if what not in known))
+    with report.open("ab", buffering=0) as file:
+        # At once: of several commands each writes whole lines.
+        lines = [f"{json.dumps(what)}\n" for what in quick_options.worked_out() if what not in known]
+        file.write("".join(lines).encode())
     _end(status)
 
 
