@@ -6,7 +6,6 @@ by Hydra itself. What comes out is the same: tests/test_quick_options.py.
 """
 
 import copy
-import functools
 import inspect
 import sys
 from pathlib import Path
@@ -25,12 +24,14 @@ from omegaconf import DictConfig, open_dict
 _initialize = sys.modules["hydra.initialize"]
 _find_caller = _initialize.detect_calling_file_or_module_from_stack_frame
 _compose = ConfigLoaderImpl._load_configuration_impl
+_texts: dict[str, Override] = {}
 _defaults: dict[tuple[str, ...], tuple[list[Any], DictConfig]] = {}
 
 
-@functools.cache
 def _parsed(text: str) -> Override:
-    return OverridesParser.create().parse_overrides([text])[0]
+    if text not in _texts:
+        _texts[text] = OverridesParser.create().parse_overrides([text])[0]
+    return _texts[text]
 
 
 def _registered(groups: list[Override]) -> list[Any]:
@@ -68,13 +69,17 @@ def install() -> None:
     _initialize.detect_calling_file_or_module_from_stack_frame = _caller
 
 
-def known_defaults() -> list[list[str]]:
-    """The choices of groups whose defaults are kept, to be told to `keep_defaults` of another process."""
-    return [list(names) for names in _defaults]
+def worked_out() -> list[str | list[str]]:
+    """What is kept, to be told to `learn` of another process: texts, and choices of groups whose defaults are kept."""
+    return [*_texts, *(list(names) for names in _defaults)]
 
 
-def keep_defaults(config_name: str, *names: str) -> None:
-    """Compose the defaults of these choices of groups, to have them."""
+def learn(what: str | list[str]) -> None:
+    """Work out what another process had to, and keep it."""
+    if isinstance(what, str):
+        _parsed(what)
+        return
+    config_name, *names = what
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(Path(fairseq.__file__).parent / "config"), version_base="1.1"):
-        compose(config_name, overrides=list(names))
+        compose(config_name, overrides=names)

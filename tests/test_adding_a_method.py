@@ -1,7 +1,9 @@
 """The method that docs/adding-a-method.md shows, run as it is printed there: as one more module of the folder."""
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -24,11 +26,9 @@ from tests.support import (
     decode,
     emitted_per_iteration,
     fairseq_greedy,
-    finish_command,
     make_sample,
     make_task,
     make_transformer,
-    start_command,
 )
 
 PAGE = REPOSITORY / "docs" / "adding-a-method.md"
@@ -109,16 +109,30 @@ def test_method_of_the_page_is_known_by_what_it_says(echo: MethodSpec) -> None:
         methods.check_options(config(decoding_method="gad", echo_width=3))
 
 
+# fairseq-generate with two widths, in forks of a process that has imported fairseq, but no plugin.
+TWO_COMMANDS = """
+import os, sys
+from fairseq_cli.generate import cli_main
+
+for width in "06":
+    if os.fork() == 0:
+        sys.argv = ["fairseq-generate", *sys.argv[1:], "--echo-width", width]
+        sys.exit(cli_main())
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
 def test_command_line_of_a_package_with_one_more_file(tmp_path: Path) -> None:
     """As a user adds it: no other file knows of it, and decoder and option are there."""
     package = tmp_path / "fairseq_plugins"
     shutil.copytree(REPOSITORY / "fairseq_plugins", package, ignore=shutil.ignore_patterns("__pycache__"))
     write_module(package / "decoding" / "methods")
     given = f"{tmp_path} --user-dir {package} --source-lang a --target-lang b --path none.pt --cpu --task spec_dec"
-    running = [
-        start_command("generate", f"{given} --decoder echo --echo-width {width}", plugin=False) for width in (0, 6)
-    ]
-    refused, accepted = (finish_command(process).stderr.strip().splitlines()[-1] for process in running)
+    command = [sys.executable, "-c", TWO_COMMANDS, *given.split(), "--decoder", "echo"]
+    # In a folder where the package of this project is not found first.
+    run = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+    refused, accepted = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert refused == "error: --echo-width 0: give at least 1 token to draft"
     # With nothing to refuse it goes on to the data, which are not there.
     assert f"{tmp_path}: has no dict.a.txt" in accepted
+    assert run.stdout.split() == ["1", "1"]

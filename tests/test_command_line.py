@@ -395,15 +395,10 @@ def test_bad_input_is_explained_in_one_line(corpus: Corpus, tmp_path: Path, name
         assert part in message
 
 
-@pytest.mark.parametrize(
-    "names",
-    [["missing verifier", "truncated verifier", "missing drafter"], ["block beyond the trained", "beta below 1"]],
-)
-def test_bad_input_ends_a_command_with_that_line(
-    corpus: Corpus, programs: Path, tmp_path: Path, names: list[str]
-) -> None:
-    """As a user sees it: exit status, and no traceback. One of these commands imports everything itself."""
+def test_bad_input_ends_a_command_with_that_line(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+    """As a user sees it: exit status, and no traceback. The first of these commands imports everything itself."""
     inputs = bad_inputs(corpus, tmp_path)
+    names = "missing verifier", "truncated verifier", "missing drafter", "block beyond the trained", "beta below 1"
     cases = [inputs[name] for name in names]
     running = [
         start_command("generate", f"{options} --cpu", programs=programs if number else None)
@@ -437,12 +432,16 @@ def test_convolutional_verifier(corpus: Corpus, tmp_path: Path) -> None:
     assert "--path" in message and "FConv" in message and "--decoder beam" in message
 
 
-def test_interrupt_leaves_no_file_under_its_final_name(corpus: Corpus, tmp_path: Path) -> None:
+def test_interrupt_leaves_no_file_under_its_final_name(
+    corpus: Corpus, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     file: Any = tmp_path / "stats.jsonl"
     process = start_command(
         "interactive",
         f"{corpus.data} --source-lang src --target-lang tgt --path {corpus.verifier} --task spec_dec --decoder greedy "
         f"--stats-file {file} --cpu",
+        programs=programs,
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write((corpus.text / "test.src").read_text().splitlines()[0] + "\n")

@@ -93,14 +93,17 @@ def test_options_that_are_registered_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert convert_namespace_to_omegaconf(args).criterion.more == 7
 
 
-def test_defaults_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that one has composed another keeps, and composes no more."""
+def test_what_another_process_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one has parsed and composed another keeps, and does neither again."""
     args = parsed(*LINES[0])
     expected = convert_namespace_to_omegaconf(args)
-    known = quick_options.known_defaults()
+    known = quick_options.worked_out()
+    assert {type(what) for what in known} == {str, list}
+    monkeypatch.setattr(quick_options, "_texts", {})
     monkeypatch.setattr(quick_options, "_defaults", {})
-    for names in known:
-        quick_options.keep_defaults(*names)
-    assert quick_options.known_defaults() == known
+    for what in known:
+        quick_options.learn(what)
+    assert quick_options.worked_out() == known
     monkeypatch.setattr(quick_options, "_compose", None)
+    monkeypatch.setattr(quick_options, "OverridesParser", None)
     assert OmegaConf.to_container(convert_namespace_to_omegaconf(args)) == OmegaConf.to_container(expected)

@@ -22,6 +22,13 @@ LANGUAGES = {
     "gec": "src tgt", "ua_gec": "src tgt", "simplification": "src tgt",
 }  # fmt: skip
 
+# What another recipe shows as well: nothing in the sweep is of one recipe alone, and what these score with in the test,
+# wmt14 and gec-bart have in common with them.
+LEFT_OUT = {
+    "iwslt14": "sweep,test", "wmt16": "sweep,test", "gec": "sweep,test",
+    "ua_gec": "sweep", "simplification": "sweep", "gec-bart": "sweep",
+}  # fmt: skip
+
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 SIZES = (
@@ -29,10 +36,10 @@ SIZES = (
     "--decoder-ffn-embed-dim 16 --encoder-attention-heads 2 --decoder-attention-heads 2 "
 )
 TINY = {
-    "VOCABULARY": "60", "AVERAGE": "2", "SAVE_INTERVAL_UPDATES": "2", "LOG_INTERVAL": "1", "BLOCK_SIZE": "3",
+    "VOCABULARY": "60", "AVERAGE": "2", "SAVE_INTERVAL_UPDATES": "1", "LOG_INTERVAL": "1", "BLOCK_SIZE": "3",
     "BLOCK_SIZES": "3", "TOP_BETAS": "3", "TAUS": "1", "REPEATS": "1", "TIMING_SENTENCES": "2", "GPUS": "0",
     "HOLD_OUT": "5", "WORKERS": "1",
-    "TRAINING_OPTIONS": SIZES + "--max-update 4 --max-tokens 100 --update-freq 1 --warmup-updates 2 "
+    "TRAINING_OPTIONS": SIZES + "--max-update 2 --max-tokens 100 --update-freq 1 --warmup-updates 1 "
     "--num-workers 0",  # starting and ending them takes seconds
     "DECODING_OPTIONS": "--max-len-b 8 --max-len-a 0 --min-len 1 --num-workers 0",
 }  # fmt: skip
@@ -105,6 +112,7 @@ def _make_bart(folder: Path) -> None:
 @pytest.mark.parametrize("recipe", [*RECIPES, "gec-bart"])
 def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None:
     """From text to the card: lossless, complete, and nothing to do the second time."""
+    skipped = LEFT_OUT.get(recipe, "")
     recipe, _, model = recipe.partition("-")
     write_text(checkout / "text", LANGUAGES[recipe])
     variables = {**TINY, "DATA": "text", "NAME": f"tiny.{'-'.join(LANGUAGES[recipe].split())}", "TEST": "test"}
@@ -124,7 +132,9 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
         for file in ("verifier.pt", "drafter.pt", "README.md"):
             (models / file).write_text("old")
             os.utime(models / file, (0, 0))
-    result = run(checkout, recipe, programs=programs, **variables)
+    if skipped:
+        variables["COMPARED"] = "greedy,gad"
+    result = run(checkout, recipe, *(["--skip", skipped] if skipped else []), programs=programs, **variables)
     assert result.returncode == 0, result.stdout + result.stderr
     for file in ("verifier.pt", "drafter.pt"):
         state = torch.load(models / file)
@@ -134,9 +144,11 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
     identical = {row["name"]: row["identical"] for row in rows}
     assert identical["gad"] == 6 and identical.get("blockwise") == (6 if recipe == "multi30k" else None)
     wanted = {"rouge": "cnn_dm", "SARI": "simplification", "F0.5": "gec"}
-    scores = (results / "test/gad.txt").read_text()
-    assert all((text in scores) == (used in recipe) for text, used in wanted.items() if text != "rouge"), scores
-    assert (results / "sweep/sweep.md").exists()
+    assert (results / "test").exists() == ("test" not in skipped)
+    if "test" not in skipped:
+        scores = (results / "test/gad.txt").read_text()
+        assert all((text in scores) == (used in recipe) for text, used in wanted.items() if text != "rouge"), scores
+    assert (results / "sweep/sweep.md").exists() == ("sweep" not in skipped)
     assert not [str(path) for path in checkout.rglob("*.partial*")]
     card = (models / "README.md").read_text(encoding="utf-8")
     assert f"train_scripts/{recipe}.sh" in card and "| gad" in card

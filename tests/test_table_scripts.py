@@ -68,7 +68,7 @@ def test_jacobi_table(checkout: Path, programs: Path) -> None:
 @pytest.mark.slow
 def test_drafter_table(checkout: Path, programs: Path) -> None:
     """One drafter is trained and decoded with, and the second time nothing is left to do."""
-    options = {"NAME": "toy", "MINUTES": "0.05", "KS": "3", "BLOCK_SIZE": "3", "TIMED_K": "2", "REPEATS": "1"}
+    options = {"NAME": "toy", "MINUTES": "0.01", "KS": "3", "BLOCK_SIZE": "3", "TIMED_K": "2", "REPEATS": "1"}
     options |= {"TIMING_SENTENCES": "2", "DRAFTERS": "features-transition", **quick(programs)}
     run = run_recipe("drafter_table.sh", checkout, **options)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -161,4 +161,5 @@ def _device(cfg: DictConfig, device: str | None) -> int | None:
         cfg.common.cpu = True
     elif found.type != "cuda" or (found.index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(f"device {device!r}: there are {torch.cuda.device_count()} GPUs; use cpu")
-    return found.index
+    index: int | None = found.index
+    return index

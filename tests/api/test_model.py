@@ -271,11 +271,24 @@ wrong: int = model.translate("text")
 """
 
 
-@pytest.mark.slow
+# What is behind the API is typed as far as it is ours: what comes from torch is Any, and to return it an error. Looking
+# into torch would take ten times as long.
+MYPY = """
+[mypy]
+strict = True
+ignore_missing_imports = True
+follow_imports = silent
+
+[mypy-torch.*,fairseq.*,numpy.*,hydra.*,omegaconf.*,sacrebleu.*]
+follow_imports = skip
+"""
+
+
 def test_types(tmp_path: Path) -> None:
     """The API is typed throughout, and users' programs are checked against it."""
     (tmp_path / "use.py").write_text(USE)
-    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--follow-imports=silent"]
+    (tmp_path / "mypy.ini").write_text(MYPY)
+    command = [sys.executable, "-m", "mypy", "--config-file", str(tmp_path / "mypy.ini")]
     command += ["--cache-dir", str(tmp_path / "cache"), str(tmp_path / "use.py"), "fairseq_plugins/api"]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     found = [line for line in run.stdout.splitlines() if ": error:" in line]

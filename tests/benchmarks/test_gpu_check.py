@@ -135,9 +135,11 @@ def test_rates_against_targets() -> None:
     assert programs.judged_rates(rates).state == PASSED
 
 
-@pytest.mark.slow
-def test_the_benchmark_of_a_cpu(place: Place) -> None:
+def test_the_benchmark_of_a_cpu(
+    place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another program, whose numbers are read."""
+    monkeypatch.setattr(sys, "executable", str(request.getfixturevalue("programs") / "python"))
     outcome = programs.benchmark(place)
     ratios = {(entry["batch"], entry["over"]): entry["ratio"] for entry in outcome.numbers["ratios"]}
     assert ratios[1, "fairseq beam 5"] > 0 and ratios[1, "greedy"] > 0

@@ -127,6 +127,8 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more sentences than asked for, and fewer passes than decoding by groups takes."""
     rows = []
     verify = Verifier.verify
+    task = make_task(12)
+    verifier = make_transformer(task, 3)
 
     def spy(self: Verifier, state: DecodingState, draft: Draft) -> Any:
         rows.append(state.tokens.size(0))
@@ -134,8 +136,6 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Verifier, "verify", spy)
     monkeypatch.setattr(generator, "runs_in_one_call", lambda method: False)
-    task = make_task(12)
-    verifier = make_transformer(task, 3)
     lengths = [5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1] * 4
     sample = make_sample(task, lengths)
     _, stats = decode([verifier], task, sample, NoDrafter(), active_sentences=8, max_len_b=30)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,9 +113,8 @@ def test_finished_shards_are_not_touched(corpus: Corpus, greedy: Path, capsys: p
     assert {file: file.stat().st_mtime_ns for file in greedy.iterdir()} == before
 
 
-def test_two_processes_share_the_work(corpus: Corpus, greedy: Path, tmp_path: Path) -> None:
-    installed = Path(sys.executable).parent
-    process = start(installed, corpus, tmp_path, "--decoder", "greedy", "--workers", "2")
+def test_two_processes_share_the_work(corpus: Corpus, greedy: Path, programs: Path, tmp_path: Path) -> None:
+    process = start(programs, corpus, tmp_path, "--decoder", "greedy", "--workers", "2")
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert sorted(file.name for file in tmp_path.iterdir()) == ["train.0-of-2.tsv", "train.1-of-2.tsv"]

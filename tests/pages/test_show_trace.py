@@ -5,7 +5,6 @@ import json
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +105,9 @@ def test_limit_and_sentences(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     assert re.findall(r"^Sentence (\d+)", out, flags=re.MULTILINE) == ["12", "3", "12"] and err == ""
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(programs: Path, tmp_path: Path) -> None:
     path = random_trace(tmp_path / "t", 200)
-    command = f"{sys.executable} -m fairseq_plugins.pages.show_trace {path} --limit 200 | head -n 1"
+    command = f"{programs}/spec-dec-trace {path} --limit 200 | head -n 1"
     done = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("decoder gad++")
     assert "Error" not in done.stderr and "Exception" not in done.stderr

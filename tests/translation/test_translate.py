@@ -113,11 +113,10 @@ cli.main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow
-def test_killed(text: Path, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed(text: Path, expected: list[str], programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """kill -9 between two chunks: the same command goes on, and no line is lost or doubled."""
     given = [MODEL, "--input", str(text), "--output", str(text.parent / "out"), "--device", "cpu"]
-    run = subprocess.run([sys.executable, "-c", KILLED, *given], cwd=REPOSITORY, capture_output=True, text=True)
+    run = subprocess.run([programs / "python", "-c", KILLED, *given], cwd=REPOSITORY, capture_output=True, text=True)
     assert run.returncode == -signal.SIGKILL, run.stderr
     assert not (text.parent / "out").exists()
     assert translate(text) == 0
@@ -135,9 +134,8 @@ def test_parts_of_an_array(text: Path, expected: list[str], monkeypatch: pytest.
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
 
 
-@pytest.mark.slow
-def test_several_processes(text: Path, expected: list[str]) -> None:
-    command = [sys.executable, "-m", "fairseq_plugins.translation.cli", MODEL, "--input", str(text)]
+def test_several_processes(text: Path, expected: list[str], programs: Path) -> None:
+    command = [str(programs / "spec-dec-translate"), MODEL, "--input", str(text)]
     command += ["--output", str(text.parent / "out"), "--device", "cpu", "--processes", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -145,9 +143,8 @@ def test_several_processes(text: Path, expected: list[str]) -> None:
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
 
 
-@pytest.mark.slow
-def test_standard_input_to_standard_output(expected: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fairseq_plugins.translation.cli", MODEL, "--device", "cpu", "--buffer-size", "2"]
+def test_standard_input_to_standard_output(expected: list[str], programs: Path) -> None:
+    command = [str(programs / "spec-dec-translate"), MODEL, "--device", "cpu", "--buffer-size", "2"]
     text = LINES[0].encode() + b" \xff\n" + "\n".join(LINES[1:]).encode()
     run = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True)
     assert run.returncode == 0, run.stderr

@@ -70,6 +70,8 @@ def test_the_newer_name_of_a_switch() -> None:
 def test_decoding_runs_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device of the batch, whoever calls the generator."""
     devices = []
+    task = make_task(20)
+    verifier = make_transformer(task)
 
     def spy(device: torch.device) -> Any:
         devices.append(device.type)
@@ -78,8 +80,7 @@ def test_decoding_runs_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairseq_plugins.decoding.generator.exact_arithmetic", spy)
     from fairseq_plugins.decoding.engine.engine import Engine
 
-    task = make_task(20)
-    generator, _ = make_generator(Engine(), [make_transformer(task)], task, Options("greedy"), max_len_b=5)
+    generator, _ = make_generator(Engine(), [verifier], task, Options("greedy"), max_len_b=5)
     assert isinstance(generator, DraftVerifyGenerator)
     generator.generate([], make_sample(task, [3]))
     assert devices == ["cpu"]
