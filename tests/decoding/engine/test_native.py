@@ -234,7 +234,9 @@ def test_rounded_drafts_are_as_good() -> None:
         assert emitted_per_iteration(stats) > 1.6
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "packed"), [(511, 64, True), (512, 64, False), (256, 4097, False)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "packed"), [(600, 511, True), (511, 600, True), (512, 512, False), (256, 4097, False)]
+)
 def test_weights_of_large_layers_are_read_where_they_are(
     kernels: Kernels, inputs: int, outputs: int, packed: bool
 ) -> None:
@@ -258,12 +260,12 @@ def test_weights_outlive_the_parameter_that_they_were_read_from() -> None:
 
 
 def test_large_weights_are_packed_where_that_was_asked_for(kernels: Kernels) -> None:
-    weight, x = torch.randn(64, 512), torch.randn(3, 512)
+    weight, x = torch.randn(512, 512), torch.randn(3, 512)
     copying = make_engine(packed_weights=True).kernels
     assert copying is not None
     packed = compiled_linear(copying, (weight, None))
     assert packed.tensors[0].data_ptr() != weight.data_ptr()
-    torch.testing.assert_close(packed(x), x @ weight.t(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packed(x), x @ weight.t(), rtol=1e-4, atol=1e-3)
     assert compiled_linear(kernels, (weight, None)).tensors[0].data_ptr() == weight.data_ptr()
 
 
@@ -316,7 +318,7 @@ def test_output_and_scores_are_the_same(
     sample = make_sample(task, sources, seed)
     results = []
     for engine in (make_engine(), Engine()):
-        with mock.patch.object(native, "MAX_PACKED_INPUTS", packed_inputs):
+        with mock.patch.object(native, "MAX_PACKED_WIDTH", packed_inputs):
             encoded = FusedEncoder(verifier.encoder, engine)(sample["net_input"])["encoder_out"][0]
             in_fp32 = Options("gad", 4, fp32_drafts=True)
             results.append((decode([verifier], task, sample, in_fp32, drafter, engine=engine, **search), encoded))
@@ -346,14 +348,14 @@ def test_the_fastest_linear_layer(
     calls = []
     write = NativeLinear.write
     monkeypatch.setattr(NativeLinear, "write", lambda *args: calls.append(args) or write(*args))
-    layer = (torch.randn(20, inputs, dtype=dtype), torch.randn(20, dtype=dtype))
+    layer = (torch.randn(600, inputs, dtype=dtype), torch.randn(600, dtype=dtype))
     x = torch.randn(rows, 1, inputs, dtype=dtype)
-    torch.testing.assert_close(make_engine().linear(layer)(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(make_engine().linear(layer)(x), F.linear(x, *layer), rtol=1e-4, atol=1e-3)
     assert bool(calls) == (dtype == torch.float32 and (rows == 1 or inputs == 7))
     calls.clear()
-    result = x.new_empty(rows, 2, 10)
+    result = x.new_empty(rows, 2, 300)
     make_engine().linear_into(layer)(x, result)
-    torch.testing.assert_close(result.flatten(1), F.linear(x, *layer).flatten(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.flatten(1), F.linear(x, *layer).flatten(1), rtol=1e-4, atol=1e-3)
     assert bool(calls) == (dtype == torch.float32 and (rows == 1 or inputs == 7))
 
 

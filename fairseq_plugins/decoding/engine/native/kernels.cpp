@@ -6,8 +6,7 @@
 //
 // Every tensor is contiguous, and float32 but for some weights. Shapes: R = B * T rows of width D, H heads of width
 // W = D / H. A weight has one of five forms:
-// IN_PANELS: [outputs / 16][inputs][16], panels of 16 outputs, the last one filled up with zeros. The fastest
-//   where there are few inputs, but a copy.
+// IN_PANELS: [outputs / 16][inputs][16], panels of 16 outputs, the last one filled up with zeros. The fastest, but a copy.
 // HALVES_IN_PANELS: the same in float16, for weights that are the same numbers in it, as those of a model that was saved in
 //   half precision are. The products are those of IN_PANELS bit by bit, with half as much to read.
 // IN_ROWS: [outputs][inputs], as PyTorch has it. The sums over lanes at the end cost little where there are many inputs.
@@ -256,16 +255,27 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     Vector sums[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < inputs; ++i) {
-        Vector weights[VECTORS];
-        for (int v = 0; v < VECTORS; ++v) {
+        const auto weight = [&](int v) {
             const Weight* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
             // What the same place of the next panels has: several rows take long enough for it to come.
             if (ROWS > 1 && v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_stride, 0, 2);
-            weights[v] = load(from);
-        }
-        for (int row = 0; row < ROWS; ++row) {
-            const Vector value = splat(x[row * row_stride + i]);
-            for (int v = 0; v < VECTORS; ++v) sums[row][v] += value * weights[v];
+            return load(from);
+        };
+        // In registers are those of which there are fewer.
+        if constexpr (ROWS < VECTORS) {
+            Vector values[ROWS];
+            for (int row = 0; row < ROWS; ++row) values[row] = splat(x[row * row_stride + i]);
+            for (int v = 0; v < VECTORS; ++v) {
+                const Vector weights = weight(v);
+                for (int row = 0; row < ROWS; ++row) sums[row][v] += values[row] * weights;
+            }
+        } else {
+            Vector weights[VECTORS];
+            for (int v = 0; v < VECTORS; ++v) weights[v] = weight(v);
+            for (int row = 0; row < ROWS; ++row) {
+                const Vector value = splat(x[row * row_stride + i]);
+                for (int v = 0; v < VECTORS; ++v) sums[row][v] += value * weights[v];
+            }
         }
     }
     for (int row = 0; row < ROWS; ++row) {

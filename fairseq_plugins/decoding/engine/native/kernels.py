@@ -23,9 +23,9 @@ from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, QuantizedLinear, is_small
 from fairseq_plugins.models.transition import TransitionScores
 
-# A copy of a weight in panels is read faster than the weight itself where there are few inputs, and made of weights of
-# few bytes; large models are read as they are, so that nothing of them is held twice.
-MAX_PACKED_INPUTS = 511
+# A copy of a weight in panels is read faster than the weight itself, and made of narrow weights of few bytes; large
+# models are read as they are, so that nothing of them is held twice.
+MAX_PACKED_WIDTH = 511
 # With more rows matrix products are large enough for PyTorch; int8 products are several times as fast as its own.
 MAX_ROWS = 256
 _MAX_INT8_ROWS = 1024
@@ -62,7 +62,7 @@ class Kernels:
 
     def pays_in_layers(self, width: int, rows: int, precision: Precision) -> bool:
         """Whether so many rows are for the kernels in layers so wide; those of narrow ones are any number."""
-        return width <= MAX_PACKED_INPUTS or self.pays(rows, precision)
+        return width <= MAX_PACKED_WIDTH or self.pays(rows, precision)
 
     def pays(self, rows: int, precision: Precision = Precision.FP32) -> bool:
         """Whether so many rows (sentences times tokens) are few enough to be run here."""
@@ -91,7 +91,7 @@ class Kernels:
             width: of the model.
             weight: one of its weights, which says where it is and of which type.
         """
-        if not (self.copies or width <= MAX_PACKED_INPUTS):
+        if not (self.copies or width <= MAX_PACKED_WIDTH):
             return False
         return self.can_read(weight) and bool(self.functions.has_int8_products())
 
@@ -99,7 +99,7 @@ class Kernels:
         if precision is Precision.INT8_PRODUCTS:
             return INT8_IN_PANELS
         weight = layer.weight if isinstance(layer, QuantizedLinear) else layer[0]
-        small = weight.size(1) <= MAX_PACKED_INPUTS and self.may_be_copied(weight)
+        small = min(weight.shape) <= MAX_PACKED_WIDTH and self.may_be_copied(weight)
         return IN_PANELS if self.copies or small else IN_ROWS
 
     def linear(self, layer: Linear, precision: Precision = Precision.FP32) -> Callable[[Tensor], Tensor]:
@@ -115,7 +115,7 @@ class Kernels:
         self, compiled: NativeLinear, layer: Linear, precision: Precision = Precision.FP32
     ) -> Callable[[Tensor], Tensor]:
         """A compiled layer where the kernels pay, PyTorch's own with the same weights where they do not."""
-        if compiled.in_panels and compiled.inputs <= MAX_PACKED_INPUTS:
+        if compiled.in_panels and min(compiled.inputs, compiled.outputs) <= MAX_PACKED_WIDTH:
             return compiled
         return lambda x: compiled(x) if self.pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
 

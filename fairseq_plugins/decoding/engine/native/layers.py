@@ -127,7 +127,7 @@ class NativeLinear:
 
     @property
     def in_panels(self) -> bool:
-        """Whether this is the form that is fastest where there are few inputs."""
+        """Whether this is the form that is fastest to read."""
         return self.structure.form in (IN_PANELS, HALVES_IN_PANELS)
 
     def __call__(self, x: Tensor) -> Tensor:
