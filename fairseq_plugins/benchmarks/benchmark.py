@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fairseq_plugins.benchmarks import by_length, ctranslate, gpu_use, long_run, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import arithmetic, by_length, ctranslate, gpu_use, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import warn_if_lossy
 from fairseq_plugins.benchmarks.contenders import identity_note, lossy_note, reference_contender
 from fairseq_plugins.benchmarks.machine import machine
@@ -130,7 +130,7 @@ def run_long(setting: Setting, argv: Sequence[str], load: float) -> None:
         *lossy_note(setting.wanted),
         *_replay_note(setting),
     ]
-    _publish(setting, "long_run", "A long run", long_run.table(runs), lines, long_run.as_json(runs, lines))
+    _publish(setting, "long_run", [("A long run", long_run.table(runs))], lines, long_run.as_json(runs, lines))
 
 
 def _sizes(setting: Setting) -> str:
@@ -157,11 +157,27 @@ def run_by_length(setting: Setting, argv: Sequence[str], load: float) -> None:
         *_replay_note(setting),
     ]
     record = by_length.as_json(times, lines)
-    _publish(setting, "by_length", "Cost against length", by_length.table(times), lines, record)
+    _publish(setting, "by_length", [("Cost against length", by_length.table(times))], lines, record)
 
 
-def _publish(setting: Setting, name: str, title: str, table: str, lines: Sequence[str], record: str) -> None:
-    text = markdown([(title, table)], lines)
+def run_arithmetic(setting: Setting, argv: Sequence[str], load: float) -> None:
+    """`--arithmetic`: measure, print, write."""
+    args, bench = setting.args, setting.bench
+    chosen = bench.first(args.timing_sentences)
+    parts, sentences = arithmetic.measure(bench, bench.runnable(setting.wanted), chosen, args.repeats)
+    lines = [
+        *_origin(setting, argv, load),
+        f"{len(chosen)} sentences, one at a time; *times* and *iterations* are means of a sentence, *rows* what each of "
+        "these has. Not all rows of a verification are projected to the vocabulary: none after a rejected token.",
+    ]
+    record = arithmetic.as_json(parts, sentences, lines)
+    _publish(setting, "arithmetic", arithmetic.tables(parts, sentences), lines, record)
+
+
+def _publish(
+    setting: Setting, name: str, sections: Sequence[tuple[str, str]], lines: Sequence[str], record: str
+) -> None:
+    text = markdown(sections, lines)
     print(text)
     if setting.args.results:
         folder = Path(setting.args.results)
@@ -180,6 +196,8 @@ def run(argv: Sequence[str]) -> None:
         return run_long(setting, argv, load)
     if args.by_length is not None:
         return run_by_length(setting, argv, load)
+    if args.arithmetic:
+        return run_arithmetic(setting, argv, load)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_sentences)
     references = bench.references(args.reference)
     contenders = bench.runnable(setting.wanted)

@@ -29,6 +29,7 @@ BATCH_SIZES = [1, 4, 8, 16, 32]
 # Rows that are there for study, not for speed; --decoders names them.
 _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 _BY_LENGTH = ("greedy", "gad (replayed)")
+_ARITHMETIC = ("greedy", "gad fixed width")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser
     add = group.add_argument
     add("--long-run", type=positive, metavar="N", help="decode N sentences, those of the subset again and again, at "
         "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else")
+    add("--arithmetic", action="store_true", help="on a CPU: time the matrix products of every part by themselves, and "
+        "--timing-sentences whole sentences one by one, of greedy and gad fixed width (or --decoders); nothing else")
     add("--varied", action="store_true", help="with --long-run: draw the size of every batch, up to --batch-size, and "
         "its block size, up to --block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in "
         "half precision of our greedy)")
@@ -142,9 +145,11 @@ def configure(argv: Sequence[str]) -> Setting:
     usual = [row.name for row in rows if row.name not in _NOT_BY_DEFAULT]
     if args.by_length is not None:
         usual = list(_BY_LENGTH)
+    if args.arithmetic:
+        usual = list(_ARITHMETIC)
     named = args.decoders or ",".join(usual)
     wanted = choose(named, rows, kind=precision(cfg))
-    if args.long_run is not None or args.by_length is not None:
+    if args.long_run is not None or args.by_length is not None or args.arithmetic:
         # No comparison with fairseq's search, which would take most of the time.
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
     return Setting(args, bench, wanted)

@@ -296,6 +296,31 @@ def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsy
     assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
 
 
+def test_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All products are there, as often and with as many rows as decoding has them, and whole sentences take longer."""
+    replayed = replay.prepare(tmp_path / "made", "tiny", "features", 3, (6, 9), 200)
+    limits = "--cpu --repeats 2 --timing-sentences 3 --threads 1 --block-size 4 --arithmetic"
+    assert benchmark.main([*replayed, *limits.split(), "--results", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "arithmetic.json").read_text(encoding="utf-8"))
+    parts = {(part["row"], part["name"]): part for part in record["parts"]}
+    sentences = {sentence["row"]: sentence for sentence in record["sentences"]}
+    assert list(sentences) == ["greedy", "gad fixed width"]
+    for row, sentence in sentences.items():
+        verification = parts[row, "verification"]
+        assert verification["times"] == sentence["iterations"] > 1
+        assert verification["rows"] == (1 if row == "greedy" else 5)
+        mine = [part for (owner, _), part in parts.items() if owner == row]
+        assert sum(part["times"] * part["seconds"] for part in mine) < sentence["seconds"]
+    assert parts["gad fixed width", "draft"]["rows"] == 4 and ("greedy", "draft") not in parts
+    sizes = vars(torch.load(tmp_path / "made" / "verifier.pt", weights_only=False)["args"])
+    width, wide, layers = (sizes[f"decoder_{name}"] for name in ("embed_dim", "ffn_embed_dim", "layers"))
+    vocabulary = len(torch.load(tmp_path / "made" / "verifier.pt", weights_only=False)["model"]["decoder.embed_tokens.weight"])
+    expected = layers * (6 * width * width + 2 * width * wide) + vocabulary * width
+    assert parts["greedy", "verification"]["products"] == expected
+    printed = capsys.readouterr().out
+    assert "## Products" in printed and "| gad fixed width | states read by the drafter |" in re.sub(" +", " ", printed)
+
+
 # Long runs and cost against length
 
 

@@ -70,7 +70,7 @@ inline Vector load(const int8_t* from) {
 #endif
 }
 
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
 #define HALVES
 #endif
 

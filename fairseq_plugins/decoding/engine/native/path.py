@@ -63,6 +63,11 @@ class NativePath:
         for name, layer in self.held[1].items():
             setattr(self.structure, name, layer.structure)
 
+    @property
+    def linears(self) -> list[NativeLinear]:
+        """What is multiplied for every token of a path."""
+        return [linear for name, linear in self.held[1].items() if name != "of_hidden"] if self.structure.before else []
+
     def __call__(
         self, scores: Tensor, hidden: Tensor, first: Tensor, with_log_probs: bool
     ) -> tuple[Tensor, Tensor | None]:

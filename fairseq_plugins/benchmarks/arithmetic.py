@@ -1,0 +1,180 @@
+"""What decoding costs over its arithmetic: the matrix products of every part by themselves, beside whole sentences.
+
+    spec-dec-bench DATA_BIN ... --cpu --arithmetic --threads 1 --results FOLDER
+
+The products are those of the models' own compiled layers, with as many rows as the decoder gives them at batch 1.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from fairseq_plugins.benchmarks.bench import Bench
+from fairseq_plugins.benchmarks.contenders import Contender
+from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.tables import table as markdown_table
+from fairseq_plugins.decoding.drafters.features import FeatureDrafter
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.native.layers import NativeLayers, NativeLinear
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.errors import ConfigurationError
+
+# A part is repeated until it has taken so many seconds, in so many rounds of which the median counts.
+_SECONDS, _ROUNDS = 0.05, 7
+
+
+@dataclass(frozen=True)
+class Part:
+    """Matrix products that are computed together.
+
+    Attributes:
+        row: the row of the table of contenders.
+        name: of the part.
+        times: how often a sentence needs it, on average.
+        rows: of every product.
+        products: multiplications of one row.
+        seconds: of all of them, once.
+    """
+
+    row: str
+    name: str
+    times: float
+    rows: int
+    products: int
+    seconds: float
+
+    @property
+    def gflops(self) -> float:
+        """Billions of multiplications and additions a second."""
+        return 2e-9 * self.rows * self.products / self.seconds
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Seconds that a sentence takes with everything, and the iterations that it takes, on average."""
+
+    row: str
+    seconds: float
+    iterations: float
+
+
+def measure(
+    bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int], repeats: int
+) -> tuple[list[Part], list[Sentence]]:
+    """Decode sentences one by one, and time the products that this takes.
+
+    Args:
+        bench: loads and decodes.
+        contenders: rows of a verifier alone, and with a drafter that reads its states.
+        numbers: of the sentences.
+        repeats: how often they are decoded; the median counts.
+
+    Raises:
+        ConfigurationError: for a row whose products cannot be told.
+    """
+    parts: list[Part] = []
+    sentences: list[Sentence] = []
+    source = sum(int(bench.dataset.src_sizes[number]) for number in numbers) // len(numbers)
+    with progress_bar((1 + repeats) * len(contenders) * len(numbers)) as bar:
+        for contender in contenders:
+            generator = bench.generator(contender)
+            bench.decode(generator, numbers, 1, bar)
+            before = generator.stats.iterations
+            seconds = [bench.decode(generator, numbers, 1, bar)[1] / len(numbers) for _ in range(repeats)]
+            iterations = (generator.stats.iterations - before) / repeats / len(numbers)
+            sentences.append(Sentence(contender.name, statistics.median(seconds), iterations))
+            parts += _parts(contender.name, generator.method, source, iterations)
+    return parts, sentences
+
+
+def _parts(row: str, method: Method, source: int, iterations: float) -> list[Part]:
+    verifier, drafter = method.verifier, method.drafter
+    known = isinstance(verifier, Verifier) and len(verifier.decoders) == 1 and verifier.decoders[0].native_layers
+    if not known:
+        raise ConfigurationError(f"--arithmetic: the products of {row} are not compiled ones; leave it out")
+    encoder, decoder = verifier.encoders[0], verifier.decoders[0]
+    width = drafter.block_size if isinstance(drafter, FeatureDrafter) else 0
+    parts = [
+        _part(row, "encoder", 1, source, _linears(encoder.native_layers)),
+        _part(row, "source for the verifier", 1, source, _of_source(decoder)),
+        _part(row, "verification", iterations, 1 + width, [*_linears(decoder.native_layers), decoder.native_output]),
+    ]
+    if isinstance(drafter, FeatureDrafter):
+        own = drafter.decoder.cached
+        parts += [
+            _part(row, "source for the drafter", 1, source, _of_source(own)),
+            _part(row, "draft", iterations, width, [*_linears(own.native_layers), own.native_output]),
+            _part(row, "path of the draft", iterations * width, 1, drafter.path.linears if drafter.path else []),
+            _part(row, "states read by the drafter", iterations, 1 + width, [drafter.compiled_reader]),
+        ]
+    return [part for part in parts if part.products > 0]
+
+
+def _linears(layers: NativeLayers | None) -> list[NativeLinear]:
+    return [] if layers is None else [held for held in layers.tensors if isinstance(held, NativeLinear)]
+
+
+def _of_source(decoder: CachedDecoder) -> list[NativeLinear]:
+    """What makes keys and values of the source."""
+    owners = (getattr(project, "__self__", None) for project in decoder.cross_projections)
+    return [owner for owner in owners if isinstance(owner, NativeLinear)]
+
+
+def _part(row: str, name: str, times: float, rows: int, linears: Sequence[NativeLinear | None]) -> Part:
+    compiled = [linear for linear in linears if linear is not None]
+    calls = [(linear, torch.randn(rows, linear.inputs), torch.empty(rows, linear.outputs)) for linear in compiled]
+
+    def run() -> float:
+        begin = time.perf_counter()
+        for linear, x, y in calls:
+            linear.write(x, y)
+        return time.perf_counter() - begin
+
+    run()
+    often = max(1, int(_SECONDS / max(run(), 1e-6)))
+    # Calls of Python are not arithmetic: what they take is measured with a product of next to nothing.
+    seconds = statistics.median(sum(run() for _ in range(often)) / often for _ in range(_ROUNDS))
+    seconds = max(seconds - len(calls) * _call_seconds(compiled), 1e-9)
+    return Part(row, name, times, rows, sum(linear.inputs * linear.outputs for linear in compiled), seconds)
+
+
+def _call_seconds(linears: Sequence[NativeLinear]) -> float:
+    """What a call from Python takes by itself."""
+    if not linears:
+        return 0.0
+    nothing = NativeLinear(linears[0].kernels, (torch.zeros(1, 1), None), 0)
+    x, y, often = torch.zeros(1, 1), torch.zeros(1, 1), 2000
+    begin = time.perf_counter()
+    for _ in range(often):
+        nothing.write(x, y)
+    return (time.perf_counter() - begin) / often
+
+
+def tables(parts: Sequence[Part], sentences: Sequence[Sentence]) -> list[tuple[str, str]]:
+    """The products of every part, and whole sentences beside the sum of their products."""
+    body = [
+        [part.row, part.name, f"{part.times:.2f}", part.rows, f"{part.products / 1e6:.3f}", f"{1e3 * part.seconds:.4f}"]
+        + [f"{part.gflops:.0f}", f"{1e3 * part.times * part.seconds:.3f}"]
+        for part in parts
+    ]
+    header = ["decoder", "part", "times", "rows", "million products a row", "ms", "GFLOP/s", "ms of a sentence"]
+    whole = []
+    for sentence in sentences:
+        products = sum(part.times * part.seconds for part in parts if part.row == sentence.row)
+        whole.append(
+            [sentence.row, f"{sentence.iterations:.2f}", f"{1e3 * products:.3f}", f"{1e3 * sentence.seconds:.3f}"]
+            + [f"{sentence.seconds / products:.2f}"]
+        )
+    titles = ["decoder", "iterations", "ms of products", "ms in all", "ratio"]
+    return [("Products", markdown_table(body, header)), ("Sentences", markdown_table(whole, titles))]
+
+
+def as_json(parts: Sequence[Part], sentences: Sequence[Sentence], lines: Sequence[str]) -> str:
+    """Everything that was measured."""
+    record = {"parts": list(map(asdict, parts)), "sentences": list(map(asdict, sentences)), "notes": list(lines)}
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
