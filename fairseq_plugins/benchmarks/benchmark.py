@@ -167,8 +167,8 @@ def run_arithmetic(setting: Setting, argv: Sequence[str], load: float) -> None:
     parts, sentences = arithmetic.measure(bench, bench.runnable(setting.wanted), chosen, args.repeats)
     lines = [
         *_origin(setting, argv, load),
-        f"{len(chosen)} sentences, one at a time; *times* and *iterations* are means of a sentence, *rows* what each of "
-        "these has. Not all rows of a verification are projected to the vocabulary: none after a rejected token.",
+        f"{len(chosen)} sentences, one at a time; *times* and *iterations* are means of a sentence, *rows* what each "
+        "of these has. Not all rows of a verification are projected to the vocabulary: none after a rejected token.",
     ]
     record = arithmetic.as_json(parts, sentences, lines)
     _publish(setting, "arithmetic", arithmetic.tables(parts, sentences), lines, record)

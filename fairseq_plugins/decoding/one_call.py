@@ -25,6 +25,8 @@ from fairseq_plugins.decoding.verifier import Verifier
 
 # Iterations before Python has its turn again: somebody may have pressed Ctrl-C.
 _ITERATIONS = 32
+# Those of a batch for which it is tried whether drafting pays.
+_TRIED = 4
 
 
 def runs_in_one_call(method: Method) -> bool:
@@ -90,6 +92,8 @@ class OneCall:
             return None
         if adaptive is not None:
             counted = adaptive.policy.structure(batch)
+        is_trial = adaptive is not None and not adaptive.policy.is_known_to_pay(batch)
+        budget = _TRIED if is_trial else _ITERATIONS
         finished = torch.zeros(batch, dtype=torch.uint8)
         emitted = torch.zeros(_ITERATIONS, batch, dtype=torch.int32)
         for name, tensor, kind in (
@@ -114,7 +118,7 @@ class OneCall:
                     log_probs=state.log_probs.data_ptr(),
                     lengths=state.lengths.data_ptr(),
                     finished=finished.data_ptr(),
-                    budget=_ITERATIONS,
+                    budget=budget,
                     emitted=emitted.data_ptr(),
                     enough=enough,
                     least_together=least,
@@ -128,5 +132,6 @@ class OneCall:
             raise RuntimeError("kernels: no room for an iteration")
         if adaptive is not None and counted is not None:
             adaptive.policy.learn(counted)
+            adaptive.reconsider(batch)
         state.host_lengths = state.lengths.tolist()
         return [[n for n in row if n > 0] for row in emitted.t().tolist()], (finished == 1).tolist()

@@ -312,9 +312,10 @@ def test_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         mine = [part for (owner, _), part in parts.items() if owner == row]
         assert sum(part["times"] * part["seconds"] for part in mine) < sentence["seconds"]
     assert parts["gad fixed width", "draft"]["rows"] == 4 and ("greedy", "draft") not in parts
-    sizes = vars(torch.load(tmp_path / "made" / "verifier.pt", weights_only=False)["args"])
-    width, wide, layers = (sizes[f"decoder_{name}"] for name in ("embed_dim", "ffn_embed_dim", "layers"))
-    vocabulary = len(torch.load(tmp_path / "made" / "verifier.pt", weights_only=False)["model"]["decoder.embed_tokens.weight"])
+    saved = torch.load(replayed[replayed.index("--path") + 1], weights_only=False)
+    sizes = ("embed_dim", "ffn_embed_dim", "layers")
+    width, wide, layers = (getattr(saved["args"], f"decoder_{name}") for name in sizes)
+    vocabulary = len(saved["model"]["decoder.embed_tokens.weight"])
     expected = layers * (6 * width * width + 2 * width * wide) + vocabulary * width
     assert parts["greedy", "verification"]["products"] == expected
     printed = capsys.readouterr().out

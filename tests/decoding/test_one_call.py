@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import generator, one_call
+from fairseq_plugins.decoding.drafters import adaptive
 from fairseq_plugins.decoding.stats import SentenceStats
 from tests.learned import learned_drafter
 from tests.strategies import BLOCK_SIZES, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
@@ -185,3 +186,24 @@ def test_a_token_that_is_none_is_refused() -> None:
     task = make_task(20)
     with pytest.raises(ValueError, match="outside of the vocabulary"):
         decode([make_transformer(task, 1)], task, make_sample(task, [4]), Options("greedy"), max_len_b=9, bos_token=99)
+
+
+def test_where_drafting_does_not_pay_a_batch_is_tried_for_a_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of it is decoded without drafts."""
+    task = make_task(40)
+    verifier = make_transformer(task, 3)
+    drafter = make_drafter(task, 4, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [6, 3, 9], 5)
+    learn, calls = adaptive.Policy.learn, []
+
+    def learn_the_worst(policy: adaptive.Policy, counted: Any) -> None:
+        learn(policy, counted)
+        calls.append(counted.verify_sums[0])
+        policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
+
+    monkeypatch.setattr(adaptive.Policy, "learn", learn_the_worst)
+    how = Options("gad", 5, fixed_width=False)
+    with Counted() as counted:
+        ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=60, min_len=40)
+    assert calls == [one_call._TRIED] and counted.calls > 1 and counted.refused == 0
+    assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=60, min_len=40))

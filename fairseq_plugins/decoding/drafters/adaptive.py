@@ -136,8 +136,7 @@ class Policy:
 
     def pays(self, batch: int) -> bool:
         """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far."""
-        with_drafts, without = self._rates(batch)
-        if self.drafted < _EXPLORED or with_drafts >= without:
+        if self.drafted < _EXPLORED or self.is_known_to_pay(batch):
             self.skipped, self.patience = 0, _TRY_AGAIN
             return True
         if self.skipped >= self.patience:
@@ -145,6 +144,11 @@ class Policy:
             return True
         self.skipped += 1
         return False
+
+    def is_known_to_pay(self, batch: int) -> bool:
+        """Whether drafting for a batch of so many sentences has been worth its time."""
+        with_drafts, without = self._rates(batch)
+        return self.drafted >= _EXPLORED and with_drafts >= without
 
     def threshold(self, batch: int) -> float:
         """The least survival probability that is worth a row: what its time would bring elsewhere (Dinkelbach 1967)."""
@@ -206,6 +210,10 @@ class AdaptiveDrafter:
         self.given = self.verified = self.began = None
         if self.drafts:
             self.inner.start(sample, encoder_out)
+
+    def reconsider(self, batch: int) -> None:
+        """Draft no more for the batch in hand, where a trial has shown that this does not pay."""
+        self.drafts = self.policy.drafted < _EXPLORED or self.policy.is_known_to_pay(batch)
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         if self.drafts:
