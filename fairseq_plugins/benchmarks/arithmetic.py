@@ -19,7 +19,7 @@ from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.tables import table as markdown_table
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.engine.native.layers import NativeLayers, NativeLinear
+from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLayers, NativeLinear
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
@@ -147,7 +147,7 @@ def _call_seconds(linears: Sequence[NativeLinear]) -> float:
     """What a call from Python takes by itself."""
     if not linears:
         return 0.0
-    nothing = NativeLinear(linears[0].kernels, (torch.zeros(1, 1), None), 0)
+    nothing = NativeLinear(linears[0].kernels, (torch.zeros(1, 1), None), IN_PANELS)
     x, y, often = torch.zeros(1, 1), torch.zeros(1, 1), 2000
     begin = time.perf_counter()
     for _ in range(often):

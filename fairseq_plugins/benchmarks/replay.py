@@ -271,9 +271,10 @@ def _parse(arguments: list[str]) -> Namespace:
 
 def _save(path: Path, args: Namespace, model: nn.Module) -> None:
     """Write what fairseq's loader needs of a checkpoint, in half precision as training with --fp16 saves it."""
-    weights = model.state_dict()
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    weights = {name: weight.half() if name in parameters else weight for name, weight in weights.items()}
+    weights = {
+        name: weight.half() if name in parameters else weight for name, weight in model.state_dict().items()
+    }
     history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
     state = {"args": args, "model": weights, "optimizer_history": [history], "extra_state": {"epoch": 1}}
     torch.save(state, path)

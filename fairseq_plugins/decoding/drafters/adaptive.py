@@ -136,7 +136,7 @@ class Policy:
 
     def pays(self, batch: int) -> bool:
         """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far."""
-        if self.drafted < _EXPLORED or self.is_known_to_pay(batch):
+        if self.may_pay(batch):
             self.skipped, self.patience = 0, _TRY_AGAIN
             return True
         if self.skipped >= self.patience:
@@ -145,10 +145,14 @@ class Policy:
         self.skipped += 1
         return False
 
+    def may_pay(self, batch: int) -> bool:
+        """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet."""
+        with_drafts, without = self._rates(batch)
+        return self.drafted < _EXPLORED or with_drafts >= without
+
     def is_known_to_pay(self, batch: int) -> bool:
         """Whether drafting for a batch of so many sentences has been worth its time."""
-        with_drafts, without = self._rates(batch)
-        return self.drafted >= _EXPLORED and with_drafts >= without
+        return self.drafted >= _EXPLORED and self.may_pay(batch)
 
     def threshold(self, batch: int) -> float:
         """The least survival probability that is worth a row: what its time would bring elsewhere (Dinkelbach 1967)."""
@@ -213,7 +217,7 @@ class AdaptiveDrafter:
 
     def reconsider(self, batch: int) -> None:
         """Draft no more for the batch in hand, where a trial has shown that this does not pay."""
-        self.drafts = self.policy.drafted < _EXPLORED or self.policy.is_known_to_pay(batch)
+        self.drafts = self.policy.may_pay(batch)
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         if self.drafts:

@@ -80,20 +80,19 @@ bool fits(const Beams& beams, const Memory& own, const Memory& cross) {
     return true;
 }
 
-// Products of a query and COUNT keys that stand anywhere.
-template <int COUNT>
+// Products of a query and LANES keys that stand anywhere.
 __attribute__((always_inline)) inline void multiply_keys(const float* query, const float* const* keys, int64_t offset,
                                                          int width, float scale, float* result) {
-    Vector sums[COUNT] = {};
+    Vector sums[LANES] = {};
     int i = 0;
     for (; i + LANES <= width; i += LANES) {
         const Vector values = load(query + i);
-        for (int key = 0; key < COUNT; ++key) sums[key] += values * load(keys[key] + offset + i);
+        for (int key = 0; key < LANES; ++key) sums[key] += values * load(keys[key] + offset + i);
     }
     float products[LANES];
-    sum_lanes<COUNT>(sums);
+    sum_lanes<LANES>(sums);
     store(products, sums[0]);
-    for (int key = 0; key < COUNT; ++key) {
+    for (int key = 0; key < LANES; ++key) {
         for (int rest = i; rest < width; ++rest) products[key] += query[rest] * keys[key][offset + rest];
         result[key] = scale * products[key];
     }
@@ -121,7 +120,7 @@ void attend_anywhere(const float* query, const float* const* keys, int64_t slots
     for (int head = 0; head < heads; ++head) {
         const int64_t offset = static_cast<int64_t>(head) * width;
         for (int64_t slot = 0; slot < slots; slot += LANES) {
-            multiply_keys<LANES>(query + offset, keys + slot, offset, width, scale, weights + slot);
+            multiply_keys(query + offset, keys + slot, offset, width, scale, weights + slot);
         }
         softmax(weights, slots, slots - 1, nullptr);
         int column = 0;
