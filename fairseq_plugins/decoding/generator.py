@@ -15,6 +15,7 @@ from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_h
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.one_call import OneCall, runs_in_one_call
+from fairseq_plugins.decoding.one_call_of_beams import BeamsInOneCall, searches_in_one_call
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, Draft, Hypothesis
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TracedSearch, TraceWriter
@@ -24,6 +25,13 @@ from fairseq_plugins.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 Hypotheses = list[list[dict[str, Tensor]]]
+
+
+def _in_one_call(method: Method) -> OneCall | BeamsInOneCall | None:
+    """What runs the loop in compiled code; None for what is not for it."""
+    if runs_in_one_call(method):
+        return OneCall(method)
+    return BeamsInOneCall(method) if searches_in_one_call(method) else None
 
 
 class DraftVerifyGenerator(SequenceGenerator):
@@ -125,11 +133,12 @@ class DraftVerifyGenerator(SequenceGenerator):
             search = TracedSearch(search, self.trace)
         given = self._given_draft(batch, method)
         is_watched = every_one or given is not None or self.trace is not None
-        in_one_call = None if is_watched or not runs_in_one_call(method) else OneCall(method)
+        in_one_call = None if is_watched else _in_one_call(method)
         while batch.admit(method):
             done = None if in_one_call is None else in_one_call.run(state, batch.enough_finished)
             if done is not None:
-                batch.retire(*done, method)
+                emitted, finished, hypotheses = done
+                batch.retire(emitted, finished, method, hypotheses)
                 continue
             draft = given or drafter.draft(state)
             verification = verifier.verify(state, draft)

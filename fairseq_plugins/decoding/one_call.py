@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import exact
-from fairseq_plugins.decoding.state import DecodingState
+from fairseq_plugins.decoding.state import DecodingState, Hypothesis
 from fairseq_plugins.decoding.verifier import Verifier
 
 # Iterations before Python has its turn again: somebody may have pressed Ctrl-C.
@@ -62,12 +62,14 @@ class OneCall:
         self.drafter = _inner(method.drafter)
         self.kernels = method.verifier.engine.kernels
 
-    def run(self, state: DecodingState, enough: int) -> tuple[list[list[int]], list[bool]] | None:
+    def run(
+        self, state: DecodingState, enough: int
+    ) -> tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]] | None:
         """Decode until so many sentences have ended, or some iterations are over; the state is brought up to date.
 
         Returns:
-            of every row the tokens that each iteration emitted, and whether it has ended; None where this is not for
-            the kernels.
+            of every row the tokens that each iteration emitted, and whether it has ended; nothing more, where a beam
+            search has hypotheses; None where this is not for the kernels.
         """
         kernels, batch = self.kernels, len(state.host_lengths)
         assert kernels is not None
@@ -134,4 +136,4 @@ class OneCall:
             adaptive.policy.learn(counted)
             adaptive.reconsider(batch)
         state.host_lengths = state.lengths.tolist()
-        return [[n for n in row if n > 0] for row in emitted.t().tolist()], (finished == 1).tolist()
+        return [[n for n in row if n > 0] for row in emitted.t().tolist()], (finished == 1).tolist(), []

@@ -119,10 +119,7 @@ class DecodingState:
                 column = self.lengths[:, None] + torch.arange(1, width + 1, device=block.device)
                 buffer.scatter_(1, column.clamp(max=buffer.size(1) - 1), block)
         self.lengths = self.lengths + advance.num_emitted
-        emitted = advance.host_emitted
-        if isinstance(advance, BeamAdvance):
-            emitted = [min(count, 1) for count in emitted]  # earlier steps are in the state
-        self.host_lengths = [length + more for length, more in zip(self.host_lengths, emitted, strict=True)]
+        self.host_lengths = [n + more for n, more in zip(self.host_lengths, advance.host_emitted, strict=True)]
 
     def _follow(self, advance: "BeamAdvance", span: Span) -> None:
         """Every row becomes that of the hypothesis which it continues; what comes next is its own."""
@@ -213,13 +210,11 @@ class Candidates:
         scores: [B, C], sums of log-probabilities, -inf for what may not be.
         tokens: [B, C].
         parents: [B, C], which of the sentence's hypotheses is continued; -1 where there is no candidate any more.
-        steps: so many the hypotheses have gone on before, without an end; they are in the state.
     """
 
     scores: Tensor
     tokens: Tensor
     parents: Tensor
-    steps: int = 0
 
 
 @dataclass
@@ -291,7 +286,7 @@ class BeamAdvance:
     Attributes:
         tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted` [R]: one of each, none of sentences that had ended
             before; 1 for one of each.
-        host_emitted: the same and the steps that were taken before, for every row.
+        host_emitted: the same for every row, on the host.
         finished: for each row whether its sentence has ended, on the host.
         parents: [R], the row that each row continues.
         scores, ignored, ended: as in `Beams`.

@@ -135,7 +135,7 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
         return verify(self, state, draft)
 
     monkeypatch.setattr(Verifier, "verify", spy)
-    monkeypatch.setattr(generator, "runs_in_one_call", lambda method: False)
+    monkeypatch.setattr(generator, "_in_one_call", lambda method: None)
     lengths = [5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1] * 4
     sample = make_sample(task, lengths)
     _, stats = decode([verifier], task, sample, NoDrafter(), active_sentences=8, max_len_b=30)

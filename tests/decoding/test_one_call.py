@@ -38,7 +38,7 @@ def _threads() -> Iterator[None]:
 
 def step_by_step(*args: Any, **options: Any) -> tuple[list, list[SentenceStats]]:
     """`decode` by the loop in Python."""
-    with mock.patch.object(generator, "runs_in_one_call", lambda method: False):
+    with mock.patch.object(generator, "_in_one_call", lambda method: None):
         return decode(*args, **options)
 
 

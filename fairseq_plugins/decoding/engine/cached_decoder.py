@@ -326,8 +326,8 @@ class CachedDecoder:
         scores: Tensor,
         constraints: Constraints,
         going: Going | None = None,
-    ) -> tuple[int, tuple[Tensor, Tensor, Tensor]] | None:
-        """Steps of beam search, up to the first in which something ends, in one call; None where that cannot be.
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """A step of beam search, or a search that goes on by itself, in one call; None where that cannot be.
 
         Args:
             tokens, layout: as for `step`.
@@ -336,8 +336,8 @@ class CachedDecoder:
             going: where steps are written down, as `run_beams` has it; None for a single one.
 
         Returns:
-            how many steps were written down; and of the best 2 * beam continuations [B, 2 * beam] of every sentence
-            sums of log-probabilities, tokens and parents, as `Candidates` has them.
+            of the best 2 * beam continuations [B, 2 * beam] of every sentence sums of log-probabilities, tokens and
+            parents, as `Candidates` has them.
         """
         assert self.cache is not None and self.cross is not None, "call start() first"
         kernels, projection = self.engine.kernels, self.native_output
@@ -348,7 +348,9 @@ class CachedDecoder:
         if limits is None or projection.outputs < 2 * self.beam + 2:
             return None
         assert self.native_layers is not None
-        self._grow(layout.slots)
+        # Nothing stands after the longest output.
+        more = 0 if going is None else min(going.budget, constraints.max_len + 1 - layout.span.longest)
+        self._grow(layout.slots + more)
         mask = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
         return run_beams(
             *(self.native_layers, tokens, layout, scores, self.cache, self.cross, mask, projection, limits),

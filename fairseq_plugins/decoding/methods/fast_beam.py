@@ -2,7 +2,6 @@
 
 from fairseq_plugins.decoding.candidates import best_candidates
 from fairseq_plugins.decoding.engine.layout import BeamLayout
-from fairseq_plugins.decoding.engine.native.beam import Going
 from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.beam import BeamSearch
@@ -11,25 +10,18 @@ from fairseq_plugins.decoding.verifier import Verifier
 
 
 class BeamVerifier(Verifier):
-    """Runs the last token of every hypothesis, and finds the best continuations of every sentence.
-
-    Steps in which nothing ends leave nothing to decide. The kernels take these by themselves, and write them into the
-    state.
-    """
+    """Runs the last token of every hypothesis, and finds the best continuations of every sentence."""
 
     def verify(self, state: DecodingState, draft: Draft) -> Candidates:
-        """The best continuations by one token; the draft is empty. The state may have gone on before."""
+        """The best continuations by one token; the draft is empty."""
         beams = state.beams
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.holders)
         tokens = state.last_tokens()[:, 0]
         if len(self.decoders) == 1 and self.temperature == 1.0:
-            going = Going(state.tokens, state.log_probs, beams.ignored)
-            ran = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints, going)
-            if ran is not None:
-                steps, found = ran
-                state.host_lengths = [length + steps for length in state.host_lengths]
-                return Candidates(*found, steps)
+            found = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints)
+            if found is not None:
+                return Candidates(*found)
         return best_candidates(state, self._log_probs(tokens, layout))
 
 

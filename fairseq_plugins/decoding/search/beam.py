@@ -54,7 +54,7 @@ class BeamSearch:
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
             num_emitted=1 if state.ended is None else (~state.ended).long(),
-            host_emitted=[0 if has_ended else 1 + candidates.steps for has_ended in gone],
+            host_emitted=[0 if has_ended else 1 for has_ended in gone],
             finished=finished,
             parents=chosen.parents,
             scores=chosen.scores,
@@ -84,12 +84,17 @@ class BeamSearch:
             is_last = not gone[place] and state.host_lengths[place * self.size] >= state.max_len
             is_finished = place in has_end and (count == self.size or is_last)
             if is_last and not is_finished:
-                raise ConfigurationError(
-                    f"--decoder fast-beam: nothing may end after {state.max_len} tokens, where --max-len-a/b end all; "
-                    "look at --no-repeat-ngram-size and at the prefixes of --prefix-size"
-                )
+                raise nothing_may_end(state.max_len)
             finished += [is_finished] * self.size
         return found, finished, counts
+
+
+def nothing_may_end(max_len: int) -> ConfigurationError:
+    """What is said where the longest output is reached and EOS is forbidden."""
+    return ConfigurationError(
+        f"--decoder fast-beam: nothing may end after {max_len} tokens, where --max-len-a/b end all; "
+        "look at --no-repeat-ngram-size and at the prefixes of --prefix-size"
+    )
 
 
 def choose(candidates: Candidates, beams: Beams, eos: int) -> Chosen:

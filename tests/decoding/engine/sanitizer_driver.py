@@ -104,7 +104,7 @@ def right_beams(kernels: Kernels, choose: random.Random) -> None:
         if allowed is not None:
             allowed = torch.ones(batch + 2, allowed.size(1), dtype=torch.bool)
             allowed[places] = step.cross_allowed
-    _, (found, tokens, parents) = run_beams(
+    found, tokens, parents = run_beams(
         *(kernels.layers(layers, ends=ends), step.tokens, layout, scores, cache, cross, allowed),
         *(kernels.compiled_linear(projection), kernels.limits(sizes.vocabulary, constraints), places),
     )

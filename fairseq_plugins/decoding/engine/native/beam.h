@@ -1,5 +1,7 @@
-// A step of beam search: one row of every hypothesis through all layers, and the best continuations of every sentence.
+// Beam search: a step is one row of every hypothesis through all layers, and the best continuations of every sentence.
 // The last part of kernels.cpp, which includes this.
+//
+// The sentences are independent of each other: each thread decodes its own ones, until they have ended.
 //
 // Hypotheses of a sentence read its source together. Each has a row of the cache, and where an earlier slot of it stands
 // is said by a table, so nothing of the cache is copied when a hypothesis goes on twice. Scores of all tokens are there
@@ -17,16 +19,28 @@ struct Beams {
     int64_t holder_stride;
     const float* scores;      // [R], sums of log-probabilities
     const int64_t* places;    // [B], of each sentence in the caches
+    const uint8_t* finished;  // [B], sentences that have no row any more; null for none
 };
 
-// Where steps are written down: what `Beams` points to, and tokens and log-probabilities in rows as long as `holders`.
+// A search that goes on by itself: what `Beams` points to, tokens and log-probabilities in rows as long as `holders`, and
+// what becomes of each sentence.
 struct Going {
     int64_t* tokens;
     int64_t* lengths;
     int64_t* holders;
     float* log_probs;
     float* scores;
-    uint8_t* ignored;  // [B][size], see decoding/state.py
+    uint8_t* ignored;         // [B][size], see decoding/state.py
+    int64_t budget;           // steps at most
+    int64_t enough;           // return when so many sentences have ended
+    int64_t rows_together;    // hypotheses of so many sentences are decoded together
+    int64_t* steps;           // [B], taken here
+    uint8_t* finished;        // [B]
+    int64_t* ended;           // [B], outputs so far
+    int64_t* output_tokens;   // [B][size][holder_stride], those that end are put after the ones that ended before
+    float* output_log_probs;  // the same
+    int64_t* output_lengths;  // [B][size]
+    float* output_scores;     // [B][size], sums of log-probabilities
 };
 
 // The best continuations of every sentence, the best first; parents are -1 where there are none.
@@ -46,13 +60,14 @@ namespace {
 constexpr int64_t CHUNK = 512;     // tokens that are scored at a time; whole panels
 constexpr int64_t BLOCK = 64;      // tokens that are looked through at a time
 
-// A hypothesis that takes part in a step: at the beginning all are the same, and only the first one does.
+// The hypotheses that take part in a step: at the beginning all are the same, and only the first one does.
 struct Hypotheses {
     std::vector<int64_t> row, sentence;
 
     explicit Hypotheses(const Beams& beams) {
         for (int64_t r = 0; r < beams.sentences * beams.size; ++r) {
             if (r % beams.size > 0 && beams.lengths[r] == 0) continue;
+            if (beams.finished && beams.finished[r / beams.size]) continue;
             row.push_back(r);
             sentence.push_back(r / beams.size);
         }
@@ -138,11 +153,11 @@ void attend_anywhere(const float* query, const float* const* keys, int64_t slots
     }
 }
 
-// The hypotheses `first` .. `last` through all layers, in place in x[last - first][D].
+// The hypotheses through all layers, in place in x[rows][D].
 void run_hypotheses(const Layer* layers, int32_t count, float* x, int32_t dim, const Beams& beams,
-                    const Hypotheses& which, int64_t first, int64_t last, const Memory& own, const Memory& cross) {
+                    const Hypotheses& which, const Memory& own, const Memory& cross) {
     thread_local std::vector<float> wide_memory, attended_memory, normal_memory, weights_memory;
-    const int64_t rows = last - first, slot_size = 2 * dim, row_size = own.capacity * slot_size;
+    const int64_t rows = which.count(), slot_size = 2 * dim, row_size = own.capacity * slot_size;
     int widest = 3 * dim;
     for (int i = 0; i < count; ++i) widest = std::max(widest, layers[i].fc1.outputs);
     float* wide = scratch(wide_memory, rows * widest);
@@ -166,9 +181,9 @@ void run_hypotheses(const Layer* layers, int32_t count, float* x, int32_t dim, c
         linear(layer.self_qkv, input, rows, wide);
         float* cache = own.key_value + index * own.layer;
         for (int64_t r = 0; r < rows; ++r) {
-            const int64_t row = which.row[first + r], length = beams.lengths[row];
+            const int64_t row = which.row[r], length = beams.lengths[row];
             const float* qkv = wide + r * 3 * dim;
-            float* sentence = cache + beams.places[which.sentence[first + r]] * beams.size * row_size;
+            float* sentence = cache + beams.places[which.sentence[r]] * beams.size * row_size;
             float* here = sentence + row % beams.size * row_size + length * slot_size;
             std::memcpy(here, qkv + dim, slot_size * sizeof(float));
             const int64_t* holder = beams.holders + row * beams.holder_stride;
@@ -184,8 +199,8 @@ void run_hypotheses(const Layer* layers, int32_t count, float* x, int32_t dim, c
         begin(layer.cross_norm);
         linear(layer.cross_query, input, rows, wide);
         for (int64_t r = 0, next; r < rows; r = next) {
-            const int64_t b = which.sentence[first + r];
-            for (next = r + 1; next < rows && which.sentence[first + next] == b;) ++next;
+            const int64_t b = which.sentence[r];
+            for (next = r + 1; next < rows && which.sentence[next] == b;) ++next;
             const int64_t place = beams.places[b];
             const float* source = cross.key_value + index * cross.layer + place * cross.capacity * slot_size;
             const uint8_t* allowed = cross.allowed ? cross.allowed + place * cross.used : nullptr;
@@ -270,17 +285,16 @@ void constrain(const Limits& limits, float* from, int64_t begin, int64_t end, in
     if (is_here(limits.eos) && position < limits.min_len) from[limits.eos - begin] = NO_SCORE;
 }
 
-// Of states x[rows][D] of the hypotheses from `first` on: the best tokens of each, with their log-probabilities.
+// Of states x[rows][D] of the hypotheses: the best tokens of each, with their log-probabilities.
 struct Continuations {
     int64_t wanted;
     std::vector<float> scores;    // [rows][wanted]
     std::vector<int64_t> tokens;  // [rows][wanted]
     std::vector<int64_t> counts;  // [rows], how many there are
 
-    Continuations(const Candidates& asked, const float* x, int64_t rows, const Beams& beams, const Hypotheses& which,
-                  int64_t first)
-        : wanted(asked.count), scores(rows * wanted), tokens(rows * wanted), counts(rows) {
-        const int64_t vocabulary = asked.limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
+    Continuations(const Candidates& asked, const float* x, const Beams& beams, const Hypotheses& which)
+        : wanted(asked.count), scores(which.count() * wanted), tokens(which.count() * wanted), counts(which.count()) {
+        const int64_t rows = which.count(), vocabulary = asked.limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
         std::vector<float> highest(rows * chunks), sums(rows * chunks);
         // Chunks are shared out among threads. No sum depends on how, and the best of all are among those of each.
         const int64_t products = rows * products_of(asked.projection);
@@ -305,7 +319,7 @@ struct Continuations {
                     sums[r * chunks + chunk] = sum_exponentials(here, size, top);
                     Best& own = best[part * rows + r];
                     if (asked.limits.unk_penalty >= 0 && !(top > own.least)) continue;
-                    constrain(asked.limits, here, begin, end, beams.lengths[which.row[first + r]]);
+                    constrain(asked.limits, here, begin, end, beams.lengths[which.row[r]]);
                     own.look_through(here, size, begin);
                 }
             }
@@ -335,9 +349,8 @@ struct Continuations {
     }
 };
 
-// The best candidates of the sentences of the hypotheses `first` .. `last`, of the continuations of each.
-void choose(const Candidates& asked, const Continuations& found, const Beams& beams, const Hypotheses& which,
-            int64_t first, int64_t last) {
+// The best candidates of the sentences, of the continuations of each hypothesis.
+void choose(const Candidates& asked, const Continuations& found, const Beams& beams, const Hypotheses& which) {
     struct Candidate {
         float score;
         int64_t parent, token;
@@ -348,14 +361,14 @@ void choose(const Candidates& asked, const Continuations& found, const Beams& be
     };
     constexpr uint32_t MINUS_INFINITY = 0xff800000;
     std::vector<Candidate> candidates;
-    for (int64_t row = first, next; row < last; row = next) {
+    for (int64_t row = 0, next; row < which.count(); row = next) {
         const int64_t sentence = which.sentence[row];
         candidates.clear();
-        for (next = row; next < last && which.sentence[next] == sentence; ++next) {
-            const int64_t r = next - first, parent = which.row[next] - sentence * beams.size;
-            for (int64_t i = 0; i < found.counts[r]; ++i) {
-                const float score = found.scores[r * found.wanted + i] + beams.scores[which.row[next]];
-                candidates.push_back({score, parent, found.tokens[r * found.wanted + i]});
+        for (next = row; next < which.count() && which.sentence[next] == sentence; ++next) {
+            const int64_t parent = which.row[next] - sentence * beams.size;
+            for (int64_t i = 0; i < found.counts[next]; ++i) {
+                const float score = found.scores[next * found.wanted + i] + beams.scores[which.row[next]];
+                candidates.push_back({score, parent, found.tokens[next * found.wanted + i]});
             }
         }
         const int64_t count = std::min<int64_t>(asked.count, candidates.size());
@@ -374,49 +387,194 @@ void choose(const Candidates& asked, const Continuations& found, const Beams& be
 }
 
 // One step: embed the last token of every hypothesis, run the layers, and find the best candidates of every sentence.
-void step_beams(const Layer* layers, int32_t count, const Ends& ends, int32_t dim, const Beams& beams, const Memory& own,
-                const Memory& cross, const Candidates& asked) {
-    const Hypotheses which(beams);
-    if (which.count() == 0) return;
-    const auto run = [&](int64_t first, int64_t last) {
-        thread_local std::vector<float> x_memory;
-        const int64_t rows = last - first;
-        float* x = scratch(x_memory, rows * dim);
-        for (int64_t r = 0; r < rows; ++r) {
-            const int64_t row = which.row[first + r];
-            const float* embedding = ends.embedding + beams.tokens[row] * dim;
-            float* to = x + r * dim;
-            for (int i = 0; i < dim; ++i) to[i] = ends.scale * embedding[i];
-            if (!ends.positions) continue;
-            const float* position = ends.positions + std::min(beams.lengths[row], ends.position_count - 1) * dim;
-            for (int i = 0; i < dim; ++i) to[i] += position[i];
-        }
-        if (ends.embedding_norm.weight) normalize(ends.embedding_norm, x, rows, dim, x);
-        run_hypotheses(layers, count, x, dim, beams, which, first, last, own, cross);
-        if (ends.final_norm.weight) normalize(ends.final_norm, x, rows, dim, x);
-        choose(asked, Continuations(asked, x, rows, beams, which, first), beams, which, first, last);
-    };
-    const int64_t products = which.count() * (products_of(layers, count) + products_of(asked.projection));
-    const int64_t parts = std::min({threads::available(), beams.sentences, products / MIN_PRODUCTS});
-    if (parts <= 1) return run(0, which.count());
-    // No sentence is divided: its hypotheses read what the others write.
-    std::vector<int64_t> cuts{0};
-    for (int64_t row = 1; row < which.count(); ++row) {
-        const bool is_full = row * parts >= static_cast<int64_t>(cuts.size()) * which.count();
-        if (which.sentence[row] != which.sentence[row - 1] && is_full) cuts.push_back(row);
+void step_beams(const Layer* layers, int32_t count, const Ends& ends, int32_t dim, const Beams& beams,
+                const Hypotheses& which, const Memory& own, const Memory& cross, const Candidates& asked) {
+    thread_local std::vector<float> x_memory;
+    const int64_t rows = which.count();
+    float* x = scratch(x_memory, rows * dim);
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t row = which.row[r];
+        const float* embedding = ends.embedding + beams.tokens[row] * dim;
+        float* to = x + r * dim;
+        for (int i = 0; i < dim; ++i) to[i] = ends.scale * embedding[i];
+        if (!ends.positions) continue;
+        const float* position = ends.positions + std::min(beams.lengths[row], ends.position_count - 1) * dim;
+        for (int i = 0; i < dim; ++i) to[i] += position[i];
     }
-    cuts.push_back(which.count());
-    if (cuts.size() == 2) return run(0, which.count());
-    threads::run(cuts.size() - 1, [&](int64_t part) { run(cuts[part], cuts[part + 1]); });
+    if (ends.embedding_norm.weight) normalize(ends.embedding_norm, x, rows, dim, x);
+    run_hypotheses(layers, count, x, dim, beams, which, own, cross);
+    if (ends.final_norm.weight) normalize(ends.final_norm, x, rows, dim, x);
+    choose(asked, Continuations(asked, x, beams, which), beams, which);
 }
+
+// What of a sentence's candidates goes on, `size` of them: parents are counted within the sentence.
+struct Chosen {
+    std::vector<int64_t> tokens, parents;
+    std::vector<float> scores;
+    std::vector<uint8_t> ends;  // which of the best `size` candidates are outputs
+
+    explicit Chosen(int64_t size) : tokens(size), parents(size), scores(size), ends(size) {}
+
+    // What ends, and what goes on: see ../../search/beam.py. Of the candidates, the best first, those that end among the
+    // first `size` are outputs; the first `size` that do not end go on. Returns how many end, or -1 where a parent is none
+    // of the hypotheses.
+    int64_t take(const float* score, const int64_t* token, const int64_t* parent, int64_t count, int64_t eos,
+                 uint8_t* ignored) {
+        const int64_t size = tokens.size();
+        int64_t ended = 0;
+        order.clear();
+        late.clear();
+        none.clear();
+        for (int64_t i = 0; i < count; ++i) {
+            const bool is_ignored = i < size && ignored[i];
+            const bool is_end = token[i] == eos && score[i] > NO_SCORE && !is_ignored;
+            if (i < size) ends[i] = is_end;
+            if (i < size) ended += is_end;
+            if (parent[i] >= size) return -1;
+            (parent[i] < 0 ? none : is_end || is_ignored ? late : order).push_back(i);
+        }
+        const int64_t going = order.size();
+        order.insert(order.end(), late.begin(), late.end());
+        order.insert(order.end(), none.begin(), none.end());
+        for (int64_t i = 0; i < size; ++i) {
+            const int64_t from = order[i];
+            parents[i] = std::max<int64_t>(parent[from], 0);
+            tokens[i] = token[from];
+            scores[i] = score[from];
+            ignored[i] = i >= going;
+        }
+        return ended;
+    }
+
+private:
+    std::vector<int64_t> order, late, none;
+};
+
+// Some of the sentences, as if there were no others.
+Beams part_of(Beams beams, int64_t first, int64_t last) {
+    const int64_t row = first * beams.size;
+    beams.sentences = last - first;
+    for (auto* values : {&beams.tokens, &beams.lengths}) *values += row;
+    beams.holders += row * beams.holder_stride;
+    beams.scores += row;
+    beams.places += first;
+    if (beams.finished) beams.finished += first;
+    return beams;
+}
+
+Candidates part_of(Candidates asked, int64_t first) {
+    asked.scores += first * asked.count;
+    asked.tokens += first * asked.count;
+    asked.parents += first * asked.count;
+    return asked;
+}
+
+Going part_of(Going going, int64_t first, int64_t size, int64_t stride) {
+    const int64_t row = first * size;
+    for (auto* values : {&going.lengths, &going.output_lengths}) *values += row;
+    for (auto* values : {&going.tokens, &going.holders, &going.output_tokens}) *values += row * stride;
+    for (auto* values : {&going.log_probs, &going.output_log_probs}) *values += row * stride;
+    for (auto* values : {&going.scores, &going.output_scores}) *values += row;
+    for (auto* values : {&going.steps, &going.ended}) *values += first;
+    going.ignored += row;
+    going.finished += first;
+    return going;
+}
+
+// The search of some sentences, until they have ended.
+class Searching {
+public:
+    Searching(const Beams& beams, const Candidates& asked, const Going& going)
+        : beams(beams), asked(asked), going(going), last(beams.tokens, beams.tokens + beams.sentences * beams.size),
+          chosen(beams.size) {
+        this->beams.tokens = last.data();
+        this->beams.finished = going.finished;
+    }
+
+    // A step; false where nothing is left to do, or there is no room for it.
+    bool step(const Layer* layers, int32_t count, const Ends& ends, int32_t dim, const Memory& own, const Memory& cross,
+              std::atomic<int64_t>& ended) {
+        const Hypotheses which(beams);
+        if (which.count() == 0) return false;
+        for (const int64_t row : which.row) {
+            if (beams.lengths[row] >= own.used) return false;
+        }
+        step_beams(layers, count, ends, dim, beams, which, own, cross, asked);
+        for (int64_t b = 0; b < beams.sentences; ++b) {
+            if (going.finished[b]) continue;
+            const int64_t from = b * asked.count;
+            const bool is_last = beams.lengths[b * beams.size] >= asked.limits.max_len;
+            const bool has_end = chosen.take(asked.scores + from, asked.tokens + from, asked.parents + from, asked.count,
+                                             asked.limits.eos, going.ignored + b * beams.size) > 0;
+            ++going.steps[b];
+            if (has_end) put_out(b);
+            if (has_end && (is_last || going.ended[b] == beams.size)) {
+                going.finished[b] = true;
+                ++ended;
+            } else if (is_last) {
+                return !(stuck = true);
+            } else {
+                follow(b);
+            }
+        }
+        return true;
+    }
+
+    bool stuck = false;  // a sentence had to end and might not
+
+private:
+    Beams beams;
+    const Candidates asked;
+    const Going going;
+    std::vector<int64_t> last, holders;
+    Chosen chosen;
+
+    // Write down the hypotheses of a sentence that end, up to as many as are wanted.
+    void put_out(int64_t b) {
+        const int64_t size = beams.size, stride = beams.holder_stride, length = beams.lengths[b * size];
+        for (int64_t i = 0; i < size && going.ended[b] < size; ++i) {
+            if (!chosen.ends[i]) continue;
+            const int64_t parent = b * size + std::max<int64_t>(asked.parents[b * asked.count + i], 0);
+            const int64_t to = b * size + going.ended[b]++;
+            const float score = asked.scores[b * asked.count + i];
+            int64_t* tokens = going.output_tokens + to * stride;
+            float* log_probs = going.output_log_probs + to * stride;
+            for (int64_t column = 1; column <= length; ++column) {
+                const int64_t from = (b * size + beams.holders[parent * stride + column]) * stride + column;
+                *tokens++ = going.tokens[from];
+                *log_probs++ = going.log_probs[from];
+            }
+            *tokens = asked.limits.eos;
+            *log_probs = score - beams.scores[parent];
+            going.output_lengths[to] = length + 1;
+            going.output_scores[to] = score;
+        }
+    }
+
+    // Every row of a sentence becomes that of the hypothesis which it continues; what comes next is its own.
+    void follow(int64_t b) {
+        const int64_t size = beams.size, stride = beams.holder_stride, row = b * size, next = beams.lengths[row] + 1;
+        holders.resize(size * next);
+        for (int64_t i = 0; i < size; ++i) {
+            const int64_t parent = row + chosen.parents[i];
+            std::copy_n(going.holders + parent * stride, next, holders.begin() + i * next);
+            going.log_probs[(row + i) * stride + next] = chosen.scores[i] - going.scores[parent];
+        }
+        for (int64_t i = 0; i < size; ++i) {
+            std::copy_n(holders.begin() + i * next, next, going.holders + (row + i) * stride);
+            going.tokens[(row + i) * stride + next] = last[row + i] = chosen.tokens[i];
+            going.scores[row + i] = chosen.scores[i];
+            going.lengths[row + i] = next;
+        }
+    }
+};
 
 }  // namespace
 
 extern "C" {
 
-// What ends, and what goes on: see ../../search/beam.py. Of every sentence there are `count` candidates, the best first, of
-// which those that end among the first `size` are outputs; the first `size` that do not end go on. Returns how many end,
-// or -1 where a parent is none of the hypotheses.
+// What ends of every sentence, and what goes on, as `Chosen` has it. Returns how many end, or -1 where a parent is none of
+// the hypotheses.
 //
 // ignored: [B][size], in and out, as in decoding/state.py.
 // ends: [B][size].
@@ -426,88 +584,75 @@ int64_t choose_hypotheses(const float* candidate_scores, const int64_t* candidat
                           int64_t* tokens, int64_t* parents, float* scores, float* log_probs) {
     const int64_t size = beams->size;
     int64_t ended = 0;
-    std::vector<int64_t> order(count), late, none;
+    Chosen chosen(size);
     for (int64_t b = 0; b < beams->sentences; ++b) {
-        const float* score = candidate_scores + b * count;
-        const int64_t *token = candidate_tokens + b * count, *parent = candidate_parents + b * count;
-        order.clear();
-        late.clear();
-        none.clear();
-        for (int64_t i = 0; i < count; ++i) {
-            const bool is_ignored = i < size && ignored[b * size + i];
-            const bool is_end = token[i] == eos && score[i] > NO_SCORE && !is_ignored;
-            if (i < size) ends[b * size + i] = is_end;
-            if (i < size) ended += is_end;
-            if (parent[i] >= size) return -1;
-            (parent[i] < 0 ? none : is_end || is_ignored ? late : order).push_back(i);
-        }
-        const int64_t going = order.size();
-        order.insert(order.end(), late.begin(), late.end());
-        order.insert(order.end(), none.begin(), none.end());
+        const int64_t from = b * count;
+        const int64_t ending = chosen.take(candidate_scores + from, candidate_tokens + from, candidate_parents + from, count,
+                                           eos, ignored + b * size);
+        if (ending < 0) return -1;
+        ended += ending;
+        std::copy_n(chosen.ends.begin(), size, ends + b * size);
         for (int64_t i = 0; i < size; ++i) {
-            const int64_t from = order[i], row = b * size + i;
-            parents[row] = b * size + std::max<int64_t>(parent[from], 0);
-            tokens[row] = token[from];
-            scores[row] = score[from];
-            log_probs[row] = score[from] - beams->scores[parents[row]];
-            ignored[row] = i >= going;
+            const int64_t row = b * size + i;
+            parents[row] = b * size + chosen.parents[i];
+            tokens[row] = chosen.tokens[i];
+            scores[row] = chosen.scores[i];
+            log_probs[row] = scores[row] - beams->scores[parents[row]];
         }
     }
     return ended;
 }
 
-// Run steps of beam search until something ends, and leave the candidates of that last step: those before it are written
-// down in `going`, and nothing is left to do for them. A single step where `going` is null. Returns 0, or 1 and does
-// nothing where something points outside of the caches, or 2 where a token is none of the vocabulary.
+// Run a step of beam search, and leave the best candidates of every sentence; or, where `going` is not null, steps until
+// its sentences have ended, its budget is used up or there is no room for another one. Returns 0; or 1 and does nothing
+// where something points outside of the caches, or 2 where a token is none of the vocabulary; or 3 where nothing may end
+// after the longest output.
 //
 // own: what every layer's self-attention keeps, a row of every hypothesis.
 // cross: what every layer's cross-attention reads, a row of every sentence.
-// taken: how many steps were written down.
 int32_t run_beams(const Layer* layers, int32_t count, const Ends* ends, int32_t dim, const Beams* beams,
-                  const Memory* own, const Memory* cross, const Candidates* asked, const Going* going, int64_t* taken) {
-    *taken = 0;
+                  const Memory* own, const Memory* cross, const Candidates* asked, const Going* going) {
     if (!fits(*beams, *own, *cross)) return 1;
-    const int64_t size = beams->size, rows = beams->sentences * size;
-    for (int64_t row = 0; row < rows; ++row) {
+    const int64_t size = beams->size, batch = beams->sentences, threads = threads::available();
+    for (int64_t row = 0; row < batch * size; ++row) {
         if (beams->tokens[row] < 0 || beams->tokens[row] >= ends->mask_id) return 2;
+        if (!going) continue;
+        // A token before the output, all that the limit allows, and EOS.
+        const int64_t length = beams->lengths[row], stride = beams->holder_stride;
+        if (length > asked->limits.max_len || stride < asked->limits.max_len + 2) return 1;
+        // What a hypothesis ends with it holds itself.
+        if (beams->holders[row * stride + length] != row % size) return 1;
     }
-    Beams now = *beams;
-    std::vector<int64_t> tokens(rows), last(rows), parents(rows), holders;
-    std::vector<float> scores(rows), log_probs(rows);
-    std::vector<uint8_t> ended(rows), ignored(rows);
-    while (true) {
-        step_beams(layers, count, *ends, dim, now, *own, *cross, *asked);
-        if (!going) return 0;
-        for (int64_t row = 0; row < rows; ++row) {
-            const int64_t next = beams->lengths[row] + 1;
-            if (next > asked->limits.max_len || next >= own->used || next >= beams->holder_stride) return 0;
-        }
-        std::copy(going->ignored, going->ignored + rows, ignored.begin());
-        if (choose_hypotheses(asked->scores, asked->tokens, asked->parents, asked->count, &now, asked->limits.eos,
-                              ignored.data(), ended.data(), tokens.data(), parents.data(), scores.data(),
-                              log_probs.data()) != 0) {
-            return 0;
-        }
-        for (int64_t first = 0; first < rows; first += size) {
-            const int64_t next = going->lengths[first] + 1, stride = beams->holder_stride;
-            holders.resize(size * next);
-            for (int64_t i = 0; i < size; ++i) {
-                const int64_t* from = going->holders + parents[first + i] * stride;
-                std::copy(from, from + next, holders.begin() + i * next);
-            }
-            for (int64_t i = 0; i < size; ++i) {
-                const int64_t row = first + i;
-                std::copy(holders.begin() + i * next, holders.begin() + (i + 1) * next, going->holders + row * stride);
-                going->tokens[row * stride + next] = last[row] = tokens[row];
-                going->log_probs[row * stride + next] = log_probs[row];
-                going->scores[row] = scores[row];
-                going->ignored[row] = ignored[row];
-                going->lengths[row] = next;
-            }
-        }
-        now.tokens = last.data();
-        ++*taken;
+    const int64_t products = batch * size * (products_of(layers, count) + products_of(asked->projection));
+    int64_t parts = std::max<int64_t>(1, std::min({threads, batch, products / MIN_PRODUCTS}));
+    if (going) {
+        const int64_t most = std::max<int64_t>(1, going->rows_together / size);
+        parts = std::max(parts, (batch + most - 1) / most);
     }
+    std::atomic<int64_t> ended{0}, next{0};
+    std::atomic<bool> stuck{false};
+    const auto work = [&](int64_t) {
+        for (int64_t part; (part = next++) < parts;) {
+            const int64_t first = part * batch / parts, last = (part + 1) * batch / parts;
+            const Beams mine = part_of(*beams, first, last);
+            const Candidates found = part_of(*asked, first);
+            if (!going) {
+                step_beams(layers, count, *ends, dim, mine, Hypotheses(mine), *own, *cross, found);
+                continue;
+            }
+            Searching searching(mine, found, part_of(*going, first, size, beams->holder_stride));
+            for (int64_t i = 0; i < going->budget && ended < going->enough; ++i) {
+                if (!searching.step(layers, count, *ends, dim, *own, *cross, ended)) break;
+            }
+            if (searching.stuck) stuck = true;
+        }
+    };
+    if (parts > 1 && threads > 1) {
+        threads::run(std::min(threads, parts), work);
+    } else {
+        work(0);
+    }
+    return stuck ? 3 : 0;
 }
 
 }  // extern "C"

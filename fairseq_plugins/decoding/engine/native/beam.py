@@ -1,4 +1,4 @@
-"""A step of beam search in one call of the kernels: see `beam.h`."""
+"""Steps of beam search in one call of the kernels: see `beam.h`."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.engine.native.build import (
     GoingStructure,
     LimitsStructure,
 )
+from fairseq_plugins.decoding.engine.native.kernels import sentences_together
 from fairseq_plugins.decoding.engine.native.layers import (
     REASONS,
     NativeLayers,
@@ -21,19 +22,73 @@ from fairseq_plugins.decoding.engine.native.layers import (
     require,
 )
 
+# What `run_beams` returns then.
+_NOTHING_MAY_END = 3
+
+
+class NothingMayEnd(Exception):
+    """An output is as long as it may be, and EOS may not be there."""
+
 
 @dataclass(frozen=True)
 class Going:
-    """Where steps in which nothing ends are written down, besides lengths, holders and scores.
+    """Where a search is written down that goes on by itself, besides lengths, holders and scores.
 
     Attributes:
         tokens, log_probs: [R, capacity], as wide as the holders.
         ignored: [B, beam], see `decoding.state.Beams`.
+        ended: [B], how many outputs each sentence has.
+        steps, finished: [B], of each sentence the steps that were taken, and whether it has ended.
+        outputs: tokens and log-probabilities [B, beam, capacity], lengths and sums of log-probabilities [B, beam] of
+            the hypotheses that end, behind those that had ended before.
+        budget: steps at most.
+        enough: the call is over when so many sentences have ended.
     """
 
     tokens: Tensor
     log_probs: Tensor
     ignored: Tensor
+    ended: Tensor
+    steps: Tensor
+    finished: Tensor
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor]
+    budget: int
+    enough: int
+
+    @classmethod
+    def begin(
+        cls, tokens: Tensor, log_probs: Tensor, ignored: Tensor, ended: list[int], budget: int, enough: int
+    ) -> "Going":
+        """With room for what comes."""
+        batch, beam = ignored.shape
+        outputs = (
+            tokens.new_empty(batch, beam, tokens.size(1)),
+            log_probs.new_empty(batch, beam, tokens.size(1)),
+            tokens.new_empty(batch, beam),
+            log_probs.new_empty(batch, beam),
+        )
+        steps, finished = tokens.new_zeros(batch), ignored.new_zeros(batch)
+        return cls(tokens, log_probs, ignored, torch.tensor(ended), steps, finished, outputs, budget, enough)
+
+    def structure(self, lengths: Tensor, holders: Tensor, scores: Tensor, rows_together: int) -> GoingStructure:
+        """For the kernels.
+
+        Raises:
+            ValueError: for tensors of the wrong shape or type.
+        """
+        batch, beam = self.ignored.shape
+        rows = batch * beam
+        check("tokens of hypotheses", self.tokens, (rows, holders.size(1)), torch.long)
+        check("log-probabilities of hypotheses", self.log_probs, (rows, holders.size(1)))
+        check("ignored places", self.ignored, (batch, beam), torch.bool)
+        check("ended hypotheses", self.ended, (batch,), torch.long)
+        written = (self.tokens, lengths, holders, self.log_probs, scores, self.ignored)
+        counted = (self.steps, self.finished, self.ended, *self.outputs)
+        return GoingStructure(
+            *(x.data_ptr() for x in written),
+            *(self.budget, self.enough, rows_together),
+            *(x.data_ptr() for x in counted),
+        )
 
 
 def run_beams(
@@ -48,11 +103,11 @@ def run_beams(
     limits: LimitsStructure,
     places: Tensor | None = None,
     going: Going | None = None,
-) -> tuple[int, tuple[Tensor, Tensor, Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Run the last token of every hypothesis; the 2 * beam best continuations of every sentence.
 
-    With `going`, steps are run until something ends, or as far as the cache reaches. All but the last one are written
-    down, also in `scores` and in the lengths and holders of the layout.
+    With `going`, steps are run and written down until sentences have ended, also in `scores` and in the lengths and
+    holders of the layout.
 
     Args:
         layers: of a decoder.
@@ -67,12 +122,13 @@ def run_beams(
         going: where steps are written down; None for a single one.
 
     Returns:
-        how many steps were written down; and sums of log-probabilities, tokens and parents [B, 2 * beam] as
-        `decoding.state.Candidates` has them, of the step after these.
+        sums of log-probabilities, tokens and parents [B, 2 * beam] as `decoding.state.Candidates` has them; with
+        `going` only memory that was used.
 
     Raises:
         ValueError: for a layout that points outside of the caches, tokens outside of the vocabulary, or tensors of the
             wrong shape or type.
+        NothingMayEnd: where the longest output is reached.
     """
     rows, beam = tokens.numel(), layout.beam
     require(layers.ends is not None and layers.has_cross, "only a decoder searches")
@@ -92,11 +148,7 @@ def run_beams(
     require(0 <= min(special) and max(special) < limits.vocabulary, f"no tokens {special} in the vocabulary")
     where = None
     if going is not None:
-        check("tokens of hypotheses", going.tokens, holders.shape, torch.long)
-        check("log-probabilities of hypotheses", going.log_probs, holders.shape)
-        check("ignored places", going.ignored, (rows // beam, beam), torch.bool)
-        order = (going.tokens, lengths, holders, going.log_probs, scores, going.ignored)
-        where = GoingStructure(*(x.data_ptr() for x in order))
+        where = going.structure(lengths, holders, scores, max(sentences_together(layers.width)))
     held: list[Tensor] = []
     own = layers.memory(cache, layout.slots if going is None else cache.size(2), None, held)
     source = layers.memory(cross, cross.size(2), cross_allowed, held)
@@ -109,15 +161,16 @@ def run_beams(
         *(scores.data_ptr(), places.data_ptr()),
     )
     asked = CandidatesStructure(projection.structure, limits, shape[1], *(x.data_ptr() for x in found))
-    taken = ctypes.c_int64()
     layers.kernels.set_threads(torch.get_num_threads())
     failed = layers.kernels.run_beams(
         *(layers.array, layers.count, ctypes.byref(layers.ends), layers.width),
         *(ctypes.byref(x) for x in (beams, own, source, asked)),
-        *(None if where is None else ctypes.byref(where), ctypes.byref(taken)),
+        None if where is None else ctypes.byref(where),
     )
+    if failed == _NOTHING_MAY_END:
+        raise NothingMayEnd
     require(not failed, REASONS.get(failed, "failed"))
-    return taken.value, found
+    return found
 
 
 @dataclass(frozen=True)

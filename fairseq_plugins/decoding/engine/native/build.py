@@ -189,12 +189,17 @@ class BeamsStructure(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("sentences", "size")],
         *[(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders")],
         ("holder_stride", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("scores", "places")],
+        *[(name, ctypes.c_void_p) for name in ("scores", "places", "finished")],
     ]
 
 
 class GoingStructure(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders", "log_probs", "scores", "ignored")]
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders", "log_probs", "scores", "ignored")],
+        *[(name, ctypes.c_int64) for name in ("budget", "enough", "rows_together")],
+        *[(name, ctypes.c_void_p) for name in ("steps", "finished", "ended")],
+        *[(f"output_{name}", ctypes.c_void_p) for name in ("tokens", "log_probs", "lengths", "scores")],
+    ]
 
 
 class CandidatesStructure(ctypes.Structure):
@@ -393,7 +398,7 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.decode.argtypes = [pointer]
     kernels.run_beams.argtypes = [
         *(pointer, ctypes.c_int32, pointer, ctypes.c_int32),
-        *(pointer, pointer, pointer, pointer, pointer, pointer),
+        *(pointer, pointer, pointer, pointer, pointer),
     ]
     kernels.choose_hypotheses.argtypes = [
         *(pointer, pointer, pointer, number, pointer, number),
