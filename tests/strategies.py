@@ -1,5 +1,6 @@
 """What hypothesis may choose from: models, drafters, sources and generation options."""
 
+import os
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -9,6 +10,11 @@ from hypothesis import strategies as st
 STEADY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 # Where an example takes a third of a second, looking for the smallest failing one takes minutes.
 STEADY_MODELS = settings(STEADY, phases=[Phase.explicit, Phase.generate])
+
+
+def some(examples: int) -> int:
+    """Half of so many examples, so that a run of all tests is soon over; all of them with SPEC_DEC_EXAMPLES=all."""
+    return examples if os.environ.get("SPEC_DEC_EXAMPLES") == "all" else (examples + 1) // 2
 
 _EMBEDDINGS: list[dict[str, Any]] = [
     {},

@@ -18,7 +18,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import _SpecDecConfig
-from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS
+from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
 from tests.support import (
     REPOSITORY,
     Options,
@@ -52,7 +52,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MethodSpec]:
     del sys.modules[f"{methods.__name__}.echo"], methods.echo
 
 
-@settings(STEADY_MODELS, max_examples=20)
+@settings(STEADY_MODELS, max_examples=some(20))
 @given(
     options=TRANSFORMERS,
     width=st.sampled_from([1, 3, 10]),

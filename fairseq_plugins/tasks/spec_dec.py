@@ -26,6 +26,7 @@ from fairseq_plugins.decoding.checks import check_fit, check_task_options
 from fairseq_plugins.decoding.constraints import refuse_search_options
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from fairseq_plugins.decoding.engine.native.kernels import Packing
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
 from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
@@ -81,11 +82,13 @@ class _SpecDecConfig(TranslationConfig):
             "weights stay in memory. All decoders but beam"
         },
     )
-    packed_weights: bool = field(
-        default=False,
+    packed_weights: ChoiceEnum([packing.value for packing in Packing]) = field(  # type: ignore[valid-type]
+        default="auto",
         metadata={
             "help": "CPU: hold the weights of large layers a second time, in the order in which the compiled kernels "
-            "read them fastest; those of small layers always are"
+            "read them fastest: auto, where float16 holds them exactly (models saved in half precision), for half as "
+            "much memory again (default); always; never. Those of small layers always are",
+            "argparse_const": "always",
         },
     )
     no_cuda_graphs: bool = field(
@@ -330,7 +333,7 @@ class SpecDecTask(TranslationTask):
             parameter = drafter.decoder.mask_vector
             verifier.to(device=parameter.device, dtype=parameter.dtype)
         spec = methods.find(name)
-        engine = make_engine(not self.cfg.no_compiled_steps, self.cfg.packed_weights)
+        engine = make_engine(not self.cfg.no_compiled_steps, Packing(self.cfg.packed_weights))
         parts = Parts([verifier], drafter, self.src_dict, self.tgt_dict, engine)
         return DraftVerifyGenerator(
             [verifier],
@@ -428,7 +431,9 @@ class SpecDecTask(TranslationTask):
         cfg = self.cfg
         # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
         graphs = None if cfg.eval_bleu else Graphs(enabled=not cfg.no_cuda_graphs)
-        return make_engine(not cfg.no_compiled_steps, cfg.packed_weights, cfg.int8, graphs, steady=dtype in HALVES)
+        return make_engine(
+            not cfg.no_compiled_steps, Packing(cfg.packed_weights), cfg.int8, graphs, steady=dtype in HALVES
+        )
 
     def _trace(self, spec: MethodSpec, options: MethodOptions, parts: Parts) -> TraceWriter | None:
         if self.cfg.trace_file is None:

@@ -16,7 +16,16 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.methods.test_untrained import METHODS
 from tests.learned import learned_drafter
-from tests.strategies import BLOCK_SIZES, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.strategies import (
+    BLOCK_SIZES,
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+    some,
+)
 from tests.support import (
     Options,
     assert_same_output,
@@ -51,7 +60,7 @@ def check(
     return stats
 
 
-@settings(STEADY_MODELS, max_examples=40)
+@settings(STEADY_MODELS, max_examples=some(40))
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
@@ -76,7 +85,7 @@ def test_trained_drafters(
     check([verifier], task, make_sample(task, sources, seed), Options("gad", block_size), active, drafter, **search)
 
 
-@settings(STEADY_MODELS, max_examples=40)
+@settings(STEADY_MODELS, max_examples=some(40))
 @given(
     method=st.sampled_from([Options("greedy"), *METHODS]),
     options=TRANSFORMERS,
@@ -92,7 +101,7 @@ def test_untrained_methods(
     check([make_transformer(task, seed, **options)], task, make_sample(task, sources, seed), method, active, **search)
 
 
-@settings(STEADY_MODELS, max_examples=15)
+@settings(STEADY_MODELS, max_examples=some(15))
 @given(sources=SOURCES, search=SEARCHES, active=ACTIVE, seed=st.integers(0, 1000))
 def test_blockwise(sources: list[int], search: dict[str, Any], active: int, seed: int) -> None:
     task, model = make_blockwise(seed, 9, identity_first_head=True)

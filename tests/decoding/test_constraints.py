@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.constraints import Constraints
-from tests.strategies import STEADY
+from tests.strategies import STEADY, some
 
 PAD, EOS, UNK, SIZE = 1, 2, 3, 8
 LIMITS = st.integers(0, 9).flatmap(lambda most: st.tuples(st.integers(0, most), st.just(most)))
@@ -17,7 +17,7 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
     return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
 
 
-@settings(STEADY, max_examples=150)
+@settings(STEADY, max_examples=some(150))
 @given(
     limits=LIMITS,
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
@@ -47,7 +47,7 @@ def test_apply_forbids_what_fairseq_forbids(
                 assert found == -torch.inf if forbidden else found == expected
 
 
-@settings(STEADY, max_examples=150)
+@settings(STEADY, max_examples=some(150))
 @given(
     limits=LIMITS,
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
@@ -88,7 +88,7 @@ def test_far_from_the_limits_only_padding_is_forbidden() -> None:
     assert (log_probs == -torch.inf).nonzero()[:, 2].tolist() == [PAD] * 6
 
 
-@settings(STEADY, max_examples=100)
+@settings(STEADY, max_examples=some(100))
 @given(prefixes=PREFIXES, max_len=st.integers(0, 8), seed=st.integers(0, 99))
 def test_force_puts_the_prefix_in_its_place(prefixes: list[list[int]], max_len: int, seed: int) -> None:
     constraints = Constraints(PAD, UNK, EOS, max_len, prefix=padded(prefixes))

@@ -14,12 +14,13 @@ from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Span
 from fairseq_plugins.decoding.engine.native.beam import choose_hypotheses
+from fairseq_plugins.decoding.engine.native.kernels import Packing
 from fairseq_plugins.decoding.methods.fast_beam import BeamVerifier
 from fairseq_plugins.decoding.search.beam import BeamSearch, choose
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.engine.sanitizer_driver import right_beams
-from tests.strategies import SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS
+from tests.strategies import SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, some
 from tests.support import (
     Options,
     all_ids,
@@ -52,7 +53,7 @@ def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-@settings(STEADY_MODELS, max_examples=60)
+@settings(STEADY_MODELS, max_examples=some(60))
 @given(
     options=TRANSFORMERS,
     vocabulary=st.sampled_from([12, 40, 300]),
@@ -109,7 +110,7 @@ def test_every_batch_size(beam: int, batch_size: int) -> None:
             assert all(len(every) == beam for every in found)
 
 
-@settings(STEADY_MODELS, max_examples=12)
+@settings(STEADY_MODELS, max_examples=some(12))
 @given(
     options=st.lists(TRANSFORMERS, min_size=2, max_size=3),
     sources=SOURCES,
@@ -224,7 +225,7 @@ def test_other_searches_are_refused(options: dict[str, Any], named: str) -> None
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=some(200))
 @given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3))
 def test_what_goes_on(engine: str, data: st.DataObject, size: int, sentences: int) -> None:
     """Of the candidates, in their order, the first that do not end; what ends among the best is an output."""
@@ -268,7 +269,7 @@ def _may_go_on(tokens: list[int]) -> bool:
     return tokens.count(EOS) <= len(tokens) // 2
 
 
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=some(200))
 @given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3), missing=st.integers(0, 2))
 def test_kernels_choose_what_the_reference_chooses(
     data: st.DataObject, size: int, sentences: int, missing: int
@@ -398,6 +399,6 @@ def test_kernels_read_nothing_outside(name: str, wrong: torch.Tensor) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_steps_of_the_kernels(seed: int) -> None:
     torch.manual_seed(seed)
-    kernels = make_engine(packed_weights=bool(seed % 2)).kernels
+    kernels = make_engine(packing=list(Packing)[seed % 3]).kernels
     assert kernels is not None
     right_beams(kernels, random.Random(seed))

@@ -25,6 +25,7 @@ from tests.strategies import (
     STEADY_MODELS,
     TRANSFORMERS,
     fitting,
+    some,
 )
 from tests.support import (
     Options,
@@ -57,7 +58,7 @@ def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.T
     return torch.tensor([row + [1] * (width - len(row)) for row in rows])
 
 
-@settings(STEADY_MODELS, max_examples=70)
+@settings(STEADY_MODELS, max_examples=some(70))
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
@@ -146,7 +147,7 @@ def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int
     assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
 
 
-@settings(STEADY_MODELS, max_examples=12)
+@settings(STEADY_MODELS, max_examples=some(12))
 @given(
     options=st.lists(TRANSFORMERS, min_size=2, max_size=3),
     sources=SOURCES,
@@ -289,7 +290,7 @@ def test_drafters_do_not_have_to_say_how_many_they_drafted(known: Known) -> None
     assert_same_output(drafted, known.expected)
 
 
-@settings(STEADY_MODELS, max_examples=15)
+@settings(STEADY_MODELS, max_examples=some(15))
 @given(options=TRANSFORMERS, drafter_options=DRAFTERS, sources=SOURCES, block_size=BLOCK_SIZES, seed=st.integers(0, 99))
 def test_strictest_relaxation_is_gad(
     options: dict[str, Any], drafter_options: dict[str, Any], sources: list[int], block_size: int, seed: int

@@ -22,7 +22,17 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.engine.test_graphed_decoder import Recorder, graphing
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.strategies import (
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    STEADY,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+    some,
+)
 from tests.support import Options, decode, ids, make_args, make_drafter, make_sample, make_task, make_transformer
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -176,7 +186,7 @@ def test_without_it_half_precision_differs() -> None:
     assert [out for part in results[0] for out in part] != results[1][0]
 
 
-@settings(STEADY, max_examples=20)
+@settings(STEADY, max_examples=some(20))
 @given(rows=st.integers(0, 3 * ROWS), dtype=st.sampled_from([torch.float32, *HALVES]), seed=st.integers(0, 9))
 def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -187,7 +197,7 @@ def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     torch.testing.assert_close(result, x @ weight.t(), rtol=2e-2, atol=2e-2)
 
 
-@settings(STEADY, max_examples=25)
+@settings(STEADY, max_examples=some(25))
 @given(
     rows=st.integers(1, ROWS + 3),
     slots=st.integers(1, 2 * SLOTS + 3),

@@ -13,7 +13,16 @@ from fairseq_plugins.decoding import generator, one_call
 from fairseq_plugins.decoding.drafters import adaptive
 from fairseq_plugins.decoding.stats import SentenceStats
 from tests.learned import learned_drafter
-from tests.strategies import BLOCK_SIZES, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.strategies import (
+    BLOCK_SIZES,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+    some,
+)
 from tests.support import (
     Options,
     assert_same_output,
@@ -86,7 +95,7 @@ POST_NORM = FEATURE_DRAFTERS.filter(
 PLAIN = SEARCHES.filter(lambda options: options.get("temperature", 1) == 1)
 
 
-@settings(STEADY_MODELS, max_examples=40)
+@settings(STEADY_MODELS, max_examples=some(40))
 @given(
     options=NATIVE,
     drafter_options=POST_NORM,
@@ -117,7 +126,7 @@ def test_greedy_and_gad(
     check([verifier], task, sample, Options("gad", block_size), drafter, expected=expected, **search)
 
 
-@settings(STEADY_MODELS, max_examples=25)
+@settings(STEADY_MODELS, max_examples=some(25))
 @given(
     options=NATIVE,
     sources=SOURCES,

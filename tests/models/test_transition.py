@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import TransitionScores
-from tests.strategies import STEADY
+from tests.strategies import STEADY, some
 from tests.support import make_drafter, make_task, make_transformer
 
 WIDTH = 6
@@ -30,7 +30,7 @@ def make_scores(vocabulary: int, rank: int, state: int, seed: int) -> Transition
     return transition
 
 
-@settings(STEADY, max_examples=60)
+@settings(STEADY, max_examples=some(60))
 @given(
     batch=st.integers(1, 4),
     width=st.integers(1, 6),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.fixed_shapes import by_rows
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import NativeLinear
 from fairseq_plugins.decoding.engine.weights import Linear, Precision
 
@@ -79,7 +79,7 @@ class Engine:
 
 def make_engine(
     compiled: bool = True,
-    packed_weights: bool = False,
+    packing: Packing = Packing.AUTO,
     int8: bool = False,
     graphs: Graphs | None = None,
     steady: bool = False,
@@ -88,13 +88,13 @@ def make_engine(
 
     Args:
         compiled: use the CPU kernels, where they can be built.
-        packed_weights: hold large weights a second time, in the order in which the kernels read them fastest.
+        packing: which large weights are held a second time, in the order in which the kernels read them fastest.
         int8: round the weights of linear layers.
         graphs: see `Engine`.
         steady: see `Engine`.
     """
     return Engine(
-        kernels=Kernels.build(packed_weights, any_size=steady) if compiled else None,
+        kernels=Kernels.build(packing, any_size=steady) if compiled else None,
         precision=Precision.INT8_WEIGHTS if int8 else Precision.FP32,
         graphs=graphs,
         steady=steady,

@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.drafters import StatelessDrafter, adaptive
 from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Calibration, Cost, Policy
 from fairseq_plugins.decoding.methods import gad
 from fairseq_plugins.decoding.state import DecodingState, Draft
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting, some
 from tests.support import (
     Options,
     assert_same_output,
@@ -119,7 +119,7 @@ def test_what_pays_is_measured_on_a_cpu_only(
     assert asked == [measured]
 
 
-@settings(STEADY_MODELS, max_examples=25)
+@settings(STEADY_MODELS, max_examples=some(25))
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),

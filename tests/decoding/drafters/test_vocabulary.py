@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.spec_dec import SpecDecConfig
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, fitting
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, fitting, some
 from tests.support import (
     Options,
     assert_same_output,
@@ -59,7 +59,7 @@ def test_when_all_tokens_are_scored() -> None:
     assert found is not None and found.tolist() == [1, 2]
 
 
-@settings(STEADY_MODELS, max_examples=25)
+@settings(STEADY_MODELS, max_examples=some(25))
 @given(
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
     sources=SOURCES,

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.beam import run_beams
-from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLinear, Prediction
 from fairseq_plugins.decoding.engine.rows import rows_of
 from fairseq_plugins.decoding.engine.weights import Precision
@@ -444,7 +444,7 @@ def main(arguments: list[str]) -> None:
     # Every kind of call a few times, however slow the machine is.
     while time.monotonic() < end or seen["rounds"] < 60:
         torch.set_num_threads(choose.randint(1, 3))
-        packing = Kernels(choose.random() < 0.5, kernels.functions)
+        packing = Kernels(choose.choice(list(Packing)), kernels.functions)
         right_step(packing, choose)
         right_beams(packing, choose)
         right_rest(packing, choose)

@@ -6,6 +6,7 @@ import pytest
 
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from fairseq_plugins.decoding.engine.native.kernels import Packing
 from fairseq_plugins.decoding.engine.native.layers import NativeLayers, NativeLinear
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
@@ -59,13 +60,13 @@ def test_precision_and_copies_are_a_generators_own() -> None:
     sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
     expected = fairseq_greedy([model], task, sample, max_len_b=30)
     plain = make_generator(task, model)
-    rounded = make_generator(task, model, int8=True, packed_weights=True)
+    rounded = make_generator(task, model, int8=True, packed_weights="always")
     for _ in range(2):
         assert ids(plain.generate([model], sample)) == ids(expected)
         assert ids(rounded.generate([model], sample)) != ids(expected)
     engines = [generator.method.verifier.engine for generator in (plain, rounded)]
     assert [engine.precision for engine in engines] == [Precision.FP32, Precision.INT8_WEIGHTS]
-    assert [engine.kernels.copies for engine in engines] == [False, True]
+    assert [engine.kernels.packing for engine in engines] == [Packing.AUTO, Packing.ALWAYS]
 
 
 def test_giving_up_on_graphs_is_an_engines_own() -> None:

@@ -40,6 +40,7 @@ from tests.strategies import (
     STEADY_MODELS,
     TRANSFORMERS,
     fitting,
+    some,
 )
 from tests.support import (
     Options,
@@ -211,7 +212,7 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@settings(STEADY_MODELS, max_examples=20)
+@settings(STEADY_MODELS, max_examples=some(20))
 @given(
     method=st.sampled_from(["gad", "gad", "gad++", "nat"]),
     options=TRANSFORMERS,
@@ -245,7 +246,7 @@ def test_trained_drafters(
     check(monkeypatch, models, task, batches, chosen, drafter, seed, active, limits, **search)
 
 
-@settings(STEADY_MODELS, max_examples=15)
+@settings(STEADY_MODELS, max_examples=some(15))
 @given(
     options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
     beam=st.sampled_from([1, 2, 5]),
@@ -280,7 +281,7 @@ def test_beam_search_runs_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorder.replays > 5 * recorder.captures > 0
 
 
-@settings(STEADY_MODELS, max_examples=12)
+@settings(STEADY_MODELS, max_examples=some(12))
 @given(
     options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
     method=st.sampled_from([Options("greedy"), Options("greedy"), Options("iad"), Options("gs-jacobi")]),

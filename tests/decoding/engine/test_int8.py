@@ -17,7 +17,17 @@ from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.weights import Precision, quantized
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.methods.test_untrained import METHODS
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.strategies import (
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    STEADY,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+    some,
+)
 from tests.support import (
     Options,
     assert_same_output,
@@ -59,7 +69,7 @@ def rounded(model: TransformerModel) -> TransformerModel:
     return model
 
 
-@settings(STEADY, max_examples=60)
+@settings(STEADY, max_examples=some(60))
 @given(
     rows=st.integers(1, 20),
     inputs=st.integers(1, 70),
@@ -82,7 +92,7 @@ def test_linear_layers_of_any_size(
     torch.testing.assert_close(y, F.linear(x, restored, layer.bias), rtol=1e-4, atol=1e-4)
 
 
-@settings(STEADY_MODELS, max_examples=12)
+@settings(STEADY_MODELS, max_examples=some(12))
 @given(options=TRANSFORMERS, sources=SOURCES, search=SEARCHES, seed=st.integers(0, 1000))
 def test_greedy_is_fairseqs_with_rounded_weights(
     engine: Engine, options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
@@ -94,7 +104,7 @@ def test_greedy_is_fairseqs_with_rounded_weights(
     assert_same_output(ours, fairseq_greedy([rounded(model)], task, sample, **search))
 
 
-@settings(STEADY_MODELS, max_examples=12)
+@settings(STEADY_MODELS, max_examples=some(12))
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),

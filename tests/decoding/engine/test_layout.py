@@ -26,6 +26,7 @@ from tests.strategies import (
     TRANSFORMERS,
     VISIBLE,
     fitting,
+    some,
 )
 from tests.support import fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
 
@@ -102,7 +103,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 ANY_DRAFTER = st.one_of(st.none(), DRAFTERS, FEATURE_DRAFTERS)
 
 
-@settings(STEADY_MODELS, max_examples=30)
+@settings(STEADY_MODELS, max_examples=some(30))
 @given(
     options=TRANSFORMERS,
     drafter=ANY_DRAFTER,
@@ -147,7 +148,7 @@ def test_a_chain_spelled_out_is_the_same_step(
         assert_close(other_cache, cache)
 
 
-@settings(STEADY_MODELS, max_examples=30)
+@settings(STEADY_MODELS, max_examples=some(30))
 @given(
     options=TRANSFORMERS,
     drafter=ANY_DRAFTER,
@@ -197,7 +198,7 @@ def test_packed_rows_give_what_the_chain_gives(
     assert not expected[:, :, cache.size(2) :].any()
 
 
-@settings(STEADY_MODELS, max_examples=30)
+@settings(STEADY_MODELS, max_examples=some(30))
 @given(
     options=TRANSFORMERS,
     drafter=ANY_DRAFTER,
@@ -441,7 +442,7 @@ def test_layers_without_embeddings_refuse_as_much() -> None:
             call.layers.run(x, **{**given, name: wrong})
 
 
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=some(200))
 @given(
     name=st.sampled_from(["sentence", "position", "slot", "last_visible", "tokens"]),
     row=st.integers(0, 11),

@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.native import build, layers
 from fairseq_plugins.decoding.engine.native import kernels as native
-from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import (
     HALVES_IN_PANELS,
     IN_PANELS,
@@ -29,7 +29,17 @@ from fairseq_plugins.decoding.engine.native.layers import (
     NativeLinear,
 )
 from fairseq_plugins.decoding.engine.weights import Linear, Precision, quantized
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting
+from tests.strategies import (
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    STEADY,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+    some,
+)
 from tests.support import (
     Options,
     assert_same_output,
@@ -65,7 +75,7 @@ def compiled_linear(kernels: Kernels, layer: Linear) -> NativeLinear:
     return NativeLinear(kernels.functions, layer, kernels._form(layer, Precision.FP32))
 
 
-@settings(STEADY, max_examples=160)
+@settings(STEADY, max_examples=some(160))
 @given(
     rows=st.integers(1, 40),
     inputs=st.integers(1, 70),
@@ -85,7 +95,7 @@ def test_linear_layers_of_any_size(
     torch.testing.assert_close(compiled(x), F.linear(x, *layer), rtol=1e-4, atol=1e-4)
 
 
-@settings(STEADY, max_examples=80)
+@settings(STEADY, max_examples=some(80))
 @given(
     rows=st.integers(1, 40),
     inputs=st.integers(1, 70),
@@ -116,7 +126,7 @@ def test_other_weights_are_no_halves(kernels: Kernels, number: float) -> None:
     assert NativeLinear(kernels.functions, (weight, None), IN_PANELS).structure.form == IN_PANELS
 
 
-@settings(STEADY, max_examples=80)
+@settings(STEADY, max_examples=some(80))
 @given(
     rows=st.integers(1, 40),
     inputs=st.integers(1, 70),
@@ -148,13 +158,14 @@ def test_int8_products_of_any_size(
     assert share > 0.99 or x.numel() * outputs < 2000
 
 
-def test_wide_models_are_rounded_where_copies_are_asked_for(kernels: Kernels) -> None:
+def test_wide_models_are_rounded_where_copies_may_be(kernels: Kernels) -> None:
     weight = torch.ones(1)
-    assert not kernels.has_int8_products(512, weight)
-    copying = Kernels.build(copies=True)
-    assert copying is not None
-    assert copying.has_int8_products(512, weight) == kernels.has_int8_products(16, weight)
-    assert kernels.has_int8_products(16, weight) == bool(kernels.functions.has_int8_products())
+    sparing = Kernels.build(Packing.NEVER)
+    assert sparing is not None
+    assert not sparing.has_int8_products(512, weight)
+    assert not kernels.has_int8_products(512, weight / 3)
+    for some_kernels, width in ((sparing, 16), (kernels, 16), (kernels, 512)):
+        assert some_kernels.has_int8_products(width, weight) == bool(kernels.functions.has_int8_products())
 
 
 @pytest.mark.parametrize("convert", [torch.Tensor.half, torch.Tensor.double, lambda weight: weight.to("meta")])
@@ -196,7 +207,7 @@ def linears_of(decoder: CachedDecoder) -> list[NativeLinear]:
     return [tensor for tensor in decoder.native_layers.tensors if isinstance(tensor, NativeLinear)]
 
 
-@settings(STEADY_MODELS, max_examples=12)
+@settings(STEADY_MODELS, max_examples=some(12))
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
@@ -259,17 +270,24 @@ def test_weights_outlive_the_parameter_that_they_were_read_from() -> None:
     assert torch.equal(encoder(sample["net_input"])["encoder_out"][0], before)
 
 
-def test_large_weights_are_packed_where_that_was_asked_for(kernels: Kernels) -> None:
+@pytest.mark.parametrize("packing", list(Packing))
+@pytest.mark.parametrize("exact", [False, True])
+def test_which_large_weights_are_held_twice(packing: Packing, exact: bool) -> None:
     weight, x = torch.randn(512, 512), torch.randn(3, 512)
-    copying = make_engine(packed_weights=True).kernels
-    assert copying is not None
-    packed = compiled_linear(copying, (weight, None))
-    assert packed.tensors[0].data_ptr() != weight.data_ptr()
-    torch.testing.assert_close(packed(x), x @ weight.t(), rtol=1e-4, atol=1e-3)
-    assert compiled_linear(kernels, (weight, None)).tensors[0].data_ptr() == weight.data_ptr()
+    if exact:
+        weight = weight.half().float()
+    kernels = make_engine(packing=packing).kernels
+    assert kernels is not None
+    layer = compiled_linear(kernels, (weight, None))
+    torch.testing.assert_close(layer(x), x @ weight.t(), rtol=1e-4, atol=1e-3)
+    (held,) = [tensor for tensor in layer.tensors if tensor is not None]
+    halves = bool(kernels.functions.has_halves())
+    wanted = packing is Packing.ALWAYS or (packing is Packing.AUTO and exact and halves)
+    assert (held.data_ptr() != weight.data_ptr()) == wanted
+    assert (held.dtype == torch.float16) == (wanted and exact and halves)
 
 
-@settings(STEADY, max_examples=80)
+@settings(STEADY, max_examples=some(80))
 @given(
     rows=st.integers(1, 9),
     size=st.integers(1, 300),
@@ -295,7 +313,7 @@ def test_probabilities_and_choices(
 
 
 @pytest.mark.parametrize("packed_inputs", [511, 0], ids=["packed", "in place"])
-@settings(STEADY_MODELS, max_examples=25)
+@settings(STEADY_MODELS, max_examples=some(25))
 @given(
     options=TRANSFORMERS,
     drafter_options=FEATURE_DRAFTERS,

@@ -31,7 +31,7 @@ from tests.decoding.engine.random_steps import (
     random_linear,
     random_step,
 )
-from tests.strategies import STEADY
+from tests.strategies import STEADY, some
 
 SMALL = Sizes(layers=2, heads=2, width=24, wide=70, vocabulary=67)
 WIDE = Sizes(layers=1, heads=8, width=512, wide=1024, vocabulary=1003)
@@ -99,7 +99,7 @@ def decoders() -> list[Decoder]:
     ]
 
 
-@settings(STEADY, max_examples=40)
+@settings(STEADY, max_examples=some(40))
 @given(
     index=st.integers(0, 6),
     seed=st.integers(0, 2**20),

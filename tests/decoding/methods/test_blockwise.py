@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS
+from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
 from tests.support import (
     Options,
     assert_same_output,
@@ -46,7 +46,7 @@ def test_exact_blockwise_equals_fairseq(seed: int, block_size: int, identity: bo
     assert_same_output(drafted, expected)
 
 
-@settings(STEADY_MODELS, max_examples=20)
+@settings(STEADY_MODELS, max_examples=some(20))
 @given(
     block_size=st.sampled_from([None, 2, 3]),
     identity=st.booleans(),

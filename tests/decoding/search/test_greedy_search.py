@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import at_least, everything, exact
 from fairseq_plugins.decoding.state import Advance, Draft, Verification
-from tests.strategies import STEADY
+from tests.strategies import STEADY, some
 from tests.support import make_state
 
 PAD, EOS, SIZE = 1, 2, 7
@@ -82,7 +82,7 @@ def check(advance: Advance, rows: list[Row], expected: list[list[int]], drafted:
     assert (advance.span_before.shortest, advance.span_before.longest) == (min(lengths), max(lengths))
 
 
-@settings(STEADY, max_examples=200)
+@settings(STEADY, max_examples=some(200))
 @given(rows=batches())
 def test_exact(rows: list[Row]) -> None:
     """The longest right prefix of what is meant, and the verifier's own token, up to the first end."""
@@ -100,7 +100,7 @@ def test_exact(rows: list[Row]) -> None:
     check(advance_of(GreedySearch(lambda *given: exact(*given)), rows), rows, expected, drafted)
 
 
-@settings(STEADY, max_examples=100)
+@settings(STEADY, max_examples=some(100))
 @given(rows=batches(), minimum=st.integers(1, 4))
 def test_minimum_block(rows: list[Row], minimum: int) -> None:
     """Drafted tokens that the verifier would not have said stand in the output."""
@@ -116,7 +116,7 @@ def test_minimum_block(rows: list[Row], minimum: int) -> None:
     check(advance_of(GreedySearch(at_least(minimum, exact)), rows), rows, expected, drafted)
 
 
-@settings(STEADY, max_examples=100)
+@settings(STEADY, max_examples=some(100))
 @given(rows=batches().filter(lambda rows: bool(rows[0].drafted)))
 def test_without_a_verifier(rows: list[Row]) -> None:
     """As many columns as were drafted: the best token stands in the last one."""

@@ -1,6 +1,7 @@
 """What the compiled kernels offer to the engine, and for which sizes they pay."""
 
 import ctypes
+import enum
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from fairseq_plugins.decoding.engine.native.layers import (
     NativeLayers,
     NativeLinear,
     check,
+    is_exact_in_half,
 )
 from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, QuantizedLinear, is_small
@@ -40,25 +42,36 @@ def sentences_together(width: int) -> tuple[int, int]:
     return _LEAST_TOGETHER, _ROWS_TOGETHER if width <= 256 else _ROWS_TOGETHER_IF_WIDE
 
 
+class Packing(enum.Enum):
+    """Which large weights are held a second time, in the order in which they are read fastest; small ones always are.
+
+    AUTO: those that float16 holds exactly, in float16, for half as much memory again.
+    """
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class Kernels:
     """The compiled kernels with one way of using them.
 
     Args:
-        copies: whether to hold large weights a second time, in the order in which they are read fastest.
+        packing: which large weights are held a second time.
         functions: the library.
         any_size: run steps of any number of rows, also where PyTorch would be faster: see `Engine.steady`.
     """
 
-    def __init__(self, copies: bool, functions: ctypes.CDLL, any_size: bool = False) -> None:
-        self.copies = copies
+    def __init__(self, packing: Packing, functions: ctypes.CDLL, any_size: bool = False) -> None:
+        self.packing = packing
         self.functions = functions
         self.any_size = any_size
 
     @classmethod
-    def build(cls, copies: bool = False, any_size: bool = False) -> "Kernels | None":
+    def build(cls, packing: Packing = Packing.AUTO, any_size: bool = False) -> "Kernels | None":
         """The kernels for this machine, compiled if need be; None, after a line in the log, where they cannot be."""
         functions = library()
-        return None if functions is None else cls(copies, functions, any_size)
+        return None if functions is None else cls(packing, functions, any_size)
 
     def pays_in_layers(self, width: int, rows: int, precision: Precision) -> bool:
         """Whether so many rows are for the kernels in layers so wide; those of narrow ones are any number."""
@@ -79,28 +92,33 @@ class Kernels:
         return self.can_read(*((layer.scale, layer.bias) if isinstance(layer, QuantizedLinear) else layer))
 
     def may_be_copied(self, weight: Tensor) -> bool:
-        """Whether a faster form of a weight may be held beside it: that was asked for, or it is next to nothing."""
-        return self.copies or is_small(weight)
+        """Whether a weight may be held a second time: that was asked for, or it is next to nothing."""
+        return self.packing is Packing.ALWAYS or is_small(weight)
 
     def has_int8_products(self, width: int, weight: Tensor) -> bool:
         """Whether a model can run with `Precision.INT8_PRODUCTS`: if the processor multiplies int8 numbers fast.
 
-        Of a wide model the copies in int8 would take much memory, so they have to be asked for.
+        A wide model is rounded where it is held a second time anyway.
 
         Args:
             width: of the model.
             weight: one of its weights, which says where it is and of which type.
         """
-        if not (self.copies or width <= MAX_PACKED_WIDTH):
+        if not (self.can_read(weight) and self.functions.has_int8_products()):
             return False
-        return self.can_read(weight) and bool(self.functions.has_int8_products())
+        return width <= MAX_PACKED_WIDTH or self.packing is Packing.ALWAYS or self._takes_halves(weight)
+
+    def _takes_halves(self, weight: Tensor) -> bool:
+        """Whether a weight, however large, is copied because float16 holds it."""
+        return self.packing is Packing.AUTO and bool(self.functions.has_halves()) and is_exact_in_half(weight)
 
     def _form(self, layer: Linear, precision: Precision) -> int:
         if precision is Precision.INT8_PRODUCTS:
             return INT8_IN_PANELS
         weight = layer.weight if isinstance(layer, QuantizedLinear) else layer[0]
-        small = min(weight.shape) <= MAX_PACKED_WIDTH and self.may_be_copied(weight)
-        return IN_PANELS if self.copies or small else IN_ROWS
+        if self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight)):
+            return IN_PANELS
+        return IN_PANELS if isinstance(layer, tuple) and self._takes_halves(weight) else IN_ROWS
 
     def linear(self, layer: Linear, precision: Precision = Precision.FP32) -> Callable[[Tensor], Tensor]:
         """A linear layer that `can_run`, as a function of x [..., inputs]; PyTorch's own where the kernels do not pay.
