@@ -47,9 +47,8 @@ gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fas
 
 test: lint  ## ruff, shellcheck and the whole test suite
 	@echo 'Running the tests ...'
-	@# One more than there are cores: many tests wait for a process or for what another one makes.
 	@# With compiled files kept, which some systems turn off: every process would compile the tests anew.
-	@$(IN_VENV) env -u PYTHONDONTWRITEBYTECODE python -m pytest -q --durations=10 -n $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(IN_VENV) env -u PYTHONDONTWRITEBYTECODE python -m pytest -q --durations=10 -n $$(( $$(nproc) < 8 ? $$(nproc) : 8 )) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(READY)  ## ruff on the Python files, shellcheck on the scripts
 	@echo 'Checking the code with ruff and the scripts with shellcheck ...'

@@ -239,12 +239,26 @@ def decode(
     engine: Engine | None = None,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
-    """What our generator returns, and its statistics.
+    """What our generator returns, and its statistics; arguments as for `decode_all`, of one batch."""
+    return decode_all(models, task, [sample], method, model, rule, engine, **options)
+
+
+def decode_all(
+    models: list[nn.Module],
+    task: SpecDecTask,
+    samples: list[dict[str, Any]],
+    method: Options | Drafter,
+    model: BlockNat | None = None,
+    rule: Rule = exact,
+    engine: Engine | None = None,
+    **options: Any,
+) -> tuple[list, list[SentenceStats]]:
+    """What one generator returns for all batches, one after the other, and its statistics.
 
     Args:
         models: the verifiers.
         task: gives the dictionary.
-        sample: a fairseq batch.
+        samples: fairseq batches.
         method: a method by its options, or a drafter to be put together with `rule`.
         model: the trained drafter for methods that have one.
         rule: what is accepted, when a drafter is given.
@@ -266,7 +280,8 @@ def decode(
     generator = DraftVerifyGenerator(
         models, task.target_dictionary, build, stats, searches_beams=searches_beams, **options
     )
-    return generator.generate(models, sample, **per_batch), stats.recorded
+    found = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
+    return found, stats.recorded
 
 
 def _per_batch(options: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tests.support import (
     assert_same_hypotheses,
     assert_same_output,
     decode,
+    decode_all,
     fairseq_beam,
     fairseq_greedy,
     make_sample,
@@ -101,13 +102,14 @@ def test_every_batch_size(beam: int, batch_size: int) -> None:
     task = make_task(200)
     model = make_transformer(task, 5)
     lengths = [(7 * number) % 23 for number in range(32)]
-    for begin in range(0, 32, batch_size)[:4]:
-        sample = make_sample(task, lengths[begin : begin + batch_size], begin)
-        expected = fairseq_beam([model], task, sample, beam, max_len_b=30)
-        for engine in ENGINES.values():
-            found, _ = decode([model], task, sample, FAST_BEAM, engine=engine(), beam_size=beam, max_len_b=30)
-            assert_same_hypotheses(found, expected)
-            assert all(len(every) == beam for every in found)
+    samples = [
+        make_sample(task, lengths[begin : begin + batch_size], begin) for begin in range(0, 32, batch_size)[:4]
+    ]
+    expected = [found for sample in samples for found in fairseq_beam([model], task, sample, beam, max_len_b=30)]
+    for engine in ENGINES.values():
+        found, _ = decode_all([model], task, samples, FAST_BEAM, engine=engine(), beam_size=beam, max_len_b=30)
+        assert_same_hypotheses(found, expected)
+        assert all(len(every) == beam for every in found)
 
 
 @settings(STEADY_MODELS, max_examples=some(12))

@@ -35,6 +35,7 @@ from tests.support import (
     always_wrong,
     assert_same_output,
     decode,
+    decode_all,
     emitted_per_iteration,
     fairseq_greedy,
     ids,
@@ -132,17 +133,15 @@ def batch() -> Batch:
 @pytest.mark.parametrize("block_size", [1, 3, 10, 25])
 def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int, block_size: int, kind: str) -> None:
     everything = batch.sample["net_input"]["src_tokens"]
-    outputs, stats = [], []
+    samples = []
     for begin in range(0, len(batch.SOURCES), batch_size):
         sample = make_sample(batch.task, batch.SOURCES[begin : begin + batch_size])
         width = sample["net_input"]["src_tokens"].size(1)
         sample["net_input"]["src_tokens"] = everything[begin : begin + batch_size, -width:]
-        hypotheses, counted = decode(
-            [batch.verifier], batch.task, sample, Options("gad", block_size), batch.drafter(kind), max_len_b=40
-        )
-        outputs += ids(hypotheses)
-        stats += counted
-    assert outputs == batch.outputs
+        samples.append(sample)
+    how = Options("gad", block_size)
+    hypotheses, stats = decode_all([batch.verifier], batch.task, samples, how, batch.drafter(kind), max_len_b=40)
+    assert ids(hypotheses) == batch.outputs
     # The commonest token again and again, in drafts of 10, would give 1.24.
     assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
 

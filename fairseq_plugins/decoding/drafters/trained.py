@@ -30,7 +30,7 @@ class TrainedDrafterOptions(MethodOptions):
     fp32_drafts: bool = option(
         False,
         "on a CPU: draft in fp32. Where the processor multiplies int8 numbers (AVX2, AVX-512, with VNNI or not), "
-        "models less than 512 wide draft with those otherwise (wider ones with --packed-weights). What is drafted is "
+        "models less than 512 wide draft with those otherwise, and wider ones that are packed. What is drafted is "
         "verified in fp32: lossless output stays the same, that of gad++ may differ a little",
         lenient=True,
     )

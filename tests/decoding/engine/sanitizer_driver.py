@@ -442,7 +442,7 @@ def main(arguments: list[str]) -> None:
     loops = Loops()
     end = time.monotonic() + seconds
     # Every kind of call a few times, however slow the machine is.
-    while time.monotonic() < end or seen["rounds"] < 60:
+    while time.monotonic() < end or seen["rounds"] < 48:
         torch.set_num_threads(choose.randint(1, 3))
         packing = Kernels(choose.choice(list(Packing)), kernels.functions)
         right_step(packing, choose)

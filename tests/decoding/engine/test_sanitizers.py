@@ -31,7 +31,7 @@ def ran() -> subprocess.CompletedProcess[str]:
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    command = [sys.executable, "-m", "tests.decoding.engine.sanitizer_driver", "10", "1"]
+    command = [sys.executable, "-m", "tests.decoding.engine.sanitizer_driver", "5", "1"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
@@ -47,7 +47,7 @@ def test_random_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> 
     assert ran.returncode == 0 and "Sanitizer" not in said and "runtime error" not in said, said
     # A driver that had nothing to do would end well, too.
     counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in printed.splitlines()}
-    assert counts["rounds"] >= 60
+    assert counts["rounds"] >= 48
     assert sum(count for name, count in counts.items() if name.endswith(("Error", "refused"))) >= 200
 
 
