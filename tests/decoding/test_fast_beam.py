@@ -10,12 +10,14 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.decoding import generator
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Span
 from fairseq_plugins.decoding.engine.native.beam import choose_hypotheses
 from fairseq_plugins.decoding.engine.native.kernels import Packing
 from fairseq_plugins.decoding.methods.fast_beam import BeamVerifier
+from fairseq_plugins.decoding.one_call_of_beams import BeamsInOneCall
 from fairseq_plugins.decoding.search.beam import BeamSearch, choose
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
 from fairseq_plugins.errors import ConfigurationError
@@ -141,6 +143,50 @@ def test_models_that_never_end(engine: str) -> None:
     assert max(len(best["tokens"]) for best, *_ in expected) == 20
     found, _ = decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=4, max_len_b=200)
     assert_same_hypotheses(found, expected)
+
+
+@settings(STEADY_MODELS, max_examples=some(30))
+@given(
+    options=TRANSFORMERS,
+    sources=SOURCES,
+    beam=st.sampled_from(BEAMS),
+    search=SEARCHES,
+    active=st.sampled_from([0, 0, 1, 3]),
+    seed=st.integers(0, 1000),
+)
+def test_one_call_is_the_loop(
+    options: dict[str, Any], sources: list[int], beam: int, search: dict[str, Any], active: int, seed: int
+) -> None:
+    """The whole search in one call, and the loop in Python with single steps: to the last bit."""
+    task = make_task(60)
+    model = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    how = {"beam_size": beam, "active_sentences": active, **search}
+    with mock.patch.object(BeamsInOneCall, "run", autospec=True, side_effect=BeamsInOneCall.run) as run:
+        found, stats = decode([model], task, sample, FAST_BEAM, **how)
+    assert run.called == (how.get("temperature", 1.0) == 1.0)
+    with mock.patch.object(generator, "_in_one_call", lambda method: None):
+        expected, counted = decode([model], task, sample, FAST_BEAM, **how)
+    assert_same_hypotheses(found, expected, tolerance=0)
+    assert [(own.iterations, own.emitted) for own in stats] == [(own.iterations, own.emitted) for own in counted]
+
+
+def test_calls_are_few() -> None:
+    """Outputs of 40 tokens and more take a second call, for Ctrl-C to be heard; nothing else comes between."""
+    task = make_task(200)
+    model = make_transformer(task, 5, ending=False)
+    with mock.patch.object(BeamsInOneCall, "run", autospec=True, side_effect=BeamsInOneCall.run) as run:
+        found, _ = decode([model], task, make_sample(task, [7, 3, 12]), FAST_BEAM, beam_size=5, max_len_b=40)
+    assert max(len(best["tokens"]) for best, *_ in found) > 32 and run.call_count == 2
+
+
+def test_a_model_without_any_score_is_told_as_such() -> None:
+    """Where all scores are NaN nothing may end, at which fairseq breaks off as well."""
+    task = make_task(200)
+    model = make_transformer(task, 5)
+    torch.nn.init.constant_(model.decoder.output_projection.weight, torch.nan)
+    with pytest.raises(ConfigurationError, match="nothing may end after 6 tokens"):
+        decode([model], task, make_sample(task, [7, 3]), FAST_BEAM, beam_size=2, max_len_b=6)
 
 
 def test_sources_without_padding_and_with_much() -> None:
