@@ -26,7 +26,10 @@ from fairseq_plugins.tasks.spec_dec import SpecDecConfig
 Precision = Literal["fp32", "fp16", "bf16"]
 
 # Options of the task that steer decoding, besides those of the methods; and fairseq's that are not for a program.
-_OF_TASK = {"block_size", "active_sentences", "no_compiled_steps", "int8", "packed_weights", "no_cuda_graphs"}
+_OF_TASK = {
+    *("block_size", "active_sentences", "no_compiled_steps", "int8", "packed_weights", "no_packed_weights"),
+    "no_cuda_graphs",
+}
 _NOT_OF_GENERATION = {
     *("beam", "nbest", "prefix_size", "score_reference", "constraints", "print_alignment", "print_step"),
     *("replace_unk", "no_seed_provided"),

@@ -82,14 +82,17 @@ class _SpecDecConfig(TranslationConfig):
             "weights stay in memory. All decoders but beam"
         },
     )
-    packed_weights: ChoiceEnum([packing.value for packing in Packing]) = field(  # type: ignore[valid-type]
-        default="auto",
+    packed_weights: bool = field(
+        default=False,
         metadata={
-            "help": "CPU: hold the weights of large layers a second time, in the order in which the compiled kernels "
-            "read them fastest: auto, where float16 holds them exactly (models saved in half precision), for half as "
-            "much memory again (default); always; never. Those of small layers always are",
-            "argparse_const": "always",
+            "help": "CPU: hold the weights of all large layers a second time, in the order in which the compiled "
+            "kernels read them fastest. Where float16 holds them exactly (models saved in half precision) that is done "
+            "without this, for half as much memory again, and of small layers always"
         },
+    )
+    no_packed_weights: bool = field(
+        default=False,
+        metadata={"help": "CPU: read the weights of large layers where fairseq has them: slower, with least memory"},
     )
     no_cuda_graphs: bool = field(
         default=False,
@@ -333,7 +336,7 @@ class SpecDecTask(TranslationTask):
             parameter = drafter.decoder.mask_vector
             verifier.to(device=parameter.device, dtype=parameter.dtype)
         spec = methods.find(name)
-        engine = make_engine(not self.cfg.no_compiled_steps, Packing(self.cfg.packed_weights))
+        engine = make_engine(not self.cfg.no_compiled_steps, _packing(self.cfg))
         parts = Parts([verifier], drafter, self.src_dict, self.tgt_dict, engine)
         return DraftVerifyGenerator(
             [verifier],
@@ -431,9 +434,7 @@ class SpecDecTask(TranslationTask):
         cfg = self.cfg
         # --eval-bleu: every validation has other weights, for which graphs would be captured anew.
         graphs = None if cfg.eval_bleu else Graphs(enabled=not cfg.no_cuda_graphs)
-        return make_engine(
-            not cfg.no_compiled_steps, Packing(cfg.packed_weights), cfg.int8, graphs, steady=dtype in HALVES
-        )
+        return make_engine(not cfg.no_compiled_steps, _packing(cfg), cfg.int8, graphs, steady=dtype in HALVES)
 
     def _trace(self, spec: MethodSpec, options: MethodOptions, parts: Parts) -> TraceWriter | None:
         if self.cfg.trace_file is None:
@@ -492,6 +493,19 @@ def _drafter(model: nn.Module) -> BlockNat | None:
     """The drafter inside of fairseq's wrappers for distributed training, None for other models."""
     model = unwrap(model)
     return model if isinstance(model, BlockNat) else None
+
+
+def _packing(cfg: Any) -> Packing:
+    """Which large weights are held a second time; AUTO unless an option says otherwise.
+
+    Raises:
+        ConfigurationError: where both do.
+    """
+    if cfg.packed_weights and cfg.no_packed_weights:
+        raise ConfigurationError("--packed-weights: contradicts --no-packed-weights; leave one of them out")
+    if cfg.packed_weights:
+        return Packing.ALWAYS
+    return Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
 
 
 def _set_beam(args: Any, beam: int) -> None:
