@@ -16,7 +16,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${SENTENCES:=300}" "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=20}" "${REPEATS:=2}" "${LOG_INTERVAL:=10}"
+: "${SENTENCES:=300}" "${TRAIN_PAIRS:=4000}" "${TEST_PAIRS:=100}" "${UPDATES:=300}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=12}" "${REPEATS:=2}" "${LOG_INTERVAL:=10}"
 # The model that the drafter is trained for: that of the generated corpus, where it was released.
 if [ -z "${TEACHER:-}" ]; then
     TEACHER=multi30k.en-de
