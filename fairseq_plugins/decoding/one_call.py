@@ -23,24 +23,31 @@ from fairseq_plugins.decoding.search.rules import exact
 from fairseq_plugins.decoding.state import DecodingState, Hypothesis
 from fairseq_plugins.decoding.verifier import Verifier
 
+# Of every row the tokens that each iteration emitted, and whether its sentence has ended; and in beam search, with the
+# places of their sentences, the hypotheses that have ended.
+Ran = tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]]
+
 # Iterations before Python has its turn again: somebody may have pressed Ctrl-C.
-_ITERATIONS = 32
+ITERATIONS = 32
 # Those of a batch for which it is tried whether drafting pays.
 _TRIED = 4
 
 
+def verifies_in_one_call(method: Method) -> bool:
+    """Whether the kernels know the verifier of a method that may run there whole."""
+    verifier = method.verifier
+    known = isinstance(verifier, Verifier) and verifier.is_plain and verifier.engine.kernels is not None
+    return known and method.in_one_call
+
+
 def runs_in_one_call(method: Method) -> bool:
     """Whether the kernels know all parts of a method."""
-    verifier, search, drafter = method.verifier, method.search, method.drafter
+    search = method.search
     return (
-        method.in_one_call
-        and isinstance(verifier, Verifier)
-        and verifier.engine.kernels is not None
-        and len(verifier.decoders) == 1
-        and verifier.temperature == 1.0
+        verifies_in_one_call(method)
         and type(search) is GreedySearch
         and search.rule is exact
-        and isinstance(_inner(drafter), NoDrafter | FeatureDrafter | SourceCopyDrafter)
+        and isinstance(_inner(method.drafter), NoDrafter | FeatureDrafter | SourceCopyDrafter)
     )
 
 
@@ -62,14 +69,11 @@ class OneCall:
         self.drafter = _inner(method.drafter)
         self.kernels = method.verifier.engine.kernels
 
-    def run(
-        self, state: DecodingState, enough: int
-    ) -> tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]] | None:
+    def run(self, state: DecodingState, enough: int) -> Ran | None:
         """Decode until so many sentences have ended, or some iterations are over; the state is brought up to date.
 
         Returns:
-            of every row the tokens that each iteration emitted, and whether it has ended; nothing more, where a beam
-            search has hypotheses; None where this is not for the kernels.
+            what became of every row; None where this is not for the kernels.
         """
         kernels, batch = self.kernels, len(state.host_lengths)
         assert kernels is not None
@@ -80,7 +84,7 @@ class OneCall:
         width = 1 + (drafter.block_size if isinstance(drafter, FeatureDrafter) else 0)
         if isinstance(drafter, SourceCopyDrafter):
             width += drafter.source.size(1)
-        slots = state.span.longest + width + _ITERATIONS
+        slots = state.span.longest + width + ITERATIONS
         verifier = self.decoder.stack(slots)
         if verifier is None:
             return None
@@ -95,9 +99,9 @@ class OneCall:
         if adaptive is not None:
             counted = adaptive.policy.structure(batch)
         is_trial = adaptive is not None and not adaptive.policy.is_known_to_pay(batch)
-        budget = _TRIED if is_trial else _ITERATIONS
+        budget = _TRIED if is_trial else ITERATIONS
         finished = torch.zeros(batch, dtype=torch.uint8)
-        emitted = torch.zeros(_ITERATIONS, batch, dtype=torch.int32)
+        emitted = torch.zeros(ITERATIONS, batch, dtype=torch.int32)
         for name, tensor, kind in (
             ("tokens", state.tokens, torch.long),
             ("log-probabilities", state.log_probs, torch.float32),

@@ -3,25 +3,15 @@
 from fairseq_plugins.decoding.engine.layout import BeamLayout
 from fairseq_plugins.decoding.engine.native.beam import Going, NothingMayEnd
 from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.one_call import ITERATIONS, Ran, verifies_in_one_call
 from fairseq_plugins.decoding.search.beam import BeamSearch, nothing_may_end
 from fairseq_plugins.decoding.state import DecodingState, Hypothesis
 from fairseq_plugins.decoding.verifier import Verifier
 
-# Steps before Python has its turn again: somebody may have pressed Ctrl-C.
-_STEPS = 32
-
 
 def searches_in_one_call(method: Method) -> bool:
     """Whether the kernels know all parts of a beam search."""
-    verifier = method.verifier
-    return (
-        method.in_one_call
-        and isinstance(verifier, Verifier)
-        and verifier.engine.kernels is not None
-        and len(verifier.decoders) == 1
-        and verifier.temperature == 1.0
-        and type(method.search) is BeamSearch
-    )
+    return verifies_in_one_call(method) and type(method.search) is BeamSearch
 
 
 class BeamsInOneCall:
@@ -35,14 +25,11 @@ class BeamsInOneCall:
         assert isinstance(method.verifier, Verifier)
         self.decoder = method.verifier.decoders[0]
 
-    def run(
-        self, state: DecodingState, enough: int
-    ) -> tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]] | None:
+    def run(self, state: DecodingState, enough: int) -> Ran | None:
         """Search until so many sentences have ended, or some steps are over; the state is brought up to date.
 
         Returns:
-            of every row the number of steps and whether its sentence has ended, and with the places of their sentences
-            the hypotheses that have ended; None where this is not for the kernels.
+            what became of every row, whose steps are one number; None where this is not for the kernels.
 
         Raises:
             ConfigurationError: where the longest output is reached and nothing may end.
@@ -51,10 +38,10 @@ class BeamsInOneCall:
         assert beams is not None
         before, size = beams.ended, beams.size
         layout = BeamLayout(state.lengths, state.span, size, beams.holders)
-        going = Going.begin(state.tokens, state.log_probs, beams.ignored, before, _STEPS, enough)
-        tokens, constraints = state.last_tokens()[:, 0], state.constraints
+        going = Going.begin(state.tokens, state.log_probs, beams.ignored, before, ITERATIONS, enough)
+        last_tokens = state.last_tokens()[:, 0]
         try:
-            found = self.decoder.best_continuations(tokens, layout, beams.scores, constraints, going)
+            found = self.decoder.best_continuations(last_tokens, layout, beams.scores, state.constraints, going)
         except NothingMayEnd:
             raise nothing_may_end(state.max_len) from None
         if found is None:
@@ -63,23 +50,13 @@ class BeamsInOneCall:
         steps, finished = going.steps.tolist(), going.finished.tolist()
         if not any(steps):
             raise RuntimeError("kernels: no room for a step")
-        ended = [
-            (place, number)
-            for place, (first, last) in enumerate(zip(before, beams.ended, strict=True))
-            for number in range(first, last)
-        ]
-        every_tokens, every_log_probs, lengths, scores = going.outputs
+        tokens, log_probs, lengths, scores = going.outputs
         lengths = lengths.tolist()
         hypotheses = [
-            (
-                place,
-                Hypothesis(
-                    every_tokens[place, number, : lengths[place][number]],
-                    every_log_probs[place, number, : lengths[place][number]],
-                    scores[place, number],
-                ),
-            )
-            for place, number in ended
+            (place, Hypothesis(tokens[place, n, :length], log_probs[place, n, :length], scores[place, n]))
+            for place, (first, last) in enumerate(zip(before, beams.ended, strict=True))
+            for n, length in enumerate(lengths[place][:last])
+            if n >= first
         ]
         of_rows = [(count, is_over) for count, is_over in zip(steps, finished, strict=True) for _ in range(size)]
         return [[count] for count, _ in of_rows], [is_over for _, is_over in of_rows], hypotheses

@@ -41,6 +41,11 @@ class Verifier:
         self.temperature = temperature
         self.feature_layers = feature_layers
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the scores of one model are the last word, as the kernels have it."""
+        return len(self.decoders) == 1 and self.temperature == 1.0
+
     def start(self, sample: dict[str, Any]) -> EncoderOut:
         """Encode the sources of a batch; returns the first model's encoder output, for drafters that share it."""
         return self._encode(sample, CachedDecoder.start)
@@ -57,7 +62,7 @@ class Verifier:
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
-        one_call = len(self.decoders) == 1 and self.temperature == 1.0 and self.decoders[0].native_output is not None
+        one_call = self.is_plain and self.decoders[0].native_output is not None
         packed = self._packed(state, draft) if one_call else None
         if packed is not None:
             return packed

@@ -18,7 +18,7 @@ class BeamVerifier(Verifier):
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.holders)
         tokens = state.last_tokens()[:, 0]
-        if len(self.decoders) == 1 and self.temperature == 1.0:
+        if self.is_plain:
             found = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints)
             if found is not None:
                 return Candidates(*found)

@@ -19,7 +19,6 @@ struct Beams {
     int64_t holder_stride;
     const float* scores;      // [R], sums of log-probabilities
     const int64_t* places;    // [B], of each sentence in the caches
-    const uint8_t* finished;  // [B], sentences that have no row any more; null for none
 };
 
 // A search that goes on by itself: what `Beams` points to, tokens and log-probabilities in rows as long as `holders`, and
@@ -64,10 +63,11 @@ constexpr int64_t BLOCK = 64;      // tokens that are looked through at a time
 struct Hypotheses {
     std::vector<int64_t> row, sentence;
 
-    explicit Hypotheses(const Beams& beams) {
+    // finished: [B], sentences that have no row any more; null for none.
+    explicit Hypotheses(const Beams& beams, const uint8_t* finished = nullptr) {
         for (int64_t r = 0; r < beams.sentences * beams.size; ++r) {
             if (r % beams.size > 0 && beams.lengths[r] == 0) continue;
-            if (beams.finished && beams.finished[r / beams.size]) continue;
+            if (finished && finished[r / beams.size]) continue;
             row.push_back(r);
             sentence.push_back(r / beams.size);
         }
@@ -294,7 +294,8 @@ struct Continuations {
 
     Continuations(const Candidates& asked, const float* x, const Beams& beams, const Hypotheses& which)
         : wanted(asked.count), scores(which.count() * wanted), tokens(which.count() * wanted), counts(which.count()) {
-        const int64_t rows = which.count(), vocabulary = asked.limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
+        const int64_t rows = which.count();
+        const int64_t vocabulary = asked.limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
         std::vector<float> highest(rows * chunks), sums(rows * chunks);
         // Chunks are shared out among threads. No sum depends on how, and the best of all are among those of each.
         const int64_t products = rows * products_of(asked.projection);
@@ -458,7 +459,6 @@ Beams part_of(Beams beams, int64_t first, int64_t last) {
     beams.holders += row * beams.holder_stride;
     beams.scores += row;
     beams.places += first;
-    if (beams.finished) beams.finished += first;
     return beams;
 }
 
@@ -488,13 +488,12 @@ public:
         : beams(beams), asked(asked), going(going), last(beams.tokens, beams.tokens + beams.sentences * beams.size),
           chosen(beams.size) {
         this->beams.tokens = last.data();
-        this->beams.finished = going.finished;
     }
 
     // A step; false where nothing is left to do, or there is no room for it.
     bool step(const Layer* layers, int32_t count, const Ends& ends, int32_t dim, const Memory& own, const Memory& cross,
               std::atomic<int64_t>& ended) {
-        const Hypotheses which(beams);
+        const Hypotheses which(beams, going.finished);
         if (which.count() == 0) return false;
         for (const int64_t row : which.row) {
             if (beams.lengths[row] >= own.used) return false;

@@ -189,7 +189,7 @@ class BeamsStructure(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("sentences", "size")],
         *[(name, ctypes.c_void_p) for name in ("tokens", "lengths", "holders")],
         ("holder_stride", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("scores", "places", "finished")],
+        *[(name, ctypes.c_void_p) for name in ("scores", "places")],
     ]
 
 

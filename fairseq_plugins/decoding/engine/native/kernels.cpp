@@ -286,7 +286,8 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
 // What becomes of `columns` products of one row: scaled, with bias, activated, and added to what is there where `add`.
 // One thing after the other, so that each is done in vectors; `from` is changed. Not inlined: it is called for whole
 // panels, and in every place it would be compiled for many seconds more.
-__attribute__((noinline)) void finish(const Linear& layer, float* from, int begin, int columns, float* to, int activation, bool add) {
+__attribute__((noinline)) void finish(const Linear& layer, float* from, int begin, int columns, float* to,
+                                      int activation, bool add) {
     if (layer.scale) {
         for (int c = 0; c < columns; ++c) from[c] *= layer.scale[begin + c];
     }

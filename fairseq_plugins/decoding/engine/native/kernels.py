@@ -12,6 +12,7 @@ from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.native.build import LimitsStructure, library
 from fairseq_plugins.decoding.engine.native.layers import (
     ACTIVATIONS,
+    HALVES_IN_PANELS,
     IN_PANELS,
     IN_ROWS,
     INT8_IN_PANELS,
@@ -118,7 +119,7 @@ class Kernels:
         weight = layer.weight if isinstance(layer, QuantizedLinear) else layer[0]
         if self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight)):
             return IN_PANELS
-        return IN_PANELS if isinstance(layer, tuple) and self._takes_halves(weight) else IN_ROWS
+        return HALVES_IN_PANELS if isinstance(layer, tuple) and self._takes_halves(weight) else IN_ROWS
 
     def linear(self, layer: Linear, precision: Precision = Precision.FP32) -> Callable[[Tensor], Tensor]:
         """A linear layer that `can_run`, as a function of x [..., inputs]; PyTorch's own where the kernels do not pay.

@@ -86,7 +86,7 @@ class NativeLinear:
         kernels: the compiled library.
         layer: weight and bias.
         form: IN_PANELS, IN_ROWS or INT8_IN_PANELS; a layer with rounded weights is INT8_IN_ROWS in any case, and panels
-            are HALVES_IN_PANELS where that makes no difference but in speed.
+            are HALVES_IN_PANELS where that makes no difference but in speed. A caller who knows that says so himself.
 
     Raises:
         ValueError: for tensors that the kernels cannot read.
@@ -108,10 +108,10 @@ class NativeLinear:
             rounded = quantized(layer)
             scale, weight = rounded.scale, packed(rounded.weight, _INT8_INPUTS)
             sums = weight.sum((1, 3), dtype=torch.int32)
-        elif form == IN_PANELS:
-            weight = packed(weight)
-            if kernels.has_halves() and is_exact_in_half(weight):
-                form, weight = HALVES_IN_PANELS, weight.half()
+        elif form == IN_PANELS and kernels.has_halves() and is_exact_in_half(weight):
+            form = HALVES_IN_PANELS
+        if form in (IN_PANELS, HALVES_IN_PANELS):
+            weight = packed(weight.half() if form == HALVES_IN_PANELS else weight)
         # What the structure points to must stay, even if a module's parameter is given other memory.
         self.tensors = [
             None if tensor is None else tensor.detach().contiguous() for tensor in (weight, bias, scale, sums)
