@@ -20,6 +20,7 @@ from fairseq_plugins.commands.tables import table as markdown_table
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLayers, NativeLinear
+from fairseq_plugins.decoding.engine.native.source import NativeLinears
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
@@ -121,8 +122,8 @@ def _linears(layers: NativeLayers | None) -> list[NativeLinear]:
 
 def _of_source(decoder: CachedDecoder) -> list[NativeLinear]:
     """What makes keys and values of the source."""
-    owners = (getattr(project, "__self__", None) for project in decoder.cross_projections)
-    return [owner for owner in owners if isinstance(owner, NativeLinear)]
+    owner = getattr(decoder.write_cross, "__self__", None)
+    return list(owner.linears) if isinstance(owner, NativeLinears) else []
 
 
 def _part(row: str, name: str, times: float, rows: int, linears: Sequence[NativeLinear | None]) -> Part:

@@ -40,7 +40,7 @@ class MaskedDecoder:
 
     def __init__(self, decoder: BlockNatDecoder, engine: Engine, vocabulary: Tensor | None) -> None:
         self.cached = cached_decoder(decoder, engine, vocabulary)
-        self.inputs = MaskInputs(decoder.mask_vectors, decoder.embed_tokens.weight.device)
+        self.inputs = MaskInputs(decoder, engine)
 
     def start(self, encoder_out: EncoderOut) -> None:
         """Begin a batch."""

@@ -91,7 +91,7 @@ class CachedDecoder:
         # Only drafters have this: see models/block_nat.
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
         self.native_layers = self._native_layers()
-        self.cross_projections = [engine.linear_into(layer.cross_key_value) for layer in self.layers]
+        self.write_cross = engine.linears_into([layer.cross_key_value for layer in self.layers])
         # For predictions in one call with the layers; `project` then uses the same copy of the weight.
         self.native_output: NativeLinear | None = None
         if plain_output is None:
@@ -140,8 +140,7 @@ class CachedDecoder:
         heads = self.layers[0].heads
         shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
         self.cross = room.take(memory, shape) if memory.device.type == "cpu" else memory.new_empty(shape)
-        for cross, project in zip(self.cross, self.cross_projections, strict=True):
-            project(memory, cross)
+        self.write_cross(memory, self.cross)
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])

@@ -14,7 +14,8 @@ from fairseq_plugins.decoding.engine.attention import additive
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, in_parts, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
-from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers
+from fairseq_plugins.decoding.engine.native.source import encode
 from fairseq_plugins.decoding.engine.weights import Layer, Precision, fused, linear, norm, quantized_layer
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
@@ -41,13 +42,23 @@ class FusedEncoder:
             logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
         elif engine.precision is Precision.INT8_WEIGHTS:
             self.layers = [quantized_layer(layer) for layer in self.layers or []]
-        kernels = engine.kernels
-        self.native_layers = None if kernels is None else kernels.layers(self.layers or [], engine.precision)
         self.positions = None
         if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             self.positions = position_table(encoder, encoder.max_positions())
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
+        self.native_layers = self._native_layers()
+
+    def _native_layers(self) -> NativeLayers | None:
+        """The layers for the kernels, None where these do not know them or the positions."""
+        encoder, kernels = self.encoder, self.engine.kernels
+        if kernels is None or self.layers is None:
+            return None
+        if encoder.embed_positions is not None and self.positions is None:
+            return None
+        weight = encoder.embed_tokens.weight
+        ends = Ends(weight, encoder.embed_scale, self.positions, self.embedding_norm, self.final_norm)
+        return kernels.layers(self.layers, self.engine.precision, ends)
 
     def __call__(self, net_input: dict[str, Any]) -> EncoderOut:
         """Encode `src_tokens` [B, S]; returns what decoding reads of fairseq's encoder output.
@@ -59,6 +70,8 @@ class FusedEncoder:
             return self._run_unknown(net_input)
         encoder = self.encoder
         tokens = net_input["src_tokens"]
+        if self.native_layers is not None and self._pays(tokens):
+            return _as_fairseq(*encode(self.native_layers, tokens, encoder.padding_idx))
         padding = tokens == encoder.padding_idx
         mask = ~padding[:, None, None, :] if bool(padding.any()) else None
         embedding = encoder.embed_scale * F.embedding(tokens, encoder.embed_tokens.weight)
@@ -71,42 +84,16 @@ class FusedEncoder:
             x = self.embedding_norm(x)
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
-        if self._pays(tokens.numel()):
-            x = self._run_native(x, None if mask is None else padding)
-        else:
-            x = self._run_steady(x, padding) if self.engine.steady else self._run(x, mask)
+        x = self._run_steady(x, padding) if self.engine.steady else self._run(x, mask)
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return {
-            "encoder_out": [x.transpose(0, 1)],
-            "encoder_padding_mask": [padding],
-            "encoder_embedding": [embedding],
-        }
+        return _as_fairseq(embedding, x, padding)
 
-    def _pays(self, rows: int) -> bool:
-        if self.native_layers is None or self.engine.kernels is None:
+    def _pays(self, tokens: Tensor) -> bool:
+        assert self.native_layers is not None and self.engine.kernels is not None
+        if self.positions is not None and tokens.size(1) > len(self.positions):
             return False
-        return self.engine.kernels.pays_in_layers(self.native_layers.width, rows, self.engine.precision)
-
-    def _run_native(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """The layers, of padding [B, S] no row; None for no padding."""
-        assert self.layers is not None and self.native_layers is not None
-        batch, width, dim = x.shape
-        heads = self.layers[0].heads
-        # A layer's keys and values are of no use to the next one: all write to the same memory.
-        cache = x.new_empty(batch, width, 2, heads, dim // heads).expand(len(self.layers), -1, -1, -1, -1, -1)
-        if padding is None:
-            lengths = torch.zeros(batch, dtype=torch.long)
-            everything = Chain(lengths, Span(0, 0), width, torch.full((1, 1), width - 1))
-            return self.native_layers.run(x, everything, cache)[0]
-        real = ~padding
-        count = real.sum(1)
-        sentence = torch.arange(batch).repeat_interleave(count)
-        slot = (real.cumsum(1) - 1)[real]
-        layout = StepLayout(sentence, slot, slot, count[sentence] - 1, width)
-        encoded = torch.zeros_like(x)
-        encoded[real] = self.native_layers.run(x[real], layout, cache)[0]
-        return encoded
+        return self.engine.kernels.pays_in_layers(self.native_layers.width, tokens.numel(), self.engine.precision)
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None
@@ -155,6 +142,15 @@ class FusedEncoder:
             whole[~padding] = torch.cat(parts)
             result[name] = [whole.transpose(0, 1) if name == "encoder_out" else whole]
         return result
+
+
+def _as_fairseq(embedding: Tensor, x: Tensor, padding: Tensor) -> EncoderOut:
+    """What fairseq's encoder returns, of embeddings and encoded sources [B, S, D] and padding [B, S]."""
+    return {
+        "encoder_out": [x.transpose(0, 1)],
+        "encoder_padding_mask": [padding],
+        "encoder_embedding": [embedding],
+    }
 
 
 def _is_known(encoder: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """What a generator runs on: made once from the options, and handed down to all that runs layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from fairseq_plugins.decoding.engine.fixed_shapes import by_rows
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import NativeLinear
+from fairseq_plugins.decoding.engine.native.source import NativeLinears
 from fairseq_plugins.decoding.engine.weights import Linear, Precision
 
 
@@ -42,12 +43,20 @@ class Engine:
             return self.kernels.linear(layer, self.precision)
         return lambda x: self.apply(x, layer)
 
-    def linear_into(self, layer: Linear) -> Callable[[Tensor, Tensor], object]:
-        """A linear layer as a function of x [R, ..., inputs] and a contiguous tensor [R, ...] that gets the result."""
-        function = self.linear(layer)
-        if isinstance(function, NativeLinear):
-            return function.write
-        return lambda x, to: to.copy_(function(x).view_as(to))
+    def linears_into(self, layers: Sequence[Linear]) -> Callable[[Tensor, Tensor], object]:
+        """Linear layers of the same size as a function of x [R, ..., inputs] and what gets the results.
+
+        That is a contiguous tensor [layers, R, ...] of as many numbers.
+        """
+        functions = [self.linear(layer) for layer in layers]
+        if all(isinstance(function, NativeLinear) for function in functions):
+            return NativeLinears(functions).write
+
+        def write(x: Tensor, to: Tensor) -> None:
+            for function, part in zip(functions, to, strict=True):
+                part.copy_(function(x).view_as(part))
+
+        return write
 
     def apply(self, x: Tensor, layer: Linear) -> Tensor:
         """A linear layer of x [..., inputs] in PyTorch."""

@@ -1,28 +1,29 @@
 """What the masks of a drafter are fed: not a word's embedding, but something of every position and source."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.rows import cat_padded
+from fairseq_plugins.models.block_nat import BlockNatDecoder
 
-# `BlockNatDecoder.mask_vectors`: of positions [B, T] and fairseq's encoder output, [B, T, D] or broadcastable to it.
-MaskVectors = Callable[[Tensor, dict[str, list[Tensor]]], Tensor]
+# Positions are computed so many at a time.
+_TOGETHER = 32
 
 
 class MaskInputs:
     """Computed for many positions at once, and kept as long as the batch: the source does not change.
 
     Args:
-        vectors: the drafter's.
-        device: where the positions go.
+        decoder: the drafter's.
+        engine: what it runs on.
     """
 
-    def __init__(self, vectors: MaskVectors, device: torch.device) -> None:
-        self.vectors = vectors
-        self.device = device
+    def __init__(self, decoder: BlockNatDecoder, engine: Engine) -> None:
+        self.decoder = decoder
+        self.copy = None if engine.kernels is None else engine.kernels.source_copy(decoder)
         self.encoder_out: dict[str, Tensor] = {}
         self.computed: Tensor | None = None
 
@@ -51,9 +52,15 @@ class MaskInputs:
         """What masks are fed at positions 0 .. `positions` - 1, and maybe later ones: [B, P, D], or [D] everywhere."""
         if self.computed is None or (self.computed.dim() == 3 and self.computed.size(1) < positions):
             # The more the longer the sentence is, so that it is not often done anew.
-            numbers = torch.arange(max(positions + 32, 2 * positions), device=self.device)
-            encoder_out = {name: [value] for name, value in self.encoder_out.items()}
-            self.computed = self.vectors(numbers.expand(batch, -1), encoder_out)
+            before = 0 if self.computed is None else self.computed.size(1)
+            count = max(positions + -positions % _TOGETHER, 2 * before)
+            if self.copy is not None:
+                source, padding = self.encoder_out["encoder_embedding"], self.encoder_out["encoder_padding_mask"]
+                self.computed = self.copy(count, source, padding)
+            else:
+                numbers = torch.arange(count, device=self.decoder.mask_vector.device)
+                encoder_out = {name: [value] for name, value in self.encoder_out.items()}
+                self.computed = self.decoder.mask_vectors(numbers.expand(batch, -1), encoder_out)
         return self.computed
 
 

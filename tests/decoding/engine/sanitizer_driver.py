@@ -24,6 +24,7 @@ from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.beam import run_beams
 from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLinear, Prediction
+from fairseq_plugins.decoding.engine.native.source import NativeLinears, encode
 from fairseq_plugins.decoding.engine.rows import rows_of
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.models.transition import TransitionScores
@@ -115,6 +116,28 @@ def right_beams(kernels: Kernels, choose: random.Random) -> None:
     close(chosen[there], found[there])
     order = (parents * sizes.vocabulary + tokens)[there]
     assert len((order + there.nonzero()[:, 0] * total[0].numel()).unique()) == len(order)
+
+
+def right_source(kernels: Kernels, choose: random.Random) -> None:
+    """Sources of random sizes, maybe without any token, are encoded, read for cross-attention and copied."""
+    sizes = Sizes.some(choose)
+    layers = [
+        replace(layer, cross_query=None, cross_out=None, cross_norm=None, cross_key_value=None)
+        for layer in random_layers(sizes)
+    ]
+    native = kernels.layers(layers, ends=random_ends(sizes, choose.choice([None, 1, 5, 64])))
+    tokens = torch.randint(choose.choice([PAD + 1, sizes.vocabulary]), (choose.randint(0, 5), choose.randint(1, 9)))
+    embedding, encoded, padding = encode(native, tokens, choose.choice([PAD, -1]))
+    assert bool(encoded.isfinite().all()) and not encoded[padding].any()
+    linears = [random_linear(sizes.width, 24) for _ in range(choose.randint(1, 3))]
+    projected = torch.empty(len(linears), *tokens.shape, 24)
+    NativeLinears([kernels.compiled_linear(linear) for linear in linears]).write(encoded, projected)
+    for ours, linear in zip(projected, linears, strict=True):
+        close(ours, F.linear(encoded, *linear))
+    task = make_task(30)
+    copy = kernels.source_copy(make_drafter(task, 1, src_embedding_copy=True).decoder)
+    source = torch.randn(*tokens.shape, 16)
+    assert bool(copy(choose.randint(1, 90), source, padding).isfinite().all())
 
 
 def right_rest(kernels: Kernels, choose: random.Random) -> None:
@@ -447,6 +470,7 @@ def main(arguments: list[str]) -> None:
         packing = Kernels(choose.choice(list(Packing)), kernels.functions)
         right_step(packing, choose)
         right_beams(packing, choose)
+        right_source(packing, choose)
         right_rest(packing, choose)
         if seen["rounds"] % 4 == 0:
             loops.run(choose)

@@ -424,24 +424,6 @@ def test_what_is_added_must_fit(added: Tensor) -> None:
     Call().with_(added=added).refused("added")
 
 
-@torch.no_grad()
-def test_layers_without_embeddings_refuse_as_much() -> None:
-    call = Call()
-    x = torch.zeros(3, 4, 16)
-    given = {name: call.given[name] for name in ("layout", "cache", "cross", "cross_allowed")}
-    assert call.layers.run(x, **given)[0].isfinite().all()
-    for wrong in (x[:, :, :15].contiguous(), x.double(), x.to("meta"), x[:, :3], x[:2]):
-        with pytest.raises(ValueError, match="kernels: "):
-            call.layers.run(wrong, **given)
-    for name, wrong in (
-        ("layout", replace(given["layout"], lengths=torch.tensor([0, 0, 5]))),
-        ("cross", None),
-        ("cache", given["cache"][:1]),
-    ):
-        with pytest.raises(ValueError, match="kernels: "):
-            call.layers.run(x, **{**given, name: wrong})
-
-
 @settings(STEADY, max_examples=some(200))
 @given(
     name=st.sampled_from(["sentence", "position", "slot", "last_visible", "tokens"]),

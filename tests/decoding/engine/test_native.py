@@ -362,7 +362,7 @@ def test_what_they_cannot_run_is_left_to_pytorch() -> None:
 def test_the_fastest_linear_layer(
     rows: int, inputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many rows of a wide layer are PyTorch's; the result may also go to where it is wanted."""
+    """Many rows of a wide layer are PyTorch's; the results of several may also go to where they are wanted."""
     calls = []
     write = NativeLinear.write
     monkeypatch.setattr(NativeLinear, "write", lambda *args: calls.append(args) or write(*args))
@@ -370,11 +370,11 @@ def test_the_fastest_linear_layer(
     x = torch.randn(rows, 1, inputs, dtype=dtype)
     torch.testing.assert_close(make_engine().linear(layer)(x), F.linear(x, *layer), rtol=1e-4, atol=1e-3)
     assert bool(calls) == (dtype == torch.float32 and (rows == 1 or inputs == 7))
-    calls.clear()
-    result = x.new_empty(rows, 2, 300)
-    make_engine().linear_into(layer)(x, result)
-    torch.testing.assert_close(result.flatten(1), F.linear(x, *layer).flatten(1), rtol=1e-4, atol=1e-3)
-    assert bool(calls) == (dtype == torch.float32 and (rows == 1 or inputs == 7))
+    several = [layer, (layer[0] + 1, None)]
+    result = x.new_empty(2, rows, 2, 300)
+    make_engine().linears_into(several)(x, result)
+    for part, one in zip(result, several, strict=True):
+        torch.testing.assert_close(part.flatten(1), F.linear(x, *one).flatten(1), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])

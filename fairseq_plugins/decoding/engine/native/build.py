@@ -25,7 +25,7 @@ from fairseq_plugins.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_HEADERS = tuple(SOURCE.with_name(name) for name in ("threads.h", "decode.h", "beam.h"))
+_HEADERS = tuple(SOURCE.with_name(name) for name in ("threads.h", "source.h", "decode.h", "beam.h"))
 _COMPILE = ["-std=c++17", "-fPIC", "-pthread"]
 _FAST = ["-O3", "-ffast-math"]
 # Every step of the program as it is written, with file and line; not optimised, which would take 15 seconds more.
@@ -392,9 +392,19 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
         *(pointer, pointer, number, number, pointer, pointer),
         *(pointer, pointer),
     ]
-    rows = [pointer, ctypes.c_int32, pointer, pointer, pointer, pointer]
-    kernels.run_layers.argtypes = [pointer, ctypes.c_int32, *rows]
-    kernels.run_step.argtypes = [pointer, ctypes.c_int32, pointer, pointer, *rows, pointer]
+    kernels.run_linears.argtypes = [pointer, ctypes.c_int32, pointer, number, pointer]
+    kernels.encode.argtypes = [
+        *(pointer, ctypes.c_int32, pointer, ctypes.c_int32, pointer, number, number, number),
+        *(pointer, pointer, pointer),
+    ]
+    kernels.copy_source.argtypes = [
+        *(pointer, number, pointer, pointer, pointer),
+        *(pointer, number, number, ctypes.c_int32, pointer),
+    ]
+    kernels.run_step.argtypes = [
+        *(pointer, ctypes.c_int32, pointer, pointer, pointer, ctypes.c_int32),
+        *(pointer, pointer, pointer, pointer, pointer),
+    ]
     kernels.decode.argtypes = [pointer]
     kernels.run_beams.argtypes = [
         *(pointer, ctypes.c_int32, pointer, ctypes.c_int32),

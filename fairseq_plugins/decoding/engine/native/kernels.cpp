@@ -1075,25 +1075,13 @@ int32_t choose_paths(float* scores, const float* hidden, int64_t batch, int64_t 
     return follow(*path, scores, hidden, batch, width, first, chosen, log_probs) ? 0 : 1;
 }
 
-// Run the rows of a step through layers, in place in x[R][D]; returns 0, or 1 and does nothing where the layout points
-// outside of the cache, or there is no source to attend to.
+// A whole step of a decoder: embed the tokens, run the layers, normalise, and maybe predict the next tokens. Returns 0; 1
+// and does nothing where the layout points outside of the cache, or there is no source to attend to; 2 where a token is
+// none of the vocabulary, or a mask is fed nothing.
 //
-// own: what every layer's self-attention keeps.
-// cross: what every layer's cross-attention reads.
+// x: [R][D], the result.
+// own: what every layer's self-attention keeps; cross: what every layer's cross-attention reads.
 // states: [layers + 1][R][D], x before the first and after every layer; null where nobody asks.
-int32_t run_layers(const Layer* layers, int32_t count, float* x, int32_t dim, const Layout* layout, const Memory* own,
-                   const Memory* cross, float* states) {
-    const Rows where(*layout);
-    if (!where.fit(*own, cross)) return 1;
-    where.share(products_of(layers, count), [&](int64_t first, int64_t last) {
-        run_rows(layers, count, x, dim, where, first, last, *own, cross, states);
-    });
-    return 0;
-}
-
-// A whole step of a decoder: embed the tokens, run the layers, normalise, and maybe predict the next tokens. x[R][D] is the
-// result; the rest is as for run_layers. Returns 2 where a token is none of the vocabulary, or a mask is fed nothing.
-//
 // predict: null for no prediction; a path is for chains only.
 int32_t run_step(const Layer* layers, int32_t count, const Ends* ends, const Input* input, float* x, int32_t dim,
                  const Layout* layout, const Memory* own, const Memory* cross, float* states, const Predict* predict) {
@@ -1143,5 +1131,6 @@ void accept_exact(const int64_t* best, const int64_t* drafted, const int64_t* nu
 
 }  // extern "C"
 
+#include "source.h"
 #include "decode.h"
 #include "beam.h"

@@ -23,7 +23,9 @@ from fairseq_plugins.decoding.engine.native.layers import (
     is_exact_in_half,
 )
 from fairseq_plugins.decoding.engine.native.path import NativePath
+from fairseq_plugins.decoding.engine.native.source import SourceCopy
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, QuantizedLinear, is_small
+from fairseq_plugins.models.block_nat import BlockNatDecoder
 from fairseq_plugins.models.transition import TransitionScores
 
 # A copy of a weight in panels is read faster than the weight itself, and made of narrow weights of few bytes; large
@@ -221,3 +223,9 @@ class Kernels:
         if transition is not None and not self.can_read(*transition.parameters()):
             return None
         return NativePath(self.functions, transition, ids, self.compiled_linear)
+
+    def source_copy(self, decoder: BlockNatDecoder) -> SourceCopy | None:
+        """What the masks of a drafter are fed; None where nothing is copied, or the kernels cannot read the weights."""
+        if decoder.copy_attention is None or not self.can_read(decoder.mask_vector, decoder.copy_attention.weight):
+            return None
+        return SourceCopy(self.functions, decoder)

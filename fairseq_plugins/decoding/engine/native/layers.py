@@ -285,38 +285,6 @@ class NativeLayers:
             final_norm=self._norm(ends.final_norm),
         )
 
-    def run(
-        self,
-        x: Tensor,
-        layout: Chain | StepLayout,
-        cache: Tensor,
-        allowed: Tensor | None = None,
-        cross: Tensor | None = None,
-        cross_allowed: Tensor | None = None,
-        keep_states: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Run the rows of a step.
-
-        Args:
-            x: [B, T, D], or [R, D] with a `StepLayout`: input of the first layer.
-            layout: where the rows stand.
-            cache: [layers, B, capacity, 2, H, D / H] keys and values of self-attention, written at the rows' slots.
-            allowed: [B, layout.slots], False where nobody may attend; None where all may.
-            cross: [layers, B, S, 2, H, D / H] keys and values of cross-attention, None without.
-            cross_allowed: [B, S], as `allowed`.
-            keep_states: return what stands between the layers, too.
-
-        Returns:
-            the output of the last layer, as x; and the states [layers + 1, *x.shape] before the first and after every
-            layer (None unless they are kept).
-
-        Raises:
-            ValueError: for a layout that points outside of the cache, or tensors of the wrong shape or type.
-        """
-        x = x.clone(memory_format=torch.contiguous_format)
-        call = _Call(self, x, layout, (cache, layout.slots, allowed), cross, cross_allowed, keep_states)
-        return x, call.run(self.kernels.run_layers)
-
     def step(
         self,
         tokens: Tensor,
@@ -330,17 +298,23 @@ class NativeLayers:
         added: Tensor | None = None,
         prediction: Prediction | None = None,
     ) -> tuple[Tensor, Tensor | None, Predicted | None]:
-        """Embed tokens and run them; what `run` has too is the same.
+        """Embed tokens and run them through the layers.
 
         Args:
             tokens: [B, T - masks], or [R].
+            layout: where the rows stand.
+            cache: [layers, B, capacity, 2, H, D / H] keys and values of self-attention, written at the rows' slots.
+            cross: [layers, B, S, 2, H, D / H] keys and values of cross-attention.
+            cross_allowed: [B, S], False where nobody may attend; None where all may.
+            keep_states: return what stands between the layers, too.
             masks: of a chain: so many masks stand after the tokens.
             fed: [B, positions, D] what masks are fed at each position, or [D] everywhere; None where there are none.
             added: of a chain: [B, 1, D] or [B, T, D], added to the embedded input; None for nothing.
             prediction: of the next tokens; None for none.
 
         Returns:
-            the normalised output, the states as `run` does, and the prediction.
+            the normalised output [B, T, D] or [R, D]; the states [layers + 1, B, T, D] or [layers + 1, R, D] before the
+            first and after every layer (None unless they are kept); and the prediction.
 
         Raises:
             ValueError: for a layout that points outside of the cache, tokens outside of the vocabulary, masks without
@@ -366,10 +340,32 @@ class NativeLayers:
         if fed is not None:
             self.feed(fed, given)
         predicted, predict = (None, None) if prediction is None else self._predict(prediction, layout, x)
-        ends = (ctypes.byref(self.ends), ctypes.byref(given))
-        call = _Call(self, x, layout, (cache, layout.slots, None), cross, cross_allowed, keep_states)
-        states = call.run(self.kernels.run_step, ends, (None if predict is None else ctypes.byref(predict),))
+        states = x.new_empty(self.count + 1, *x.shape) if keep_states else None
+        # The kernels are given addresses only: what they read is held until the call is over.
+        where, held = _layout(layout, shape)
+        own, source = self._memories(cache, layout.slots, cross, cross_allowed, held)
+        if is_chain:
+            require(len(x) == own.sentences, f"{len(x)} sentences, and {own.sentences} in the cache")
+        # As PyTorch's operations, with as many threads as it is told to use.
+        self.kernels.set_threads(torch.get_num_threads())
+        failed = self.kernels.run_step(
+            *(self.array, self.count, ctypes.byref(self.ends), ctypes.byref(given), x.data_ptr(), self.width),
+            *(ctypes.byref(where), ctypes.byref(own), ctypes.byref(source)),
+            None if states is None else states.data_ptr(),
+            None if predict is None else ctypes.byref(predict),
+        )
+        require(not failed, REASONS.get(failed, "failed"))
         return x, states, predicted
+
+    def _memories(
+        self, cache: Tensor, used: int, cross: Tensor, cross_allowed: Tensor | None, held: list[Any]
+    ) -> tuple[MemoryStructure, MemoryStructure]:
+        """The structures of both memories of a decoder, with what must be held; arguments as for `step`."""
+        require(self.has_cross and cross is not None, "cross-attention needs a source, and nothing else does")
+        require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
+        own, source = self.memory(cache, used, None, held), self.memory(cross, cross.size(2), cross_allowed, held)
+        require(source.sentences == own.sentences, f"{REASONS[1]}, whose source is that of another batch")
+        return own, source
 
     def stack(
         self, projection: NativeLinear, cache: Tensor, cross: Tensor, cross_allowed: Tensor | None
@@ -378,7 +374,7 @@ class NativeLayers:
 
         Args:
             projection: of the last states.
-            cache, cross, cross_allowed: as for `run`; all slots of the cache may be used.
+            cache, cross, cross_allowed: as for `step`; all slots of the cache may be used.
 
         Raises:
             ValueError: for tensors of the wrong shape or type.
@@ -386,9 +382,7 @@ class NativeLayers:
         assert self.ends is not None
         require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
         held: list[Any] = [self, projection]
-        own = self.memory(cache, cache.size(2), None, held)
-        source = self.memory(cross, cross.size(2), cross_allowed, held)
-        require(source.sentences == own.sentences, f"{REASONS[1]}, whose source is that of another batch")
+        own, source = self._memories(cache, cache.size(2), cross, cross_allowed, held)
         held += [own, source]
         parts = (self.ends, own, source, projection.structure)
         structure = StackStructure(
@@ -454,55 +448,6 @@ class NativeLayers:
             check("tokens before paths", wanted.first, shape[:1], torch.long)
             predict.path, predict.first = ctypes.addressof(wanted.path), wanted.first.data_ptr()
         return predicted, predict
-
-
-class _Call:
-    """The arguments that all calls of the layers have: checked, and held until the call is over.
-
-    The kernels are given addresses only.
-    """
-
-    def __init__(
-        self,
-        layers: NativeLayers,
-        x: Tensor,
-        layout: Chain | StepLayout,
-        own: tuple[Tensor, int, Tensor | None],
-        cross: Tensor | None,
-        cross_allowed: Tensor | None,
-        keep_states: bool,
-    ) -> None:
-        check("input of the layers", x, (*x.shape[:-1], layers.width))
-        require((cross is not None) == layers.has_cross, "cross-attention needs a source, and nothing else does")
-        self.layers, self.x = layers, x
-        self.states = x.new_empty(layers.count + 1, *x.shape) if keep_states else None
-        self.layout, self.held = _layout(layout, x.shape[:-1])
-        self.own = layers.memory(*own, self.held)
-        if isinstance(layout, Chain):
-            require(len(x) == self.own.sentences, f"{len(x)} sentences, and {self.own.sentences} in the cache")
-        require(cross is not None or not layers.has_cross, "nothing is given to cross-attention")
-        require(cross is not None or cross_allowed is None, "a mask without what it masks")
-        self.cross = None
-        if cross is not None:
-            require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
-            self.cross = layers.memory(cross, cross.size(2), cross_allowed, self.held)
-            same = self.cross.sentences == self.own.sentences
-            require(same, f"{REASONS[1]}, whose source is that of another batch")
-
-    def run(self, kernel: Callable[..., int], before: tuple = (), after: tuple = ()) -> Tensor | None:
-        """Call a kernel, which works in place in x; returns the states, if they are kept."""
-        layers = self.layers
-        # As PyTorch's operations, with as many threads as it is told to use.
-        layers.kernels.set_threads(torch.get_num_threads())
-        failed = kernel(
-            *(layers.array, layers.count, *before, self.x.data_ptr(), layers.width),
-            *(ctypes.byref(self.layout), ctypes.byref(self.own)),
-            None if self.cross is None else ctypes.byref(self.cross),
-            None if self.states is None else self.states.data_ptr(),
-            *after,
-        )
-        require(not failed, REASONS.get(failed, "failed"))
-        return self.states
 
 
 def _layout(layout: Chain | StepLayout, shape: Sequence[int]) -> tuple[LayoutStructure, list[Tensor | None]]:
