@@ -169,8 +169,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         lengths = [len(output.tokens) for output in every]
         # Ordinary tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
-            tokens = torch.cat([output.tokens for output in every]).split(lengths)
-            log_probs = torch.cat([output.log_probs for output in every]).split(lengths)
+            tokens = torch.cat([output.tokens for output in every]).split_with_sizes(lengths)
+            log_probs = torch.cat([output.log_probs for output in every]).split_with_sizes(lengths)
             scores = torch.stack([output.score for output in every])
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)

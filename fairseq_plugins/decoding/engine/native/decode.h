@@ -135,12 +135,12 @@ struct Step {
     }
 };
 
-// What one thread does for the sentences `first` .. `last`.
+// What one thread does for the sentences `first`, `first` + `step` and so on, before `last`.
 class Part {
 public:
-    Part(const Decoding& decoding, int64_t first, int64_t last, Adaptive* adaptive)
+    Part(const Decoding& decoding, int64_t first, int64_t last, int64_t step, Adaptive* adaptive)
         : all(decoding), drafter(decoding.drafter), adaptive(adaptive) {
-        for (int64_t b = first; b < last; ++b) {
+        for (int64_t b = first; b < last; b += step) {
             if (!all.finished[b]) active.push_back(b);
         }
     }
@@ -426,8 +426,10 @@ int32_t decode(const Decoding* decoding) {
     const int64_t width = 1 + (drafter ? drafter->block_size : all.copier ? all.copier->width : 0);
     const int64_t most = std::max<int64_t>({1, all.least_together, all.rows_together / width});
     const int64_t threads = threads::available();
-    int64_t parts = std::min(threads, waiting);
-    parts = std::max(parts, (waiting + most - 1) / most);
+    // Batches have the longest sentences first. Those that follow each other are decoded together, for they end together,
+    // and every thread has its share of them, so that none waits for the others.
+    const int64_t lanes = std::min(threads, waiting), groups = (waiting + most * lanes - 1) / (most * lanes);
+    const int64_t parts = groups * lanes;
     std::vector<Adaptive> counters(all.adaptive ? parts : 0);
     for (Adaptive& counter : counters) {
         counter = Adaptive{};
@@ -438,7 +440,8 @@ int32_t decode(const Decoding* decoding) {
     std::atomic<bool> failed{false};
     const auto work = [&](int64_t) {
         for (int64_t part; (part = next++) < parts;) {
-            Part mine(all, part * all.batch / parts, (part + 1) * all.batch / parts,
+            const int64_t group = part / lanes;
+            Part mine(all, group * all.batch / groups + part % lanes, (group + 1) * all.batch / groups, lanes,
                       counters.empty() ? nullptr : &counters[part]);
             for (int64_t i = 0; i < all.budget && mine.iterate(all.emitted + i * all.batch, ended); ++i) {
                 if (ended >= all.enough) break;
