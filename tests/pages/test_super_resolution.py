@@ -121,6 +121,13 @@ def test_whole_recipe(tmp_path: Path, programs: Path) -> None:
     rows = [[cell.strip() for cell in line.split("|")] for line in table]
     accepted = [float(row[3]) for row in rows]
     assert accepted[0] == 1.0 <= accepted[1] <= accepted[2] <= 3.0
+    # The base was frozen.
+    assert rows[0][4] == rows[1][4]
+    greedy, exact = [
+        sorted(line.split("\t")[::2] for line in (results / f"{name}.out").read_text().splitlines() if line[:2] == "H-")
+        for name in ("greedy", "exact")
+    ]
+    assert len(greedy) == 2 and greedy == exact
     assert all(re.fullmatch(r"\d+\.\d\d", row[4]) for row in rows)
     again = run_recipe("super_resolution.sh", tmp_path, **small, **patches, **quick(programs))
     assert "[done]" not in again.stdout and again.stdout.count("[have]") == 8
