@@ -50,7 +50,7 @@ binarise() {
 compare() {
     logged "$logs/$1.log" "${threads[@]}" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
         --remove-bpe sentencepiece --decoders "$7" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" \
-        --timing-batch-sizes 1 --results "$results/$1"
+        --timing-seconds 1 --timing-batch-sizes 1 --results "$results/$1"
     say
     "${tool[@]}" short-table "$results/$1/table.md"
     say

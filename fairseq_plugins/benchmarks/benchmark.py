@@ -52,8 +52,8 @@ def notes(
         f"Subset {setting.bench.subset}: {len(setting.bench.order)} sentences decoded at batch size "
         f"{cfg.dataset.batch_size or DEFAULT_BATCH_SIZE} for BLEU, identity with "
         f"{reference_contender(precision(cfg)).name}{identity_note(setting.wanted)}, iterations per sentence and "
-        f"accepted tokens per iteration; the first {timed} timed, {plan.repeats} alternating repetitions after one for "
-        "warm-up, time in the decoder only, batches of similar length.",
+        f"accepted tokens per iteration; the first {timed} timed, {plan.repeats} alternating "
+        f"repetitions{plan.at_least} after one for warm-up, time in the decoder only, batches of similar length.",
         "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "
         "process of its own; on a CPU resident memory beyond what the process had before it loaded models, on a GPU "
         "what PyTorch had allocated, and reserved (with the memory of CUDA graphs). On paper: weights of the models "
@@ -198,7 +198,8 @@ def run(argv: Sequence[str]) -> None:
         return run_by_length(setting, argv, load)
     if args.arithmetic:
         return run_arithmetic(setting, argv, load)
-    plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_sentences)
+    sentences = args.timing_sentences
+    plan = Plan(args.timing_batch_sizes, sentences, args.repeats, args.timing_seconds, warm_up_sentences=sentences)
     references = bench.references(args.reference)
     contenders = bench.runnable(setting.wanted)
     rows = measure(bench, contenders, plan, references)

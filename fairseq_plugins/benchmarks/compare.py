@@ -84,8 +84,8 @@ def notes(
         f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {quality_batch}: BLEU; "
         f"sentences with exactly the token ids of {reference_contender(kind).name}{identity_note(contenders)}; "
         "iterations per sentence; accepted tokens per iteration.",
-        f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs, "
-        f"time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
+        f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs"
+        f"{plan.at_least}, time in the decoder only; × is the speed-up at batch size {plan.batch_sizes[0]}.",
         f"Lossless by construction: {lossless}.",
         *drafting_notes(rows, contenders, plan.batch_sizes),
         f"Precision: {kind}. {what_holds(kind)}",
@@ -142,7 +142,7 @@ def run(argv: Sequence[str]) -> None:
     there = (*CONTENDERS, *ON_CPU)
     args, cfg = parse(get_parser("spec-dec-compare", there, repeats=3, batch_sizes=[1, 16]), argv)
     wanted = choose(args.decoders, there, CONTENDERS, precision(cfg))
-    plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats)
+    plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
     bench = Bench(cfg, args.blockwise_path)
     contenders = bench.runnable(wanted)
     if not bench.order:

@@ -10,6 +10,7 @@ from fairseq_plugins.commands.parsing import (
     as_config,
     check_paths,
     generation_parser,
+    not_negative,
     parse_arguments,
     positive,
     positive_list,
@@ -35,6 +36,8 @@ def get_parser(
     add("--results", metavar="FOLDER", help="write the tables there")
     add("--repeats", type=positive, default=repeats, help="timed repetitions; the median counts")
     add("--timing-sentences", type=positive, default=100, help="how many sentences are timed")
+    again = "in every repetition, decode these sentences again until S seconds are over; short times say little"
+    add("--timing-seconds", type=not_negative, default=0.0, metavar="S", help=again)
     add("--timing-batch-sizes", type=positive_list, default=batch_sizes, metavar="N,N", help="batch sizes to time")
     add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
     add("--decoders", metavar="NAME,NAME", help=f"rows besides {BEAM_1}, of: {known}")

@@ -87,7 +87,13 @@ class Plan:
     batch_sizes: Sequence[int]
     timing_sentences: int
     repeats: int
+    timing_seconds: float = 0.0  # of every repetition, at least; the mean of its passes counts
     warm_up_sentences: int = WARM_UP_SENTENCES
+
+    @property
+    def at_least(self) -> str:
+        """How long every repetition takes, in words."""
+        return f" of at least {self.timing_seconds:g} s each" if self.timing_seconds else ""
 
 
 def measure(
@@ -152,7 +158,10 @@ def measure_speed(
                     f"speed {repetition + 1}/{plan.repeats}, batch {batch_size}, {row.name}", refresh=False
                 )
                 outputs[row.name], times = bench.decode_timed(generator, timed, batch_size, bar)
-                seconds[row.name].append(times)
+                passes = [times]
+                while sum(map(sum, passes)) < plan.timing_seconds:
+                    passes.append(bench.decode_timed(generator, timed, batch_size)[1])
+                seconds[row.name].append([statistics.mean(batch) for batch in zip(*passes, strict=True)])
         for contender, row in zip(contenders, rows, strict=True):
             row.seconds[batch_size] = [sum(times) for times in seconds[row.name]]
             expected = outputs[reference_of(contender, precision(bench.cfg))]

@@ -1,6 +1,7 @@
 """Command lines that understand all options of fairseq-generate, and the types and checks of their own options."""
 
 import argparse
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -23,6 +24,14 @@ def positive(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def not_negative(text: str) -> float:
+    """argparse type: a number that is at least 0."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of at least 0")
+    return value
 
 
 def positive_list(text: str) -> list[int]:

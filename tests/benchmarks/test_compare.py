@@ -3,16 +3,18 @@
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import preprocess, train
+from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import bench, compare, measuring
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, Contender
 from fairseq_plugins.benchmarks.machine import machine
-from fairseq_plugins.benchmarks.measuring import Row
+from fairseq_plugins.benchmarks.measuring import Plan, Row, measure_speed
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 
@@ -177,11 +179,13 @@ def test_heads_on_another_base_are_not_lossless(trained: Namespace, capsys: pyte
 
 
 def test_rows_of_two_dictionaries(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
-    limits = "--repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --cpu --decoders iad,gs-jacobi"
+    limits = "--repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --timing-seconds 0.01 --cpu"
+    limits += " --decoders iad,gs-jacobi"
     assert compare.main([str(corpus.data), "--path", str(corpus.verifier), *limits.split()]) == 0
     printed, log = capsys.readouterr()
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:4]] == [BEAM_1, "gs-jacobi"]
     assert "36 of 36" in printed.splitlines()[3]
+    assert "median of 1 alternating runs of at least 0.01 s each" in printed
     assert "dictionaries of source and target differ: left out iad" in log
 
 
@@ -242,13 +246,37 @@ def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--repeats", "0"], ["--timing-batch-sizes", "1,x"], ["--timing-sentences", "-1"]]
+    "arguments",
+    [
+        *(["--repeats", "0"], ["--timing-batch-sizes", "1,x"], ["--timing-sentences", "-1"]),
+        *(["--timing-seconds", number] for number in ("-1", "nan", "inf", "x")),
+    ],
 )
 def test_numbers_are_checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         compare.main(["data", *arguments])
     assert end.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "passes"), [(0.0, 1), (3.5, 2), (4.0, 2), (9.0, 4)])
+def test_short_passes_are_repeated_and_their_mean_counts(seconds: float, passes: int) -> None:
+    """The first pass over two sentences takes 3 seconds, each of the others 2."""
+    done: list[str] = []
+
+    class Decoding:
+        cuda, cfg = False, Namespace(common=Namespace(fp16=False, bf16=False))
+        generator = decode = staticmethod(lambda *args: None)
+
+        def decode_timed(self, *args: Any) -> tuple[dict[int, tuple[int, ...]], list[float]]:
+            done.append("pass")
+            return {0: (1,), 1: (2,)}, [1.0, 2.0 if len(done) == 1 else 1.0]
+
+    row, contender = Row(BEAM_1, timed_sentences=2), CONTENDERS[0]
+    plan = Plan([1], 2, 1, seconds)
+    measure_speed(Decoding(), [contender], [row], plan, [0, 1], [], tqdm(disable=True))
+    assert len(done) == passes
+    assert row.seconds[1] == [pytest.approx((3 + 2 * (passes - 1)) / passes)]
 
 
 def test_rate_and_speed_up_are_of_the_median() -> None:
