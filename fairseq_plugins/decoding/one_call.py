@@ -1,25 +1,27 @@
-"""The loop in one call of compiled code, for exact greedy decoding without drafts, with a
-`FeatureDrafter` or with copies of the source.
+"""The loop in one call of compiled code, without drafts or with those of a `FeatureDrafter`, copies of the source or
+Jacobi iteration; what stands is the verifier's best token, or one of the best.
 
 Everything else goes round the loop of `generator.py`, which is the reference: other drafters and rules, ensembles,
 prefixes, temperatures, traces and profiles.
 """
 
 import ctypes
+from typing import Any
 
 import torch
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
-from fairseq_plugins.decoding.engine.native.build import DecodingStructure
+from fairseq_plugins.decoding.engine.native.build import DecodingStructure, RelaxedStructure
 from fairseq_plugins.decoding.engine.native.kernels import sentences_together
 from fairseq_plugins.decoding.engine.native.layers import check
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
+from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import exact
+from fairseq_plugins.decoding.search.rules import TopBeta, exact
 from fairseq_plugins.decoding.state import DecodingState, Hypothesis
 from fairseq_plugins.decoding.verifier import Verifier
 
@@ -29,6 +31,8 @@ Ran = tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]]
 
 # Iterations before Python has its turn again: somebody may have pressed Ctrl-C.
 ITERATIONS = 32
+# The kernels know no infinity; no two log-probabilities are that far apart.
+_LARGE_GAP = 1e38
 # Those of a batch for which it is tried whether drafting pays.
 _TRIED = 4
 
@@ -46,13 +50,18 @@ def runs_in_one_call(method: Method) -> bool:
     return (
         verifies_in_one_call(method)
         and type(search) is GreedySearch
-        and search.rule is exact
-        and isinstance(_inner(method.drafter), NoDrafter | FeatureDrafter | SourceCopyDrafter)
+        and (search.rule is exact or (isinstance(search.rule, TopBeta) and search.rule.score_of == "verifier"))
+        and isinstance(_inner(method.drafter), NoDrafter | FeatureDrafter | SourceCopyDrafter | JacobiDrafter)
     )
 
 
 def _inner(drafter: Drafter) -> Drafter:
     return drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
+
+
+def _addresses(**structures: tuple[ctypes.Structure, list[Any]] | None) -> dict[str, int]:
+    """Where structures are, by name, of those that there are."""
+    return {name: ctypes.addressof(given[0]) for name, given in structures.items() if given is not None}
 
 
 class OneCall:
@@ -67,6 +76,8 @@ class OneCall:
         self.decoder = method.verifier.decoders[0]
         self.adaptive = method.drafter if isinstance(method.drafter, AdaptiveDrafter) else None
         self.drafter = _inner(method.drafter)
+        rule = method.search.rule
+        self.relaxed = RelaxedStructure(rule.beta, min(rule.tau, _LARGE_GAP)) if isinstance(rule, TopBeta) else None
         self.kernels = method.verifier.engine.kernels
 
     def run(self, state: DecodingState, enough: int) -> Ran | None:
@@ -81,20 +92,27 @@ class OneCall:
         if adaptive is not None and not adaptive.drafts:
             adaptive = drafter = None
         # The most that an iteration adds, if all goes well.
-        width = 1 + (drafter.block_size if isinstance(drafter, FeatureDrafter) else 0)
-        if isinstance(drafter, SourceCopyDrafter):
+        width = 1
+        if isinstance(drafter, FeatureDrafter):
+            width += drafter.block_size
+        elif isinstance(drafter, SourceCopyDrafter):
             width += drafter.source.size(1)
+        elif isinstance(drafter, JacobiDrafter):
+            width = drafter.block
         slots = state.span.longest + width + ITERATIONS
         verifier = self.decoder.stack(slots)
         if verifier is None:
             return None
         limits = kernels.limits(self.decoder.native_output.outputs, state.constraints)
-        trained = copier = counted = None
+        trained = copier = guesser = counted = None
         if isinstance(drafter, FeatureDrafter):
             trained = drafter.structure(slots, batch, verifier[0].dim)
         elif isinstance(drafter, SourceCopyDrafter):
             copier = drafter.structure()
-        if limits is None or (trained is None and copier is None and not isinstance(drafter, NoDrafter | None)):
+        elif isinstance(drafter, JacobiDrafter):
+            guesser = drafter.structure()
+        parts = [trained, copier, guesser]
+        if limits is None or (not any(parts) and not isinstance(drafter, NoDrafter | None)):
             return None
         if adaptive is not None:
             counted = adaptive.policy.structure(batch)
@@ -115,9 +133,9 @@ class OneCall:
                 DecodingStructure(
                     verifier=verifier[0],
                     limits=limits,
-                    drafter=None if trained is None else ctypes.addressof(trained[0]),
-                    copier=None if copier is None else ctypes.addressof(copier[0]),
+                    **_addresses(drafter=trained, copier=copier, guesser=guesser),
                     adaptive=None if counted is None else ctypes.addressof(counted),
+                    relaxed=None if self.relaxed is None else ctypes.addressof(self.relaxed),
                     batch=batch,
                     columns=state.tokens.size(1),
                     tokens=state.tokens.data_ptr(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
-from fairseq_plugins.decoding.search.rules import top_beta
+from fairseq_plugins.decoding.search.rules import TopBeta
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
@@ -314,7 +314,7 @@ def test_relaxed_acceptance_stays_within_fairseqs_limits(known: Known) -> None:
         known.task,
         known.sample,
         ScriptedDrafter(script, 6),
-        rule=top_beta(1000, math.inf),
+        rule=TopBeta(1000, math.inf),
         min_len=5,
         max_len_b=8,
     )
@@ -326,7 +326,7 @@ def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
     """What is not the best token still gets the log-probability that the verifier gives it."""
     script: Script = lambda sentence, done, width: [5 + (done + i) % 7 for i in range(width)]  # noqa: E731
     drafted, _ = decode(
-        [known.verifier], known.task, known.sample, ScriptedDrafter(script, 4), rule=top_beta(5, 50.0), max_len_b=20
+        [known.verifier], known.task, known.sample, ScriptedDrafter(script, 4), rule=TopBeta(5, 50.0), max_len_b=20
     )
     assert ids(drafted) != known.outputs
     for row, hypothesis in enumerate(drafted):

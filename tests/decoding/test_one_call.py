@@ -216,3 +216,91 @@ def test_where_drafting_does_not_pay_a_batch_is_tried_for_a_few_iterations(monke
         ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=60, min_len=40)
     assert calls == [one_call._TRIED] and counted.calls > 1 and counted.refused == 0
     assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=60, min_len=40))
+
+
+@settings(STEADY_MODELS, max_examples=some(30))
+@given(
+    options=NATIVE,
+    sources=SOURCES,
+    search=PLAIN,
+    how=st.sampled_from(
+        [
+            Options("jacobi"),
+            Options("jacobi", jacobi_init="source"),
+            Options("gs-jacobi", 3),
+            Options("gs-jacobi", 1),
+            Options("gs-jacobi", 7, jacobi_init="unk"),
+            Options("hybrid-jacobi", 4, jacobi_length=6),
+        ]
+    ),
+    active=st.sampled_from([0, 0, 1, 2]),
+    vocabulary=st.sampled_from([9, 30]),
+    seed=st.integers(0, 1000),
+)
+def test_the_jacobi_family(
+    options: dict[str, Any],
+    sources: list[int],
+    search: dict[str, Any],
+    how: Options,
+    active: int,
+    vocabulary: int,
+    seed: int,
+) -> None:
+    task = make_task(vocabulary)
+    verifier = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    check([verifier], task, sample, how, expected=expected, active_sentences=active, **search)
+
+
+@settings(STEADY_MODELS, max_examples=some(30))
+@given(
+    options=NATIVE.filter(lambda o: not o.get("decoder_normalize_before")),
+    drafter_options=POST_NORM,
+    sources=SOURCES,
+    block_size=BLOCK_SIZES,
+    thresholds=st.sampled_from([(1, 0.5), (3, 1.0), (5, 3.0), (3, 100.0), (40, 0.01), (1000, float("inf"))]),
+    search=PLAIN,
+    seed=st.integers(0, 1000),
+)
+def test_relaxed_acceptance(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    thresholds: tuple[int, float],
+    search: dict[str, Any],
+    seed: int,
+) -> None:
+    task = make_task(40)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    how = Options("gad++", block_size, top_beta=thresholds[0], tau=thresholds[1])
+    given = ([verifier], task, make_sample(task, sources, seed), how, drafter)
+    check(*given, expected=step_by_step(*given, **search)[0], **search)
+
+
+def test_some_are_accepted_that_are_not_the_best() -> None:
+    """Or the test above would say nothing."""
+    task = make_task(40)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [5, 9, 3], 1)
+    how = Options("gad++", 4, top_beta=1000, tau=100.0)
+    ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=30)
+    assert ids(ours) != ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [Options("jacobi", jacobi_pool=True), Options("gad++", 4, top_beta=3, tau=1.0, accept_score="drafter")],
+)
+def test_what_goes_round_the_loop_in_python(how: Options) -> None:
+    task = make_task(40)
+    verifier = make_transformer(task, 1)
+    drafter = None
+    if how.spec.name == "gad++":
+        drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    with Counted() as counted:
+        decode([verifier], task, make_sample(task, [5, 9, 3], 1), how, drafter, max_len_b=30)
+    assert counted.calls == 0

@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.checks import check_thresholds
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import Rule, at_least, exact, top_beta, within_distance
+from fairseq_plugins.decoding.search.rules import Rule, TopBeta, at_least, exact, within_distance
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
@@ -134,7 +134,7 @@ def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
         rule = within_distance(options.accept_distance, _numbers(dictionary))
     elif options.top_beta > 1:
         # Stern et al. ask for the rank only (section 5.1); a gap counts where one was given.
-        rule = top_beta(options.top_beta, options.tau or math.inf)
+        rule = TopBeta(options.top_beta, options.tau or math.inf)
     return at_least(options.min_block, rule) if options.min_block > 1 else rule
 
 

@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.drafters.trained import (
 )
 from fairseq_plugins.decoding.method import Method, MethodSpec, Parts, option
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import Rule, exact, top_beta
+from fairseq_plugins.decoding.search.rules import Rule, TopBeta, exact
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 
@@ -91,7 +91,7 @@ def _build(parts: Parts, options: ExactOptions) -> Method:
 def _build_relaxed(parts: Parts, options: RelaxedOptions) -> Method:
     # What it says depends on how many tokens are verified, and is not to differ from run to run.
     drafter = trained_drafter(parts, options, reads_log_probs=options.accept_score == "drafter")
-    return _method(parts, drafter, top_beta(options.top_beta, options.tau, options.accept_score))
+    return _method(parts, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
 
 
 METHODS = [

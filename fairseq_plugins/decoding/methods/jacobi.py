@@ -10,6 +10,7 @@ from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.engine.native.build import GuesserStructure
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
 from fairseq_plugins.decoding.search import GreedySearch
@@ -108,6 +109,19 @@ class JacobiDrafter:
             self._remember(advance, columns <= num_drafted[:, None])
         following = advance.num_emitted[:, None] + columns[:-1]
         self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
+
+    def structure(self) -> tuple[GuesserStructure, list[Tensor]] | None:
+        """What the kernels need to guess by themselves, and what must be held meanwhile; None where they cannot.
+
+        They write to `tail` what `observe` would.
+        """
+        if self.pool_size:
+            return None
+        first = self.first_guess.contiguous()
+        missing = self.block - self.tail.size(1)
+        self.tail = F.pad(self.tail, (0, missing), value=-1) if missing else self.tail.contiguous()
+        length = -1 if self.length is None else self.length
+        return GuesserStructure(self.block, length, first.data_ptr(), first.size(1), self.tail.data_ptr()), [first]
 
     def _first_guess(self, source: Tensor) -> Tensor:
         if self.initial is not None:

@@ -5,6 +5,7 @@ that may not (the bifurcation).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +34,8 @@ def exact(draft: Draft, verification: Verification) -> Tensor:
     return draft.tokens == verification.best[:, :-1]
 
 
-def top_beta(beta: int, tau: float, score_of: str = "verifier") -> Rule:
+@dataclass(frozen=True)
+class TopBeta:
     """Accept drafted tokens among the verifier's top beta that lag its best by at most tau (GAD eq. 8-9).
 
     Eq. 8 asks for log P(drafted) >= log P(beta-th best), eq. 9 for log P(best) - log P(drafted) <= tau. A token that
@@ -46,18 +48,21 @@ def top_beta(beta: int, tau: float, score_of: str = "verifier") -> Rule:
             reading of SpecDec eq. 6-7.
     """
 
-    def rule(draft: Draft, verification: Verification) -> Tensor:
+    beta: int
+    tau: float
+    score_of: str = "verifier"
+
+    def __call__(self, draft: Draft, verification: Verification) -> Tensor:
         drafted, best = draft.tokens.unsqueeze(2), verification.best[:, :-1].unsqueeze(2)
         log_probs = verification.log_probs[:, :-1]
         by_verifier = by_drafter = log_probs.gather(2, drafted)
-        if score_of == "drafter":
+        # At the longest output nothing is drafted.
+        if self.score_of == "drafter" and draft.tokens.size(1) > 0:
             assert draft.log_probs is not None
             by_drafter = draft.log_probs.gather(2, drafted)
-        is_near = (log_probs.gather(2, best) - by_drafter <= tau) & (by_verifier > -torch.inf)
+        is_near = (log_probs.gather(2, best) - by_drafter <= self.tau) & (by_verifier > -torch.inf)
         better = (log_probs > by_drafter).sum(2, keepdim=True)
-        return ((drafted == best) | (is_near & (better < beta))).squeeze(2)
-
-    return rule
+        return ((drafted == best) | (is_near & (better < self.beta))).squeeze(2)
 
 
 def within_distance(epsilon: float, values: Tensor) -> Rule:

@@ -14,11 +14,11 @@ from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import (
     Rule,
+    TopBeta,
     accepted_prefix,
     at_least,
     everything,
     exact,
-    top_beta,
     within_distance,
 )
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
@@ -49,12 +49,12 @@ def test_equations_8_and_9_by_hand() -> None:
         )
     )
     draft = Draft(torch.tensor([[0, 1, 2, 3]]))
-    assert top_beta(3, 1.0)(draft, said).tolist() == [[True, True, True, False]]
-    assert top_beta(2, 1.0)(draft, said).tolist() == [[True, True, False, False]]
-    assert top_beta(4, 0.5)(draft, said).tolist() == [[True, False, False, True]]
-    assert top_beta(4, math.log(2.25) + 1e-4)(draft, said).tolist() == [[True, True, True, True]]
-    assert top_beta(4, math.log(2.25) - 1e-4)(draft, said).tolist() == [[True, True, False, True]]
-    assert top_beta(1, 0.0)(draft, said).tolist() == exact(draft, said).tolist()
+    assert TopBeta(3, 1.0)(draft, said).tolist() == [[True, True, True, False]]
+    assert TopBeta(2, 1.0)(draft, said).tolist() == [[True, True, False, False]]
+    assert TopBeta(4, 0.5)(draft, said).tolist() == [[True, False, False, True]]
+    assert TopBeta(4, math.log(2.25) + 1e-4)(draft, said).tolist() == [[True, True, True, True]]
+    assert TopBeta(4, math.log(2.25) - 1e-4)(draft, said).tolist() == [[True, True, False, True]]
+    assert TopBeta(1, 0.0)(draft, said).tolist() == exact(draft, said).tolist()
 
 
 def test_score_of_the_drafter_by_hand() -> None:
@@ -62,10 +62,10 @@ def test_score_of_the_drafter_by_hand() -> None:
     said = verified(log_probs_of([0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]))
     # The drafter is sure of token 2 at the first position, which the verifier ranks last, and unsure at the second.
     draft = Draft(torch.tensor([[2, 2]]), log_probs=log_probs_of([0.1, 0.1, 0.8], [0.4, 0.35, 0.25]))
-    assert top_beta(2, 1.0, "drafter")(draft, said).tolist() == [[True, False]]
-    assert top_beta(3, 1.0, "drafter")(draft, said).tolist() == [[True, True]]
-    assert top_beta(3, 0.5, "drafter")(draft, said).tolist() == [[True, False]]
-    assert top_beta(3, 1.0, "verifier")(draft, said).tolist() == [[False, False]]
+    assert TopBeta(2, 1.0, "drafter")(draft, said).tolist() == [[True, False]]
+    assert TopBeta(3, 1.0, "drafter")(draft, said).tolist() == [[True, True]]
+    assert TopBeta(3, 0.5, "drafter")(draft, said).tolist() == [[True, False]]
+    assert TopBeta(3, 1.0, "verifier")(draft, said).tolist() == [[False, False]]
 
 
 @settings(STEADY, max_examples=some(60))
@@ -97,7 +97,7 @@ def test_top_beta_equals_a_loop(beta: int, tau: float, seed: int, ties: bool) ->
             row.append(top_1 or (own > -math.inf and in_beta and in_gap))
         expected.append(row)
     near = (log_probs.amax(-1)[:, :4] - log_probs[:, :4].gather(2, drafted[:, :, None])[:, :, 0] - tau).abs() < 1e-5
-    got = top_beta(beta, tau)(Draft(drafted), said)
+    got = TopBeta(beta, tau)(Draft(drafted), said)
     assert torch.equal(got | near, torch.tensor(expected) | near)
 
 
@@ -240,8 +240,8 @@ def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> 
         # Bifurcations: "vorliegenden", "Einzelheiten", "worden"; then the end is drafted.
         (VANILLA_1, {}, exact, [3, 1, 9, 2]),
         (VANILLA_2, {}, exact, [3, 1, 11, 1]),
-        (RELAXED_1, BEST_1, top_beta(3, 1.0), [3, 10, 2]),
-        (RELAXED_2, BEST_2, top_beta(3, 1.0), [11, 6]),
+        (RELAXED_1, BEST_1, TopBeta(3, 1.0), [3, 10, 2]),
+        (RELAXED_2, BEST_2, TopBeta(3, 1.0), [11, 6]),
     ],
 )
 def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: Rule, emitted: list[int]) -> None:
@@ -250,7 +250,7 @@ def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: 
     assert text == printed.strip().splitlines()[-1][2:].removesuffix(" [EOS]")
 
 
-@pytest.mark.parametrize(("rule", "gap"), [(exact, 0.8), (top_beta(1, 1.0), 0.8), (top_beta(3, 1.0), 1.1)])
+@pytest.mark.parametrize(("rule", "gap"), [(exact, 0.8), (TopBeta(1, 1.0), 0.8), (TopBeta(3, 1.0), 1.1)])
 def test_worked_example_needs_its_relaxation(rule: Rule, gap: float) -> None:
     """Stricter than top-3 and tau = 1, the second choice "der" does not stand."""
     with pytest.raises(RuntimeError, match="StopIteration"):
@@ -262,7 +262,7 @@ def test_more_is_accepted_by_looser_rules() -> None:
     model = make_transformer(task, 3)
     sample = make_sample(task, [4, 9, 0, 6], 3)
     iterations = []
-    for rule in (exact, top_beta(3, 1.0), top_beta(10, 5.0)):
+    for rule in (exact, TopBeta(3, 1.0), TopBeta(10, 5.0)):
         drafter = ScriptedDrafter(lambda sentence, done, width: [5 + (done + i) % 4 for i in range(width)], 4)
         _, stats = decode([model], task, sample, drafter, rule=rule, max_len_b=30, min_len=20)
         iterations.append(sum(s.iterations for s in stats) / sum(s.tokens for s in stats))

@@ -171,11 +171,24 @@ class CopierStructure(ctypes.Structure):
     ]
 
 
+class GuesserStructure(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("block", "length")],
+        ("first", ctypes.c_void_p),
+        ("first_width", ctypes.c_int64),
+        ("tail", ctypes.c_void_p),
+    ]
+
+
+class RelaxedStructure(ctypes.Structure):
+    _fields_ = [("beta", ctypes.c_int64), ("tau", ctypes.c_float)]
+
+
 class DecodingStructure(ctypes.Structure):
     _fields_ = [
         ("verifier", StackStructure),
         ("limits", LimitsStructure),
-        *[(name, ctypes.c_void_p) for name in ("drafter", "copier", "adaptive")],
+        *[(name, ctypes.c_void_p) for name in ("drafter", "copier", "guesser", "adaptive", "relaxed")],
         *[(name, ctypes.c_int64) for name in ("batch", "columns")],
         *[(name, ctypes.c_void_p) for name in ("tokens", "log_probs", "lengths", "finished")],
         ("budget", ctypes.c_int64),

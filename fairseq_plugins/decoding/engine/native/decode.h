@@ -49,12 +49,29 @@ struct Copier {
     int64_t width, beginning, max_match;
 };
 
+// A drafter that guesses what the verifier said of the same positions an iteration ago: see ../../methods/jacobi.py.
+struct Guesser {
+    int64_t block;         // positions that are solved together
+    int64_t length;        // tokens up to which that is done, below 0 for no end
+    const int64_t* first;  // [B][first_width], the first guess of every position, the last one for later ones
+    int64_t first_width;
+    int64_t* tail;         // [B][block], better guesses of the next positions, below 0 where there is none
+};
+
+// Which drafted tokens stand beside the best one: see `TopBeta` in ../../search/rules.py.
+struct Relaxed {
+    int64_t beta;
+    float tau;
+};
+
 struct Decoding {
     Stack verifier;
     Limits limits;
-    const Drafter* drafter;  // null for none
-    const Copier* copier;    // null for none
+    const Drafter* drafter;  // one of these three, or none of them
+    const Copier* copier;
+    const Guesser* guesser;
     Adaptive* adaptive;      // null where all drafted tokens are verified
+    const Relaxed* relaxed;  // null where only the best token stands
     int64_t batch, columns;  // sentences, and columns of tokens
     int64_t* tokens;         // [B][columns], the token that an output begins with and the output
     float* log_probs;        // [B][columns]
@@ -151,9 +168,11 @@ public:
         drafted_width = 0;
         if (drafter && !draft()) return fail();
         if (all.copier) copy();
+        if (all.guesser) guess();
         if (!verify()) return fail();
         accept(emitted);
         if (drafter) observe();
+        if (all.guesser) remember();
         for (size_t index = 0; index < active.size(); ++index) all.lengths[active[index]] += gained[index];
         const auto is_over = [&](int64_t b) { return all.finished[b] != 0; };
         const auto rest = std::remove_if(active.begin(), active.end(), is_over);
@@ -168,9 +187,9 @@ private:
     const Decoding& all;
     const Drafter* drafter;
     Adaptive* adaptive;
-    std::vector<int64_t> active, before, chosen, drafted, counts, begins, gained;
+    std::vector<int64_t> active, before, chosen, drafted, counts, begins, gained, predicted;
     std::vector<size_t> going;
-    std::vector<float> log_probs, features, read, projected, scores;
+    std::vector<float> log_probs, features, read, projected, scores, predicted_log_probs;
     Step drafting, verifying;
     int64_t drafted_width = 0;
     double began = 0;
@@ -180,7 +199,10 @@ private:
         return false;
     }
 
-    int64_t wanted_width() const { return drafter ? drafter->block_size : all.copier ? all.copier->width : 0; }
+    int64_t wanted_width() const {
+        if (all.guesser) return all.guesser->block - 1;
+        return drafter ? drafter->block_size : all.copier ? all.copier->width : 0;
+    }
 
     // Whether the caches, and the table of what masks are fed, are long enough for all that an iteration can write.
     bool has_room() const {
@@ -264,6 +286,38 @@ private:
         return count;
     }
 
+    // What the verifier last said of the positions up to the end of the block, and else the first guess. It predicts one
+    // position more than it is given guesses for.
+    void guess() {
+        const Guesser& guesser = *all.guesser;
+        drafted_width = guesser.block - 1;
+        drafted.clear();
+        chosen.resize(active.size() * drafted_width);
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index], length = all.lengths[b];
+            int64_t count = guesser.block - 1 - length % guesser.block;
+            if (guesser.length >= 0) count = std::max<int64_t>(std::min(count, guesser.length - 1 - length), 0);
+            for (int64_t t = 0; t < count; ++t) {
+                const int64_t better = guesser.tail[b * guesser.block + t];
+                const int64_t* first = guesser.first + b * guesser.first_width;
+                chosen[index * drafted_width + t] = better >= 0 ? better : first[std::min(length + t, guesser.first_width - 1)];
+            }
+            drafted.push_back(count);
+        }
+    }
+
+    // What was predicted after the emitted tokens becomes the next guess.
+    void remember() {
+        const int64_t block = all.guesser->block;
+        for (size_t index = 0; index < active.size(); ++index) {
+            for (int64_t t = 0; t < block; ++t) {
+                const bool is_known = gained[index] + t <= counts[index];
+                const size_t row = begins[index] + gained[index] + t;
+                all.guesser->tail[active[index] * block + t] = is_known ? predicted[row] : -1;
+            }
+        }
+    }
+
     static int bin_of(float log_prob) {
         return std::min(std::max(static_cast<int>(std::exp(log_prob) * BINS), 0), BINS - 1);
     }
@@ -299,9 +353,10 @@ private:
 
     void accept(int32_t* emitted) {
         gained.assign(active.size(), 0);
+        if (all.guesser) predict_all();
         going.resize(active.size());
         std::iota(going.begin(), going.end(), 0);
-        while (!going.empty()) {
+        while (!all.guesser && !going.empty()) {
             const int64_t each = std::max<int64_t>(1, PROJECTED_TOGETHER / static_cast<int64_t>(going.size()));
             project(each);
             float* row = scores.data();
@@ -323,6 +378,36 @@ private:
         }
     }
 
+    // Predict after every row, also where what was drafted does not stand, and choose.
+    void predict_all() {
+        const int64_t rows = verifying.size(), vocabulary = all.verifier.projection->outputs;
+        predicted.resize(rows);
+        predicted_log_probs.resize(rows);
+        scores.resize(PROJECTED_TOGETHER * vocabulary);
+        in_parts(rows, PROJECTED_TOGETHER, [&](int64_t first, int64_t count) {
+            linear(*all.verifier.projection, verifying.x.data() + first * all.verifier.dim, count, scores.data());
+            for (int64_t row = first; row < first + count; ++row) {
+                best_token(scores.data() + (row - first) * vocabulary, all.limits, verifying.where.position[row],
+                           &predicted[row], &predicted_log_probs[row]);
+            }
+        });
+        for (size_t index = 0; index < active.size(); ++index) {
+            for (bool stands = true; stands;) {
+                const int64_t row = begins[index] + gained[index];
+                stands = emit(index, predicted[row], predicted_log_probs[row]);
+            }
+        }
+    }
+
+    // Add a token to a sentence; returns whether it is the one that was drafted there, so that what follows counts.
+    bool emit(size_t index, int64_t token, float log_prob) {
+        const int64_t b = active[index], t = gained[index]++, place = b * all.columns + all.lengths[b] + t + 1;
+        all.tokens[place] = token;
+        all.log_probs[place] = log_prob;
+        all.finished[b] = token == all.limits.eos;
+        return !all.finished[b] && t < counts[index] && chosen[index * drafted_width + t] == token;
+    }
+
     // How many rows of a sentence, after those that were chosen from, are projected next.
     int64_t rows_ahead(size_t index, int64_t each) const { return std::min(each, counts[index] + 1 - gained[index]); }
 
@@ -341,14 +426,35 @@ private:
 
     // Choose the tokens after these rows of a sentence, as far as what was drafted stands; returns whether all of it does.
     bool choose(size_t index, int64_t rows, float* row) {
-        const int64_t b = active[index];
         for (int64_t end = gained[index] + rows; gained[index] < end; row += all.verifier.projection->outputs) {
-            const int64_t t = gained[index]++, column = all.lengths[b] + t + 1;
-            int64_t& token = all.tokens[b * all.columns + column];
-            best_token(row, all.limits, column - 1, &token, &all.log_probs[b * all.columns + column]);
-            all.finished[b] = token == all.limits.eos;
-            if (all.finished[b] || t == counts[index] || chosen[index * drafted_width + t] != token) return false;
+            const int64_t t = gained[index], position = all.lengths[active[index]] + t;
+            int64_t token;
+            float log_prob;
+            best_token(row, all.limits, position, &token, &log_prob);
+            if (all.relaxed && t < counts[index]) {
+                const int64_t other = chosen[index * drafted_width + t];
+                if (other != token && stands(row, position, other, &log_prob)) token = other;
+            }
+            if (!emit(index, token, log_prob)) return false;
         }
+        return true;
+    }
+
+    // Whether a token stands that is not the best, whose log-probability is then replaced by its own. The scores are
+    // log-probabilities afterwards.
+    bool stands(float* row, int64_t position, int64_t token, float* log_prob) const {
+        const Limits& limits = all.limits;
+        if (position >= limits.max_len || token == limits.pad) return false;
+        if (token == limits.eos && position < limits.min_len) return false;
+        log_softmax(row, 1, limits.vocabulary);
+        row[limits.pad] = NO_SCORE;
+        row[limits.unk] -= limits.unk_penalty;
+        if (position < limits.min_len) row[limits.eos] = NO_SCORE;
+        if (*log_prob - row[token] > all.relaxed->tau) return false;
+        int64_t better = 0;
+        for (int64_t i = 0; i < limits.vocabulary; ++i) better += row[i] > row[token];
+        if (better >= all.relaxed->beta) return false;
+        *log_prob = row[token];
         return true;
     }
 
@@ -423,7 +529,8 @@ int32_t decode(const Decoding* decoding) {
         waiting += !all.finished[b];
     }
     if (waiting == 0) return 0;
-    const int64_t width = 1 + (drafter ? drafter->block_size : all.copier ? all.copier->width : 0);
+    const int64_t drafted = all.guesser ? all.guesser->block - 1 : all.copier ? all.copier->width : 0;
+    const int64_t width = 1 + (drafter ? drafter->block_size : drafted);
     const int64_t most = std::max<int64_t>({1, all.least_together, all.rows_together / width});
     const int64_t threads = threads::available();
     // Batches have the longest sentences first. Those that follow each other are decoded together, for they end together,
