@@ -195,11 +195,15 @@ class Loops:
         lengths = [choose.randint(0, 20) for _ in range(choose.randint(1, 12))]
         sample = make_sample(self.task, lengths, choose.randint(0, 9))
         search = {"max_len_b": choose.choice([1, 9, 60])}
-        decoder = choose.choice(["greedy", "gad", "iad", "fast-beam"])
-        how = Options(decoder, choose.choice([1, 9])) if decoder == "gad" else Options(decoder)
+        decoder = choose.choice(["greedy", "gad", "iad", "fast-beam", "jacobi", "gs-jacobi", "hybrid-jacobi"])
+        how = Options(decoder, choose.choice([1, 9]) if decoder in ("gad", "gs-jacobi", "hybrid-jacobi") else None)
         beam = choose.choice([1, 2, 5]) if decoder == "fast-beam" else 1
         ours, _ = decode([self.verifier], self.task, sample, how, self.drafter, beam_size=beam, **search)
         assert all_ids(ours) == all_ids(fairseq_beam([self.verifier], self.task, sample, beam, **search))
+        # Only that nothing is read or written elsewhere: tests/decoding/test_one_call.py says what comes out.
+        beta, tau = choose.choice([1, 30]), choose.choice([0.1, 50.0])
+        relaxed = Options("gad++", choose.choice([1, 9]), top_beta=beta, tau=tau)
+        decode([self.verifier], self.task, sample, relaxed, self.drafter, **search)
 
 
 def random_transition(vocabulary: int, rank: int, width: int, state: int) -> TransitionScores:
