@@ -39,7 +39,7 @@ demo: $(READY)  ## what decoding gains on the released models, and a small draft
 train: $(READY)  ## from text to a table: train, distil and decode a small model on the generated corpus (or DATA=... NAME=...)
 	@$(IN_VENV) bash train_scripts/demo.sh
 
-bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, on the models of the demo (or NAME=..., SHAPE=...)
+bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, on the models of `train` (or NAME=..., SHAPE=...)
 	@$(IN_VENV) bash train_scripts/bench.sh
 
 gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fast; ten minutes, see docs/gpu.md

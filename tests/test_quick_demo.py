@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 SMALL = {
     "SENTENCES": "6", "TRAIN_PAIRS": "24", "TEST_PAIRS": "4", "UPDATES": "3", "TIMING_SENTENCES": "1", "REPEATS": "1",
-    "LOG_INTERVAL": "1", "TEACHER": "multi30k.en-de",
+    "TIMING_SECONDS": "0", "LOG_INTERVAL": "1", "TEACHER": "multi30k.en-de",
 }  # fmt: skip
 
 
@@ -30,6 +30,6 @@ def test_quick_demo(tmp_path: Path, programs: Path) -> None:
         assert re.search(rf"^{decoder} +{same} +\d+\.\d\d +\d+\.\d +\d+\.\d\d$", run.stdout, re.MULTILINE), run.stdout
     assert "epoch 1" in run.stdout and "Finished in" in run.stdout
     assert (tmp_path / "results/demo/trace.html").stat().st_size > 10_000
-    assert (tmp_path / "checkpoints/demo/drafter.pt").is_file()
+    assert (tmp_path / "checkpoints/demo/training/checkpoint_last.pt").is_file()
     refused = run_recipe("quick_demo.sh", tmp_path, TEACHER="none")
     assert refused.stderr.startswith("error: checkpoints/none/verifier.pt: ")

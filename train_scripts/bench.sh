@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Speed of all decoders, of fairseq's own search and of CTranslate2 on trained models, side by side. Usually run by
-# `make bench`, after `make demo`, on a machine that does nothing else.
+# `make bench`, after `make train`, on a machine that does nothing else.
 #
-#   train_scripts/bench.sh                       the demo's models
+#   train_scripts/bench.sh                       those of the generated corpus
 #   NAME=multi30k.en-de train_scripts/bench.sh   others that a recipe trained
 #   SHAPE=base train_scripts/bench.sh            random weights of Transformer-base (big, 12-2, tiny) and replayed drafts
 #

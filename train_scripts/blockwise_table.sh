@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Table 1 of Stern et al. 2018: BLEU and mean accepted block size of blockwise decoding for several k, with the base model frozen
-# or fine-tuned, on the raw data or on its own translations. After `make demo`, with the same NAME.
+# or fine-tuned, on the raw data or on its own translations. After `make train`, with the same NAME.
 #
 #   train_scripts/blockwise_table.sh                                                  the demo's model
 #   NAME=multi30k.en-de EPOCHS=10 SUBSET=test train_scripts/blockwise_table.sh       another that a recipe trained

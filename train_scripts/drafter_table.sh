@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Which drafter to train: what the papers' drafter, its variants and those that read the verifier's states gain, all trained for
-# the same time on one verifier. After `make demo`, with the same NAME.
+# the same time on one verifier. After `make train`, with the same NAME.
 #
 #   train_scripts/drafter_table.sh                                                    the demo's verifier, 5 minutes each
 #   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that a recipe trained

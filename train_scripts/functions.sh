@@ -857,7 +857,7 @@ find_trained() {
     raw=data-bin/$name distilled=data-bin/$name/distilled
     verifier=$models/verifier.pt drafter=$models/drafter.pt blockwise=$models/blockwise.pt
     for kind in raw "$@"; do
-        [ -e "${!kind}" ] || die "NAME=$name: ${!kind} is missing; train the models first: make demo (with the same NAME and DATA), or a recipe"
+        [ -e "${!kind}" ] || die "NAME=$name: ${!kind} is missing; train the models first: make train (with the same NAME and DATA), or a recipe"
     done
 }
 

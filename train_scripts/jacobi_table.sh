@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Iterations of the three Jacobi decoders (Santilli et al. 2023) against greedy decoding, without and with the n-gram pool.
-# After `make demo`, with the same NAME. Trains nothing.
+# After `make train`, with the same NAME. Trains nothing.
 #
 #   NAME=multi30k.en-de train_scripts/jacobi_table.sh
 #
