@@ -1,25 +1,22 @@
-"""The loop in one call of compiled code, without drafts or with those of a `FeatureDrafter`, copies of the source or
-Jacobi iteration; what stands is the verifier's best token, or one of the best.
+"""The loop in one call of compiled code, without drafts or with those of a `CompiledDrafter`; what stands is the
+verifier's best token, or one of the best.
 
 Everything else goes round the loop of `generator.py`, which is the reference: other drafters and rules, ensembles,
 prefixes, temperatures, traces and profiles.
 """
 
 import ctypes
-from typing import Any
 
 import torch
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
-from fairseq_plugins.decoding.drafters.features import FeatureDrafter
+from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.engine.native.build import DecodingStructure, RelaxedStructure
 from fairseq_plugins.decoding.engine.native.kernels import sentences_together
 from fairseq_plugins.decoding.engine.native.layers import check
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
-from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
-from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import TopBeta, exact
 from fairseq_plugins.decoding.state import DecodingState, Hypothesis
@@ -51,17 +48,12 @@ def runs_in_one_call(method: Method) -> bool:
         verifies_in_one_call(method)
         and type(search) is GreedySearch
         and (search.rule is exact or (isinstance(search.rule, TopBeta) and search.rule.score_of == "verifier"))
-        and isinstance(_inner(method.drafter), NoDrafter | FeatureDrafter | SourceCopyDrafter | JacobiDrafter)
+        and isinstance(_inner(method.drafter), NoDrafter | CompiledDrafter)
     )
 
 
 def _inner(drafter: Drafter) -> Drafter:
     return drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
-
-
-def _addresses(**structures: tuple[ctypes.Structure, list[Any]] | None) -> dict[str, int]:
-    """Where structures are, by name, of those that there are."""
-    return {name: ctypes.addressof(given[0]) for name, given in structures.items() if given is not None}
 
 
 class OneCall:
@@ -75,7 +67,8 @@ class OneCall:
         assert isinstance(method.verifier, Verifier)
         self.decoder = method.verifier.decoders[0]
         self.adaptive = method.drafter if isinstance(method.drafter, AdaptiveDrafter) else None
-        self.drafter = _inner(method.drafter)
+        inner = _inner(method.drafter)
+        self.drafter = inner if isinstance(inner, CompiledDrafter) else None
         rule = method.search.rule
         self.relaxed = RelaxedStructure(rule.beta, min(rule.tau, _LARGE_GAP)) if isinstance(rule, TopBeta) else None
         self.kernels = method.verifier.engine.kernels
@@ -92,28 +85,17 @@ class OneCall:
         if adaptive is not None and not adaptive.drafts:
             adaptive = drafter = None
         # The most that an iteration adds, if all goes well.
-        width = 1
-        if isinstance(drafter, FeatureDrafter):
-            width += drafter.block_size
-        elif isinstance(drafter, SourceCopyDrafter):
-            width += drafter.source.size(1)
-        elif isinstance(drafter, JacobiDrafter):
-            width = drafter.block
+        width = 1 + (0 if drafter is None else drafter.widest)
         slots = state.span.longest + width + ITERATIONS
-        verifier = self.decoder.stack(slots)
-        if verifier is None:
+        projection = (None if drafter is None else drafter.projection) or self.decoder.native_output
+        verifier = None if projection is None else self.decoder.stack(slots, projection)
+        if projection is None or verifier is None:
             return None
-        limits = kernels.limits(self.decoder.native_output.outputs, state.constraints)
-        trained = copier = guesser = counted = None
-        if isinstance(drafter, FeatureDrafter):
-            trained = drafter.structure(slots, batch, verifier[0].dim)
-        elif isinstance(drafter, SourceCopyDrafter):
-            copier = drafter.structure()
-        elif isinstance(drafter, JacobiDrafter):
-            guesser = drafter.structure()
-        parts = [trained, copier, guesser]
-        if limits is None or (not any(parts) and not isinstance(drafter, NoDrafter | None)):
+        limits = kernels.limits(projection.outputs, state.constraints)
+        part = None if drafter is None else drafter.structure(slots, batch, verifier[0].dim)
+        if limits is None or (drafter is not None and part is None):
             return None
+        counted = None
         if adaptive is not None:
             counted = adaptive.policy.structure(batch)
         is_trial = adaptive is not None and not adaptive.policy.is_known_to_pay(batch)
@@ -133,7 +115,7 @@ class OneCall:
                 DecodingStructure(
                     verifier=verifier[0],
                     limits=limits,
-                    **_addresses(drafter=trained, copier=copier, guesser=guesser),
+                    **({} if part is None else {drafter.kernel_part: ctypes.addressof(part[0])}),
                     adaptive=None if counted is None else ctypes.addressof(counted),
                     relaxed=None if self.relaxed is None else ctypes.addressof(self.relaxed),
                     batch=batch,

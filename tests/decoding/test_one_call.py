@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding import generator, one_call
 from fairseq_plugins.decoding.drafters import adaptive
 from fairseq_plugins.decoding.stats import SentenceStats
+from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.learned import learned_drafter
 from tests.strategies import (
     BLOCK_SIZES,
@@ -280,6 +281,48 @@ def test_relaxed_acceptance(
     check(*given, expected=step_by_step(*given, **search)[0], **search)
 
 
+@settings(STEADY_MODELS, max_examples=some(30))
+@given(
+    options=NATIVE,
+    identity=st.booleans(),
+    how=st.sampled_from(
+        [
+            Options("blockwise"),
+            Options("blockwise", 2),
+            Options("blockwise", top_beta=3),
+            Options("blockwise", 3, top_beta=12, tau=2.0),
+        ]
+    ),
+    sources=SOURCES,
+    search=PLAIN,
+    active=st.sampled_from([0, 0, 1, 2]),
+    seed=st.integers(0, 1000),
+)
+def test_heads(
+    options: dict[str, Any],
+    identity: bool,
+    how: Options,
+    sources: list[int],
+    search: dict[str, Any],
+    active: int,
+    seed: int,
+) -> None:
+    task, model = make_blockwise(seed, identity_first_head=identity, **options)
+    given = ([model], task, make_sample(task, sources, seed), how)
+    search = {**search, "active_sentences": active}
+    check(*given, expected=step_by_step(*given, **search)[0], **search)
+
+
+@pytest.mark.parametrize("identity", [True, False])
+def test_heads_guess_right_in_the_kernels(identity: bool) -> None:
+    """Or equal iterations would say little."""
+    task, model = make_blockwise(3, 9, identity_first_head=identity)
+    sample = make_sample(task, [0, 1, 33, 7])
+    expected = fairseq_greedy([model], task, sample, max_len_b=30)
+    stats = check([model], task, sample, Options("blockwise"), expected=expected, max_len_b=30)
+    assert emitted_per_iteration(stats) > 1.3
+
+
 def test_some_are_accepted_that_are_not_the_best() -> None:
     """Or the test above would say nothing."""
     task = make_task(40)
@@ -293,12 +336,19 @@ def test_some_are_accepted_that_are_not_the_best() -> None:
 
 @pytest.mark.parametrize(
     "how",
-    [Options("jacobi", jacobi_pool=True), Options("gad++", 4, top_beta=3, tau=1.0, accept_score="drafter")],
+    [
+        Options("jacobi", jacobi_pool=True),
+        Options("gad++", 4, top_beta=3, tau=1.0, accept_score="drafter"),
+        Options("blockwise", min_block=2),
+        Options("blockwise", 1),
+    ],
 )
 def test_what_goes_round_the_loop_in_python(how: Options) -> None:
     task = make_task(40)
     verifier = make_transformer(task, 1)
     drafter = None
+    if how.spec.name == "blockwise":
+        task, verifier = make_blockwise(1)
     if how.spec.name == "gad++":
         drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
     with Counted() as counted:

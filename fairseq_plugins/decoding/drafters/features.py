@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
 from fairseq_plugins.decoding.drafters.path import compiled_path, draft_maker
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
@@ -20,7 +21,7 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 from fairseq_plugins.models.block_nat import BlockNat
 
 
-class FeatureDrafter:
+class FeatureDrafter(CompiledDrafter):
     """Draft `block_size` tokens with a `block_nat` of `--drafter-context features`.
 
     One pass over the last token and k - 1 masks, through a shallow stack. What stands for the prefix are keys and
@@ -33,6 +34,8 @@ class FeatureDrafter:
         engine: what it runs on.
         options: how to draft.
     """
+
+    kernel_part = "drafter"
 
     def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions | None = None) -> None:
         options = options or DraftOptions()
@@ -89,17 +92,11 @@ class FeatureDrafter:
         self.decoder.write_kv(key_value, advance.before, advance.span_before)
         self.newest = advance.last(added)
 
+    @property
+    def widest(self) -> int:
+        return self.block_size
+
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[DrafterStructure, list[Any]] | None:
-        """What the kernels need to draft and observe by themselves; None where they cannot.
-
-        Args:
-            slots: of every sentence that they may need.
-            batch: number of sentences, B.
-            verifier_width: of its states.
-
-        Returns:
-            the structure, and what must be held as long as it is used.
-        """
         stack = self.decoder.cached.stack(slots)
         if stack is None or self.path is None or self.compiled_reader is None:
             return None

@@ -300,23 +300,25 @@ class CachedDecoder:
         )
         return predicted
 
-    def stack(self, slots: int) -> tuple[StackStructure, list[Any]] | None:
+    def stack(self, slots: int, projection: NativeLinear | None = None) -> tuple[StackStructure, list[Any]] | None:
         """What the kernels need to run steps of their own making; None where they cannot.
 
         Args:
             slots: of every sentence that they may need.
+            projection: to the vocabulary, None for the decoder's own.
 
         Returns:
             the structure, and what must be held as long as it is used.
         """
         assert self.cache is not None and self.cross is not None, "call start() first"
-        if self.native_layers is None or self.native_output is None:
+        projection = projection or self.native_output
+        if self.native_layers is None or projection is None:
             return None
         if self.places is not None:
             self._select(self.places)
         self._grow(slots)
         allowed = None if self.cross_mask is None else self.cross_mask[:, 0, 0]
-        return self.native_layers.stack(self.native_output, self.cache, self.cross, allowed)
+        return self.native_layers.stack(projection, self.cache, self.cross, allowed)
 
     def best_continuations(
         self,

@@ -7,20 +7,25 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_plugins.decoding.checks import check_thresholds
+from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
+from fairseq_plugins.decoding.engine.native.build import HeadsStructure, LinearStructure
+from fairseq_plugins.decoding.engine.native.layers import NativeLinear, check
+from fairseq_plugins.decoding.engine.weights import Precision, linear
 from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import Rule, TopBeta, at_least, exact, within_distance
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.models.blockwise_transformer import BlockwiseDecoder, BlockwiseTransformer
 
 
-class BlockwiseDrafter:
+class BlockwiseDrafter(CompiledDrafter):
     """Proposals of heads 2 .. k, from the verifier's state at the last accepted token (Stern et al. 2018, section 4).
 
     Verification and the next prediction are one call of the model: its head 1 verifies the proposals, and the state
@@ -29,11 +34,16 @@ class BlockwiseDrafter:
     Args:
         model: the verifier, with its heads.
         block_size: tokens per iteration, k: at most the number of heads.
+        cached: the verifier's decoder, for compiled heads; None for none.
     """
 
-    def __init__(self, model: BlockwiseTransformer, block_size: int) -> None:
+    kernel_part = "heads"
+
+    def __init__(self, model: BlockwiseTransformer, block_size: int, cached: CachedDecoder | None = None) -> None:
         self.decoder = model.decoder
         self.block_size = block_size
+        self.compiled = None if cached is None else CompiledHeads.of(model.decoder, block_size, cached)
+        self.projection = None if self.compiled is None else self.compiled.projection
         self.proposals = torch.empty(0, 0, dtype=torch.long)
         # How many of them are meant, None for all: of sentences that have just come in, none.
         self.num_proposed: Tensor | None = None
@@ -61,9 +71,70 @@ class BlockwiseDrafter:
         self.proposals = self.decoder.project(states).argmax(-1)
         self.num_proposed = None
 
+    @property
+    def widest(self) -> int:
+        return self.block_size - 1
+
+    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[HeadsStructure, list[Any]] | None:
+        if self.compiled is None:
+            return None
+        width = self.proposals.size(1)
+        if self.num_proposed is None:
+            self.num_proposed = self.proposals.new_full((batch,), width)
+        # Before the first call there are none.
+        self.proposals = F.pad(self.proposals, (0, self.block_size - 1 - width)).contiguous()
+        return self.compiled.structure(self.proposals, self.num_proposed), [self.compiled]
+
     def select_rows(self, rows: Tensor) -> None:
         self.proposals = self.proposals.index_select(0, rows)
         self.num_proposed = None if self.num_proposed is None else self.num_proposed.index_select(0, rows)
+
+
+@dataclass(frozen=True)
+class CompiledHeads:
+    """The layers of the heads for the kernels.
+
+    Attributes:
+        expand: what all heads read of a state.
+        first: what head 1 adds to the state, None where it is the state itself.
+        others: the same of heads 2 .. k.
+        projection: to the vocabulary.
+    """
+
+    expand: NativeLinear
+    first: NativeLinear | None
+    others: NativeLinear
+    projection: NativeLinear
+
+    @classmethod
+    def of(cls, decoder: BlockwiseDecoder, block_size: int, cached: CachedDecoder) -> "CompiledHeads | None":
+        """The heads 1 .. k of a decoder; None where the kernels cannot run them."""
+        kernels, output, width = cached.engine.kernels, decoder.output_projection, decoder.output_embed_dim
+        expand, shrink = linear(decoder.head_expand), linear(decoder.head_shrink)
+        is_plain = decoder.project_out_dim is None and isinstance(output, nn.Linear) and block_size > 1
+        is_rounded = cached.engine.precision is not Precision.FP32
+        if kernels is None or not is_plain or is_rounded or not kernels.can_run(expand):
+            return None
+
+        def heads(first: int, last: int) -> NativeLinear:
+            rows = slice((first - 1) * width, last * width)
+            return kernels.compiled_linear((shrink[0][rows], shrink[1][rows]))
+
+        return cls(
+            kernels.compiled_linear(expand),
+            None if decoder.identity_first_head else heads(1, 1),
+            heads(2, block_size),
+            cached.native_output or kernels.compiled_linear(linear(output)),
+        )
+
+    def structure(self, proposals: Tensor, num_proposed: Tensor) -> HeadsStructure:
+        """For proposals [B, k - 1], of which so many [B] are meant."""
+        check("proposals", proposals, (len(num_proposed), proposals.size(1)), torch.long)
+        check("numbers of proposals", num_proposed, (len(proposals),), torch.long)
+        first = LinearStructure() if self.first is None else self.first.structure
+        return HeadsStructure(
+            self.expand.structure, first, self.others.structure, proposals.data_ptr(), num_proposed.data_ptr()
+        )
 
 
 @dataclass(frozen=True)
@@ -139,8 +210,9 @@ def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
 
 
 def _build(parts: Parts, options: BlockwiseOptions) -> Method:
-    heads = BlockwiseDrafter(parts.models[0], options.block_size or parts.models[0].decoder.heads)
     verifier = Verifier(parts.models, parts.engine, parts.temperature)
+    block_size = options.block_size or parts.models[0].decoder.heads
+    heads = BlockwiseDrafter(parts.models[0], block_size, verifier.decoders[0])
     return Method(verifier, heads, GreedySearch(_rule(options, parts.target)))
 
 

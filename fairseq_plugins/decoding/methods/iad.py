@@ -9,6 +9,7 @@ from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
 from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.drafters.trained import (
     TrainedDrafterOptions,
     check_draft_vocabulary,
@@ -29,7 +30,7 @@ from fairseq_plugins.errors import ConfigurationError
 _BEGIN = 1 << 40  # stands for the beginning of source and output, which no dictionary symbol equals
 
 
-class SourceCopyDrafter:
+class SourceCopyDrafter(CompiledDrafter):
     """Copy the source after the position that a suffix of the output matches uniquely (Aggressive Decoding, Alg. 1).
 
     The first draft is the whole source, as if the beginnings of both matched. Where nothing matches, nothing is
@@ -41,6 +42,8 @@ class SourceCopyDrafter:
             matches instead of a unique one.
         fallback: beyond the paper: who drafts where nothing matches.
     """
+
+    kernel_part = "copier"
 
     def __init__(self, pad: int, recent: bool = False, fallback: Drafter | None = None) -> None:
         self.pad = pad
@@ -81,8 +84,11 @@ class SourceCopyDrafter:
         if self.fallback is not None:
             self.fallback.observe(advance)
 
-    def structure(self) -> tuple[CopierStructure, list[Tensor]] | None:
-        """What the kernels need to copy by themselves, and what must be held meanwhile; None where they cannot."""
+    @property
+    def widest(self) -> int:
+        return self.source.size(1)
+
+    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[CopierStructure, list[Tensor]] | None:
         if self.recent or self.fallback is not None:
             return None
         text = self.source.contiguous()

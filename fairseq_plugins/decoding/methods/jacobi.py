@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
+from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.native.build import GuesserStructure
 from fairseq_plugins.decoding.engine.rows import cat_padded
@@ -25,7 +26,7 @@ DEFAULT_LENGTH = 50
 _WINDOW_RATIO = 1.5
 
 
-class JacobiDrafter:
+class JacobiDrafter(CompiledDrafter):
     """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
 
     Accepting the longest prefix that equals the verifier's argmax freezes what has converged (stopping condition,
@@ -41,6 +42,8 @@ class JacobiDrafter:
         pool: beyond the paper: remember what the verifier said after which token, right or not, and draft that; how
             many tokens there are (the size of the dictionary), 0 for no pool.
     """
+
+    kernel_part = "guesser"
 
     def __init__(
         self, pad: int, block_size: int | None, length: int | None, initial: int | None, pool: int = 0
@@ -110,11 +113,11 @@ class JacobiDrafter:
         following = advance.num_emitted[:, None] + columns[:-1]
         self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
 
-    def structure(self) -> tuple[GuesserStructure, list[Tensor]] | None:
-        """What the kernels need to guess by themselves, and what must be held meanwhile; None where they cannot.
+    @property
+    def widest(self) -> int:
+        return self.block - 1
 
-        They write to `tail` what `observe` would.
-        """
+    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[GuesserStructure, list[Tensor]] | None:
         if self.pool_size:
             return None
         first = self.first_guess.contiguous()

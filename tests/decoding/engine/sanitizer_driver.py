@@ -41,6 +41,7 @@ from tests.decoding.engine.random_steps import (
     random_step,
     step_in_pytorch,
 )
+from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.support import (
     Options,
     all_ids,
@@ -189,6 +190,7 @@ class Loops:
         self.verifier = make_transformer(self.task, 3, decoder_layers=2)
         options = {"drafter_context": "features", "transition_rank": 4, "transition_state": 5}
         self.drafter = make_drafter(self.task, 4, block_size=9, verifier=self.verifier, **options)
+        self.blockwise = [make_blockwise(5, 30, identity_first_head=identity)[1] for identity in (True, False)]
 
     def run(self, choose: random.Random) -> None:
         """Decode a random batch."""
@@ -204,6 +206,7 @@ class Loops:
         beta, tau = choose.choice([1, 30]), choose.choice([0.1, 50.0])
         relaxed = Options("gad++", choose.choice([1, 9]), top_beta=beta, tau=tau)
         decode([self.verifier], self.task, sample, relaxed, self.drafter, **search)
+        decode([choose.choice(self.blockwise)], self.task, sample, Options("blockwise", choose.choice([2, 4])), **search)
 
 
 def random_transition(vocabulary: int, rank: int, width: int, state: int) -> TransitionScores:

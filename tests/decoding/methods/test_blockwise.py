@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.decoding import generator
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
@@ -103,6 +104,7 @@ def test_one_model_call_an_iteration(monkeypatch: pytest.MonkeyPatch, minimum: i
         return verify(self, *arguments)
 
     monkeypatch.setattr(Verifier, "verify", spy)
+    monkeypatch.setattr(generator, "_in_one_call", lambda method: None)
     task, model = make_blockwise(1)
     sample = make_sample(task, [6], 1)
     drafted, stats = decode([model], task, sample, Options("blockwise", min_block=minimum), max_len_b=20, min_len=20)

@@ -180,6 +180,13 @@ class GuesserStructure(ctypes.Structure):
     ]
 
 
+class HeadsStructure(ctypes.Structure):
+    _fields_ = [
+        *[(name, LinearStructure) for name in ("expand", "first", "others")],
+        *[(name, ctypes.c_void_p) for name in ("proposals", "proposed")],
+    ]
+
+
 class RelaxedStructure(ctypes.Structure):
     _fields_ = [("beta", ctypes.c_int64), ("tau", ctypes.c_float)]
 
@@ -188,7 +195,7 @@ class DecodingStructure(ctypes.Structure):
     _fields_ = [
         ("verifier", StackStructure),
         ("limits", LimitsStructure),
-        *[(name, ctypes.c_void_p) for name in ("drafter", "copier", "guesser", "adaptive", "relaxed")],
+        *[(name, ctypes.c_void_p) for name in ("drafter", "copier", "guesser", "heads", "adaptive", "relaxed")],
         *[(name, ctypes.c_int64) for name in ("batch", "columns")],
         *[(name, ctypes.c_void_p) for name in ("tokens", "log_probs", "lengths", "finished")],
         ("budget", ctypes.c_int64),

@@ -58,6 +58,15 @@ struct Guesser {
     int64_t* tail;         // [B][block], better guesses of the next positions, below 0 where there is none
 };
 
+// Heads on the verifier's states, see ../../methods/blockwise.py: the first one verifies, the others draft.
+struct Heads {
+    Linear expand;       // D to what all heads read
+    Linear first;        // that to what the first head adds to a state; its weight null where it is the state itself
+    Linear others;       // the same of the other heads, of which there are outputs / D
+    int64_t* proposals;  // [B][heads - 1], the next draft
+    int64_t* proposed;   // [B], how many of them are meant
+};
+
 // Which drafted tokens stand beside the best one: see `TopBeta` in ../../search/rules.py.
 struct Relaxed {
     int64_t beta;
@@ -67,9 +76,10 @@ struct Relaxed {
 struct Decoding {
     Stack verifier;
     Limits limits;
-    const Drafter* drafter;  // one of these three, or none of them
+    const Drafter* drafter;  // one of these four, or none of them
     const Copier* copier;
     const Guesser* guesser;
+    const Heads* heads;
     Adaptive* adaptive;      // null where all drafted tokens are verified
     const Relaxed* relaxed;  // null where only the best token stands
     int64_t batch, columns;  // sentences, and columns of tokens
@@ -152,6 +162,14 @@ struct Step {
     }
 };
 
+// How many tokens a draft may have.
+int64_t width_of_drafts(const Decoding& all) {
+    if (all.drafter) return all.drafter->block_size;
+    if (all.copier) return all.copier->width;
+    if (all.guesser) return all.guesser->block - 1;
+    return all.heads ? all.heads->others.outputs / all.verifier.dim : 0;
+}
+
 // What one thread does for the sentences `first`, `first` + `step` and so on, before `last`.
 class Part {
 public:
@@ -169,10 +187,12 @@ public:
         if (drafter && !draft()) return fail();
         if (all.copier) copy();
         if (all.guesser) guess();
+        if (all.heads) propose();
         if (!verify()) return fail();
         accept(emitted);
         if (drafter) observe();
         if (all.guesser) remember();
+        if (all.heads) ask_heads();
         for (size_t index = 0; index < active.size(); ++index) all.lengths[active[index]] += gained[index];
         const auto is_over = [&](int64_t b) { return all.finished[b] != 0; };
         const auto rest = std::remove_if(active.begin(), active.end(), is_over);
@@ -199,10 +219,7 @@ private:
         return false;
     }
 
-    int64_t wanted_width() const {
-        if (all.guesser) return all.guesser->block - 1;
-        return drafter ? drafter->block_size : all.copier ? all.copier->width : 0;
-    }
+    int64_t wanted_width() const { return width_of_drafts(all); }
 
     // Whether the caches, and the table of what masks are fed, are long enough for all that an iteration can write.
     bool has_room() const {
@@ -318,6 +335,46 @@ private:
         }
     }
 
+    // What the heads said after the last iteration.
+    void propose() {
+        drafted_width = wanted_width();
+        drafted.clear();
+        chosen.clear();
+        for (const int64_t b : active) {
+            const int64_t* from = all.heads->proposals + b * drafted_width;
+            chosen.insert(chosen.end(), from, from + drafted_width);
+            drafted.push_back(all.heads->proposed[b]);
+        }
+    }
+
+    // The other heads say what comes next, from the states that the last tokens were chosen from.
+    void ask_heads() {
+        const Heads& heads = *all.heads;
+        const int64_t dim = all.verifier.dim, count = active.size(), width = wanted_width();
+        const int64_t vocabulary = all.verifier.projection->outputs;
+        features.clear();
+        for (size_t index = 0; index < active.size(); ++index) {
+            const float* from = verifying.x.data() + (begins[index] + gained[index] - 1) * dim;
+            features.insert(features.end(), from, from + dim);
+        }
+        read.resize(count * heads.expand.outputs);
+        linear(heads.expand, features.data(), count, read.data(), RELU);
+        projected.resize(count * width * dim);
+        for (int64_t row = 0; row < count * width; ++row) {
+            std::copy_n(features.data() + row / width * dim, dim, projected.data() + row * dim);
+        }
+        linear(heads.others, read.data(), count, projected.data(), NONE, true);
+        scores.resize(PROJECTED_TOGETHER * vocabulary);
+        in_parts(count * width, PROJECTED_TOGETHER, [&](int64_t first, int64_t some) {
+            linear(*all.verifier.projection, projected.data() + first * dim, some, scores.data());
+            for (int64_t row = first; row < first + some; ++row) {
+                heads.proposals[active[row / width] * width + row % width] =
+                    first_best(scores.data() + (row - first) * vocabulary, vocabulary);
+            }
+        });
+        for (const int64_t b : active) heads.proposed[b] = width;
+    }
+
     static int bin_of(float log_prob) {
         return std::min(std::max(static_cast<int>(std::exp(log_prob) * BINS), 0), BINS - 1);
     }
@@ -420,6 +477,11 @@ private:
             projected.insert(projected.end(), from, from + rows_ahead(index, each) * dim);
         }
         const int64_t rows = projected.size() / dim;
+        if (all.heads && all.heads->first.weight) {
+            read.resize(rows * all.heads->expand.outputs);
+            linear(all.heads->expand, projected.data(), rows, read.data(), RELU);
+            linear(all.heads->first, read.data(), rows, projected.data(), NONE, true);
+        }
         scores.resize(rows * all.verifier.projection->outputs);
         linear(*all.verifier.projection, projected.data(), rows, scores.data());
     }
@@ -529,8 +591,7 @@ int32_t decode(const Decoding* decoding) {
         waiting += !all.finished[b];
     }
     if (waiting == 0) return 0;
-    const int64_t drafted = all.guesser ? all.guesser->block - 1 : all.copier ? all.copier->width : 0;
-    const int64_t width = 1 + (drafter ? drafter->block_size : drafted);
+    const int64_t width = 1 + width_of_drafts(all);
     const int64_t most = std::max<int64_t>({1, all.least_together, all.rows_together / width});
     const int64_t threads = threads::available();
     // Batches have the longest sentences first. Those that follow each other are decoded together, for they end together,
