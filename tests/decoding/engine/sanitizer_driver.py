@@ -206,7 +206,8 @@ class Loops:
         beta, tau = choose.choice([1, 30]), choose.choice([0.1, 50.0])
         relaxed = Options("gad++", choose.choice([1, 9]), top_beta=beta, tau=tau)
         decode([self.verifier], self.task, sample, relaxed, self.drafter, **search)
-        decode([choose.choice(self.blockwise)], self.task, sample, Options("blockwise", choose.choice([2, 4])), **search)
+        heads = Options("blockwise", choose.choice([2, 4]))
+        decode([choose.choice(self.blockwise)], self.task, sample, heads, **search)
 
 
 def random_transition(vocabulary: int, rank: int, width: int, state: int) -> TransitionScores:
