@@ -139,7 +139,7 @@ def test_nothing_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("called without --tensorboard-logdir")
 
-    for name in ("_writer", "log_sample", "LoggedStats"):
+    for name in ("_writer", "log_sample", "log_reliability", "LoggedStats"):
         monkeypatch.setattr(tensorboard, name, refuse)
     for name in ("accuracy_by_position", "reliability_counts"):
         monkeypatch.setattr(glat_loss, name, refuse)

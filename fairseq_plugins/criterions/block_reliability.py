@@ -12,7 +12,6 @@ from fairseq_plugins.decoding.reliability import Reliability
 
 # Sums of bins. fairseq shows no metric that begins with an underscore.
 _PREFIX = "_reliability_"
-ERROR = "calibration_error"
 
 
 def reliability_counts(probabilities: Tensor, correct: Tensor, blocks: Blocks, pad: int) -> dict[str, Tensor]:
@@ -42,7 +41,7 @@ def log_reliability(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
         if not found:
             return
         metrics.log_scalar_sum(_PREFIX + name, sum(found).cpu())
-    metrics.log_derived(ERROR, _error)
+    metrics.log_derived("calibration_error", _error)
 
 
 def logged_reliability(meters: Mapping[str, Any]) -> Reliability | None:
