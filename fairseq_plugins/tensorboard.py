@@ -1,9 +1,10 @@
 """TensorBoard, with fairseq's own `--tensorboard-logdir`: what training and decoding have to show besides scalars.
 
 fairseq itself logs every metric of training and validation, ours included: glancing_ratio, glancing_accuracy,
-accuracy, mean_accepted_tokens, and the accuracy at positions of the block, which is counted only with the option
-(criterions/block_accuracy.py). Added here are how one validation sentence is drafted and verified, and the statistics
-of decoding runs. Without the option nothing of this runs.
+accuracy, mean_accepted_tokens, and what is counted only with the option: the accuracy at positions of the block
+(criterions/block_accuracy.py), and how far the drafter's probabilities are off (criterions/block_reliability.py). Added
+here are how one validation sentence is drafted and verified, the reliability diagram, and the statistics of decoding
+runs. Without the option nothing of this runs.
 """
 
 import html
@@ -11,18 +12,24 @@ import os
 import re
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
+from io import BytesIO
 from typing import Any
 
+import numpy
 import torch
 from fairseq import utils
 
+from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodOptions, MethodSpec
+from fairseq_plugins.decoding.reliability import HEADERS, Reliability
 from fairseq_plugins.decoding.state import Advance
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.pages.figures import reliability_diagram
 
 SAMPLES = "samples"
-"""Folder of the text samples. fairseq writes to train, train_inner and valid, and TensorBoard wants one writer each."""
+"""Folder of texts and figures. fairseq has train, train_inner and valid, and TensorBoard wants one writer each."""
 
 
 def logdir(cfg: Any) -> str | None:
@@ -118,6 +125,34 @@ def _escaped(text: str) -> str:
 def _is_first_worker() -> bool:
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+# --------------------------------------------------------------------------------------- the drafter's confidence
+
+
+def log_reliability(cfg: Any, reliability: Reliability | None, step: int) -> None:
+    """Log the reliability diagram of a validation as a table of bins, and as a figure where matplotlib is installed.
+
+    Args:
+        cfg: the task's settings.
+        reliability: of the drafter in training; None, of another model, logs nothing.
+        step: number of updates so far.
+    """
+    folder = logdir(cfg)
+    if folder is None or reliability is None or not reliability.total or not _is_first_worker():
+        return
+    writer = _writer(os.path.join(folder, SAMPLES))
+    bins = table(reliability.rows(), HEADERS, "pipe")
+    summary = f"{reliability.total:,} tokens, expected calibration error {reliability.error:.3f}"
+    if find_spec("matplotlib") is None:
+        summary += "; the figure needs matplotlib: pip install '.[reports]'"
+    else:
+        from PIL import Image
+
+        figure = Image.open(BytesIO(reliability_diagram({f"{step} updates": reliability}))).convert("RGB")
+        writer.add_image("reliability_diagram", numpy.asarray(figure), step, dataformats="HWC")
+    writer.add_text("reliability", f"{bins}\n\n{summary}", step)
+    writer.flush()
 
 
 # --------------------------------------------------------------------------------------------- decoding runs

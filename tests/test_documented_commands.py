@@ -131,6 +131,28 @@ def test_drafter_for_a_stock_verifier_of_other_sizes(corpus: Corpus, programs: P
     assert outputs[0] == outputs[1] and len(outputs[0]) == 20
 
 
+CAPTIONS = ["A group of men are loading cotton onto a truck", "A man sleeping in a green room on a couch.", "Two dogs."]
+
+
+@pytest.mark.slow
+def test_other_text_than_a_drafter_was_trained_for(programs: Path, tmp_path: Path) -> None:
+    """The commands of the table: its rows come out, and `greedy` and `gad` say the same."""
+    (tmp_path / "val.en").write_text("".join(f"{caption}\n" for caption in CAPTIONS))
+    fixed, timed, *_ = blocks("docs/drafters.md", "## On other text than it was trained for")
+    (tmp_path / "checkpoints").symlink_to(REPOSITORY / "checkpoints")
+    run_line(fixed, tmp_path, programs)
+    printed = run_line(timed.replace("for turn in 1 2 3", "for turn in 1"), tmp_path, programs)
+    sentences = {"plain": 3, "cut": 3, "lower": 3, "joined": 1}
+    expected = [rf"{text} {decoder}: {n} sentences, .* mean accepted tokens, .* sentences/s"
+                for text, n in sentences.items() for decoder in ("greedy", "gad")]  # fmt: skip
+    assert len(printed.splitlines()) == len(expected)
+    assert all(map(re.fullmatch, expected, printed.splitlines()))
+    outputs = {text: (tmp_path / f"{text}.gad").read_text() for text in sentences}
+    assert all((tmp_path / f"{text}.greedy").read_text() == output for text, output in outputs.items())
+    assert [len(output.splitlines()) for output in outputs.values()] == list(sentences.values())
+    assert (tmp_path / "cut.en").read_text() == "A group of men are\nA man sleeping in a\nTwo\n"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_make_knows_its_targets(page: str) -> None:
     for command in commands(page):

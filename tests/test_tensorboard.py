@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fairseq_plugins import tensorboard
 from fairseq_plugins.criterions import glat_loss
+from fairseq_plugins.decoding.reliability import Reliability
 from fairseq_plugins.decoding.stats import DecodingStats
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import Options, make_task, run_in_process
@@ -74,6 +76,38 @@ def test_accuracy_by_position_arrives(trained: tuple[Path, str]) -> None:
         assert all(0 <= value <= 100 for value in values.values())
 
 
+def test_reliability_arrives(trained: tuple[Path, str]) -> None:
+    """The number of every validation, with the diagram and its bins of which it can be computed."""
+    errors = scalars(read(trained[0] / "valid"), "calibration_error")
+    assert list(errors) == list(scalars(read(trained[0] / "valid"), "loss"))
+    events = read(trained[0] / tensorboard.SAMPLES)
+    tables = texts(events, "reliability")
+    pictures = events.Images("reliability_diagram")
+    assert list(tables) == [picture.step for picture in pictures] == list(errors)
+    for step, text in tables.items():
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if " to " in line]
+        tokens = [int(row[1].replace(",", "")) for row in rows]
+        off = sum(n * abs(float(row[2]) - float(row[3])) for n, row in zip(tokens, rows, strict=True))
+        assert off / sum(tokens) == pytest.approx(errors[step], abs=1.5e-3)
+        assert f"{sum(tokens):,} tokens, expected calibration error {errors[step]:.3f}" in text
+        assert all(row[0].split(" to ")[0] <= row[2] for row in rows)
+    assert all(picture.width > 500 and picture.encoded_image_string.startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_without_matplotlib_the_bins_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    cfg = make_task().cfg
+    counts = Reliability.of(torch.tensor([0.25, 0.75]), torch.tensor([False, True]))
+    tensorboard.log_reliability(cfg, counts, 3)  # no folder
+    cfg.tensorboard_logdir = str(tmp_path)
+    tensorboard.log_reliability(cfg, None, 3)
+    assert not list(tmp_path.iterdir())
+    tensorboard.log_reliability(cfg, counts, 3)
+    events = read(tmp_path / tensorboard.SAMPLES)
+    assert "2 tokens, expected calibration error 0.250; the figure needs matplotlib" in texts(events, "reliability")[3]
+    assert not events.Tags()["images"]
+
+
 def test_mean_accepted_tokens_arrives(trained: tuple[Path, str]) -> None:
     values = scalars(read(trained[0] / "valid"), "mean_accepted_tokens")
     assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
@@ -105,11 +139,12 @@ def test_nothing_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("called without --tensorboard-logdir")
 
-    for name in ("_writer", "log_sample", "LoggedStats"):
+    for name in ("_writer", "log_sample", "log_reliability", "LoggedStats"):
         monkeypatch.setattr(tensorboard, name, refuse)
-    monkeypatch.setattr(glat_loss, "accuracy_by_position", refuse)
+    for name in ("accuracy_by_position", "reliability_counts"):
+        monkeypatch.setattr(glat_loss, name, refuse)
     log = train(corpus, tmp_path)
-    assert "accuracy_at" not in log and "mean_accepted_tokens" in log
+    assert "accuracy_at" not in log and "calibration_error" not in log and "mean_accepted_tokens" in log
     run_in_process("generate", f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --cpu")
 
 

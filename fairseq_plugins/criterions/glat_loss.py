@@ -15,6 +15,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.criterions.block_accuracy import accuracies, accuracy_by_position
+from fairseq_plugins.criterions.block_reliability import log_reliability, reliability_counts
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tensorboard import logdir
 
@@ -114,8 +115,9 @@ class GlatLoss(FairseqCriterion):
             "glancing_ratio": sample["glancing_ratio"] * sample["target"].size(0),
         }
         if self.counts_positions and sample["glancing_ratio"] == 0:
-            correct = log_probs.argmax(-1) == targets
-            logging_output |= accuracy_by_position(correct, sample["blocks"], self.padding_idx)
+            highest, best = log_probs.detach().max(-1)
+            counted = (best == targets, sample["blocks"], self.padding_idx)
+            logging_output |= accuracy_by_position(*counted) | reliability_counts(highest.exp(), *counted)
         return loss, sample_size, logging_output
 
     @staticmethod
@@ -131,6 +133,7 @@ class GlatLoss(FairseqCriterion):
         metrics.log_scalar("accuracy", 100 * total["correct"] / targets, targets, round=2)
         for name, (accuracy, weight) in accuracies(logging_outputs).items():
             metrics.log_scalar(name, accuracy, weight, round=2)
+        log_reliability(logging_outputs)
         if total["glanced_total"] > 0:
             metrics.log_scalar(
                 "glancing_accuracy",

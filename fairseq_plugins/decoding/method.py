@@ -59,6 +59,7 @@ class Parts:
         engine: what everything runs on.
         temperature: fairseq's `--temperature`.
         beam: hypotheses of a sentence, for methods that keep several.
+        is_traced: a trained drafter is to say how likely its tokens are, for traces.
     """
 
     models: Sequence[nn.Module]
@@ -68,6 +69,7 @@ class Parts:
     engine: Engine
     temperature: float = 1.0
     beam: int = 1
+    is_traced: bool = False
 
 
 def _nothing(*_: Any) -> None:

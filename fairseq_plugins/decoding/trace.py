@@ -23,7 +23,7 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, Verifi
 from fairseq_plugins.errors import ConfigurationError
 
 FORMAT = "spec-dec-trace"
-VERSION = 2
+VERSION = 3
 OPTION = "--trace-file"
 
 # Every reason that a token of any method may have.
@@ -45,6 +45,8 @@ class Iteration:
         accepted: how many of the drafted tokens went into the output.
         bifurcation: index in `draft` of the first rejected token, None when all that was looked at was accepted.
         why: for each emitted token the reason: one of `REASONS`.
+        drafter_log_probs: the drafter's own, of each drafted token given those before it; None as a whole where no
+            trained drafter says them, and of a token where they are too small for a number.
     """
 
     draft: list[int]
@@ -54,6 +56,7 @@ class Iteration:
     accepted: int
     bifurcation: int | None
     why: list[str]
+    drafter_log_probs: list[float | None] | None
 
     @property
     def relaxed(self) -> list[bool]:
@@ -162,6 +165,7 @@ class TraceWriter:
         drafted = torch.cat([draft.tokens, best[:, drafted_columns:]], dim=1)
         widths = [drafted_columns] * len(emitted) if draft.num_drafted is None else draft.num_drafted.tolist()
         guessed = [False] * len(emitted) if draft.from_fallback is None else draft.from_fallback.tolist()
+        said = [None] * len(emitted) if draft.survival is None else _conditional(draft.survival).tolist()
         accepted = advance.num_accepted
         if extra == 0:
             # Without a verifier the last emitted token was drafted, too, unless fairseq's constraints forbid that one.
@@ -178,9 +182,10 @@ class TraceWriter:
             accepted.tolist(),
             emitted,
             guessed,
+            said,
             strict=True,
         )
-        for sentence, tokens, token_scores, own, own_scores, width, kept, count, is_guess in rows:
+        for sentence, tokens, token_scores, own, own_scores, width, kept, count, is_guess, its_scores in rows:
             if count == 0:
                 continue  # it had ended before
             agreed = TOP_1 if is_guess else self._spec.agreed
@@ -194,6 +199,7 @@ class TraceWriter:
                     accepted=kept,
                     bifurcation=kept if kept < min(count, width) else None,
                     why=[*why[:kept], *[self._own] * (count - kept)],
+                    drafter_log_probs=None if its_scores is None else _rounded(its_scores[:width]),
                 )
             )
 
@@ -248,6 +254,12 @@ class TracedSearch:
         advance = self.search.advance(state, draft, verification)
         self.trace.iteration(state.sentences, advance)
         return advance
+
+
+def _conditional(survival: Tensor) -> Tensor:
+    """Log-probabilities [B, K] of tokens given those before them, of `Draft.survival` [B, K]."""
+    together = survival.double().log()
+    return together.diff(dim=1, prepend=together.new_zeros(len(together), 1))
 
 
 def _rounded(scores: list[float]) -> list[float | None]:
@@ -355,6 +367,10 @@ def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
         _require_tokens(note.verifier, target_size, "verifier")
         _require(len(note.draft) == len(note.draft_log_probs), "log-probabilities do not fit the draft")
         _require(len(note.verifier) == len(note.verifier_log_probs), "log-probabilities do not fit the verifier")
+        said = note.drafter_log_probs
+        _require(said is None or len(said) == len(note.draft), "the drafter's log-probabilities do not fit the draft")
+        numbers = all(score is None or isinstance(score, int | float) for score in said or [])
+        _require(numbers, "the drafter's log-probabilities are not numbers")
         _require(0 <= len(note.verifier) - len(note.draft) <= 1, "verifier does not fit the draft")
         _require(0 <= note.accepted <= min(len(note.draft), len(note.why)), "accepted is out of range")
         _require(len(note.why) <= len(note.verifier), "more tokens than the verifier has")

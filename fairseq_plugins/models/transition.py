@@ -77,5 +77,5 @@ class TransitionScores(nn.Module):
             last = best if vocabulary is None else vocabulary[best]
             chosen.append(last)
             if with_log_probs:
-                log_probs.append(highest - together.logsumexp(1))
+                log_probs.append(highest - together.float().logsumexp(1))
         return torch.stack(chosen, dim=1), torch.stack(log_probs, dim=1) if with_log_probs else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fairseq_plugins.decoding.reliability import Reliability
 from fairseq_plugins.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -192,6 +193,31 @@ def accepted_by_position(
             axes.xaxis.get_major_locator().set_params(integer=True)
         panels[1].set_xlabel("position in the draft")
         _legend(panels[1])
+
+    return draw(paint, height=7, panels=2, dark=dark)
+
+
+def reliability_diagram(series: Mapping[str, Reliability], dark: bool = False) -> bytes:
+    """Share of right tokens over the probability that the drafter gave them, and how many tokens there are.
+
+    Args:
+        series: label -> counts, with at least one token each.
+    """
+
+    def paint(panels: Sequence["Axes"]) -> None:
+        above, below = panels
+        above.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="as likely as it says")
+        for index, (label, counts) in enumerate(series.items()):
+            said, right, _ = zip(*counts.points(), strict=True)
+            above.plot(said, right, **look(index, dark), markersize=6, label=f"{label} (error {counts.error:.3f})")
+            style, edges = look(index, dark), np.linspace(0, 1, len(counts.tokens) + 1)
+            shares = 100 * counts.tokens.numpy() / counts.total
+            if len(series) == 1:
+                below.stairs(shares, edges, fill=True, color=style["color"], alpha=0.35)
+            below.stairs(shares, edges, color=style["color"], linestyle=style["linestyle"], linewidth=1.8)
+        above.set(ylabel="share of right tokens", xlim=(0, 1), ylim=(0, 1.03))
+        below.set(xlabel="the drafter's probability", ylabel="tokens (%)", xlim=(0, 1))
+        _legend(above)
 
     return draw(paint, height=7, panels=2, dark=dark)
 

@@ -1,9 +1,13 @@
-"""What happened in a run, as numbers: speed-ups, edit ratios, emitted tokens by iteration, acceptance by position."""
+"""What happened in a run, as numbers: speed-ups, edit ratios, emitted tokens, acceptance, the drafter's reliability."""
 
 import math
 import statistics
 from collections.abc import Sequence
 
+import torch
+
+from fairseq_plugins.decoding.reliability import Reliability
+from fairseq_plugins.decoding.trace import stream_trace
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 from fairseq_plugins.pages.runs import Run
@@ -102,3 +106,32 @@ def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:
         given.append(accepted / observed)
         together.append(given[-1] * (together[-1] if together else 1.0))
     return given, together
+
+
+def drafter_reliability(run: Run) -> Reliability | None:
+    """How likely the drafter said that its tokens are, and how many of them were accepted; None without a trace.
+
+    Counted are of every draft the accepted tokens and the first rejected one, where the drafter gave a probability:
+    of what comes after it nobody knows.
+
+    Raises:
+        ConfigurationError: where the trace cannot be read, or is that of another run.
+    """
+    if run.trace is None:
+        return None
+    said: list[float] = []
+    accepted: list[bool] = []
+    for sentence in stream_trace(run.trace)[1]:
+        stats = run.sentences.get(sentence.id)
+        if stats is None or stats.emitted != [len(note.why) for note in sentence.iterations]:
+            raise ConfigurationError(
+                f"--traces {run.trace}: sentence {sentence.id} has other iterations than in {run.file}; give the "
+                "--trace-file of the same run"
+            )
+        for note in sentence.iterations:
+            looked_at = note.accepted + (note.bifurcation is not None)
+            for position, log_prob in enumerate((note.drafter_log_probs or [])[:looked_at]):
+                if log_prob is not None:
+                    said.append(math.exp(log_prob))
+                    accepted.append(position < note.accepted)
+    return Reliability.of(torch.tensor(said), torch.tensor(accepted, dtype=torch.bool))

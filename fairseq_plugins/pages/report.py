@@ -22,10 +22,12 @@ import sacrebleu
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.tables import table
+from fairseq_plugins.decoding.reliability import HEADERS
 from fairseq_plugins.metrics.texts import pick
 from fairseq_plugins.pages import figures
 from fairseq_plugins.pages.findings import (
     acceptance_by_position,
+    drafter_reliability,
     edit_ratios,
     emitted_by_iteration,
     speed_up_by_edits,
@@ -117,6 +119,7 @@ def write_up(
     report.figure("speed-up", "Histogram of speed-ups", partial(figures.speed_up_distribution, gains, what))
     _edits(report, runs, faster, sources, what)
     _acceptance(report, runs)
+    _reliability(report, runs)
     report.section("Iterations by length", "Mean iterations of sentences whose outputs are about as long.")
     lengths = {
         run.label: ([s.tokens for s in run.sentences.values()], [s.iterations for s in run.sentences.values()])
@@ -237,6 +240,34 @@ def _acceptance(report: Report, runs: Sequence[Run]) -> None:
     report.figure("accepted-by-position", alt, partial(figures.accepted_by_position, drafted))
 
 
+def _reliability(report: Report, runs: Sequence[Run]) -> None:
+    counts = {run.label: found for run in runs if (found := drafter_reliability(run)) is not None and found.total}
+    report.section(
+        "Reliability of the drafter's probabilities",
+        "How many drafted tokens are right (accepted, when all before them were) that the drafter gave such a "
+        "probability. On the diagonal it knows what it knows; below, it is too sure. The error is the expected "
+        "calibration error: how far both are apart in the bin of a token, on average.",
+    )
+    if not counts:
+        why = "needs a trace. Add `--traces` with the file of `--trace-file` of each run."
+        if any(run.trace is not None for run in runs):
+            why = "the traces have no probabilities of a trained drafter; `gad` and `gad++` write them."
+        report.lines.append(f"Left out: {why}")
+        return
+    silent = [plain(run.label) for run in runs if run.label not in counts]
+    if silent:
+        report.lines.append(f"Without probabilities of a drafter: {', '.join(silent)}.")
+    report.figure("reliability", "Reliability diagram", partial(figures.reliability_diagram, counts))
+    rows = [[plain(label), f"{found.total:,}", f"{found.error:.3f}"] for label, found in counts.items()]
+    report.lines.append(table(rows, ["run", "tokens", "expected calibration error"], "pipe"))
+    rows = [
+        [plain(label) if number == 0 else "", *row]
+        for label, found in counts.items()
+        for number, row in enumerate(found.rows())
+    ]
+    report.lines.append(table(rows, ["run", *HEADERS], "pipe"))
+
+
 def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
     report.section(
         "Quality and speed over β and τ",
@@ -255,6 +286,8 @@ def get_parser() -> argparse.ArgumentParser:
         "iterations)")
     add("--labels", nargs="+", metavar="NAME", help="names of the runs (default: names of the files)")
     add("--hypotheses", nargs="+", metavar="FILE", help="output of each run, plain or of fairseq-generate: edit ratio")
+    add("--traces", nargs="+", metavar="FILE", help="of --trace-file of each run: how reliable the drafter's "
+        "probabilities are")
     add("--source", metavar="FILE", help="source text, when the hypotheses are plain text")
     add("--references", metavar="FILE", help="reference text: BLEU (default: T- lines of generate output)")
     add("--sweep", metavar="sweep.json", help="of spec-dec-sweep: quality against speed")
@@ -264,7 +297,7 @@ def get_parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> None:
     """Parse, read, write."""
     args = get_parser().parse_args(argv)
-    runs = load_runs(args.stats, args.labels, args.hypotheses)
+    runs = load_runs(args.stats, args.labels, args.hypotheses, args.traces)
     baseline = None
     if args.baseline is not None:
         label = names_of([args.baseline])[0]

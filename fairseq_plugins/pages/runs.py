@@ -21,12 +21,14 @@ class Run:
         file: where its statistics come from.
         sentences: by number.
         hypotheses: its output, when given.
+        trace: file of its trace, when given.
     """
 
     label: str
     file: str
     sentences: dict[int, SentenceStats]
     hypotheses: Text | None = None
+    trace: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -104,18 +106,24 @@ def _read_line(file: str, number: int, line: str) -> SentenceStats:
     return sentence
 
 
-def load_runs(files: Sequence[str], labels: Sequence[str] | None, hypotheses: Sequence[str] | None) -> list[Run]:
+def load_runs(
+    files: Sequence[str],
+    labels: Sequence[str] | None,
+    hypotheses: Sequence[str] | None,
+    traces: Sequence[str] | None = None,
+) -> list[Run]:
     """Read statistics, and the outputs that go with them.
 
     Args:
         files: of `--stats-file`.
         labels: one for each, default: the names of the files.
         hypotheses: outputs, one file for each.
+        traces: of `--trace-file`, one for each.
 
     Raises:
         ConfigurationError: when the numbers of arguments do not fit, or for unfit files.
     """
-    for option, given in (("--labels", labels), ("--hypotheses", hypotheses)):
+    for option, given in (("--labels", labels), ("--hypotheses", hypotheses), ("--traces", traces)):
         if given is not None and len(given) != len(files):
             raise ConfigurationError(f"{option}: {len(given)} given for {len(files)} stats files; give one for each")
     names = list(labels) if labels is not None else names_of(files)
@@ -124,7 +132,7 @@ def load_runs(files: Sequence[str], labels: Sequence[str] | None, hypotheses: Se
         raise ConfigurationError(f"--labels {twice[0]}: given twice; give each run its own")
     runs = []
     for number, (file, name) in enumerate(zip(files, names, strict=True)):
-        run = Run(name, file, read_stats(file))
+        run = Run(name, file, read_stats(file), trace=None if traces is None else traces[number])
         if hypotheses is not None:
             run.hypotheses = read_text(hypotheses[number], "--hypotheses")
             pick(run.hypotheses, run.hypotheses.hypotheses, sorted(run.sentences), "--hypotheses")

@@ -20,6 +20,7 @@ from fairseq_plugins import tensorboard
 from fairseq_plugins.commands.files import destination
 from fairseq_plugins.commands.invalid_text import mend_lines, read_invalid_text
 from fairseq_plugins.commands.session import subset_errors
+from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.checks import check_fit, check_task_options
@@ -294,6 +295,7 @@ class SpecDecTask(TranslationTask):
     def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
         """Called by fairseq-train when a subset is validated."""
         if tensorboard.logdir(self.cfg) is not None:
+            tensorboard.log_reliability(self.cfg, logged_reliability(agg), stats["num_updates"])
             generator = self._acceptance_generator(model)
             if generator is not None:
                 tensorboard.log_sample(self, generator, stats["num_updates"])
@@ -401,6 +403,7 @@ class SpecDecTask(TranslationTask):
             getattr(args, "temperature", 1.0),
             # As fairseq does, which never chooses padding.
             min(getattr(args, "beam", 5), len(self.tgt_dict) - 1) if spec.searches_beams else 1,
+            is_traced=self.cfg.trace_file is not None,
         )
         check_fit(spec, options, parts)
         stats = tensorboard.decoding_stats(self.cfg, spec, options, is_one_run)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.drafters import Drafter, StatelessDrafter
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.engine.engine import make_engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method
@@ -70,7 +72,8 @@ def traced(
 
     def make() -> Method:
         if isinstance(method, Options):
-            return method.build([verifier], model, task)
+            # As the task does with --trace-file.
+            return method.spec.build(replace(method.parts([verifier], model, task), is_traced=True), method.options)
         if isinstance(method, Method):
             return method
         return Method(Verifier([verifier], make_engine()), method, GreedySearch())
@@ -104,6 +107,8 @@ def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGT
                 together.append(note.verifier[note.accepted])
                 their_log_probs.append(note.verifier_log_probs[note.accepted])
                 assert note.why[-1] in ("verifier", "unverified")
+            for said in note.drafter_log_probs or []:
+                assert said is not None and said <= 0
             if note.bifurcation is not None:
                 assert note.draft[note.bifurcation] != note.verifier[note.bifurcation]
         assert together == sentence.output
@@ -124,7 +129,7 @@ def test_header_holds_decoder_options_and_symbols(tmp_path: Path, task: Any, ver
     assert trace.target_symbols[EOS] == "</s>" and "w3" in trace.source_symbols
     with open(tmp_path / "t", encoding="utf-8") as file:
         header = json.loads(file.readline())
-    assert (header["format"], header["version"]) == ("spec-dec-trace", 2)
+    assert (header["format"], header["version"]) == ("spec-dec-trace", 3)
 
 
 @pytest.mark.parametrize("right", [0, 1, 3])
@@ -209,6 +214,61 @@ def test_every_drafter_has_its_reasons(
     assert_consistent(trace, hypotheses)
     assert reasons(trace) == expected
     assert drafted_tokens(trace) >= least
+
+
+class Listening(StatelessDrafter):
+    """Notes what a drafter says of the tokens that it drafts, from its scores of the whole vocabulary."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.heard: dict[int, list[list[float]]] = {}
+        for name in ("start", "append_rows", "observe", "select_rows"):
+            setattr(self, name, getattr(inner, name))
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = self.inner.draft(state)
+        if draft.tokens.size(1) > 0:
+            said = draft.log_probs.gather(2, draft.tokens[:, :, None]).squeeze(2)
+            for sentence, scores_of_tokens in zip(state.sentences, said.tolist(), strict=True):
+                self.heard.setdefault(sentence, []).append(scores_of_tokens)
+        return draft
+
+
+@pytest.mark.parametrize("transitions", [{}, {"transition_rank": 4, "transition_state": 5}], ids=["each", "path"])
+def test_what_the_drafter_says_of_its_tokens(tmp_path: Path, task: Any, verifier: Any, transitions: dict) -> None:
+    model = make_drafter(task, 1, block_size=6, **transitions)
+    if transitions:
+        torch.nn.init.normal_(model.decoder.transition.after.weight)
+    drafter = Listening(NatDrafter(model, 6, make_engine(), DraftOptions(keep_log_probs=True, with_survival=True)))
+    trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), drafter)
+    assert_consistent(trace, hypotheses)
+    for number, sentence in enumerate(trace.sentences):
+        said = [note.drafter_log_probs for note in sentence.iterations if note.draft]
+        assert len(said) > 3 and len({tuple(scores_of_tokens) for scores_of_tokens in said}) > 1
+        for found, expected in zip(said, drafter.heard[number], strict=True):
+            assert found == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (Options("gad", block_size=6), True),
+        (Options("gad", block_size=6, fixed_width=False), True),
+        (Options("gad++", block_size=6, top_beta=3, tau=1.0), True),
+        (Options("nat", block_size=6), False),
+        (Options("iad"), False),
+        (Options("gs-jacobi", block_size=4), False),
+    ],
+    ids=str,
+)
+def test_who_says_how_likely_tokens_are(
+    tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, says: bool
+) -> None:
+    model = rewriting.drafter if options.spec.needs_drafter(options.options) else None
+    trace, _ = traced(tmp_path / "t", task, rewriting.verifier, rewriting.sample, options, model)
+    drafts = [note for sentence in trace.sentences for note in sentence.iterations if note.draft]
+    assert len(drafts) > 2
+    assert all((note.drafter_log_probs is not None) == says for note in drafts)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +402,12 @@ def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callab
     return change
 
 
+def words_for_numbers(text: str) -> str:
+    """Let a drafter say words of its tokens."""
+    count = len(json.loads(text.splitlines()[1])["iterations"][0]["draft"])
+    return changed("drafter_log_probs", ["likely"] * count, note=True)(text)
+
+
 @pytest.mark.parametrize(
     ("spoil", "line", "message"),
     [
@@ -352,7 +418,7 @@ def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callab
         (lambda text: '{"id": 3, "tokens": 5}\n', 1, "not the header"),
         (lambda text: "[]\n", 1, "not the header"),
         (lambda text: text.replace("spec-dec-trace", "other-trace", 1), 1, "not the header"),
-        (changed("version", 1, line=0), 1, "version 1, read is version 2; decode again"),
+        (changed("version", 2, line=0), 1, "version 2, read is version 3; decode again"),
         (changed("target_symbols", [1, 2], line=0), 1, "symbols"),
         (lambda text: text.replace("\n", "\n{}\n", 1), 2, "not a sentence"),
         (lambda text: text.replace("\n", "\n\n", 1), 2, "not a sentence"),
@@ -366,6 +432,8 @@ def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callab
         (changed("accepted", 99, note=True), 2, "out of range"),
         (changed("bifurcation", 98, note=True), 2, "bifurcation"),
         (changed("draft_log_probs", [], note=True), 2, "log-probabilities do not fit the draft"),
+        (changed("drafter_log_probs", [-1.0], note=True), 2, "the drafter's log-probabilities do not fit the draft"),
+        (words_for_numbers, 2, "the drafter's log-probabilities are not numbers"),
     ],
 )
 def test_bad_files_are_refused_by_line(

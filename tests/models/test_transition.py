@@ -81,6 +81,22 @@ def test_a_path_is_the_best_token_after_those_before(state: int) -> None:
     assert ranks.max() >= 8
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+@torch.no_grad()
+def test_probabilities_have_digits_in_half_precision(rank: int) -> None:
+    """The logarithm of the sum over a vocabulary is rounded to 1/16 in bfloat16, by which all of them would be off."""
+    decoder = make_drafter(make_task(30), 1, transition_rank=rank).decoder.bfloat16()
+    if rank:
+        torch.nn.init.zeros_(decoder.transition.after.weight)
+    scores = torch.zeros(1, 3, 30, dtype=torch.bfloat16)
+    scores[:, :, 7] = 8 - 3 * torch.arange(3)
+    state = DecodingState(torch.tensor([[2]]), torch.zeros(1, dtype=torch.long), [0], None, torch.zeros(1, 1))
+    make_draft = draft_maker(decoder, lambda _: scores, make_engine(False), DraftOptions(with_survival=True), None)
+    survival = make_draft(torch.zeros(1, 3, 16, dtype=torch.bfloat16), state).survival
+    wanted = scores.double().softmax(2).amax(2).cumprod(1).float()
+    torch.testing.assert_close(survival, wanted, rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("attention", ["full", "prefix-causal", "features"])
 def test_training_is_shown_the_true_token_before(attention: str) -> None:
     target = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 1, 1]])

@@ -1,6 +1,7 @@
 """`spec-dec-report`: what it counts, by hand; the files it writes; and what it refuses."""
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,12 +14,14 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import report
 from fairseq_plugins.pages.findings import (
     acceptance_by_position,
+    drafter_reliability,
     edit_ratios,
     emitted_by_iteration,
     speed_up_by_edits,
     speed_ups,
 )
 from fairseq_plugins.pages.runs import Run, load_runs, read_stats
+from tests.pages.trace_samples import SPECIAL, header, note, sentence, write
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -171,6 +174,66 @@ def test_report_with_everything(runs: list[str], tmp_path: Path) -> None:
     assert "sacreBLEU" in markdown and "100.00" in markdown
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "exact &lt;b&gt;|&lt;/b&gt;" in page and "relaxed $x_1" in page
+
+
+def _traced(path: Path, probabilities: list[float | None] | None) -> str:
+    """A trace of the run "gad": drafts of three, of which all, two, none and all are accepted."""
+    sentences = []
+    for number in range(40):
+        notes = []
+        for emitted in [4, 3, 1, 4][number % 2 :]:
+            one = note([5] * 3, [5] * (emitted - 1) + [6] * (5 - emitted), emitted - 1, emitted)
+            said = None if probabilities is None else [one and math.log(one) for one in probabilities]
+            notes.append({**one, "drafter_log_probs": said})
+        length = sum(len(one["why"]) for one in notes)
+        sentences.append(sentence(number, [5, 2], [5] * length, notes))
+    symbols = [*SPECIAL, "a", "b", "c"]
+    return write(path, [header(symbols, symbols, "gad"), *sentences])
+
+
+def test_reliability_of_a_drafter(runs: list[str], tmp_path: Path) -> None:
+    file = _traced(tmp_path / "gad.trace", [0.95, 0.85, None])
+    counts = drafter_reliability(load_runs([runs[1]], None, None, [file])[0])
+    # In 60 drafts all three are accepted, in 40 the third is rejected, in 40 the first; the third has no probability.
+    assert counts.tokens[8:].tolist() == [100, 140] and counts.right[8:].tolist() == [100, 100]
+    assert counts.total == 240
+    assert drafter_reliability(load_runs([runs[1]], None, None)[0]) is None
+    arguments = [*runs[1:], "--traces", file, _traced_in_two(tmp_path / "gad++.trace")]
+    assert report.main([*arguments, "--output", str(tmp_path / "out")]) == 0
+    markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "reliability.png" in _image_names(markdown)
+    assert (tmp_path / "out" / "reliability.png").read_bytes().startswith(PNG)
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in markdown.splitlines()]
+    assert ["gad", "240", f"{(140 * (0.95 - 5 / 7) + 100 * 0.15) / 240:.3f}"] in cells
+    assert ["gad", "0.8 to 0.9", "100", "0.850", "1.000"] in cells
+    assert ["", "0.9 to 1", "140", "0.950", "0.714"] in cells
+    assert "Without probabilities of a drafter: gad++." in markdown
+
+
+def _traced_in_two(path: Path) -> str:
+    """A trace of the run "gad++", whose drafts have no probabilities."""
+    notes = [note([5] * 5, [5] * 5 + [6], 5, 6) for _ in range(2)]
+    symbols = [*SPECIAL, "a", "b", "c"]
+    return write(path, [header(symbols, symbols), *(sentence(n, [5, 2], [5] * 12, notes) for n in range(40))])
+
+
+def test_reliability_is_left_out(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        ([], "Left out: needs a trace. Add `--traces`"),
+        (["--traces", _traced(tmp_path / "silent", None)], "Left out: the traces have no probabilities of a trained"),
+    ):
+        assert report.main([runs[1], *arguments, "--output", str(tmp_path / "out")]) == 0
+        markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+        assert message in markdown and "reliability.png" not in markdown
+    other = _traced_in_two(tmp_path / "other")
+    for arguments, message in (
+        ([other], f"--traces {other}: sentence 0 has other iterations than in {runs[1]}; give the --trace-file of "),
+        ([other, other], "--traces: 2 given for 1 stats files; give one for each"),
+        ([str(tmp_path / "none")], "cannot be read (No such file or directory)"),
+    ):
+        assert report.main([runs[1], "--traces", *arguments, "--output", str(tmp_path / "no")]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_batches_are_mentioned(tmp_path: Path) -> None:

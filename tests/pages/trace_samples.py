@@ -34,6 +34,7 @@ def note(draft: list[int], verifier: list[int], accepted: int, emitted: int) -> 
         "accepted": accepted,
         "bifurcation": accepted if accepted < min(emitted, len(draft)) else None,
         "why": why + ["verifier"] * (emitted - accepted),
+        "drafter_log_probs": None,
     }
 
 

@@ -9,7 +9,9 @@ from unittest import mock
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fairseq_plugins import tensorboard
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.conftest import TINY, Corpus
 from tests.support import finish_command, run_in_process, start_command
@@ -35,22 +37,42 @@ def logged(log: str, name: str) -> dict[int, float]:
     return {int(record["num_updates"]): float(record[name]) for record in records if name in record}
 
 
-def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+def two_processes(command: str, programs: Path) -> list[Any]:
+    """Start a training in two processes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    together = [
-        "--distributed-world-size 2 --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp",
-        f"--distributed-init-method tcp://localhost:{port} --max-update {UPDATES}",
-    ]
-    processes = [
-        start_command(
-            "train",
-            options(corpus, tmp_path / "two", *together, f"--distributed-rank {rank}"),
-            programs=programs,
-        )
-        for rank in range(2)
-    ]
+    together = (
+        "--distributed-world-size 2 --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp "
+        f"--distributed-init-method tcp://localhost:{port}"
+    )
+    both = [f"{command} {together} --distributed-rank {rank}" for rank in range(2)]
+    return [start_command("train", one, programs=programs) for one in both]
+
+
+def test_reliability_is_that_of_all_processes(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+    """Both count half of the validation set, with weights that stay as they are."""
+
+    def command(folder: str) -> str:
+        logs = f"--tensorboard-logdir {tmp_path / folder}-events --lr 0 --max-update 1 --no-save"
+        return options(corpus, tmp_path / folder, logs).replace("--disable-validation", "")
+
+    def counted(folder: str) -> tuple[str, float]:
+        texts = EventAccumulator(f"{tmp_path / folder}-events/{tensorboard.SAMPLES}").Reload()
+        (event,) = texts.Tensors("reliability/text_summary")
+        (error,) = EventAccumulator(f"{tmp_path / folder}-events/valid").Reload().Scalars("calibration_error")
+        return event.tensor_proto.string_val[0].decode(), error.value
+
+    processes = two_processes(command("two"), programs)
+    run_in_process("train", command("one"))
+    two = [finish_command(process) for process in processes]
+    assert [process.returncode for process in two] == [0, 0], two[0].stderr + two[1].stderr
+    assert counted("two") == counted("one")
+    assert int(re.search(r"([\d,]+) tokens, expected", counted("one")[0])[1].replace(",", "")) > 50
+
+
+def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
+    processes = two_processes(options(corpus, tmp_path / "two", f"--max-update {UPDATES}"), programs)
 
     # fairseq seeds every process alike at every update. In one process the second batch of an update would draw on.
     train_step = SpecDecTask.train_step

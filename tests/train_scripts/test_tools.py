@@ -45,6 +45,25 @@ def test_lines_are_cleaned(tmp_path: Path) -> None:
     assert read(tmp_path / "clean") == read(tmp_path / "unpacked") == CLEAN_LINES
 
 
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("cut", ["Ein Satz, größer", "İstanbul hat viele", "a b"]),
+        ("lower", ["ein satz, größer als 5 km².", "i̇stanbul hat viele leute …", "a b c"]),
+        ("joined", ["Ein Satz, größer als 5 km². İstanbul hat viele Leute …"]),
+    ],
+)
+def test_altered_sentences(tmp_path: Path, how: str, expected: list[str]) -> None:
+    assert run("alter", write(tmp_path / "text", ODD_LINES), tmp_path / "altered", "--how", how) == 0
+    assert read(tmp_path / "altered") == expected
+
+
+def test_one_sentence_cannot_be_joined(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="too few sentences to be joined; give a text"):
+        run("alter", write(tmp_path / "text", ["a b"]), tmp_path / "altered", "--how", "joined")
+    assert not (tmp_path / "altered").exists()
+
+
 def test_pairs_that_do_not_fit_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = [("a b", "c"), ("", "d"), ("e", " "), ("f " * 5, "g " * 5), ("h", "i j k"), ("l", "m")]
     for side, language in enumerate(("en", "de")):

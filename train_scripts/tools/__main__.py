@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from train_scripts.tools import recombine, subwords, text
+from train_scripts.tools import alter, recombine, subwords, text
 from train_scripts.tools.short_table import short_table
 
 
@@ -125,6 +125,13 @@ def get_parser() -> argparse.ArgumentParser:
     add("--count", type=int, required=True, help="how many")
     add("--context", type=int, default=2, help="words that the next one is drawn after (default: 2)")
     add("--seed", type=int, default=1)
+
+    add = tool("alter", lambda a: alter.write(a.source, a.target, a.how),
+               "make a text a little unlike what models were trained on")  # fmt: skip
+    add("source", type=Path, help="the text")
+    add("target", type=Path, help="where the altered sentences go")
+    add("--how", required=True, choices=alter.WAYS, help="cut: the first half of every sentence; lower: in lower case; "
+        "joined: every two sentences as one")
 
     add = tool("apply-gpt2-bpe", lambda a: subwords.apply_gpt2(a.folder, file_pairs(a.files)),
                "cut text as GPT-2 and BART do")  # fmt: skip

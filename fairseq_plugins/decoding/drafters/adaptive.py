@@ -81,18 +81,21 @@ class Calibration:
         """Of each bin, how often its tokens are right."""
         return self.right / self.tried
 
-    def observe(self, survival: numpy.ndarray, verified: numpy.ndarray, accepted: numpy.ndarray) -> None:
+    def observe(
+        self, survival: numpy.ndarray, verified: numpy.ndarray, emitted: numpy.ndarray, accepted: numpy.ndarray
+    ) -> None:
         """Count what became of drafts.
 
         Args:
             survival: [B, K], the drafter's.
             verified: [B], how many tokens of each were verified.
-            accepted: [B], how many of these stand.
+            emitted: [B], how many tokens came of it: the accepted ones, and maybe one of the verifier's.
+            accepted: [B], how many of the verified tokens stand.
         """
         position = numpy.arange(survival.shape[1])
         right = position < accepted[:, None]
-        # After the first rejected token nothing was tried.
-        tried = (position <= accepted[:, None]) & (position < verified[:, None])
+        # After the first rejected token, and after the end of a sentence, nothing was tried.
+        tried = position < numpy.minimum(emitted, verified)[:, None]
         bins = self._bins(survival)
         self.add(numpy.bincount(bins[tried], minlength=BINS), numpy.bincount(bins[right], minlength=BINS))
 
@@ -162,9 +165,11 @@ class Policy:
         """How many [B] of the drafted tokens are worth a row, of their survival probabilities [B, K]."""
         return (self.calibration(survival) >= self.threshold(len(survival))).sum(1)
 
-    def observe(self, survival: numpy.ndarray, verified: numpy.ndarray, accepted: numpy.ndarray) -> None:
+    def observe(
+        self, survival: numpy.ndarray, verified: numpy.ndarray, emitted: numpy.ndarray, accepted: numpy.ndarray
+    ) -> None:
         """Count what became of drafts; arguments as for `Calibration.observe`."""
-        self.calibration.observe(survival, verified, accepted)
+        self.calibration.observe(survival, verified, emitted, accepted)
         self._count(1, float(accepted.mean()), float(verified.mean()))
 
     def _count(self, iterations: float, gain: float, rows: float) -> None:
@@ -241,7 +246,8 @@ class AdaptiveDrafter:
         self.verified = self.policy.worth_verifying(self.given)
         width = int(self.verified.max())
         is_ragged = self.verified.min() < width
-        return Draft(draft.tokens[:, :width], draft.tokens.new_tensor(self.verified) if is_ragged else None)
+        counts = draft.tokens.new_tensor(self.verified) if is_ragged else None
+        return Draft(draft.tokens[:, :width], counts, survival=draft.survival[:, :width])
 
     def observe(self, advance: Advance) -> None:
         if not self.drafts:
@@ -250,8 +256,8 @@ class AdaptiveDrafter:
             rows = len(advance.host_emitted) + (0 if self.verified is None else int(self.verified.sum()))
             self.policy.verify_cost.observe(rows, time.perf_counter() - self.began)
         if self.given is not None and self.verified is not None:
-            accepted = numpy.minimum(numpy.array(advance.host_emitted) - 1, self.verified)
-            self.policy.observe(self.given, self.verified, accepted)
+            emitted, accepted = numpy.array(advance.host_emitted), advance.num_accepted.cpu().numpy()
+            self.policy.observe(self.given, self.verified, emitted, accepted)
         self.inner.observe(advance)
 
     def select_rows(self, rows: Tensor) -> None:

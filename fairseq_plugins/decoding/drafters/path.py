@@ -41,7 +41,8 @@ def draft_maker(
             survival = log_probs = None
             if options.with_survival:
                 chosen = scores.gather(2, best[:, :, None]).squeeze(2)
-                survival = (chosen - scores.logsumexp(2)).cumsum(1).exp()
+                # In half precision the sum of a vocabulary has no digits left for what is likely.
+                survival = (chosen - scores.float().logsumexp(2)).cumsum(1).exp()
             if options.keep_log_probs:
                 log_probs = spread(scores, vocabulary, size).float().log_softmax(-1)
             tokens = best if vocabulary is None else vocabulary[best]

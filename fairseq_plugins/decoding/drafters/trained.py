@@ -98,7 +98,7 @@ def trained_drafter(
     model = parts.drafter
     assert model is not None
     vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
-    how = DraftOptions(reads_log_probs, adaptive, vocabulary)
+    how = DraftOptions(reads_log_probs, adaptive or parts.is_traced, vocabulary)
     # What is verified may depend on how many rows a step has.
     engine = replace(parts.engine, steady=False)
     if not (options.fp32_drafts or reads_log_probs):

@@ -16,10 +16,12 @@ from fairseq_plugins.decoding.state import DecodingState, Draft
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting, some
 from tests.support import (
     Options,
+    ScriptedDrafter,
     assert_same_output,
     decode,
     emitted_per_iteration,
     fairseq_greedy,
+    ids,
     make_drafter,
     make_sample,
     make_task,
@@ -53,7 +55,7 @@ def test_calibration_by_hand() -> None:
     survival = numpy.array([[0.95, 0.95 * 0.55, 0.95 * 0.55 * 0.55]])
     # The first token stands, the second does not, after which nothing was tried; then all three stand; then none.
     for accepted in (1, 3, 0):
-        calibration.observe(survival, numpy.array([3]), numpy.array([accepted]))
+        calibration.observe(survival, *numpy.array([[3], [accepted + 1], [accepted]]))
     memory = adaptive._MEMORY
     assert calibration.tried[9] == pytest.approx(1 + memory + memory**2)
     assert calibration.right[9] == pytest.approx(memory + memory**2)
@@ -160,6 +162,29 @@ def test_output_is_fairseqs(
     with mock.patch("fairseq_plugins.decoding.drafters.trained.Policy", Moody):
         drafted, _ = decode([verifier], task, sample, Options("gad", 12, fixed_width=False), drafter, max_len_b=30)
     assert_same_output(drafted, expected)
+
+
+class Sure(ScriptedDrafter):
+    """Says of every token that it is right in 95 of 100 cases."""
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = super().draft(state)
+        draft.survival = torch.full(draft.tokens.shape, 0.95).cumprod(1)
+        return draft
+
+
+def test_the_end_of_a_sentence_counts_as_right_where_it_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "threshold", lambda self, batch: 0.0)
+    task = make_task(40)
+    verifier = make_transformer(task, 1)
+    sample = make_sample(task, [4, 9], 1)
+    outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
+    policy = Policy()
+    policy.calibration.tried[:] = policy.calibration.right[:] = 1e-9
+    drafter = AdaptiveDrafter(Sure(lambda sentence, done, width: outputs[sentence][done:], 50), policy)
+    decode([verifier], task, sample, drafter, max_len_b=50)
+    assert policy.calibration.tried[-1] == pytest.approx(sum(map(len, outputs)))
+    assert policy.calibration.right[-1] == pytest.approx(policy.calibration.tried[-1])
 
 
 def test_its_drafts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

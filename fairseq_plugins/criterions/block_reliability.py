@@ -1,0 +1,56 @@
+"""Whether the probabilities that a drafter gives its tokens hold in validation, for TensorBoard."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from fairseq.logging import metrics
+from torch import Tensor
+
+from fairseq_plugins.data.block_masking import Blocks
+from fairseq_plugins.decoding.reliability import Reliability
+
+# Sums of bins. fairseq shows no metric that begins with an underscore.
+_PREFIX = "_reliability_"
+
+
+def reliability_counts(probabilities: Tensor, correct: Tensor, blocks: Blocks, pad: int) -> dict[str, Tensor]:
+    """Count the predictions of a block up to its first wrong one, as sums [BINS] that workers can add up.
+
+    These are the ones that a verification would come to, if the drafts began where the blocks do.
+
+    Args:
+        probabilities: [n], for every target of the blocks the probability of what was predicted.
+        correct: [n], whether it was the target.
+        blocks: fully masked blocks: with some targets revealed, n would not fit.
+        pad: padding symbol.
+    """
+    is_target = blocks.targets != pad
+    right = torch.zeros_like(is_target)
+    right[is_target] = correct
+    wrong = (~right).view(len(right), -1, blocks.block_size).long()
+    is_reached = (wrong.cumsum(2) - wrong == 0).view_as(right)[is_target]
+    counts = Reliability.of(probabilities[is_reached], correct[is_reached])
+    return {_PREFIX + name: value for name, value in vars(counts).items()}
+
+
+def log_reliability(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
+    """Log the sums of `reliability_counts`, and `calibration_error` as a number from 0 to 1."""
+    for name in Reliability.__dataclass_fields__:
+        found = [log[_PREFIX + name] for log in logging_outputs if _PREFIX + name in log]
+        if not found:
+            return
+        metrics.log_scalar_sum(_PREFIX + name, sum(found).cpu())
+    metrics.log_derived("calibration_error", _error)
+
+
+def logged_reliability(meters: Mapping[str, Any]) -> Reliability | None:
+    """What was logged to these meters of fairseq's; None where nothing was."""
+    sums = {name: meters[_PREFIX + name].sum for name in Reliability.__dataclass_fields__ if _PREFIX + name in meters}
+    # A meter that was reset has the number 0.
+    return Reliability.from_sums(sums) if sums and all(map(torch.is_tensor, sums.values())) else None
+
+
+def _error(meters: Mapping[str, Any]) -> float:
+    found = logged_reliability(meters)
+    return 0.0 if found is None else round(found.error, 4)
