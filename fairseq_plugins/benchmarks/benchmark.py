@@ -79,7 +79,10 @@ def _replay_note(setting: Setting) -> list[str]:
         return []
     drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.wanted if row.replay is not None)
     lengths, of_each = args.by_length or args.replay_lengths, args.by_length is not None
-    return [replay.describe(args.replay, args.replay_drafter, lengths, args.replay_vocabulary, drawn, of_each)]
+    block_size = setting.bench.cfg.task.block_size or replay.BLOCK_SIZE
+    return [
+        replay.describe(args.replay, args.replay_drafter, lengths, args.replay_vocabulary, block_size, drawn, of_each)
+    ]
 
 
 def _ctranslate2_version() -> str:

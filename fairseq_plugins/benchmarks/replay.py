@@ -210,19 +210,27 @@ def prepare(
 
 
 def describe(
-    shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, drawn: str, of_each: bool = False
+    shape: str,
+    drafter: str,
+    lengths: Sequence[int],
+    vocabulary: int,
+    block_size: int,
+    drawn: str,
+    of_each: bool = False,
 ) -> str:
-    """Return the note that goes with every table of replayed drafts; `drawn` names rows and their means."""
+    """Return the note that goes with every table of replayed drafts; `drawn` names rows and their means, if any."""
     said = f"{lengths[0]} to {lengths[-1]} tokens, drawn uniformly"
     if of_each:
         said = f"{', '.join(map(str, lengths))} tokens"
     kind = "of this shape" if drafter == "tokens" else "of 2 layers that reads the verifier's states"
+    models = f"Random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {said}, outputs as long."
+    if not drawn:
+        return models
     return (
-        f"REPLAYED, random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {said}, "
-        f"outputs as long. A random drafter {kind}, with the verifier's "
-        f"encoder and k = {BLOCK_SIZE}, runs at every draft, but its tokens are replaced by the verifier's own up to a "
-        "drawn position. Accepted lengths are geometric, truncated at k; mean tokens per iteration, fewer at the ends "
-        f"of sentences: {drawn} (GAD Tables 2 and 3)."
+        f"REPLAYED. {models} A random drafter {kind}, with the verifier's encoder and k = {block_size}, runs at every "
+        "draft, but its tokens are replaced by the verifier's own up to a drawn position. Accepted lengths are "
+        f"geometric, truncated at k; mean tokens per iteration, fewer at the ends of sentences: {drawn} (GAD Tables 2 "
+        "and 3)."
     )
 
 

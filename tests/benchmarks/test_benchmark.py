@@ -283,8 +283,15 @@ def test_replay_of_a_shape(
     assert rows["gad (replayed)"]["mean_accepted_tokens"] > 2
     assert rows["gad (replayed)"]["mean_accepted_tokens"] < tokens + 1
     printed = capsys.readouterr().out
-    assert "REPLAYED, random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
+    assert "REPLAYED. Random weights: Transformer-tiny, vocabulary 200, sentences of 8 to 20 tokens" in printed
+    assert "k = 25," in printed
     assert f"gad (replayed) {tokens}," in printed and "gad++ high-quality (replayed) 7.56" in printed
+
+
+def test_without_replayed_drafts_nothing_is_said_of_them() -> None:
+    drafted, alone = (replay.describe("base", "features", (8, 20), 200, 7, drawn) for drawn in ("gad (replayed) 4", ""))
+    assert "k = 7," in drafted and "gad (replayed) 4 (GAD" in drafted
+    assert alone.startswith("Random weights: Transformer-base, vocabulary 200") and "drafter" not in alone
 
 
 def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
