@@ -6,6 +6,7 @@ prefixes, temperatures, traces and profiles.
 """
 
 import ctypes
+import time
 
 import torch
 
@@ -92,12 +93,14 @@ class OneCall:
         if projection is None or verifier is None:
             return None
         limits = kernels.limits(projection.outputs, state.constraints)
+        began = time.perf_counter()
         part = None if drafter is None else drafter.structure(slots, batch, verifier[0].dim)
         if limits is None or (drafter is not None and part is None):
             return None
         counted = None
         if adaptive is not None:
             counted = adaptive.policy.structure(batch)
+            adaptive.preparation += time.perf_counter() - began
         is_trial = adaptive is not None and not adaptive.policy.is_known_to_pay(batch)
         budget = _TRIED if is_trial else ITERATIONS
         finished = torch.zeros(batch, dtype=torch.uint8)
@@ -137,7 +140,9 @@ class OneCall:
         if not emitted.any():
             raise RuntimeError("kernels: no room for an iteration")
         if adaptive is not None and counted is not None:
+            began = time.perf_counter()
             adaptive.policy.learn(counted)
             adaptive.reconsider(batch)
+            adaptive.preparation += time.perf_counter() - began
         state.host_lengths = state.lengths.tolist()
         return [[n for n in row if n > 0] for row in emitted.t().tolist()], (finished == 1).tolist(), []

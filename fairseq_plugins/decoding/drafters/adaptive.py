@@ -20,6 +20,8 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 
 # What earlier iterations count for after each new one.
 _MEMORY = 0.98
+# The same for batches, the first of which finds nothing in the processor's caches.
+_MEMORY_OF_BATCHES = 0.8
 # Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
 _PRIOR = 8.0
 # So many iterations draft before it is judged whether that pays.
@@ -128,18 +130,27 @@ class Policy:
         self.skipped, self.patience = 0, _TRY_AGAIN
         # Iterations with drafts so far.
         self.drafted = 0.0
+        # What the drafter takes for a sentence before its first draft, in seconds: a running mean.
+        self.preparation = 0.0
 
-    def _rates(self, batch: int) -> tuple[float, float]:
-        """Tokens a second that a batch promises with drafts, and without."""
+    def _rates(self, batch: int, length: int | None = None) -> tuple[float, float]:
+        """Tokens a second that a batch promises with drafts, and without; `length` as for `pays`."""
         drafting, stepping = (batch, batch) if self.together is None else [min(batch, n) for n in self.together]
         draft_fixed, draft_each = self.draft_cost.line
         fixed, each = self.verify_cost.line
         seconds = draft_fixed + draft_each * drafting + fixed + each * drafting * (1 + self.rows)
+        if length is not None:
+            seconds += drafting * self.preparation / max(1.0, length / (1 + self.gain))
         return drafting * (1 + self.gain) / seconds, stepping / (fixed + each * stepping)
 
-    def pays(self, batch: int) -> bool:
-        """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far."""
-        if self.may_pay(batch):
+    def pays(self, batch: int, length: int) -> bool:
+        """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far.
+
+        Args:
+            batch: number of sentences.
+            length: tokens that an output is expected to have: what is done once for it is little where it is long.
+        """
+        if self.may_pay(batch, length):
             self.skipped, self.patience = 0, _TRY_AGAIN
             return True
         if self.skipped >= self.patience:
@@ -148,14 +159,22 @@ class Policy:
         self.skipped += 1
         return False
 
-    def may_pay(self, batch: int) -> bool:
-        """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet."""
-        with_drafts, without = self._rates(batch)
+    def may_pay(self, batch: int, length: int | None = None) -> bool:
+        """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet.
+
+        Without a length (see `pays`) what is done once for a sentence has been done.
+        """
+        with_drafts, without = self._rates(batch, length)
         return self.drafted < _EXPLORED or with_drafts >= without
 
     def is_known_to_pay(self, batch: int) -> bool:
         """Whether drafting for a batch of so many sentences has been worth its time."""
         return self.drafted >= _EXPLORED and self.may_pay(batch)
+
+    def prepared(self, batch: int, seconds: float) -> None:
+        """Count what drafting for so many sentences took besides drafts."""
+        memory = _MEMORY_OF_BATCHES if self.preparation else 0.0
+        self.preparation = memory * self.preparation + (1 - memory) * seconds / batch
 
     def threshold(self, batch: int) -> float:
         """The least survival probability that is worth a row: what its time would bring elsewhere (Dinkelbach 1967)."""
@@ -206,19 +225,27 @@ class AdaptiveDrafter:
     def __init__(self, inner: Drafter, policy: Policy) -> None:
         self.inner = inner
         self.policy = policy
-        # Whether this batch is drafted for.
+        # Whether this batch is drafted for; its sentences, and what that took besides drafts, in seconds.
         self.drafts = True
+        self.batch, self.preparation = 0, 0.0
         self.given: numpy.ndarray | None = None  # survival of the last draft
         self.verified: numpy.ndarray | None = None
         # When the verification of that draft began.
         self.began: float | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.drafts = self.policy.pays(len(sample["net_input"]["src_tokens"]))
+        if self.batch:
+            self.policy.prepared(self.batch, self.preparation)
+        began = time.perf_counter()
+        # Outputs are about as long as their sources.
+        batch, length = sample["net_input"]["src_tokens"].shape
+        self.drafts = self.policy.pays(batch, length)
         # The first draft may be another's: that of --prefix-size.
         self.given = self.verified = self.began = None
+        self.batch = batch if self.drafts else 0
         if self.drafts:
             self.inner.start(sample, encoder_out)
+            self.preparation = time.perf_counter() - began
 
     def reconsider(self, batch: int) -> None:
         """Draft no more for the batch in hand, where a trial has shown that this does not pay."""

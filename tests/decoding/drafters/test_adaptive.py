@@ -96,6 +96,20 @@ def test_rows_are_verified_as_far_as_they_pay() -> None:
         assert widths(AdaptiveDrafter(Fixed([sure, unsure]), policy), 2) == expected
 
 
+def test_what_is_done_once_for_a_sentence_counts() -> None:
+    """The more the shorter its output, and nothing when it has been done."""
+    policy = Policy()
+    policy.drafted = 1000.0
+    policy.gain, policy.rows = 3.0, 3.0
+    policy.verify_cost.guess = policy.draft_cost.guess = (1.0, 0.01)
+    assert policy.may_pay(1, 20) and policy.may_pay(1)
+    policy.prepared(1, 20.0)
+    assert not policy.may_pay(1, 20) and policy.may_pay(1, 200) and policy.may_pay(1)
+    for _ in range(20):
+        policy.prepared(4, 4.0)
+    assert policy.preparation == pytest.approx(1.0, rel=0.3) and policy.may_pay(1, 20)
+
+
 def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
     policy = Policy()
     policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
@@ -149,7 +163,7 @@ def test_output_is_fairseqs(
     class Moody(Policy):
         """Decides by chance, not by times."""
 
-        def pays(self, batch: int) -> bool:
+        def pays(self, batch: int, length: int) -> bool:
             return next(turn)[0]
 
         def threshold(self, batch: int) -> float:
@@ -188,7 +202,7 @@ def test_the_end_of_a_sentence_counts_as_right_where_it_was_drafted(monkeypatch:
 
 
 def test_its_drafts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Policy, "pays", lambda self, batch: True)
+    monkeypatch.setattr(Policy, "pays", lambda self, batch, length: True)
     monkeypatch.setattr(Policy, "threshold", lambda self, batch: 0.0)
     task = make_task(9)
     verifier = make_transformer(task, 1)
