@@ -448,6 +448,8 @@ def run_in_process(
     if command in ("generate", "validate"):
         # By default they start a process that reads the data: starting and ending it takes seconds.
         argv[1:1] = ["--num-workers", "0"]
+    # What was there before stays: collecting garbage at the end need not look at it.
+    gc.freeze()
     out, err = io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(err)
     root = logging.getLogger()
