@@ -37,9 +37,10 @@ from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
-from tests import quick_options
+from tests import quick_options, quick_seeds
 
 quick_options.install()
+quick_seeds.install()
 
 
 def make_dictionary(size: int) -> Dictionary:

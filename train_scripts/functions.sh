@@ -39,7 +39,7 @@ on_exit() {
 lock() {
     command -v flock >/dev/null || return 0
     exec 9>"$1"
-    flock --wait 5 9 || die "another run is writing to $(dirname "$1"); wait for it or end it first"
+    flock --wait "${LOCK_SECONDS:-5}" 9 || die "another run is writing to $(dirname "$1"); wait for it or end it first"
 }
 
 # stage OUTPUT MESSAGE COMMAND...: run COMMAND, which has to make OUTPUT, unless it is there already.
