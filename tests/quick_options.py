@@ -103,8 +103,9 @@ def _quickly(loader: ConfigLoaderImpl, config_name: str, overrides: list[str], *
             del config["hydra"]
         _defaults[config_name, *names] = kept = (registered, _Kept(config))
     config = kept[1].copy()
-    rest = [override for override in parsed if override not in groups and not _is_so_already(config, override)]
-    ConfigLoaderImpl._apply_overrides_to_config(rest, config)
+    for override in parsed:
+        if override not in groups and not _is_so_already(config, override):
+            ConfigLoaderImpl._apply_overrides_to_config([override], config)
     return config
 
 

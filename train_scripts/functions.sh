@@ -35,7 +35,8 @@ on_exit() {
     exit "$status"
 }
 
-# lock FILE: let no second run write to the same places. Children inherit the lock, so it also finds a run that was orphaned.
+# lock FILE: let no second run write to the same places; LOCK_SECONDS for one that is just ending. Children inherit the lock, so it
+# also finds a run that was orphaned.
 lock() {
     command -v flock >/dev/null || return 0
     exec 9>"$1"
