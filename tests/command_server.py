@@ -97,7 +97,7 @@ def serve(path: str, owner: int) -> None:
     """Accept commands until the owner has ended."""
     from torch.utils.data import _utils
 
-    from tests import quick_options
+    from tests import quick_options, quick_seeds
 
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
@@ -105,6 +105,7 @@ def serve(path: str, owner: int) -> None:
     for name in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         importlib.import_module(name)
     quick_options.install()
+    quick_seeds.install()
     _read_options()
     # Processes that read data look for new work, and for their end, every five seconds.
     for module in (_utils, _utils.worker):

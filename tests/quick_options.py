@@ -1,14 +1,17 @@
 """Hydra's part in fairseq's options, kept from one command to the next: it takes most of a second of every command.
 
 fairseq hands all its options to Hydra, which parses each of them by a grammar and puts together groups of defaults.
-Here texts that were parsed are kept, and so are the defaults of groups that were chosen; options are then set on a copy
-by Hydra itself. What comes out is the same: tests/test_quick_options.py.
+Here texts that were parsed are kept, and so are the defaults of groups that were chosen; options that differ from them
+are then set on a copy by Hydra itself. Plain values get into a config and out of it without OmegaConf's search for what
+else they might be. What comes out is the same: tests/test_quick_options.py.
 """
 
-import copy
 import inspect
+import io
+import pickle
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -18,14 +21,45 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, open_dict
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import AnyNode, DictConfig, ValueNode, open_dict
+from omegaconf import omegaconf as omegaconf_module
+from omegaconf.base import Metadata
 
 _initialize = sys.modules["hydra.initialize"]
 _find_caller = _initialize.detect_calling_file_or_module_from_stack_frame
 _compose = ConfigLoaderImpl._load_configuration_impl
+_node_wrap = omegaconf_module._node_wrap
+_set_value = DictConfig._set_value_impl
+_get = DictConfig._get_impl
 _texts: dict[str, Override] = {}
-_defaults: dict[tuple[str, ...], tuple[list[Any], DictConfig]] = {}
+# Which classes stood for the groups that were chosen, and the defaults.
+_defaults: dict[tuple[str, ...], tuple[list[Any], "_Kept"]] = {}
+
+
+class _Kept:
+    """A config, pickled: to copy it takes ten times as long. Classes, some of them without a name, stay as they are."""
+
+    def __init__(self, config: DictConfig) -> None:
+        classes: dict[str, type] = {}
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, found: Any) -> str | None:
+                if not isinstance(found, type):
+                    return None
+                classes[str(id(found))] = found
+                return str(id(found))
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, number: str) -> type:
+                return classes[number]
+
+        file = io.BytesIO()
+        Pickler(file).dump(config)
+        self.pickled, self.unpickler = file.getvalue(), Unpickler
+
+    def copy(self) -> DictConfig:
+        return self.unpickler(io.BytesIO(self.pickled)).load()
 
 
 def _parsed(text: str) -> Override:
@@ -40,6 +74,22 @@ def _registered(groups: list[Override]) -> list[Any]:
     return [store.get(group.key_or_group, {}).get(f"{group.value()}.yaml") for group in groups]
 
 
+def _is_so_already(config: DictConfig, override: Override) -> bool:
+    """Whether an option is set to the plain value that it has."""
+    if override.type != OverrideType.CHANGE or override.package is not None:
+        return False
+    node: Any = config
+    for name in override.key_or_group.split("."):
+        content = node.__dict__.get("_content")
+        if not isinstance(node, DictConfig) or not isinstance(content, dict) or name not in content:
+            return False
+        node = content[name]
+    if not isinstance(node, ValueNode):
+        return False
+    value, old = override.value(), node._value()
+    return type(value) is type(old) and value == old
+
+
 def _quickly(loader: ConfigLoaderImpl, config_name: str, overrides: list[str], **how: Any) -> DictConfig:
     """As Hydra composes them, without its own settings."""
     parsed = [_parsed(text) for text in overrides]
@@ -51,22 +101,83 @@ def _quickly(loader: ConfigLoaderImpl, config_name: str, overrides: list[str], *
         config = _compose(loader, config_name=config_name, overrides=list(names), **how)
         with open_dict(config):
             del config["hydra"]
-        _defaults[config_name, *names] = kept = (registered, config)
-    config = copy.deepcopy(kept[1])
-    ConfigLoaderImpl._apply_overrides_to_config([override for override in parsed if override not in groups], config)
+        _defaults[config_name, *names] = kept = (registered, _Kept(config))
+    config = kept[1].copy()
+    for override in parsed:
+        if override not in groups and not _is_so_already(config, override):
+            ConfigLoaderImpl._apply_overrides_to_config([override], config)
     return config
 
 
+class _Frames:
+    """As `inspect.stack` tells of frames, of one when it is asked for: to look for the source of all takes long."""
+
+    def __init__(self) -> None:
+        self.innermost = sys._getframe(1)
+
+    def __getitem__(self, depth: int) -> inspect.FrameInfo:
+        frame: FrameType | None = self.innermost
+        for _ in range(depth):
+            assert frame is not None
+            frame = frame.f_back
+        assert frame is not None
+        code = frame.f_code
+        return inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None)
+
+
 def _caller(depth: int) -> tuple[str | None, str | None]:
-    """As Hydra finds it, without looking for the source of all frames."""
-    with mock.patch.object(inspect, "stack", lambda: inspect.getouterframes(sys._getframe(1), 0)):
+    """As Hydra finds it."""
+    with mock.patch.object(inspect, "stack", _Frames):
         return _find_caller(depth + 1)
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether it is no container and cannot stand for anything else: "${...}" and "???" do."""
+    return value is None or type(value) in (bool, int, float) or type(value) is str and "$" not in value != "???"
+
+
+def _quick_node(parent: Any, is_optional: bool, value: Any, key: Any, ref_type: Any = Any) -> Any:
+    """As OmegaConf wraps the values of a config."""
+    if ref_type is not Any or not _is_plain(value):
+        return _node_wrap(parent, is_optional, value, key, ref_type)
+    node = AnyNode.__new__(AnyNode)
+    metadata = Metadata(ref_type=Any, object_type=None, optional=True, key=key)
+    node.__dict__.update(_metadata=metadata, _parent=parent, _flags_cache=None, _val=value)
+    return node
+
+
+def _quick_content(config: DictConfig, value: Any, flags: dict[str, bool] | None = None) -> None:
+    """As OmegaConf fills a config with the items of a dictionary."""
+    metadata = config._metadata
+    untyped = metadata.ref_type is metadata.key_type is metadata.element_type is Any
+    simple = (dict, list)
+    if (
+        type(value) is not dict
+        or not untyped
+        or not all(type(name) is str and (type(item) in simple or _is_plain(item)) for name, item in value.items())
+    ):
+        return _set_value(config, value, flags)
+    config._validate_set(key=None, value=value)
+    config.__dict__["_content"] = {name: _quick_node(config, True, item, name) for name, item in value.items()}
+    metadata.object_type = dict
+
+
+def _quick_get(config: DictConfig, key: Any, *more: Any, **how: Any) -> Any:
+    """As OmegaConf reads the value of a key."""
+    content = config.__dict__["_content"]
+    node = content.get(key) if type(content) is dict and type(key) is str else None
+    if isinstance(node, ValueNode) and _is_plain(node._value()):
+        return node._value()
+    return _get(config, key, *more, **how)
+
+
 def install() -> None:
-    """Let Hydra compose so in this process, and in those that it forks."""
+    """Let Hydra and OmegaConf compose so in this process, and in those that it forks."""
     ConfigLoaderImpl._load_configuration_impl = _quickly
     _initialize.detect_calling_file_or_module_from_stack_frame = _caller
+    omegaconf_module._node_wrap = _quick_node
+    DictConfig._set_value_impl = _quick_content
+    DictConfig._get_impl = _quick_get
 
 
 def worked_out() -> list[str | list[str]]:

@@ -37,9 +37,10 @@ from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
-from tests import quick_options
+from tests import quick_options, quick_seeds
 
 quick_options.install()
+quick_seeds.install()
 
 
 def make_dictionary(size: int) -> Dictionary:
@@ -448,6 +449,8 @@ def run_in_process(
     if command in ("generate", "validate"):
         # By default they start a process that reads the data: starting and ending it takes seconds.
         argv[1:1] = ["--num-workers", "0"]
+    # What was there before stays: collecting garbage at the end need not look at it.
+    gc.freeze()
     out, err = io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(err)
     root = logging.getLogger()

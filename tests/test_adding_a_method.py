@@ -125,7 +125,7 @@ for width in "06":
 def test_command_line_of_a_package_with_one_more_file(tmp_path: Path) -> None:
     """As a user adds it: no other file knows of it, and decoder and option are there."""
     package = tmp_path / "fairseq_plugins"
-    shutil.copytree(REPOSITORY / "fairseq_plugins", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "fairseq_plugins", package)
     write_module(package / "decoding" / "methods")
     given = f"{tmp_path} --user-dir {package} --source-lang a --target-lang b --path none.pt --cpu --task spec_dec"
     command = [sys.executable, "-c", TWO_COMMANDS, *given.split(), "--decoder", "echo"]

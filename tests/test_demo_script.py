@@ -159,7 +159,7 @@ def test_only_one_run_at_a_time(tmp_path: Path) -> None:
     holder = subprocess.Popen(["flock", str(tmp_path / "models/.lock"), "sleep", "60"])
     try:
         time.sleep(0.5)
-        result = call("lock models/.lock", tmp_path)
+        result = call("lock models/.lock", tmp_path, LOCK_SECONDS="1")
     finally:
         holder.terminate()
         holder.wait()

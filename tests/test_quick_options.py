@@ -14,11 +14,13 @@ from fairseq.utils import import_user_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
+from omegaconf import omegaconf as omegaconf_module
 
 from tests import quick_options
 
 import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fairseq_plugins")))
 
+FIND_CALLER = "detect_calling_file_or_module_from_stack_frame"
 LINES = [
     ("training", "data --task translation --arch transformer --lr 0.02,0.01 --max-tokens 5 --optimizer adam"),
     (
@@ -36,13 +38,21 @@ LINES = [
 ]
 
 
+def without_shortcuts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(omegaconf_module, "_node_wrap", quick_options._node_wrap)
+    patch.setattr(DictConfig, "_set_value_impl", quick_options._set_value)
+    patch.setattr(DictConfig, "_get_impl", quick_options._get)
+    patch.setattr(quick_options._initialize, FIND_CALLER, quick_options._find_caller)
+
+
 @pytest.fixture
 def hydras_own(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that reads options with Hydra alone."""
+    """A function that reads options with Hydra and OmegaConf alone."""
 
     def read(args: Namespace) -> DictConfig:
         with monkeypatch.context() as patch:
             patch.setattr(ConfigLoaderImpl, "_load_configuration_impl", quick_options._compose)
+            without_shortcuts(patch)
             return convert_namespace_to_omegaconf(args)
 
     return read
@@ -51,6 +61,7 @@ def hydras_own(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", quick_options._quickly)
+    quick_options.install()
 
 
 def parsed(kind: str, line: str) -> Namespace:
@@ -81,6 +92,55 @@ def test_same_refusals(hydras_own: Any) -> None:
         assert said[0] == said[1]
         refusals.append(said[0])
     assert "ConfigCompositionException" in refusals[0] and "ddp_backend" in refusals[0]
+
+
+def test_same_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OmegaConf makes of plain values and of all others, types and flags included; what it says of keys."""
+
+    class Other:
+        pass
+
+    def made() -> list[Any]:
+        found: list[Any] = []
+        plain = {"one": 1, "half": 0.5, "no": None, "yes": True, "text": "a b", "list": [1, None], "more": {"x": {}}}
+        special = {"one": 1, "again": "${one}", "lost": "${none}", "missing": "???", "more": {"up": "${..one}"}, 3: 4}
+        for content in (plain, special, {"kept": OmegaConf.create(plain), "bad": Other()}, {"bad": {1}}):
+            found.append("-")
+            try:
+                config = OmegaConf.create(content)
+            except Exception as error:
+                found.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
+                continue
+            OmegaConf.set_struct(config, True)
+            nodes = [config]
+            for node in nodes:
+                found.append((type(node), dict(vars(node._metadata).items()), str(node)))
+                if isinstance(node, DictConfig):
+                    nodes += [node._get_node(key) for key in node]
+            for key in [*content, "other", 5]:
+                for read in (
+                    lambda c, k: c[k],
+                    lambda c, k: c.get(k, 7),
+                    lambda c, k: getattr(c, str(k)),
+                    OmegaConf.select,
+                ):
+                    try:
+                        found.append(read(config, key))
+                    except Exception as error:
+                        found.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
+            try:
+                config.one = "two"
+                config.text = 8
+            except Exception as error:
+                found.append(f"{type(error)}: {error}")
+            found.append(str(config))
+        return found
+
+    quick = made()
+    with monkeypatch.context() as patch:
+        without_shortcuts(patch)
+        assert quick == made()
+    assert len(quick) > 80
 
 
 def test_options_that_are_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,11 +35,12 @@ on_exit() {
     exit "$status"
 }
 
-# lock FILE: let no second run write to the same places. Children inherit the lock, so it also finds a run that was orphaned.
+# lock FILE: let no second run write to the same places; LOCK_SECONDS for one that is just ending. Children inherit the lock, so it
+# also finds a run that was orphaned.
 lock() {
     command -v flock >/dev/null || return 0
     exec 9>"$1"
-    flock --wait 5 9 || die "another run is writing to $(dirname "$1"); wait for it or end it first"
+    flock --wait "${LOCK_SECONDS:-5}" 9 || die "another run is writing to $(dirname "$1"); wait for it or end it first"
 }
 
 # stage OUTPUT MESSAGE COMMAND...: run COMMAND, which has to make OUTPUT, unless it is there already.

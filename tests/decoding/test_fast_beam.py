@@ -108,7 +108,9 @@ def test_every_batch_size(beam: int, batch_size: int) -> None:
         make_sample(task, lengths[begin : begin + batch_size], begin) for begin in range(0, 32, batch_size)[:4]
     ]
     expected = [found for sample in samples for found in fairseq_beam([model], task, sample, beam, max_len_b=30)]
-    for engine in ENGINES.values():
+    # PyTorch's operations, which take longest, with every beam and with every batch size, but not with all of both.
+    engines = ENGINES.values() if beam == 5 or batch_size == 7 else [make_engine]
+    for engine in engines:
         found, _ = decode_all([model], task, samples, FAST_BEAM, engine=engine(), beam_size=beam, max_len_b=30)
         assert_same_hypotheses(found, expected)
         assert all(len(every) == beam for every in found)

@@ -133,15 +133,17 @@ def batch() -> Batch:
 @pytest.mark.parametrize("block_size", [1, 3, 10, 25])
 def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int, block_size: int, kind: str) -> None:
     everything = batch.sample["net_input"]["src_tokens"]
+    # One at a time all of them would take as long as everything else: those that drafters know.
+    sources = batch.SOURCES[:12] if batch_size == 1 else batch.SOURCES
     samples = []
-    for begin in range(0, len(batch.SOURCES), batch_size):
-        sample = make_sample(batch.task, batch.SOURCES[begin : begin + batch_size])
+    for begin in range(0, len(sources), batch_size):
+        sample = make_sample(batch.task, sources[begin : begin + batch_size])
         width = sample["net_input"]["src_tokens"].size(1)
         sample["net_input"]["src_tokens"] = everything[begin : begin + batch_size, -width:]
         samples.append(sample)
     how = Options("gad", block_size)
     hypotheses, stats = decode_all([batch.verifier], batch.task, samples, how, batch.drafter(kind), max_len_b=40)
-    assert ids(hypotheses) == batch.outputs
+    assert ids(hypotheses) == batch.outputs[: len(sources)]
     # The commonest token again and again, in drafts of 10, would give 1.24.
     assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
 

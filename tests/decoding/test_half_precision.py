@@ -118,8 +118,10 @@ def test_ensembles_and_more_rows_than_pay(engine: str) -> None:
     make, dtype = ENGINES[engine]
     task = make_task(50)
     models = [make_transformer(task, seed, decoder_layers=1).to(dtype) for seed in (1, 2)]
-    sample = make_sample(task, [3, 30, 7, 0, 12, 25, 1, 18, 5, 5], 1)
-    assert 10 * 30 > MAX_ROWS
+    lengths = [3, 30, 7, 0, 12, 25, 1, 18, 5, 5]
+    assert len(lengths) * 30 > MAX_ROWS
+    # PyTorch, which takes its time, has no such limit.
+    sample = make_sample(task, lengths if engine == "kernels" else lengths[:5], 1)
     for verifiers in (models[:1], models):
         alone = [
             outputs(decode(verifiers, task, one, Options("greedy"), engine=make(), max_len_b=30)[0])[0]

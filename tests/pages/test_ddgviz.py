@@ -6,6 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +200,18 @@ def texts(figure: Figure) -> list[Text]:
 all_glyphs = pytest.mark.filterwarnings("error:Glyph")
 
 
+@cache
+def drawn(name: str) -> Figure:
+    """The figure of a sentence, for several tests: drawing takes longest."""
+    figure = ddgviz_figure.draw(SENTENCES[name])
+    figure.canvas.draw()
+    return figure
+
+
 @all_glyphs
 @pytest.mark.parametrize("name", SENTENCES)
 def test_everything_is_inside_the_canvas(name: str) -> None:
-    sentence = SENTENCES[name]
-    figure = ddgviz_figure.draw(sentence)
-    figure.canvas.draw()
+    sentence, figure = SENTENCES[name], drawn(name)
     canvas = figure.bbox
     written = texts(figure)
     for text in written:
@@ -218,11 +225,10 @@ def test_everything_is_inside_the_canvas(name: str) -> None:
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= canvas.x1 and box.y1 <= canvas.y1, patch
 
 
+@all_glyphs
 @pytest.mark.parametrize("name", SENTENCES)
 def test_labels_do_not_overlap(name: str) -> None:
-    sentence = SENTENCES[name]
-    figure = ddgviz_figure.draw(sentence)
-    figure.canvas.draw()
+    sentence, figure = SENTENCES[name], drawn(name)
     labels = {ddgviz_figure.short(label) for label in sentence.labels}
     row = [text for text in texts(figure) if text.get_text() in labels and text.get_size() == ddgviz_figure.LABEL_SIZE]
     heights = [round(text.get_position()[1], 3) for text in row]
