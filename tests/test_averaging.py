@@ -32,7 +32,8 @@ def test_a_half_precision_file_decodes_as_the_original(corpus: Corpus, tmp_path:
     for name, file in small.items():
         original = getattr(corpus, name)
         assert averaging.main([str(original), "--output", str(file)]) == 0
-        assert file.stat().st_size < original.stat().st_size / 4  # 2 bytes for 12: Adam keeps two numbers a weight
+        # 2 bytes for 12, of which Adam has two thirds; the settings, which weigh as much here, are in both.
+        assert file.stat().st_size < original.stat().st_size / 3
     outputs = []
     for verifier, drafter in ((corpus.verifier, corpus.drafter), (small["verifier"], small["drafter"])):
         log = run_in_process(
