@@ -89,7 +89,7 @@ class OneCall:
         width = 1 + (0 if drafter is None else drafter.widest)
         slots = state.span.longest + width + ITERATIONS
         projection = (None if drafter is None else drafter.projection) or self.decoder.native_output
-        verifier = None if projection is None else self.decoder.stack(slots, projection)
+        verifier = self.decoder.stack(slots, projection)
         if projection is None or verifier is None:
             return None
         limits = kernels.limits(projection.outputs, state.constraints)

@@ -410,10 +410,26 @@ private:
 
     void accept(int32_t* emitted) {
         gained.assign(active.size(), 0);
-        if (all.guesser) predict_all();
+        if (all.guesser) {
+            predict_all();
+        } else {
+            predict_accepted();
+        }
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index];
+            emitted[b] = gained[index];
+            if (adaptive && drafted_width > 0) calibrate(index, gained[index], all.tokens + b * all.columns + all.lengths[b] + 1);
+        }
+        if (adaptive) {
+            count_call(adaptive->verify_sums, verifying.size(), seconds_now() - began);
+        }
+    }
+
+    // Predict after some rows of every sentence at a time, as long as all of its draft stands, and choose.
+    void predict_accepted() {
         going.resize(active.size());
         std::iota(going.begin(), going.end(), 0);
-        while (!all.guesser && !going.empty()) {
+        while (!going.empty()) {
             const int64_t each = std::max<int64_t>(1, PROJECTED_TOGETHER / static_cast<int64_t>(going.size()));
             project(each);
             float* row = scores.data();
@@ -424,14 +440,6 @@ private:
                 row += rows * all.verifier.projection->outputs;
             }
             going.swap(rest);
-        }
-        for (size_t index = 0; index < active.size(); ++index) {
-            const int64_t b = active[index];
-            emitted[b] = gained[index];
-            if (adaptive && drafted_width > 0) calibrate(index, gained[index], all.tokens + b * all.columns + all.lengths[b] + 1);
-        }
-        if (adaptive) {
-            count_call(adaptive->verify_sums, verifying.size(), seconds_now() - began);
         }
     }
 

@@ -541,15 +541,20 @@ constexpr int64_t PANELS_TOGETHER_BYTES = 1 << 16, MIN_PANELS_TOGETHER = 4;
 // So many products take long enough for another thread to help.
 constexpr int64_t MIN_PRODUCTS = 1 << 20;
 
-// Calls `run` for parts of the outputs 0 .. `outputs`, on as many threads as so much work is worth.
+// Calls `run` for parts of 0 .. `count`, none of which depends on another, on as many threads as `products` of each are
+// worth.
+template <typename Run>
+void share(int64_t count, int64_t products, const Run& run) {
+    const int64_t parts = std::min({threads::available(), count, count * products / MIN_PRODUCTS});
+    if (parts <= 1) return run(0, count);
+    threads::run(parts, [&](int64_t part) { run(part * count / parts, (part + 1) * count / parts); });
+}
+
+// The same for the outputs of a layer, in whole panels.
 template <typename Run>
 void share_outputs(int64_t rows, int64_t inputs, int outputs, const Run& run) {
-    const int64_t parts = std::min<int64_t>(threads::available(), rows * inputs * outputs / MIN_PRODUCTS);
-    const int panels = (outputs + PANEL - 1) / PANEL;
-    if (parts <= 1) return run(0, outputs);
-    threads::run(parts, [&](int64_t part) {
-        const int begin = part * panels / parts * PANEL, end = (part + 1) * panels / parts * PANEL;
-        run(begin, std::min(end, outputs));
+    share((outputs + PANEL - 1) / PANEL, rows * inputs * PANEL, [&](int64_t first, int64_t last) {
+        run(static_cast<int>(first * PANEL), std::min(static_cast<int>(last * PANEL), outputs));
     });
 }
 

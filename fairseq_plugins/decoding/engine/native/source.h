@@ -5,18 +5,6 @@
 
 #include <memory>
 
-namespace {
-
-// Calls `run` for parts of `count` rows that do not depend on each other, on as many threads as so much work is worth.
-template <typename Run>
-void share_rows(int64_t count, int64_t products, const Run& run) {
-    const int64_t parts = std::min({threads::available(), count, count * products / MIN_PRODUCTS});
-    if (parts <= 1) return run(0, count);
-    threads::run(parts, [&](int64_t part) { run(part * count / parts, (part + 1) * count / parts); });
-}
-
-}  // namespace
-
 extern "C" {
 
 // Encode the sources of a batch. A row for every token and none for padding, wherever that stands; the positions are
@@ -70,7 +58,7 @@ int32_t encode(const Layer* layers, int32_t count, const Ends* ends, int32_t dim
 // y[layers][rows][outputs], what several layers of the same size make of x[rows][inputs].
 void run_linears(const Linear* layers, int32_t count, const float* x, int64_t rows, float* y) {
     const int64_t inputs = layers->inputs, outputs = layers->outputs;
-    share_rows(rows, count * inputs * outputs, [&](int64_t first, int64_t last) {
+    share(rows, count * inputs * outputs, [&](int64_t first, int64_t last) {
         for (int32_t n = 0; n < count; ++n) {
             linear(layers[n], x + first * inputs, last - first, y + (n * rows + first) * outputs);
         }
@@ -85,7 +73,7 @@ void run_linears(const Linear* layers, int32_t count, const float* x, int64_t ro
 // always: [D]; fed: [B][count][D].
 void copy_source(const float* queries, int64_t count, const float* source, const uint8_t* padding, const float* table,
                  const float* always, int64_t batch, int64_t width, int32_t dim, float* fed) {
-    share_rows(batch, 2 * count * width * dim, [&](int64_t begin, int64_t end) {
+    share(batch, 2 * count * width * dim, [&](int64_t begin, int64_t end) {
         const std::unique_ptr<float[]> key_value(new float[width * 2 * dim]), weights(new float[MORE_ROWS * weights_of(width)]);
         const std::unique_ptr<uint8_t[]> allowed(new uint8_t[width]);
         const std::vector<int64_t> last(MORE_ROWS, width - 1);
