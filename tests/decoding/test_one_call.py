@@ -1,6 +1,5 @@
 """The loop in one call of the kernels: the reference's output, scores and iterations, with any number of threads."""
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -37,13 +36,6 @@ from tests.support import (
     make_transformer,
     scores,
 )
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
 
 
 def step_by_step(*args: Any, **options: Any) -> tuple[list, list[SentenceStats]]:

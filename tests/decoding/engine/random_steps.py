@@ -65,8 +65,8 @@ class Sizes:
         )
 
 
-def random_layers(sizes: Sizes) -> list[Layer]:
-    """Layers of a decoder."""
+def random_layers(sizes: Sizes, has_cross: bool = True) -> list[Layer]:
+    """Layers of a decoder, or of an encoder without cross-attention."""
     d = sizes.width
     layers = [
         Layer(
@@ -75,9 +75,9 @@ def random_layers(sizes: Sizes) -> list[Layer]:
             self_qkv=random_linear(d, 3 * d),
             self_out=random_linear(d, d),
             self_norm=random_norm(d),
-            cross_query=random_linear(d, d),
-            cross_out=random_linear(d, d),
-            cross_norm=random_norm(d),
+            cross_query=random_linear(d, d) if has_cross else None,
+            cross_out=random_linear(d, d) if has_cross else None,
+            cross_norm=random_norm(d) if has_cross else None,
             fc1=random_linear(d, sizes.wide),
             activation=gelu if sizes.gelu else F.relu,
             fc2=random_linear(sizes.wide, d),

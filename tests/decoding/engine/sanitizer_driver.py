@@ -122,11 +122,8 @@ def right_beams(kernels: Kernels, choose: random.Random) -> None:
 def right_source(kernels: Kernels, choose: random.Random) -> None:
     """Sources of random sizes, maybe without any token, are encoded, read for cross-attention and copied."""
     sizes = Sizes.some(choose)
-    layers = [
-        replace(layer, cross_query=None, cross_out=None, cross_norm=None, cross_key_value=None)
-        for layer in random_layers(sizes)
-    ]
-    native = kernels.layers(layers, ends=random_ends(sizes, choose.choice([None, 1, 5, 64])))
+    ends = random_ends(sizes, choose.choice([None, 1, 5, 64]))
+    native = kernels.layers(random_layers(sizes, has_cross=False), ends=ends)
     tokens = torch.randint(choose.choice([PAD + 1, sizes.vocabulary]), (choose.randint(0, 5), choose.randint(1, 9)))
     embedding, encoded, padding = encode(native, tokens, choose.choice([PAD, -1]))
     assert bool(encoded.isfinite().all()) and not encoded[padding].any()

@@ -1,7 +1,5 @@
 """What the kernels do once for the sources of a batch: what PyTorch does, and nothing with what does not fit."""
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,20 +13,11 @@ from fairseq_plugins.decoding.engine.engine import make_engine
 from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
 from fairseq_plugins.decoding.engine.native.source import NativeLinears, encode
-from fairseq_plugins.decoding.engine.weights import Layer
 from tests.decoding.engine.random_steps import Sizes, random_ends, random_layers, random_linear
 from tests.strategies import SOURCES, STEADY_MODELS, TRANSFORMERS, some
 from tests.support import make_drafter, make_sample, make_task, make_transformer
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """As many threads as before."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +54,7 @@ def test_a_sentence_is_encoded_as_by_itself(options: dict[str, Any], sources: li
 
 def test_rows_are_shared_among_threads(kernels: Kernels) -> None:
     sizes = Sizes(layers=2, heads=4, width=128, wide=512, vocabulary=300)
-    native = kernels.layers([_without_cross(layer) for layer in random_layers(sizes)], ends=random_ends(sizes))
+    native = kernels.layers(random_layers(sizes, has_cross=False), ends=random_ends(sizes))
     tokens = torch.randint(4, 300, (16, 20))
     linears = NativeLinears([kernels.compiled_linear(random_linear(128, 256)) for _ in range(3)])
     results = []
@@ -76,10 +65,6 @@ def test_rows_are_shared_among_threads(kernels: Kernels) -> None:
         results.append((encoded, projected))
     for result in results[1:]:
         assert all(map(torch.equal, result, results[0]))
-
-
-def _without_cross(layer: Layer) -> Layer:
-    return replace(layer, cross_query=None, cross_out=None, cross_norm=None, cross_key_value=None)
 
 
 @settings(STEADY_MODELS, max_examples=some(20))

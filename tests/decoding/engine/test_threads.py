@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,14 +36,6 @@ from tests.strategies import STEADY, some
 SMALL = Sizes(layers=2, heads=2, width=24, wide=70, vocabulary=67)
 WIDE = Sizes(layers=1, heads=8, width=512, wide=1024, vocabulary=1003)
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """As many threads as before."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
 
 
 _DRAWING = threading.Lock()
