@@ -101,10 +101,12 @@ class Batch:
         state, count = self.state, len(sentences) * self.beam
         tokens = state.tokens.new_full((count, state.tokens.size(1)), self.pad)
         tokens[:, 0] = self.first_token
-        state.tokens = torch.cat([state.tokens, tokens])
-        state.lengths = torch.cat([state.lengths, state.lengths.new_zeros(count)])
+        new = (tokens, state.lengths.new_zeros(count), state.log_probs.new_zeros(tokens.shape))
+        present = (state.tokens, state.lengths, state.log_probs) if state.sentences else ()
+        state.tokens, state.lengths, state.log_probs = (
+            [torch.cat(pair) for pair in zip(present, new, strict=True)] if present else new
+        )
         state.host_lengths = state.host_lengths + [0] * count
-        state.log_probs = torch.cat([state.log_probs, state.log_probs.new_zeros(tokens.shape)])
         state.sentences = state.sentences + [sentence for sentence in sentences for _ in range(self.beam)]
         state.host_ended = state.host_ended + [False] * count
         if state.beams is not None:
@@ -154,6 +156,8 @@ class Batch:
         """Take the rows whose sentences have ended out of the batch, the drafter and the verifier."""
         state = self.state
         stay = [row for row, has_ended in enumerate(state.host_ended) if not has_ended]
+        if not stay:
+            return self._empty()
         if state.ended is None:
             rows = from_host(stay, state.tokens.device)
         else:
@@ -166,9 +170,16 @@ class Batch:
         if state.beams is not None:
             rows = rows[:: self.beam] // self.beam
             state.beams = state.beams.select(rows)
-        if stay:
-            method.verifier.select_rows(rows)
-            method.drafter.select_rows(rows)
+        method.verifier.select_rows(rows)
+        method.drafter.select_rows(rows)
+
+    def _empty(self) -> None:
+        """No sentence is left; a verifier and a drafter that start again forget all by themselves."""
+        state = self.state
+        state.tokens, state.lengths, state.log_probs = state.tokens[:0], state.lengths[:0], state.log_probs[:0]
+        state.host_lengths, state.sentences, state.ended, state.host_ended = [], [], None, []
+        if state.beams is not None:
+            state.beams = state.beams.select(state.lengths)
 
 
 def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str, Any]:

@@ -167,6 +167,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         if not every:
             return [[] for _ in outputs]
         lengths = [len(output.tokens) for output in every]
+        nothing = torch.empty(0)
         # Ordinary tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
             tokens = torch.cat([output.tokens for output in every]).split_with_sizes(lengths)
@@ -175,15 +176,11 @@ class DraftVerifyGenerator(SequenceGenerator):
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
             found = [
-                {
-                    "tokens": tokens[i],
-                    "score": score,
-                    "attention": torch.empty(0),
-                    "alignment": torch.empty(0),
-                    "positional_scores": log_probs[i],
-                }
-                for i, score in enumerate(scores.unbind())
+                {"tokens": t, "score": score, "attention": nothing, "alignment": nothing, "positional_scores": p}
+                for t, score, p in zip(tokens, scores.unbind(), log_probs, strict=True)
             ]
+        if all(len(some) == 1 for some in outputs):
+            return [[hypothesis] for hypothesis in found]
         scored = iter(zip(scores.tolist(), found, strict=True))
         in_order = [sorted(islice(scored, len(some)), key=lambda pair: -pair[0]) for some in outputs]
         return [[hypothesis for _, hypothesis in some] for some in in_order]

@@ -103,8 +103,8 @@ class OneCall:
             adaptive.preparation += time.perf_counter() - began
         is_trial = adaptive is not None and not adaptive.policy.is_known_to_pay(batch)
         budget = _TRIED if is_trial else ITERATIONS
-        finished = torch.zeros(batch, dtype=torch.uint8)
-        emitted = torch.zeros(ITERATIONS, batch, dtype=torch.int32)
+        finished = (ctypes.c_uint8 * batch)()
+        emitted = (ctypes.c_int32 * (ITERATIONS * batch))()
         for name, tensor, kind in (
             ("tokens", state.tokens, torch.long),
             ("log-probabilities", state.log_probs, torch.float32),
@@ -126,9 +126,9 @@ class OneCall:
                     tokens=state.tokens.data_ptr(),
                     log_probs=state.log_probs.data_ptr(),
                     lengths=state.lengths.data_ptr(),
-                    finished=finished.data_ptr(),
+                    finished=ctypes.addressof(finished),
                     budget=budget,
-                    emitted=emitted.data_ptr(),
+                    emitted=ctypes.addressof(emitted),
                     enough=enough,
                     least_together=least,
                     rows_together=rows,
@@ -137,7 +137,7 @@ class OneCall:
         )
         if failed:
             raise ValueError("kernels: a token is outside of the vocabulary, or a sentence outside of its cache")
-        if not emitted.any():
+        if not any(emitted):
             raise RuntimeError("kernels: no room for an iteration")
         if adaptive is not None and counted is not None:
             began = time.perf_counter()
@@ -145,4 +145,5 @@ class OneCall:
             adaptive.reconsider(batch)
             adaptive.preparation += time.perf_counter() - began
         state.host_lengths = state.lengths.tolist()
-        return [[n for n in row if n > 0] for row in emitted.t().tolist()], (finished == 1).tolist(), []
+        of_rows = [[n for n in emitted[row::batch] if n > 0] for row in range(batch)]
+        return of_rows, [has_ended == 1 for has_ended in finished], []

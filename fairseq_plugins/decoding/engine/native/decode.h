@@ -1,8 +1,8 @@
 // Greedy decoding of the sentences of a batch until they end, with or without drafts: every iteration drafts, verifies,
 // accepts, and notes what it emitted. Part of kernels.cpp, whose layers it runs.
 //
-// The sentences are independent of each other. So each thread decodes its own ones, nobody waits for anybody, and a
-// sentence that has ended costs no row. Rows are packed: every sentence has as many as it has tokens to verify.
+// The sentences are independent of each other. So each thread decodes its own ones, one that has none left takes some
+// over, and a sentence that has ended costs no row. Rows are packed: every sentence has as many as it has tokens to verify.
 
 #pragma once
 
@@ -170,15 +170,64 @@ int64_t width_of_drafts(const Decoding& all) {
     return all.heads ? all.heads->others.outputs / all.verifier.dim : 0;
 }
 
-// What one thread does for the sentences `first`, `first` + `step` and so on, before `last`.
+// Sentences that go from a thread which has several to one which has none.
+class Handover {
+public:
+    // A thread begins that has sentences of its own.
+    void begin() { ++busy; }
+
+    // Offers every second one of `sentences`, which have had so many iterations, where somebody waits for some.
+    void offer(std::vector<int64_t>& sentences, int64_t iterations) {
+        if (waiting == 0 || is_full || sentences.size() < 2) return;
+        std::lock_guard<std::mutex> lock(mutex);
+        if (is_full) return;
+        std::vector<int64_t> kept;
+        for (size_t index = 0; index < sentences.size(); ++index) {
+            (index % 2 ? offered : kept).push_back(sentences[index]);
+        }
+        sentences.swap(kept);
+        done = iterations;
+        is_full = true;
+    }
+
+    // Waits for some, for a thread that has none left; returns false when nobody has any.
+    bool take(std::vector<int64_t>& sentences, int64_t& iterations) {
+        --busy;
+        ++waiting;
+        bool found = false;
+        for (int spin = 0; !found && (is_full || busy > 0); ++spin) {
+            if (!is_full) {
+                spin < threads::SPINS ? threads::pause() : std::this_thread::yield();
+                continue;
+            }
+            std::lock_guard<std::mutex> lock(mutex);
+            if (!is_full) continue;
+            sentences.swap(offered);
+            offered.clear();
+            iterations = done;
+            ++busy;
+            is_full = false;
+            found = true;
+        }
+        --waiting;
+        return found;
+    }
+
+private:
+    std::mutex mutex;
+    std::vector<int64_t> offered;
+    int64_t done = 0;
+    std::atomic<bool> is_full{false};
+    std::atomic<int64_t> busy{0}, waiting{0};
+};
+
+// What one thread does for some sentences.
 class Part {
 public:
-    Part(const Decoding& decoding, int64_t first, int64_t last, int64_t step, Adaptive* adaptive)
-        : all(decoding), drafter(decoding.drafter), adaptive(adaptive) {
-        for (int64_t b = first; b < last; b += step) {
-            if (!all.finished[b]) active.push_back(b);
-        }
-    }
+    Part(const Decoding& decoding, Adaptive* adaptive) : all(decoding), drafter(decoding.drafter), adaptive(adaptive) {}
+
+    // Those that have not ended.
+    std::vector<int64_t> active;
 
     // One iteration of the sentences that have not ended; false where there is none, or no room for one.
     bool iterate(int32_t* emitted, std::atomic<int64_t>& ended) {
@@ -207,7 +256,7 @@ private:
     const Decoding& all;
     const Drafter* drafter;
     Adaptive* adaptive;
-    std::vector<int64_t> active, before, chosen, drafted, counts, begins, gained, predicted;
+    std::vector<int64_t> before, chosen, drafted, counts, begins, gained, predicted;
     std::vector<size_t> going;
     std::vector<float> log_probs, features, read, projected, scores, predicted_log_probs;
     Step drafting, verifying;
@@ -590,7 +639,6 @@ extern "C" {
 // or 1 where something points outside of what there is, or a token is none of the vocabulary.
 int32_t decode(const Decoding* decoding) {
     const Decoding& all = *decoding;
-    const Drafter* drafter = all.drafter;
     int64_t waiting = 0;
     // A token before the output, all that the limit allows, and EOS.
     if (all.columns < all.limits.max_len + 2) return 1;
@@ -603,10 +651,10 @@ int32_t decode(const Decoding* decoding) {
     const int64_t most = std::max<int64_t>({1, all.least_together, all.rows_together / width});
     const int64_t threads = threads::available();
     // Batches have the longest sentences first. Those that follow each other are decoded together, for they end together,
-    // and every thread has its share of them, so that none waits for the others.
+    // and every thread has its share of them.
     const int64_t lanes = std::min(threads, waiting), groups = (waiting + most * lanes - 1) / (most * lanes);
-    const int64_t parts = groups * lanes;
-    std::vector<Adaptive> counters(all.adaptive ? parts : 0);
+    const int64_t parts = groups * lanes, workers = std::min(threads, parts);
+    std::vector<Adaptive> counters(all.adaptive ? workers : 0);
     for (Adaptive& counter : counters) {
         counter = Adaptive{};
         counter.threshold = all.adaptive->threshold;
@@ -614,22 +662,28 @@ int32_t decode(const Decoding* decoding) {
     }
     std::atomic<int64_t> ended{0}, next{0};
     std::atomic<bool> failed{false};
-    const auto work = [&](int64_t) {
-        for (int64_t part; (part = next++) < parts;) {
-            const int64_t group = part / lanes;
-            Part mine(all, group * all.batch / groups + part % lanes, (group + 1) * all.batch / groups, lanes,
-                      counters.empty() ? nullptr : &counters[part]);
-            for (int64_t i = 0; i < all.budget && mine.iterate(all.emitted + i * all.batch, ended); ++i) {
-                if (ended >= all.enough) break;
+    Handover handover;
+    const auto work = [&](int64_t worker) {
+        handover.begin();
+        Part mine(all, counters.empty() ? nullptr : &counters[worker]);
+        const auto go_on = [&](int64_t iteration) {
+            while (iteration < all.budget && ended < all.enough) {
+                if (!mine.iterate(all.emitted + iteration++ * all.batch, ended)) break;
+                handover.offer(mine.active, iteration);
             }
             if (mine.failed) failed = true;
+        };
+        for (int64_t part; (part = next++) < parts;) {
+            const int64_t group = part / lanes, last = (group + 1) * all.batch / groups;
+            mine.active.clear();
+            for (int64_t b = group * all.batch / groups + part % lanes; b < last; b += lanes) {
+                if (!all.finished[b]) mine.active.push_back(b);
+            }
+            go_on(0);
         }
+        for (int64_t iteration; handover.take(mine.active, iteration);) go_on(iteration);
     };
-    if (parts > 1 && threads > 1) {
-        threads::run(std::min(threads, parts), work);
-    } else {
-        work(0);
-    }
+    workers > 1 ? threads::run(workers, work) : work(0);
     for (const Adaptive& counter : counters) add_counts(counter, *all.adaptive);
     return failed ? 1 : 0;
 }
