@@ -1,13 +1,16 @@
-// Calls the kernels' thread pool from several threads at once, with ever other numbers of parts, and in forked processes.
+// Calls the kernels' thread pool from several threads at once, with ever other numbers of parts, and in forked processes;
+// and hands sentences over between threads.
 // With an argument, a task writes what another one reads: a race that ThreadSanitizer must see.
 
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
-#include "threads.h"
+#include "handover.h"
 
 namespace {
 
@@ -26,6 +29,38 @@ bool all_run(int calls, int seed, bool race) {
         }
     }
     return shared >= 0;
+}
+
+// Sentences that need 1 to 40 iterations, all of them the first worker's at first: whether each has as many as it needs,
+// one after the other. Counts those that somebody else has ended.
+bool all_decoded(int64_t workers, int64_t sentences, int64_t& ended_elsewhere) {
+    std::vector<int64_t> had(sentences), ended_by(sentences, -1);
+    std::atomic<bool> is_wrong{false};
+    Handover handover;
+    threads::run(workers, [&](int64_t worker) {
+        handover.begin();
+        std::vector<int64_t> active;
+        for (int64_t b = 0; worker == 0 && b < sentences; ++b) active.push_back(b);
+        const auto go_on = [&](int64_t iteration) {
+            while (!active.empty()) {
+                for (const int64_t b : active) {
+                    if (had[b]++ != iteration) is_wrong = true;
+                    if (had[b] == 1 + b % 40) ended_by[b] = worker;
+                }
+                std::this_thread::sleep_for(std::chrono::microseconds(50));
+                const auto is_over = [&](int64_t b) { return ended_by[b] >= 0; };
+                active.erase(std::remove_if(active.begin(), active.end(), is_over), active.end());
+                handover.offer(active, ++iteration);
+            }
+        };
+        go_on(0);
+        for (int64_t iteration; handover.take(active, iteration);) go_on(iteration);
+    });
+    for (int64_t b = 0; b < sentences; ++b) {
+        if (had[b] != 1 + b % 40) is_wrong = true;
+        ended_elsewhere += ended_by[b] != 0;
+    }
+    return !is_wrong;
 }
 
 }  // namespace
@@ -50,6 +85,9 @@ int main(int arguments, char**) {
         wrong += status != 0;
     }
     for (std::thread& caller : callers) caller.join();
+    int64_t ended_elsewhere = 0;
+    for (const int64_t workers : {1, 2, 3, 4}) wrong += !all_decoded(workers, 100, ended_elsewhere);
+    wrong += ended_elsewhere == 0;
     if (wrong) return 1;
     std::puts("800 calls");
     // Threads of the pool never end.

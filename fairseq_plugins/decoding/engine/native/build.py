@@ -25,7 +25,7 @@ from fairseq_plugins.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_HEADERS = tuple(SOURCE.with_name(name) for name in ("threads.h", "source.h", "decode.h", "beam.h"))
+_HEADERS = tuple(SOURCE.with_name(name) for name in ("threads.h", "handover.h", "source.h", "decode.h", "beam.h"))
 _COMPILE = ["-std=c++17", "-fPIC", "-pthread"]
 _FAST = ["-O3", "-ffast-math"]
 # Every step of the program as it is written, with file and line; not optimised, which would take 15 seconds more.
