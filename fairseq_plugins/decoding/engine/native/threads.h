@@ -16,7 +16,7 @@
 namespace threads {
 
 // Looks at a counter so often before it sleeps: the next step comes soon, and to be woken takes longer than to look.
-constexpr int SPINS = 40000;
+constexpr int SPINS = 4000;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
