@@ -14,7 +14,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 # shellcheck source=train_scripts/functions.sh
 source train_scripts/functions.sh
 
-: "${NAME:=cldr.en-de}" "${SHAPE:=}"
+: "${NAME:=generated.en-de}" "${SHAPE:=}"
 : "${REPEATS:=5}" "${TIMING_SENTENCES:=100}" "${BATCH_SIZES:=1,4,8,16,32}" "${THREADS:=1}"
 if [ -n "$SHAPE" ]; then
     results=results/replay-$SHAPE/bench

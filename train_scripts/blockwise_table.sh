@@ -14,7 +14,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${NAME:=cldr.en-de}" "${SUBSET:=valid}" "${KS:=2 4 6 8 10}"
+: "${NAME:=generated.en-de}" "${SUBSET:=valid}" "${KS:=2 4 6 8 10}"
 : "${EPOCHS:=5}" "${MINUTES:=0}"  # 0: no limit
 : "${LR:=0.002}" "${FINE_TUNE_LR:=0.0003}"
 : "${WARMUP_UPDATES:=100}" "${MAX_TOKENS:=4000}" "${DROPOUT:=0.1}" "${HEAD_LOSS:=mean}"

@@ -17,7 +17,7 @@ recipe_stages=text,binarise,first,verifier,decode,merge,drafter,blockwise,table,
 recipe_options "$@"
 
 [ -n "${NAME:-}" ] || NAME=${DATA:+missing}
-: "${NAME:=cldr.en-de}"
+: "${NAME:=generated.en-de}"
 [ "$NAME" != missing ] || die "DATA=$DATA: NAME is missing; add a name for the results that ends in the two languages, such as NAME=mytext.en-de"
 [[ $NAME =~ ^([A-Za-z0-9_-][A-Za-z0-9._-]*\.)?([A-Za-z0-9_]+)-([A-Za-z0-9_]+)$ ]] ||
     die "NAME=$NAME: does not end in two languages; name it like mytext.en-de, for text in FILE.en and FILE.de"

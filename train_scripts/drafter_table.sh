@@ -14,7 +14,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${MINUTES:=5}" "${SEEDS:=1}"
+: "${NAME:=generated.en-de}" "${SUBSET:=test}" "${MINUTES:=5}" "${SEEDS:=1}"
 : "${BLOCK_SIZE:=15}" "${KS:=5 10 15}" "${TIMED_K:=5}"
 : "${LR:=0.002}" "${WARMUP_UPDATES:=200}" "${MAX_TOKENS:=1000}" "${DROPOUT:=0.1}"
 : "${DECODING_BATCH:=32}" "${DISTIL_MAX_TOKENS:=12000}" "${TIMING_SENTENCES:=100}" "${REPEATS:=3}" "${LOG_INTERVAL:=20}"

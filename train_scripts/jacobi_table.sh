@@ -12,7 +12,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${NAME:=cldr.en-de}" "${SUBSET:=test}" "${BLOCK_SIZE:=3}" "${DECODING_BATCH:=1}"
+: "${NAME:=generated.en-de}" "${SUBSET:=test}" "${BLOCK_SIZE:=3}" "${DECODING_BATCH:=1}"
 cells=results/$NAME/jacobi-table
 table=results/$NAME/jacobi.md
 find_trained "$NAME" verifier
