@@ -170,8 +170,8 @@ def _learn(report: Path, reported: Counter[str]) -> None:
 
     from tests import quick_options
 
-    lines = report.read_text().splitlines() if report.exists() else []
-    for line in lines[reported.total() :]:
+    lines = report.read_text().splitlines()[reported.total() :] if report.exists() else []
+    for line in lines:
         reported[line] += 1
         what = json.loads(line)
         # Most texts come once, those with paths. Defaults always come again.
@@ -179,6 +179,9 @@ def _learn(report: Path, reported: Counter[str]) -> None:
             # This process knows no classes that a command has from elsewhere.
             with contextlib.suppress(HydraException):
                 quick_options.learn(what)
+    if lines:
+        # Else every command would look at it at its end, for 60 ms.
+        gc.freeze()
 
 
 def _is_running(process: int) -> bool:
