@@ -256,6 +256,9 @@ def _run(client: socket.socket, report: Path) -> None:
     name = os.path.basename(program)
     threading.Thread(target=_obey, args=[client], daemon=True).start()
     sys.argv = [name, *arguments]
+    if name in ("fairseq-train", "fairseq-generate", "fairseq-validate"):
+        # By default they start a process that reads the data. Options that come later count.
+        sys.argv[1:1] = ["--num-workers", "0"]
     # What torchrun starts comes from here, too.
     os.environ["PYTHON_EXEC"] = os.path.join(os.path.dirname(program), "python")
     # The script's own link to the plugin, which is imported already.
