@@ -170,8 +170,8 @@ def _learn(report: Path, reported: Counter[str]) -> None:
 
     from tests import quick_options
 
-    lines = report.read_text().splitlines() if report.exists() else []
-    for line in lines[reported.total() :]:
+    lines = report.read_text().splitlines()[reported.total() :] if report.exists() else []
+    for line in lines:
         reported[line] += 1
         what = json.loads(line)
         # Most texts come once, those with paths. Defaults always come again.
@@ -179,6 +179,9 @@ def _learn(report: Path, reported: Counter[str]) -> None:
             # This process knows no classes that a command has from elsewhere.
             with contextlib.suppress(HydraException):
                 quick_options.learn(what)
+    if lines:
+        # Else every command would look at it at its end, for 60 ms.
+        gc.freeze()
 
 
 def _is_running(process: int) -> bool:
@@ -253,6 +256,9 @@ def _run(client: socket.socket, report: Path) -> None:
     name = os.path.basename(program)
     threading.Thread(target=_obey, args=[client], daemon=True).start()
     sys.argv = [name, *arguments]
+    if name in ("fairseq-train", "fairseq-generate", "fairseq-validate"):
+        # By default they start a process that reads the data. Options that come later count.
+        sys.argv[1:1] = ["--num-workers", "0"]
     # What torchrun starts comes from here, too.
     os.environ["PYTHON_EXEC"] = os.path.join(os.path.dirname(program), "python")
     # The script's own link to the plugin, which is imported already.

@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
+from fairseq.logging import progress_bar
 from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
@@ -466,6 +467,8 @@ def run_in_process(
         root.setLevel(logging.INFO)
         # fairseq-train remembers the best score of a process here.
         vars(checkpoint_utils.save_checkpoint).pop("best", None)
+        # And here the files of TensorBoard, by the names of curves: the next training would write to the first one's.
+        (progress_bar._tensorboard_writers or {}).clear()
         try:
             importlib.import_module(f"fairseq_cli.{command}").cli_main()
             # A process would end here, and with it the generator, which then says its summary.

@@ -313,6 +313,7 @@ def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, t
     """Ctrl-C, which reaches all processes of the command: no traceback, 130 in a shell, the partial file whole."""
     stats, output = tmp_path / "stats", tmp_path / "output"
     more = ("--batch-size", "1", "--no-compiled-steps", "--min-len", "60", "--stats-file", str(stats))
+    more += ("--num-workers", "1")
     process = start(released, "fairseq-generate", *more, redirect=f"> {output}", programs=programs)
     partial = Path(f"{stats}.partial")
     for _ in range(600):
