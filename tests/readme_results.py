@@ -9,7 +9,6 @@ from tests.support import REPOSITORY
 CARDS = (
     ("ua-gec", "error correction, 3.4 M", ("fairseq beam 5", "fast-beam", "greedy", "gad", "iad")),
     ("multi30k.en-de", "captions en-de, 3.3 M", ("fairseq beam 5", "fast-beam", "greedy", "gad", "gad fixed width")),
-    # Released when it is there.
     ("cldr.en-de", "generated text en-de", ("fairseq beam 5", "greedy", "gad")),
 )
 

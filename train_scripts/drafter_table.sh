@@ -64,6 +64,8 @@ set_drafter() {
             options=("${one[@]}" --soft-targets 0.5) ;;
         features-transition) what="1 layer, scores of a token given the drafted one before it"
             options=("${one[@]}" --transition-rank 32) ;;
+        features-state) what="1 layer, such scores given all drafted tokens before it"
+            options=("${one[@]}" --transition-rank 32 --transition-state 64 --transition-dropout 0.1) ;;
         features-beam) what="1 layer, trained on the verifier's beam search instead of its greedy output"
             data=$raw/distilled-beam options=("${one[@]}") ;;
         features-raw) what="1 layer, trained on the references (no Seq-KD)"
@@ -72,7 +74,7 @@ set_drafter() {
     esac
 }
 all="full causal shared started started-1-block started-full started-no-glancing started-raw features-1 features-2 features-4"
-all+=" features-no-decay features-glancing features-soft features-transition features-beam features-raw"
+all+=" features-no-decay features-glancing features-soft features-transition features-state features-beam features-raw"
 : "${DRAFTERS:=$all}"
 
 # The papers' drafter has the verifier's shape.
@@ -103,12 +105,13 @@ accept() {
     measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --drafter-path "$2" --block-size "$3" --batch-size "$DECODING_BATCH" --decoder "${@:4}"
 }
 
-# time_one FOLDER MODEL: speed beside fairseq's, and where the time goes
+# time_one FOLDER MODEL: speed beside fairseq's, and where the time goes. Whole drafts are verified: else a drafter that does not pay
+# would be left alone, and not be measured.
 time_one() {
     rm -rf "$1.partial"
     OMP_NUM_THREADS=1 logged "$1.log" spec-dec-compare "$raw" --path "$verifier" --drafter-path "$2" --block-size "$TIMED_K" \
-        --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test --decoders greedy,gad --profile \
-        --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$1.partial"
+        --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test --decoders "greedy,gad fixed width" \
+        --profile --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$1.partial"
     cp "$1.log" "$1.partial/profile.log"
     mv "$1.partial" "$1"
 }
@@ -135,7 +138,7 @@ for drafter in $DRAFTERS; do
         run=$drafter-$seed
         stage "$models/$run" "train $run: $what" train_one "$models/$run" "$seed"
         for k in $KS; do
-            stage "$cells/$run-$k" "decode with $run, k = $k" accept "$cells/$run-$k" "$models/$run/checkpoint_best.pt" "$k" gad
+            stage "$cells/$run-$k" "decode with $run, k = $k" accept "$cells/$run-$k" "$models/$run/checkpoint_best.pt" "$k" gad --fixed-width
         done
         stage "$cells/$run-relaxed" "decode with $run, k = $TIMED_K, gad++ high-quality" \
             accept "$cells/$run-relaxed" "$models/$run/checkpoint_best.pt" "$TIMED_K" gad++ --preset high-quality

@@ -17,11 +17,7 @@ source train_scripts/functions.sh
 no_options "$@"
 
 : "${SENTENCES:=300}" "${TRAIN_PAIRS:=3000}" "${TEST_PAIRS:=100}" "${UPDATES:=250}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=12}" "${TIMING_SECONDS:=1}" "${REPEATS:=2}" "${LOG_INTERVAL:=10}"
-# The model that the drafter is trained for: that of the generated corpus, where it was released.
-if [ -z "${TEACHER:-}" ]; then
-    TEACHER=multi30k.en-de
-    if [ -e checkpoints/cldr.en-de/verifier.pt ] && [ -e checkpoints/cldr.en-de/subwords.model ]; then TEACHER=cldr.en-de; fi
-fi
+: "${TEACHER:=cldr.en-de}" # the model that the drafter is trained for
 threads=(env "OMP_NUM_THREADS=${DECODING_THREADS:-1}") # decoding one sentence at a time gains nothing from more
 
 work=data-bin/demo results=results/demo models=checkpoints/demo logs=results/demo/logs

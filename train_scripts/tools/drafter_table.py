@@ -26,8 +26,8 @@ def cell(file: Path) -> list[float]:
 def timing(folder: Path) -> tuple[float, float, float, float]:
     """Milliseconds of a draft, sentences per second at batch sizes 1 and 16, × fairseq's beam 1 at batch size 1."""
     rows = json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
-    row = next(row for row in rows if row["name"] == "gad")
-    profile = (folder / "profile.log").read_text(encoding="utf-8").split("Where the time goes: gad", 1)[1]
+    row = next(row for row in rows if row["name"] == "gad fixed width")
+    profile = (folder / "profile.log").read_text(encoding="utf-8").split("Where the time goes: gad fixed width", 1)[1]
     drafting = re.search(r"\| drafter +\| +([\d.]+)", profile)
     assert drafting is not None
     rates = row["sentences_per_second"]
@@ -84,5 +84,5 @@ def write(
     rows = [row(name, [f"{name}-{seed}" for seed in seeds], block_sizes, cells, models) for name in drafters]
     alignment = ["left"] + ["right"] * (len(header) - 1)
     table = tabulate(rows, header, tablefmt="github", colalign=alignment, disable_numparse=True)
-    notes = f"Every drafter: {note}. BLEU of gad++ (high-quality), speeds and milliseconds: k = {timed}."
+    notes = f"Every drafter: {note}. Whole drafts are verified. BLEU of gad++ (high-quality) and speeds: k = {timed}."
     out.write_text(f"{table}\n\n{notes}\n", encoding="utf-8")
