@@ -16,7 +16,7 @@ if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 source train_scripts/functions.sh
 no_options "$@"
 
-: "${SENTENCES:=300}" "${TRAIN_PAIRS:=3000}" "${TEST_PAIRS:=100}" "${UPDATES:=250}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=12}" "${TIMING_SECONDS:=1}" "${REPEATS:=2}" "${LOG_INTERVAL:=10}"
+: "${SENTENCES:=300}" "${TRAIN_PAIRS:=3000}" "${TEST_PAIRS:=100}" "${UPDATES:=250}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=12}" "${TIMING_SECONDS:=1}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
 : "${TEACHER:=cldr.en-de}" # the model that the drafter is trained for
 threads=(env "OMP_NUM_THREADS=${DECODING_THREADS:-1}") # decoding one sentence at a time gains nothing from more
 
