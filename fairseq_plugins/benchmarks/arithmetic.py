@@ -9,7 +9,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -25,8 +25,8 @@ from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 
-# A part is repeated until it has taken so many seconds, in so many rounds of which the median counts.
-_SECONDS, _ROUNDS = 0.05, 7
+# A part is repeated until it has taken so many seconds.
+_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def measure(
         bench: loads and decodes.
         contenders: rows of a verifier alone, and with a drafter that reads its states.
         numbers: of the sentences.
-        repeats: how often they are decoded; the median counts.
+        repeats: how often they are decoded, and the products timed; medians count.
 
     Raises:
         ConfigurationError: for a row whose products cannot be told.
@@ -84,12 +84,19 @@ def measure(
     with progress_bar((1 + repeats) * len(contenders) * len(numbers)) as bar:
         for contender in contenders:
             generator = bench.generator(contender)
-            bench.decode(generator, numbers, 1, bar)
             before = generator.stats.iterations
-            seconds = [bench.decode(generator, numbers, 1, bar)[1] / len(numbers) for _ in range(repeats)]
-            iterations = (generator.stats.iterations - before) / repeats / len(numbers)
+            bench.decode(generator, numbers, 1, bar)
+            iterations = (generator.stats.iterations - before) / len(numbers)
+            seconds, timed = [], []
+            # In turns, for how fast a machine is changes.
+            for _ in range(repeats):
+                seconds.append(bench.decode(generator, numbers, 1, bar)[1] / len(numbers))
+                timed.append(_parts(contender.name, generator.method, source, iterations))
             sentences.append(Sentence(contender.name, statistics.median(seconds), iterations))
-            parts += _parts(contender.name, generator.method, source, iterations)
+            parts += [
+                replace(same[0], seconds=statistics.median(part.seconds for part in same))
+                for same in zip(*timed, strict=True)
+            ]
     return parts, sentences
 
 
@@ -139,7 +146,7 @@ def _part(row: str, name: str, times: float, rows: int, linears: Sequence[Native
     run()
     often = max(1, int(_SECONDS / max(run(), 1e-6)))
     # Calls of Python are not arithmetic: what they take is measured with a product of next to nothing.
-    seconds = statistics.median(sum(run() for _ in range(often)) / often for _ in range(_ROUNDS))
+    seconds = sum(run() for _ in range(often)) / often
     seconds = max(seconds - len(calls) * _call_seconds(compiled), 1e-9)
     return Part(row, name, times, rows, sum(linear.inputs * linear.outputs for linear in compiled), seconds)
 

@@ -1,16 +1,15 @@
 """What test_sanitizers.py runs in a process of its own, on kernels built with sanitizers: right calls and wrong ones.
 
-Usage: python -m tests.decoding.engine.sanitizer_driver SECONDS SEED
+Usage: python -m tests.decoding.engine.sanitizer_driver ROUNDS SEED
 
 First it makes every call of `FAULTS`, past all checks, in a process of its own, and prints how these ended: the
-sanitizer has to report and to end them. After the line `RANDOM` come random calls for so many seconds.
+sanitizer has to report and to end them. After the line `RANDOM` come so many rounds of random calls.
 """
 
 import ctypes
 import os
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -464,7 +463,7 @@ def main(arguments: list[str]) -> None:
         print(f"{name} {_status_of(lambda fault=fault: fault(kernels))}", flush=True)
     for stream in (sys.stdout, sys.stderr):
         print(RANDOM, file=stream, flush=True)
-    seconds, seed = float(arguments[0]), int(arguments[1])
+    rounds, seed = int(arguments[0]), int(arguments[1])
     torch.manual_seed(seed)
     choose = random.Random(seed)
     seen: Counter[str] = Counter()
@@ -472,9 +471,7 @@ def main(arguments: list[str]) -> None:
     # The kernels ask PyTorch how many threads to run on. PyTorch's own, for layers as small as these, only wait.
     torch.set_num_threads(1)
     threads = mock.patch.object(torch, "get_num_threads").start()
-    end = time.monotonic() + seconds
-    # Every kind of call a few times, however slow the machine is.
-    while time.monotonic() < end or seen["rounds"] < 48:
+    while seen["rounds"] < rounds:
         threads.return_value = choose.randint(1, 3)
         packing = Kernels(choose.choice(list(Packing)), kernels.functions)
         right_step(packing, choose)
