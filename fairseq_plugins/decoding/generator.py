@@ -167,9 +167,9 @@ class DraftVerifyGenerator(SequenceGenerator):
         if not every:
             return [[] for _ in outputs]
         lengths = [len(output.tokens) for output in every]
-        nothing = torch.empty(0)
         # Ordinary tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
+            nothing = torch.empty(0)
             tokens = torch.cat([output.tokens for output in every]).split_with_sizes(lengths)
             log_probs = torch.cat([output.log_probs for output in every]).split_with_sizes(lengths)
             scores = torch.stack([output.score for output in every])
