@@ -102,10 +102,10 @@ class Batch:
         tokens = state.tokens.new_full((count, state.tokens.size(1)), self.pad)
         tokens[:, 0] = self.first_token
         new = (tokens, state.lengths.new_zeros(count), state.log_probs.new_zeros(tokens.shape))
-        present = (state.tokens, state.lengths, state.log_probs) if state.sentences else ()
-        state.tokens, state.lengths, state.log_probs = (
-            [torch.cat(pair) for pair in zip(present, new, strict=True)] if present else new
-        )
+        if state.sentences:
+            present = (state.tokens, state.lengths, state.log_probs)
+            new = tuple(torch.cat(pair) for pair in zip(present, new, strict=True))
+        state.tokens, state.lengths, state.log_probs = new
         state.host_lengths = state.host_lengths + [0] * count
         state.sentences = state.sentences + [sentence for sentence in sentences for _ in range(self.beam)]
         state.host_ended = state.host_ended + [False] * count
@@ -179,7 +179,7 @@ class Batch:
         state.tokens, state.lengths, state.log_probs = state.tokens[:0], state.lengths[:0], state.log_probs[:0]
         state.host_lengths, state.sentences, state.ended, state.host_ended = [], [], None, []
         if state.beams is not None:
-            state.beams = state.beams.select(state.lengths)
+            state.beams = Beams.begin(self.beam, 0, state.tokens)
 
 
 def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_random_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> 
     # A driver that had nothing to do would end well, too.
     counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in printed.splitlines()}
     assert counts["rounds"] == ROUNDS
-    assert sum(count for name, count in counts.items() if name.endswith(("Error", "refused"))) >= 4 * ROUNDS
+    assert sum(count for name, count in counts.items() if name.endswith(("Error", "refused"))) >= 200 * ROUNDS // 48
 
 
 def test_what_is_past_the_checks_is_reported(ran: subprocess.CompletedProcess[str]) -> None:

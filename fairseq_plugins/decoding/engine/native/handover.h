@@ -31,9 +31,9 @@ public:
         --busy;
         ++waiting;
         bool found = false;
-        for (int spin = 0; !found && (is_full || busy > 0); ++spin) {
+        for (int looks = 0; !found && (is_full || busy > 0); ++looks) {
             if (!is_full) {
-                spin < threads::SPINS ? threads::pause() : std::this_thread::yield();
+                threads::pause_after(looks);
                 continue;
             }
             std::lock_guard<std::mutex> lock(mutex);

@@ -26,6 +26,9 @@ inline void pause() {
 #endif
 }
 
+// Before somebody looks again at what another thread does, having done so many times: that one may wait for this very core.
+inline void pause_after(int looks) { looks < SPINS ? pause() : std::this_thread::yield(); }
+
 class Pool {
 public:
     // Of `wanted_size` threads, the caller's among them; of fewer where the system gives no more.
@@ -49,13 +52,7 @@ public:
         }
         wake.notify_all();
         task(0);
-        for (int spin = 0; running.load(std::memory_order_acquire) > 0; ++spin) {
-            if (spin < SPINS) {
-                pause();
-            } else {
-                std::this_thread::yield();  // the worker may wait for this very core
-            }
-        }
+        for (int looks = 0; running.load(std::memory_order_acquire) > 0; ++looks) pause_after(looks);
     }
 
     const int64_t wanted_size;
