@@ -85,6 +85,8 @@ class OneCall:
         adaptive, drafter = self.adaptive, self.drafter
         if adaptive is not None and not adaptive.drafts:
             adaptive = drafter = None
+        if adaptive is not None:
+            adaptive.choose_width(batch)
         # The most that an iteration adds, if all goes well.
         width = 1 + (0 if drafter is None else drafter.widest)
         slots = state.span.longest + width + ITERATIONS
@@ -119,7 +121,7 @@ class OneCall:
                     verifier=verifier[0],
                     limits=limits,
                     **({} if part is None else {drafter.kernel_part: ctypes.addressof(part[0])}),
-                    adaptive=None if counted is None else ctypes.addressof(counted),
+                    adaptive=None if counted is None else ctypes.addressof(counted[0]),
                     relaxed=None if self.relaxed is None else ctypes.addressof(self.relaxed),
                     batch=batch,
                     columns=state.tokens.size(1),
@@ -141,7 +143,7 @@ class OneCall:
             raise RuntimeError("kernels: no room for an iteration")
         if adaptive is not None and counted is not None:
             began = time.perf_counter()
-            adaptive.policy.learn(counted)
+            adaptive.policy.learn(*counted)
             adaptive.reconsider(batch)
             adaptive.preparation += time.perf_counter() - began
         state.host_lengths = state.lengths.tolist()

@@ -198,8 +198,8 @@ def test_where_drafting_does_not_pay_a_batch_is_tried_for_a_few_iterations(monke
     sample = make_sample(task, [6, 3, 9], 5)
     learn, calls = adaptive.Policy.learn, []
 
-    def learn_the_worst(policy: adaptive.Policy, counted: Any) -> None:
-        learn(policy, counted)
+    def learn_the_worst(policy: adaptive.Policy, counted: Any, worth: Any) -> None:
+        learn(policy, counted, worth)
         calls.append(counted.verify_sums[0])
         policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
 

@@ -1,9 +1,10 @@
-"""Adaptive verification: verify the drafted tokens that can win, draft only where it pays.
+"""Adaptive verification: verify the drafted tokens that can win, draft only as many as pay, and none where none does.
 
 A row of a verification costs time whether its token is accepted or not. How likely that is, the drafter says itself:
 the product of its conditional probabilities up to the token, recalibrated by what became of earlier drafts. What a row
-costs is measured while decoding. vLLM calls this adaptive verification. With exact acceptance the output is the same
-however many tokens are verified.
+costs is measured while decoding. vLLM calls this adaptive verification. A drafted token costs time, too, before anybody
+knows its probability: that of earlier drafts at the same position says whether it is worth it. With exact acceptance the
+output is the same however many tokens are drafted and verified.
 """
 
 import time
@@ -113,17 +114,20 @@ class Calibration:
 
 
 class Policy:
-    """Whether to draft, and what of a draft to verify; it learns from what that took and what came of it.
+    """Whether to draft and how much, and what of a draft to verify; it learns from what that took and what came of it.
 
     Args:
+        block_size: tokens of a draft at most.
         together: how many sentences are drafted for, and stepped without drafts, in one call at most; None for any.
     """
 
-    def __init__(self, together: tuple[int, int] | None = None) -> None:
+    def __init__(self, block_size: int, together: tuple[int, int] | None = None) -> None:
+        self.block_size = block_size
         self.together = together
-        # Rows: of a draft, its sentences; of a verification, all tokens.
+        # Rows: of a draft, all positions; of a verification, all tokens.
         self.draft_cost, self.verify_cost = Cost(4.0, 1.0), Cost(4.0, 1.0)
         self.calibration = Calibration()
+        self._hope_anew()
         # Accepted tokens of a draft, and rows verified of it: running means over sentences, hopeful at first.
         self.gain, self.rows = 3.0, 4.0
         # Batches without drafts since the last one with them, and how many of these there may be.
@@ -138,7 +142,7 @@ class Policy:
         drafting, stepping = (batch, batch) if self.together is None else [min(batch, n) for n in self.together]
         draft_fixed, draft_each = self.draft_cost.line
         fixed, each = self.verify_cost.line
-        seconds = draft_fixed + draft_each * drafting + fixed + each * drafting * (1 + self.rows)
+        seconds = draft_fixed + draft_each * drafting * self.width + fixed + each * drafting * (1 + self.rows)
         if length is not None:
             seconds += drafting * self.preparation / max(1.0, length / (1 + self.gain))
         return drafting * (1 + self.gain) / seconds, stepping / (fixed + each * stepping)
@@ -155,6 +159,7 @@ class Policy:
             return True
         if self.skipped >= self.patience:
             self.skipped, self.patience = 0, min(2 * self.patience, _TRY_AGAIN_AT_LAST)
+            self._hope_anew()
             return True
         self.skipped += 1
         return False
@@ -182,7 +187,30 @@ class Policy:
 
     def worth_verifying(self, survival: numpy.ndarray) -> numpy.ndarray:
         """How many [B] of the drafted tokens are worth a row, of their survival probabilities [B, K]."""
-        return (self.calibration(survival) >= self.threshold(len(survival))).sum(1)
+        worth = self.calibration(survival) - self.threshold(len(survival))
+        self._count_worth(1, worth.clip(0).sum(0), len(survival))
+        return (worth >= 0).sum(1)
+
+    def choose_width(self, batch: int) -> None:
+        """Let drafts have as many tokens as are worth drafting, and one more, so that this is seen to change.
+
+        A position is worth it where the tokens that its verification gains on average, less what its row would bring
+        elsewhere, are more than what the time of drafting it would.
+        """
+        worth = self.worth / self.of_drafts
+        pays = worth >= self.draft_cost.line[1] * self._rates(batch)[0]
+        self.width = min(self.block_size, 1 + int(numpy.cumprod(pays).sum()))
+
+    def _hope_anew(self) -> None:
+        """As if one draft had been all right: the first ones are whole."""
+        self.worth, self.of_drafts = numpy.ones(self.block_size), numpy.ones(self.block_size)
+        self.width = self.block_size
+
+    def _count_worth(self, iterations: float, worth: numpy.ndarray, drafts: float) -> None:
+        """Count of each of the first positions what verifying it gains, net of its row and in tokens, summed over drafts."""
+        memory, counted = _MEMORY**iterations, len(worth)
+        self.worth[:counted] = memory * self.worth[:counted] + worth
+        self.of_drafts[:counted] = memory * self.of_drafts[:counted] + drafts
 
     def observe(
         self, survival: numpy.ndarray, verified: numpy.ndarray, emitted: numpy.ndarray, accepted: numpy.ndarray
@@ -197,13 +225,16 @@ class Policy:
         self.gain = memory * self.gain + (1 - memory) * gain
         self.rows = memory * self.rows + (1 - memory) * rows
 
-    def structure(self, batch: int) -> AdaptiveStructure:
-        """The same for the kernels, which count for `learn`."""
-        rates = self.calibration.right_rate
-        return AdaptiveStructure(threshold=self.threshold(batch), right_rate=tuple(rates.tolist()))
+    def structure(self, batch: int) -> tuple[AdaptiveStructure, numpy.ndarray]:
+        """The same for the kernels, which count for `learn`; and what must be held meanwhile."""
+        rates, worth = self.calibration.right_rate, numpy.zeros(self.width)
+        structure = AdaptiveStructure(
+            threshold=self.threshold(batch), right_rate=tuple(rates.tolist()), worth=worth.ctypes.data
+        )
+        return structure, worth
 
-    def learn(self, counted: AdaptiveStructure) -> None:
-        """Take over what the kernels have counted."""
+    def learn(self, counted: AdaptiveStructure, worth: numpy.ndarray) -> None:
+        """Take over what the kernels have counted: the two of `structure`."""
         calls = counted.verify_sums[0]
         if calls > 0:
             self.verify_cost.add(counted.verify_sums)
@@ -211,6 +242,7 @@ class Policy:
             self.draft_cost.add(counted.draft_sums)
         if counted.drafts > 0:
             self.calibration.add(counted.tried, counted.right, calls)
+            self._count_worth(calls, worth, counted.drafts)
             self._count(calls, counted.accepted / counted.drafts, counted.rows / counted.drafts)
 
 
@@ -218,7 +250,7 @@ class AdaptiveDrafter:
     """Lets a trained drafter draft for the batches where it pays, and hands on the tokens that are worth a row.
 
     Args:
-        inner: the drafter; its drafts have `survival`.
+        inner: the drafter; its drafts have `survival`, and as many tokens as its `width` says.
         policy: what decides.
     """
 
@@ -260,12 +292,19 @@ class AdaptiveDrafter:
         draft = no_draft(state)
         if self.drafts:
             began = time.perf_counter()
+            self.choose_width(len(state.host_lengths))
             draft = self.inner.draft(state)
-            if draft.tokens.size(1) > 0:
+            positions = draft.tokens.numel()
+            if positions > 0:
                 draft = self._worth_verifying(draft)
-                self.policy.draft_cost.observe(len(draft.tokens), time.perf_counter() - began)
+                self.policy.draft_cost.observe(positions, time.perf_counter() - began)
         self.began = time.perf_counter()
         return draft
+
+    def choose_width(self, batch: int) -> None:
+        """Say how many tokens the next drafts are to have."""
+        self.policy.choose_width(batch)
+        self.inner.width = self.policy.width
 
     def _worth_verifying(self, draft: Draft) -> Draft:
         assert draft.survival is not None

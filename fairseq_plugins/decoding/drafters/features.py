@@ -30,7 +30,7 @@ class FeatureDrafter(CompiledDrafter):
 
     Args:
         model: the drafter.
-        block_size: tokens per draft, k.
+        block_size: tokens per draft, k; `width` may be set to fewer of the next ones.
         engine: what it runs on.
         options: how to draft.
     """
@@ -40,7 +40,7 @@ class FeatureDrafter(CompiledDrafter):
     def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions | None = None) -> None:
         options = options or DraftOptions()
         self.model = model
-        self.block_size = block_size
+        self.block_size = self.width = block_size
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
         self.make_draft = draft_maker(model.decoder, self.decoder.project, engine, options, scored)
@@ -75,7 +75,7 @@ class FeatureDrafter(CompiledDrafter):
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.block_size, state.max_len - span.shortest)
+        width = min(self.width, state.max_len - span.shortest)
         if width <= 0:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
@@ -94,7 +94,7 @@ class FeatureDrafter(CompiledDrafter):
 
     @property
     def widest(self) -> int:
-        return self.block_size
+        return self.width
 
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[DrafterStructure, list[Any]] | None:
         stack = self.decoder.cached.stack(slots)
@@ -114,7 +114,7 @@ class FeatureDrafter(CompiledDrafter):
             reader=ctypes.addressof(self.compiled_reader.structure),
             layers_read=ctypes.addressof(read),
             layers_read_count=len(layers),
-            block_size=self.block_size,
+            width=self.width,
             newest=self.newest.data_ptr(),
         )
         self.decoder.cached.native_layers.feed(fed, structure.fed)

@@ -23,7 +23,7 @@ class NatDrafter:
 
     Args:
         model: the drafter.
-        block_size: tokens per draft, k.
+        block_size: tokens per draft, k; `width` may be set to fewer of the next ones.
         engine: what it runs on.
         options: how to draft.
         alone: no verifier adds a token of its own after the draft.
@@ -40,7 +40,7 @@ class NatDrafter:
         options = options or DraftOptions(keep_log_probs=alone)
         self.model = model
         self.engine = engine
-        self.block_size = block_size
+        self.block_size = self.width = block_size
         self.alone = alone
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
@@ -73,7 +73,7 @@ class NatDrafter:
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.block_size, state.max_len - span.shortest + self.alone)
+        width = min(self.width, state.max_len - span.shortest + self.alone)
         if width <= 0:
             return no_draft(state)
         # Input of every sentence: what its cache lacks, up to the last token, then the masks.

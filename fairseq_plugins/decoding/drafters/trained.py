@@ -108,7 +108,7 @@ def trained_drafter(
     if not adaptive:
         return drafter
     least, rows = sentences_together(model.decoder.embed_dim)
-    return AdaptiveDrafter(drafter, Policy((max(least, rows // (1 + drafter.block_size)), rows)))
+    return AdaptiveDrafter(drafter, Policy(drafter.block_size, (max(least, rows // (1 + drafter.block_size)), rows)))
 
 
 def _rounding(engine: Engine, drafter: BlockNat) -> Engine:

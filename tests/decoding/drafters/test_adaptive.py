@@ -89,16 +89,36 @@ def test_rows_are_verified_as_far_as_they_pay() -> None:
     sure, unsure = [0.99**k for k in range(1, 6)], [0.3**k for k in range(1, 6)]
     # A row costs as much as a call: one pays only where it is likely to be of use. And rows for next to nothing.
     for each, expected in ((1.0, [5, 0]), (1e-6, [5, 5])):
-        policy = Policy()
+        policy = Policy(5)
         policy.gain, policy.rows = 5.0, 5.0
         policy.calibration.right[-1] = policy.calibration.tried[-1]
         policy.verify_cost.guess = policy.draft_cost.guess = (1.0, each)
         assert widths(AdaptiveDrafter(Fixed([sure, unsure]), policy), 2) == expected
 
 
+def test_drafts_are_as_long_as_they_are_worth_drafting() -> None:
+    """And one token longer; when drafting is tried again, they are whole."""
+    for each, expected in ((0.15, 3), (1e-6, 6), (1000.0, 1)):
+        policy = Policy(6)
+        assert policy.width == 6
+        policy.gain, policy.rows = 2.0, 2.0
+        policy.calibration.right[:] = policy.calibration.tried[:] = 1e9
+        # The drafter is sure of its own, and right: of 10 sentences all have a first token, 5 a second and 1 the rest.
+        policy.calibration.right *= numpy.arange(10) / 9
+        policy.verify_cost.guess, policy.draft_cost.guess = (1.0, 1e-9), (1.0, each)
+        survival = numpy.zeros((10, 6))
+        survival[:, 0], survival[:5, 1], survival[0] = 1.0, 1.0, 1.0
+        for _ in range(300):
+            policy.worth_verifying(survival[:, : policy.width])
+            policy.choose_width(1)
+        assert policy.width == expected
+        policy.drafted, policy.gain, policy.skipped = 1000.0, 0.0, 10**6
+        assert policy.pays(1, 20) and policy.width == 6
+
+
 def test_what_is_done_once_for_a_sentence_counts() -> None:
     """The more the shorter its output, and nothing when it has been done."""
-    policy = Policy()
+    policy = Policy(50)
     policy.drafted = 1000.0
     policy.gain, policy.rows = 3.0, 3.0
     policy.verify_cost.guess = policy.draft_cost.guess = (1.0, 0.01)
@@ -111,7 +131,7 @@ def test_what_is_done_once_for_a_sentence_counts() -> None:
 
 
 def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
-    policy = Policy()
+    policy = Policy(50)
     policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
     drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]), policy)
     first = adaptive._TRY_AGAIN
@@ -169,6 +189,9 @@ def test_output_is_fairseqs(
         def threshold(self, batch: int) -> float:
             return next(turn)[1]
 
+        def choose_width(self, batch: int) -> None:
+            self.width = 1 + int(next(turn)[1] * (self.block_size - 1))
+
         def worth_verifying(self, survival: numpy.ndarray) -> numpy.ndarray:
             generator = numpy.random.default_rng(int(next(turn)[1] * 100))
             return generator.integers(0, survival.shape[1] + 1, len(survival))
@@ -193,7 +216,7 @@ def test_the_end_of_a_sentence_counts_as_right_where_it_was_drafted(monkeypatch:
     verifier = make_transformer(task, 1)
     sample = make_sample(task, [4, 9], 1)
     outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
-    policy = Policy()
+    policy = Policy(50)
     policy.calibration.tried[:] = policy.calibration.right[:] = 1e-9
     drafter = AdaptiveDrafter(Sure(lambda sentence, done, width: outputs[sentence][done:], 50), policy)
     decode([verifier], task, sample, drafter, max_len_b=50)

@@ -150,6 +150,7 @@ class AdaptiveStructure(ctypes.Structure):
         *[(name, ctypes.c_double * BINS) for name in ("tried", "right")],
         *[(name, ctypes.c_double * 5) for name in ("draft_sums", "verify_sums")],
         *[(name, ctypes.c_double) for name in ("rows", "accepted", "drafts")],
+        ("worth", ctypes.c_void_p),
     ]
 
 
@@ -159,7 +160,7 @@ class DrafterStructure(ctypes.Structure):
         ("path", ctypes.c_void_p),
         ("fed", InputStructure),
         *[(name, ctypes.c_void_p) for name in ("reader", "layers_read")],
-        *[(name, ctypes.c_int32) for name in ("layers_read_count", "block_size")],
+        *[(name, ctypes.c_int32) for name in ("layers_read_count", "width")],
         ("newest", ctypes.c_void_p),
     ]
 

@@ -32,6 +32,7 @@ struct Adaptive {
     double tried[BINS], right[BINS];        // counted here
     double draft_sums[5], verify_sums[5];   // of calls: their number, rows, rows^2, seconds, rows * seconds
     double rows, accepted, drafts;          // drafted tokens that were verified, and accepted, of so many drafts
+    double* worth;                          // [width of a draft], by how much tokens are likelier to survive than the threshold
 };
 
 // A drafter that reads the verifier's states: see ../../drafters/features.py.
@@ -41,7 +42,7 @@ struct Drafter {
     Input fed;                  // what masks are fed
     const Linear* reader;       // the verifier's states become keys and values of all layers, and what is added to an input
     const int32_t* layers_read;
-    int32_t layers_read_count, block_size;
+    int32_t layers_read_count, width;  // tokens of a draft
     float* newest;              // [B][D], what is added to the next input
 };
 
@@ -108,7 +109,7 @@ void count_call(double* sums, double rows, double seconds) {
     for (int i = 0; i < 5; ++i) sums[i] += values[i];
 }
 
-void add_counts(const Adaptive& from, Adaptive& to) {
+void add_counts(const Adaptive& from, int64_t width, Adaptive& to) {
     for (int i = 0; i < BINS; ++i) {
         to.tried[i] += from.tried[i];
         to.right[i] += from.right[i];
@@ -120,6 +121,7 @@ void add_counts(const Adaptive& from, Adaptive& to) {
     to.rows += from.rows;
     to.accepted += from.accepted;
     to.drafts += from.drafts;
+    for (int64_t t = 0; t < width; ++t) to.worth[t] += from.worth[t];
 }
 
 // Rows that are projected to the vocabulary at a time: of what stands after a rejected token none has to be. Of less rows
@@ -166,7 +168,7 @@ struct Step {
 
 // How many tokens a draft may have.
 int64_t width_of_drafts(const Decoding& all) {
-    if (all.drafter) return all.drafter->block_size;
+    if (all.drafter) return all.drafter->width;
     if (all.copier) return all.copier->width;
     if (all.guesser) return all.guesser->block - 1;
     return all.heads ? all.heads->others.outputs / all.verifier.dim : 0;
@@ -237,7 +239,7 @@ private:
     bool draft() {
         const double start = seconds_now();
         int64_t width = 0;
-        for (const int64_t b : active) width = std::max(width, std::min<int64_t>(drafter->block_size, left(b)));
+        for (const int64_t b : active) width = std::max(width, std::min<int64_t>(drafter->width, left(b)));
         if (width == 0) return true;
         const int64_t count = active.size();
         drafting.clear();
@@ -263,7 +265,7 @@ private:
         }
         drafted_width = width;
         drafted.assign(count, width);
-        if (adaptive) count_call(adaptive->draft_sums, count, seconds_now() - start);
+        if (adaptive) count_call(adaptive->draft_sums, count * width, seconds_now() - start);
         return true;
     }
 
@@ -379,13 +381,14 @@ private:
         return std::min(std::max(static_cast<int>(std::exp(log_prob) * BINS), 0), BINS - 1);
     }
 
-    // How many of the drafted tokens of a sentence are worth a row.
-    int64_t worth_verifying(int64_t index, int64_t most) const {
+    // How many of the drafted tokens of a sentence are worth a row; what they are worth beyond that is counted.
+    int64_t worth_verifying(int64_t index, int64_t most) {
         if (!adaptive) return most;
         float survival = 1;
         for (int64_t t = 0; t < most; ++t) {
             survival *= adaptive->right_rate[bin_of(log_probs[index * drafted_width + t])];
             if (survival < adaptive->threshold) return t;
+            adaptive->worth[t] += survival - adaptive->threshold;
         }
         return most;
     }
@@ -598,18 +601,21 @@ int32_t decode(const Decoding* decoding) {
         waiting += !all.finished[b];
     }
     if (waiting == 0) return 0;
-    const int64_t width = 1 + width_of_drafts(all);
-    const int64_t most = std::max<int64_t>({1, all.least_together, all.rows_together / width});
+    const int64_t width = width_of_drafts(all);
+    const int64_t most = std::max<int64_t>({1, all.least_together, all.rows_together / (1 + width)});
     const int64_t threads = threads::available();
     // Batches have the longest sentences first. Those that follow each other are decoded together, for they end together,
     // and every thread has its share of them.
     const int64_t lanes = std::min(threads, waiting), groups = (waiting + most * lanes - 1) / (most * lanes);
     const int64_t parts = groups * lanes, workers = std::min(threads, parts);
     std::vector<Adaptive> counters(all.adaptive ? workers : 0);
-    for (Adaptive& counter : counters) {
+    std::vector<double> worth(counters.size() * width);
+    for (size_t index = 0; index < counters.size(); ++index) {
+        Adaptive& counter = counters[index];
         counter = Adaptive{};
         counter.threshold = all.adaptive->threshold;
         std::copy_n(all.adaptive->right_rate, BINS, counter.right_rate);
+        counter.worth = worth.data() + index * width;
     }
     std::atomic<int64_t> ended{0}, next{0};
     std::atomic<bool> failed{false};
@@ -635,7 +641,7 @@ int32_t decode(const Decoding* decoding) {
         for (int64_t iteration; handover.take(mine.active, iteration);) go_on(iteration);
     };
     workers > 1 ? threads::run(workers, work) : work(0);
-    for (const Adaptive& counter : counters) add_counts(counter, *all.adaptive);
+    for (const Adaptive& counter : counters) add_counts(counter, width, *all.adaptive);
     return failed ? 1 : 0;
 }
 
