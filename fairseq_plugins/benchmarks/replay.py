@@ -1,10 +1,13 @@
 """Speed of model shapes for which no trained drafter is at hand: random weights, and drafts that are replayed.
 
 The drafter runs, and costs what it costs, but what it says is replaced by the verifier's own greedy output, made wrong
-at a position that is drawn. Drafted tokens are right with a fixed probability each, so that accepted lengths follow a
-geometric distribution truncated at the block size; the probability is chosen for a stated mean.
+at positions that are drawn. Drafted tokens are right with a fixed probability each, so that accepted lengths follow a
+geometric distribution truncated at the block size; the probability is chosen for a stated mean, and is what the drafter
+is taken to say of each token, where only those are verified that pay.
 """
 
+import ctypes
+import math
 import os
 import random
 import shutil
@@ -20,6 +23,8 @@ from fairseq_cli import preprocess
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
+from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -47,34 +52,68 @@ _SEED = 1
 # ------------------------------------------------------------------------------------------------ the drafter
 
 
-class ReplayedDrafter:
-    """Drafts the verifier's own output, wrong at a drawn position, at the cost of another drafter.
+class ReplayedDrafter(CompiledDrafter):
+    """Drafts the verifier's own output, wrong at drawn positions, at the cost of another drafter.
 
     Args:
         inner: runs at every draft; its tokens are thrown away.
         outputs: sentence id -> token ids of the verifier's output.
-        accepted: [N, L] for the N sentences in the order of `outputs` and each length so far: how many drafted tokens
-            are right. It does not depend on what else is in the batch.
+        probability: that a drafted token is right. Which ones are does not depend on what else is in the batch.
         words: two symbols that are no special ones; one of them is the wrong token.
     """
 
+    kernel_part = "drafter"
+
     def __init__(
-        self, inner: Drafter, outputs: Mapping[int, Sequence[int]], accepted: Tensor, words: tuple[int, int]
+        self, inner: Drafter, outputs: Mapping[int, Sequence[int]], probability: float, words: tuple[int, int]
     ) -> None:
         self.inner = inner
         self.row_of = {number: row for row, number in enumerate(outputs)}
         self.outputs = nn.utils.rnn.pad_sequence(
             [torch.tensor(tokens) for tokens in outputs.values()], batch_first=True, padding_value=words[0]
         )
-        self.accepted = accepted
+        self.probability = probability
         self.words = words
         self.rows = torch.empty(0, dtype=torch.long)
+        self.projection = getattr(inner, "projection", None)
+        self.drafts = self._drafts()
+
+    def _drafts(self) -> Tensor:
+        """The outputs with drawn positions made wrong, the same ones every time."""
+        generator = torch.Generator().manual_seed(_SEED)
+        # Position by position, so that longer outputs change nothing.
+        right = torch.rand(self.outputs.t().shape, generator=generator).t() < self.probability
+        wrong = torch.where(self.outputs == self.words[0], self.words[1], self.words[0])
+        return torch.where(right.to(wrong.device), self.outputs, wrong)
+
+    @property
+    def width(self) -> int:
+        """How many tokens the next drafts have."""
+        return self.inner.width
+
+    @width.setter
+    def width(self, width: int) -> None:
+        self.inner.width = width
+
+    @property
+    def widest(self) -> int:
+        return self.inner.width
+
+    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[ctypes.Structure, list[Any]] | None:
+        compiled = isinstance(self.inner, CompiledDrafter)
+        known = self.inner.structure(slots, batch, verifier_width) if compiled else None
+        if known is None:
+            return None
+        structure, held = known
+        told = self.drafts[self.rows]
+        structure.told, structure.told_width = told.data_ptr(), told.size(1)
+        structure.told_log_prob = math.log(self.probability)
+        return structure, [*held, told]
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         self.inner.start(sample, encoder_out)
         self.rows = self._rows(sample)
-        device = self.rows.device
-        self.outputs, self.accepted = self.outputs.to(device), self.accepted.to(device)
+        self.outputs, self.drafts = self.outputs.to(self.rows.device), self.drafts.to(self.rows.device)
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         self.inner.append_rows(sample, encoder_out)
@@ -87,12 +126,14 @@ class ReplayedDrafter:
     def draft(self, state: DecodingState) -> Draft:
         draft = self.inner.draft(state)
         columns = torch.arange(draft.tokens.size(1), device=draft.tokens.device)
-        position = (state.lengths[:, None] + columns).clamp(max=self.outputs.size(1) - 1)
-        right = self.outputs[self.rows[:, None], position]
-        length = state.lengths.clamp(max=self.accepted.size(1) - 1)
-        first_wrong = self.accepted[self.rows, length][:, None]
-        wrong = torch.where(right == self.words[0], self.words[1], self.words[0])
-        return Draft(torch.where(columns == first_wrong, wrong, right), draft.num_drafted, draft.log_probs)
+        position = (state.lengths[:, None] + columns).clamp(max=self.drafts.size(1) - 1)
+        survival = self.probability ** (1 + columns).float()
+        return Draft(
+            self.drafts[self.rows[:, None], position],
+            draft.num_drafted,
+            draft.log_probs,
+            survival.expand(len(self.rows), -1),
+        )
 
     def observe(self, advance: Advance) -> None:
         self.inner.observe(advance)
@@ -113,6 +154,7 @@ class ReplayedDrafter:
         for number, found in zip(sample["id"].tolist(), hypotheses, strict=True):
             tokens = found[0]["tokens"]
             self.outputs[self.row_of[number], : len(tokens)] = tokens
+        self.drafts = self._drafts()
 
 
 def acceptance_probability(tokens: float, block_size: int) -> float:
@@ -133,14 +175,6 @@ def acceptance_probability(tokens: float, block_size: int) -> float:
     return low
 
 
-def draw_accepted(sentences: int, length: int, block_size: int, tokens: float) -> Tensor:
-    """Draw accepted lengths [sentences, length], each 0 to `block_size`, the same ones every time."""
-    probability = acceptance_probability(tokens, block_size)
-    generator = torch.Generator().manual_seed(_SEED)
-    right = torch.rand(sentences, length, block_size, generator=generator) < probability
-    return right.long().cumprod(2).sum(2)
-
-
 def replay_drafts(
     generator: DraftVerifyGenerator, outputs: Mapping[int, Sequence[int]], tokens: float, words: tuple[int, int]
 ) -> None:
@@ -158,14 +192,21 @@ def replay_drafts(
 
     def learning(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         hypotheses = generate(sample, *args, **kwargs)
-        generator.method.drafter.learn(sample, hypotheses)
+        drafter = generator.method.drafter
+        drafter = drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
+        drafter.learn(sample, hypotheses)
         return hypotheses
 
     def replayed() -> Method:
         method = build()
-        longest = max(map(len, outputs.values()))
-        accepted = draw_accepted(len(outputs), longest, method.drafter.block_size, tokens)
-        return Method(method.verifier, ReplayedDrafter(method.drafter, outputs, accepted, words), method.search)
+        drafter = method.drafter
+        adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
+        inner = drafter if adaptive is None else adaptive.inner
+        replayed = ReplayedDrafter(inner, outputs, acceptance_probability(tokens, inner.block_size), words)
+        if adaptive is None:
+            return Method(method.verifier, replayed, method.search)
+        adaptive.inner = replayed
+        return method
 
     generator.build_method = replayed
     generator._generate = learning
@@ -228,7 +269,7 @@ def describe(
         return models
     return (
         f"REPLAYED. {models} A random drafter {kind}, with the verifier's encoder and k = {block_size}, runs at every "
-        "draft, but its tokens are replaced by the verifier's own up to a drawn position. Accepted lengths are "
+        "draft, but its tokens are replaced by the verifier's own, wrong at drawn positions. Accepted lengths are "
         f"geometric, truncated at k; mean tokens per iteration, fewer at the ends of sentences: {drawn} (GAD Tables 2 "
         "and 3)."
     )

@@ -28,7 +28,7 @@ from fairseq_plugins.errors import ConfigurationError
 BATCH_SIZES = [1, 4, 8, 16, 32]
 # Rows that are there for study, not for speed; --decoders names them.
 _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
-_BY_LENGTH = ("greedy", "gad (replayed)")
+_BY_LENGTH = ("greedy", "gad fixed width (replayed)")
 _ARITHMETIC = ("greedy", "gad fixed width")
 
 

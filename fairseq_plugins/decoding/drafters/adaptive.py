@@ -3,8 +3,8 @@
 A row of a verification costs time whether its token is accepted or not. How likely that is, the drafter says itself:
 the product of its conditional probabilities up to the token, recalibrated by what became of earlier drafts. What a row
 costs is measured while decoding. vLLM calls this adaptive verification. A drafted token costs time, too, before anybody
-knows its probability: that of earlier drafts at the same position says whether it is worth it. With exact acceptance the
-output is the same however many tokens are drafted and verified.
+knows its probability: that of earlier drafts at the same position says whether it is worth it. With exact acceptance
+the output is the same however many tokens are drafted and verified.
 """
 
 import time
@@ -207,7 +207,13 @@ class Policy:
         self.width = self.block_size
 
     def _count_worth(self, iterations: float, worth: numpy.ndarray, drafts: float) -> None:
-        """Count of each of the first positions what verifying it gains, net of its row and in tokens, summed over drafts."""
+        """Count what verifying the first positions gains, in tokens and less what their rows would bring elsewhere.
+
+        Args:
+            iterations: so many.
+            worth: of each position, the sum over all drafts.
+            drafts: so many.
+        """
         memory, counted = _MEMORY**iterations, len(worth)
         self.worth[:counted] = memory * self.worth[:counted] + worth
         self.of_drafts[:counted] = memory * self.of_drafts[:counted] + drafts

@@ -161,7 +161,9 @@ class DrafterStructure(ctypes.Structure):
         ("fed", InputStructure),
         *[(name, ctypes.c_void_p) for name in ("reader", "layers_read")],
         *[(name, ctypes.c_int32) for name in ("layers_read_count", "width")],
-        ("newest", ctypes.c_void_p),
+        *[(name, ctypes.c_void_p) for name in ("newest", "told")],
+        ("told_width", ctypes.c_int64),
+        ("told_log_prob", ctypes.c_float),
     ]
 
 

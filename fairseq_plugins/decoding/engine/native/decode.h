@@ -44,6 +44,9 @@ struct Drafter {
     const int32_t* layers_read;
     int32_t layers_read_count, width;  // tokens of a draft
     float* newest;              // [B][D], what is added to the next input
+    const int64_t* told;        // [B][told_width], what is drafted in the place of what the drafter says; else null
+    int64_t told_width;
+    float told_log_prob;        // of each of these
 };
 
 // A drafter that copies the source: see ../../methods/iad.py.
@@ -265,8 +268,21 @@ private:
         }
         drafted_width = width;
         drafted.assign(count, width);
+        if (drafter->told) replay();
         if (adaptive) count_call(adaptive->draft_sums, count * width, seconds_now() - start);
         return true;
+    }
+
+    // Drafts what is told of these positions, for benchmarks of models whose drafts would be of no use.
+    void replay() {
+        for (size_t index = 0; index < active.size(); ++index) {
+            const int64_t b = active[index];
+            for (int64_t t = 0; t < drafted_width; ++t) {
+                const int64_t position = std::min(all.lengths[b] + t, drafter->told_width - 1);
+                chosen[index * drafted_width + t] = drafter->told[b * drafter->told_width + position];
+            }
+        }
+        std::fill(log_probs.begin(), log_probs.end(), drafter->told_log_prob);
     }
 
     // What follows the one position of the source that the longest suffix of the output matches, if it is one.
