@@ -118,7 +118,7 @@ def _parts(row: str, method: Method, source: int, iterations: float) -> list[Par
             _part(row, "source for the drafter", 1, source, _of_source(own)),
             _part(row, "draft", iterations, width, [*_linears(own.native_layers), own.native_output]),
             _part(row, "path of the draft", iterations * width, 1, drafter.path.linears if drafter.path else []),
-            _part(row, "states read by the drafter", iterations, 1 + width, [drafter.compiled_reader]),
+            _part(row, "states read by the drafter", iterations, 1 + width, drafter.reading),
         ]
     return [part for part in parts if part.products > 0]
 

@@ -1,7 +1,7 @@
 """A trained drafter that reads the verifier's states of the accepted tokens instead of the tokens."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain
-from fairseq_plugins.decoding.engine.native.build import DrafterStructure
+from fairseq_plugins.decoding.engine.native.build import DrafterStructure, LinearStructure
+from fairseq_plugins.decoding.engine.native.layers import NativeLinear
 from fairseq_plugins.decoding.engine.weights import Linear, in_precision, is_small, linear, without_query
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.models.block_nat import BlockNat
@@ -48,16 +49,18 @@ class FeatureDrafter(CompiledDrafter):
         size = model.decoder.embed_tokens.num_embeddings
         self.path = None if options.keep_log_probs else compiled_path(model.decoder.transition, engine, scored, size)
         self.with_survival = options.with_survival
-        cached, self.compiled_reader = self.decoder.cached, None
-        whole = _one_matrix(model, cached, engine)
-        if whole is None:
-            self.read = _reader(model, cached, engine)
-        elif engine.kernels is not None and engine.kernels.can_run(whole):
-            self.compiled_reader = engine.kernels.compiled_linear(whole, engine.precision)
-            pays = engine.kernels.where_it_pays(self.compiled_reader, whole, engine.precision)
-            self.read = _read_at_once(pays, cached)
+        cached, whole = self.decoder.cached, _one_matrix(model, self.decoder.cached, engine)
+        # What reads the verifier's states: all at once; or first what fuses them, then what makes the keys and values
+        # of each layer.
+        layers = _reading(model, cached, engine) if whole is None else [whole]
+        self.reading: list[NativeLinear] = []
+        if engine.kernels is not None and all(map(engine.kernels.can_run, layers)):
+            self.reading = [engine.kernels.compiled_linear(layer, engine.precision) for layer in layers]
+            pairs = zip(self.reading, layers, strict=True)
+            runs = [engine.kernels.where_it_pays(*pair, engine.precision) for pair in pairs]
         else:
-            self.read = _read_at_once(engine.linear(whole), cached)
+            runs = [engine.linear(layer) for layer in layers]
+        self.read = _read_at_once(runs[0], cached) if whole is not None else _read_in_steps(runs, model, cached)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
@@ -98,11 +101,16 @@ class FeatureDrafter(CompiledDrafter):
 
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[DrafterStructure, list[Any]] | None:
         stack = self.decoder.cached.stack(slots)
-        if stack is None or self.path is None or self.compiled_reader is None:
+        if stack is None or self.path is None or not self.reading:
             return None
-        layers, outputs = self.model.decoder.reader.feature_layers, (2 * stack[0].count + 1) * stack[0].dim
-        if (self.compiled_reader.inputs, self.compiled_reader.outputs) != (len(layers) * verifier_width, outputs):
+        layers, (reader, *projections) = self.model.decoder.reader.feature_layers, self.reading
+        count, dim = stack[0].count, stack[0].dim
+        outputs = (count + 1) * dim if projections else (2 * count + 1) * dim
+        fits = (reader.inputs, reader.outputs) == (len(layers) * verifier_width, outputs)
+        fits = fits and len(projections) in (0, count)
+        if not (fits and all((each.inputs, each.outputs) == (dim, 2 * dim) for each in projections)):
             raise ValueError("kernels: the drafter reads other states than the verifier has")
+        array = (LinearStructure * len(projections))(*[each.structure for each in projections])
         read = (ctypes.c_int32 * len(layers))(*layers)
         if self.newest is None:
             self.newest = self.decoder.cached.cache.new_zeros(batch, 1, self.model.decoder.embed_dim)
@@ -111,14 +119,15 @@ class FeatureDrafter(CompiledDrafter):
         structure = DrafterStructure(
             stack=stack[0],
             path=ctypes.addressof(self.path.structure),
-            reader=ctypes.addressof(self.compiled_reader.structure),
+            reader=ctypes.addressof(reader.structure),
+            projections=ctypes.addressof(array) if projections else None,
             layers_read=ctypes.addressof(read),
             layers_read_count=len(layers),
             width=self.width,
             newest=self.newest.data_ptr(),
         )
         self.decoder.cached.native_layers.feed(fed, structure.fed)
-        return structure, [*stack[1], read, fed, self.newest]
+        return structure, [*stack[1], read, array, fed, self.newest]
 
     def select_rows(self, rows: Tensor) -> None:
         self.decoder.select_rows(rows)
@@ -126,15 +135,23 @@ class FeatureDrafter(CompiledDrafter):
             self.newest = self.newest.index_select(0, rows)
 
 
-def _reader(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _reading(model: BlockNat, cached: CachedDecoder, engine: Engine) -> list[Linear]:
+    """The layers that read states: what fuses them, and what makes keys and values of every layer."""
+    fuse = in_precision(linear(model.decoder.reader.linear), engine.precision)
+    return [fuse, *(without_query(layer.self_qkv) for layer in cached.layers)]
+
+
+def _read_in_steps(
+    runs: Sequence[Callable[[Tensor], Tensor]], model: BlockNat, cached: CachedDecoder
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D].
 
-    Step by step; `_one_matrix` where that may be.
+    Args:
+        runs: the layers of `_reading`.
+        model, cached: the drafter.
     """
-    reader, layers = model.decoder.reader, cached.layers
+    reader, layers, (fuse, *projections) = model.decoder.reader, cached.layers, runs
     shape = (2, layers[0].heads, -1)
-    fuse = engine.linear(in_precision(linear(reader.linear), engine.precision))
-    projections = [engine.linear(without_query(layer.self_qkv)) for layer in layers]
 
     def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
         states, added = reader.split(fuse(features))
@@ -148,7 +165,7 @@ def _reader(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Callable[
 
 
 def _one_matrix(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Linear | None:
-    """All that `_reader` computes as one linear layer, keys and values first; None where it is not one.
+    """All that `_read_in_steps` computes as one linear layer, keys and values first; None where it is not one.
 
     Where nothing stands between fusion and projection (post-norm) it is, unless that is a large one which a CPU would
     hold for the sake of fewer operations.
@@ -175,7 +192,7 @@ def _one_matrix(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Linea
 def _read_at_once(
     both: Callable[[Tensor], Tensor], cached: CachedDecoder
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """As `_reader`, of the layer of `_one_matrix`."""
+    """As `_read_in_steps`, with the layer of `_one_matrix`."""
     shape, width = (len(cached.layers), 2, cached.layers[0].heads, -1), cached.decoder.embed_dim
 
     def read(features: Tensor) -> tuple[Tensor, Tensor]:

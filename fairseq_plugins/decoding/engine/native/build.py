@@ -159,7 +159,7 @@ class DrafterStructure(ctypes.Structure):
         ("stack", StackStructure),
         ("path", ctypes.c_void_p),
         ("fed", InputStructure),
-        *[(name, ctypes.c_void_p) for name in ("reader", "layers_read")],
+        *[(name, ctypes.c_void_p) for name in ("reader", "projections", "layers_read")],
         *[(name, ctypes.c_int32) for name in ("layers_read_count", "width")],
         *[(name, ctypes.c_void_p) for name in ("newest", "told")],
         ("told_width", ctypes.c_int64),

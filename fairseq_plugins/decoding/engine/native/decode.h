@@ -40,7 +40,9 @@ struct Drafter {
     Stack stack;
     const Path* path;
     Input fed;                  // what masks are fed
-    const Linear* reader;       // the verifier's states become keys and values of all layers, and what is added to an input
+    const Linear* reader;       // the verifier's states become what every layer makes keys and values of, and after these
+                                // what is added to an input
+    const Linear* projections;  // [layers], what makes the keys and values; null where the reader makes them itself
     const int32_t* layers_read;
     int32_t layers_read_count, width;  // tokens of a draft
     float* newest;              // [B][D], what is added to the next input
@@ -587,17 +589,35 @@ private:
         read.resize(count * outputs);
         linear(*drafter->reader, features.data(), count, read.data());
         const Memory& own = *drafter->stack.own;
-        const float* from = read.data();
-        for_each_emitted([&](int64_t b, int64_t, int64_t slot, bool is_last) {
-            for (int n = 0; n < drafter->stack.count; ++n) {
+        for (int n = 0; n < drafter->stack.count; ++n) {
+            const float* from = drafter->projections ? project_context(n, count) : read.data() + n * 2 * own_dim;
+            const int64_t stride = drafter->projections ? 2 * own_dim : outputs;
+            for_each_emitted([&](int64_t b, int64_t, int64_t slot, bool) {
                 float* to = own.key_value + n * own.layer + (b * own.capacity + slot) * 2 * own_dim;
-                std::memcpy(to, from + n * 2 * own_dim, 2 * own_dim * sizeof(float));
-            }
-            const float* added = from + drafter->stack.count * 2 * own_dim;
+                std::memcpy(to, from, 2 * own_dim * sizeof(float));
+                from += stride;
+            });
+        }
+        const float* added = read.data() + outputs - own_dim;
+        for_each_emitted([&](int64_t b, int64_t, int64_t, bool is_last) {
             if (is_last) std::memcpy(drafter->newest + b * own_dim, added, own_dim * sizeof(float));
-            from += outputs;
+            added += outputs;
         });
         if (adaptive && drafted_width > 0) adaptive->draft_sums[3] += seconds_now() - start;
+    }
+
+    // Keys and values of a layer of the drafter [count][2][D], of what was read for it.
+    const float* project_context(int n, int64_t count) {
+        const int64_t dim = drafter->stack.dim, outputs = drafter->reader->outputs;
+        projected.resize(count * dim);
+        for (int64_t row = 0; row < count; ++row) {
+            std::copy_n(read.data() + row * outputs + n * dim, dim, projected.data() + row * dim);
+        }
+        const Layer& layer = drafter->stack.layers[n];
+        if (layer.normalize_before) normalize(layer.self_norm, projected.data(), count, dim, projected.data());
+        scores.resize(count * 2 * dim);
+        linear(drafter->projections[n], projected.data(), count, scores.data());
+        return scores.data();
     }
 };
 
