@@ -83,10 +83,10 @@ class OneCall:
         kernels, batch = self.kernels, len(state.host_lengths)
         assert kernels is not None
         adaptive, drafter = self.adaptive, self.drafter
-        if adaptive is not None and not adaptive.drafts:
-            adaptive = drafter = None
-        if adaptive is not None:
+        if adaptive is not None and adaptive.drafts:
             adaptive.choose_width(batch)
+        elif adaptive is not None:
+            drafter = None
         # The most that an iteration adds, if all goes well.
         width = 1 + (0 if drafter is None else drafter.widest)
         slots = state.span.longest + width + ITERATIONS
@@ -101,9 +101,9 @@ class OneCall:
             return None
         counted = None
         if adaptive is not None:
-            counted = adaptive.policy.structure(batch)
+            counted = adaptive.policy.structure(batch if adaptive.drafts else None)
             adaptive.preparation += time.perf_counter() - began
-        is_trial = adaptive is not None and not adaptive.policy.is_known_to_pay(batch)
+        is_trial = adaptive is not None and adaptive.drafts and not adaptive.policy.is_known_to_pay(batch)
         budget = _TRIED if is_trial else ITERATIONS
         finished = (ctypes.c_uint8 * batch)()
         emitted = (ctypes.c_int32 * (ITERATIONS * batch))()

@@ -23,12 +23,15 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 _MEMORY = 0.98
 # The same for batches, the first of which finds nothing in the processor's caches.
 _MEMORY_OF_BATCHES = 0.8
+# The slope of a cost over rows is read off these if their variance is above so much of their squared mean, and else
+# guessed: how fast a machine is changes more between two calls than what a few rows more take.
+_LEAST_SPREAD = 0.05
 # Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
 _PRIOR = 8.0
 # So many iterations draft before it is judged whether that pays.
 _EXPLORED = 32
-# Where drafting does not pay, it is tried again after so many batches, for the text may become easier; after twice as
-# many each time that it still does not, up to the most.
+# What does not pay, to draft or not to draft, is tried again after so many batches, for the text may become easier or
+# harder; after twice as many each time that it still does not, up to the most.
 _TRY_AGAIN, _TRY_AGAIN_AT_LAST = 24, 800
 
 
@@ -53,6 +56,11 @@ class Cost:
         self.sums = _MEMORY ** sums[0] * self.sums + sums
 
     @property
+    def is_known(self) -> bool:
+        """Whether there has been a call."""
+        return bool(self.sums[0] > 0)
+
+    @property
     def line(self) -> tuple[float, float]:
         """Seconds of a call, and of every row in it; both above 0."""
         count, rows, squares, seconds, products = self.sums
@@ -61,8 +69,8 @@ class Cost:
         fixed, each = self.guess
         scale = seconds / (count * fixed + rows * each)
         spread = count * squares - rows * rows
-        if spread <= 1e-2 * count * count:
-            return fixed * scale, each * scale  # rows were always as many: the guess, at the speed that was seen
+        if spread <= _LEAST_SPREAD * rows * rows:
+            return fixed * scale, each * scale
         each = (count * products - rows * seconds) / spread
         each = min(max(each, 1e-2 * seconds / rows), seconds / rows)
         return max((seconds - each * rows) / count, 1e-2 * seconds / count), each
@@ -124,14 +132,14 @@ class Policy:
     def __init__(self, block_size: int, together: tuple[int, int] | None = None) -> None:
         self.block_size = block_size
         self.together = together
-        # Rows: of a draft, all positions; of a verification, all tokens.
-        self.draft_cost, self.verify_cost = Cost(4.0, 1.0), Cost(4.0, 1.0)
+        # Rows: of a draft, all positions; of a verification, all tokens; of a step without drafts, its sentences.
+        self.draft_cost, self.verify_cost, self.step_cost = Cost(4.0, 1.0), Cost(4.0, 1.0), Cost(4.0, 1.0)
         self.calibration = Calibration()
         self._hope_anew()
         # Accepted tokens of a draft, and rows verified of it: running means over sentences, hopeful at first.
         self.gain, self.rows = 3.0, 4.0
-        # Batches without drafts since the last one with them, and how many of these there may be.
-        self.skipped, self.patience = 0, _TRY_AGAIN
+        # Whether drafting paid last; batches since that was found or the other was tried, and how many there may be.
+        self.paid, self.since, self.patience = True, 0, _TRY_AGAIN
         # Iterations with drafts so far.
         self.drafted = 0.0
         # What the drafter takes for a sentence before its first draft, in seconds: a running mean.
@@ -145,24 +153,29 @@ class Policy:
         seconds = draft_fixed + draft_each * drafting * self.width + fixed + each * drafting * (1 + self.rows)
         if length is not None:
             seconds += drafting * self.preparation / max(1.0, length / (1 + self.gain))
+        if self.step_cost.is_known:
+            fixed, each = self.step_cost.line
         return drafting * (1 + self.gain) / seconds, stepping / (fixed + each * stepping)
 
     def pays(self, batch: int, length: int) -> bool:
-        """Whether to draft for a batch of so many sentences; now and then also where it did not pay so far.
+        """Whether to draft for a batch of so many sentences; now and then what did not pay so far is tried.
 
         Args:
             batch: number of sentences.
             length: tokens that an output is expected to have: what is done once for it is little where it is long.
         """
-        if self.may_pay(batch, length):
-            self.skipped, self.patience = 0, _TRY_AGAIN
-            return True
-        if self.skipped >= self.patience:
-            self.skipped, self.patience = 0, min(2 * self.patience, _TRY_AGAIN_AT_LAST)
-            self._hope_anew()
-            return True
-        self.skipped += 1
-        return False
+        if self.drafted >= _EXPLORED and not self.step_cost.is_known:
+            return False
+        pays = self.may_pay(batch, length)
+        if pays != self.paid:
+            self.paid, self.since, self.patience = pays, 0, _TRY_AGAIN
+        elif self.since >= self.patience:
+            self.since, self.patience = 0, min(2 * self.patience, _TRY_AGAIN_AT_LAST)
+            if not pays:
+                self._hope_anew()
+            return not pays
+        self.since += 1
+        return pays
 
     def may_pay(self, batch: int, length: int | None = None) -> bool:
         """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet.
@@ -231,8 +244,10 @@ class Policy:
         self.gain = memory * self.gain + (1 - memory) * gain
         self.rows = memory * self.rows + (1 - memory) * rows
 
-    def structure(self, batch: int) -> tuple[AdaptiveStructure, numpy.ndarray]:
-        """The same for the kernels, which count for `learn`; and what must be held meanwhile."""
+    def structure(self, batch: int | None) -> tuple[AdaptiveStructure, numpy.ndarray]:
+        """The same for the kernels, which count for `learn`, and what must be held; a batch of None has no drafts."""
+        if batch is None:
+            return AdaptiveStructure(), numpy.zeros(0)
         rates, worth = self.calibration.right_rate, numpy.zeros(self.width)
         structure = AdaptiveStructure(
             threshold=self.threshold(batch), right_rate=tuple(rates.tolist()), worth=worth.ctypes.data
@@ -242,14 +257,14 @@ class Policy:
     def learn(self, counted: AdaptiveStructure, worth: numpy.ndarray) -> None:
         """Take over what the kernels have counted: the two of `structure`."""
         calls = counted.verify_sums[0]
-        if calls > 0:
-            self.verify_cost.add(counted.verify_sums)
-        if counted.draft_sums[0] > 0:
-            self.draft_cost.add(counted.draft_sums)
-        if counted.drafts > 0:
-            self.calibration.add(counted.tried, counted.right, calls)
-            self._count_worth(calls, worth, counted.drafts)
-            self._count(calls, counted.accepted / counted.drafts, counted.rows / counted.drafts)
+        if counted.drafts == 0:
+            self.step_cost.add(counted.verify_sums)
+            return
+        self.verify_cost.add(counted.verify_sums)
+        self.draft_cost.add(counted.draft_sums)
+        self.calibration.add(counted.tried, counted.right, calls)
+        self._count_worth(calls, worth, counted.drafts)
+        self._count(calls, counted.accepted / counted.drafts, counted.rows / counted.drafts)
 
 
 class AdaptiveDrafter:
@@ -287,7 +302,7 @@ class AdaptiveDrafter:
 
     def reconsider(self, batch: int) -> None:
         """Draft no more for the batch in hand, where a trial has shown that this does not pay."""
-        self.drafts = self.policy.may_pay(batch)
+        self.drafts = self.drafts and self.policy.may_pay(batch)
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         if self.drafts:
@@ -322,11 +337,12 @@ class AdaptiveDrafter:
         return Draft(draft.tokens[:, :width], counts, survival=draft.survival[:, :width])
 
     def observe(self, advance: Advance) -> None:
-        if not self.drafts:
-            return
         if self.began is not None:
             rows = len(advance.host_emitted) + (0 if self.verified is None else int(self.verified.sum()))
-            self.policy.verify_cost.observe(rows, time.perf_counter() - self.began)
+            cost = self.policy.verify_cost if self.drafts else self.policy.step_cost
+            cost.observe(rows, time.perf_counter() - self.began)
+        if not self.drafts:
+            return
         if self.given is not None and self.verified is not None:
             emitted, accepted = numpy.array(advance.host_emitted), advance.num_accepted.cpu().numpy()
             self.policy.observe(self.given, self.verified, emitted, accepted)

@@ -112,7 +112,8 @@ def test_drafts_are_as_long_as_they_are_worth_drafting() -> None:
             policy.worth_verifying(survival[:, : policy.width])
             policy.choose_width(1)
         assert policy.width == expected
-        policy.drafted, policy.gain, policy.skipped = 1000.0, 0.0, 10**6
+        policy.drafted, policy.gain, policy.paid, policy.since = 1000.0, 0.0, False, 10**6
+        policy.step_cost.observe(1, 1.0)
         assert policy.pays(1, 20) and policy.width == 6
 
 
@@ -133,11 +134,26 @@ def test_what_is_done_once_for_a_sentence_counts() -> None:
 def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
     policy = Policy(50)
     policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
+    policy.step_cost.observe(1, 5.0)
     drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]), policy)
     first = adaptive._TRY_AGAIN
     drafted = [max(widths(drafter, 1)) > 0 or drafter.given is not None for _ in range(7 * first + 3)]
     # Twice as many batches pass each time.
     assert [batch for batch, tries in enumerate(drafted) if tries] == [first, 3 * first + 1, 7 * first + 2]
+
+
+def test_where_drafting_pays_a_batch_without_drafts_says_now_and_then_what_that_takes() -> None:
+    policy = Policy(50)
+    policy.gain, policy.drafted = 40.0, adaptive._EXPLORED
+    assert not policy.pays(1, 20)
+    policy.step_cost.observe(1, 5.0)
+    first = adaptive._TRY_AGAIN
+    drafted = [policy.pays(1, 20) for _ in range(3 * first + 2)]
+    assert [batch for batch, drafts in enumerate(drafted) if not drafts] == [first, 3 * first + 1]
+    # A step is much faster than it was: the verdict changes, and drafts are what is tried.
+    policy.step_cost = Cost(4.0, 1.0)
+    policy.step_cost.observe(1, 1e-3)
+    assert [policy.pays(1, 20) for _ in range(first + 1)] == [False] * first + [True]
 
 
 @pytest.mark.parametrize("device, measured", [("cpu", True), ("cuda", False)])
