@@ -15,8 +15,10 @@ import torch
 
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
+from fairseq_plugins.benchmarks.replay import ReplayedDrafter
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.tables import table as markdown_table
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLayers, NativeLinear
@@ -102,6 +104,13 @@ def measure(
 
 def _parts(row: str, method: Method, source: int, iterations: float) -> list[Part]:
     verifier, drafter = method.verifier, method.drafter
+    if isinstance(drafter, AdaptiveDrafter):
+        raise ConfigurationError(
+            f"--arithmetic: {row} verifies as many tokens as pay, now these and now those; name the row of fixed "
+            "width in --decoders"
+        )
+    if isinstance(drafter, ReplayedDrafter):
+        drafter = drafter.inner
     known = isinstance(verifier, Verifier) and len(verifier.decoders) == 1 and verifier.decoders[0].native_layers
     if not known:
         raise ConfigurationError(f"--arithmetic: the products of {row} are not compiled ones; leave it out")

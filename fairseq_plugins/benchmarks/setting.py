@@ -146,7 +146,7 @@ def configure(argv: Sequence[str]) -> Setting:
     if args.by_length is not None:
         usual = list(_BY_LENGTH)
     if args.arithmetic:
-        usual = list(_ARITHMETIC)
+        usual = [row.name for row in rows if row.name.removesuffix(" (replayed)") in _ARITHMETIC]
     named = args.decoders or ",".join(usual)
     wanted = choose(named, rows, kind=precision(cfg))
     if args.long_run is not None or args.by_length is not None or args.arithmetic:

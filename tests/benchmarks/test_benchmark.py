@@ -345,6 +345,20 @@ def test_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parts["greedy", "verification"]["products"] == expected
     printed = capsys.readouterr().out
     assert "## Products" in printed and "| gad fixed width | states read by the drafter |" in re.sub(" +", " ", printed)
+    assert benchmark.main([*replayed, *limits.split(), "--decoders", "gad", "--results", str(tmp_path)]) == 2
+    assert "gad verifies as many tokens as pay" in capsys.readouterr().err
+
+
+def test_arithmetic_of_replayed_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "VOCABULARY", 200)
+    limits = "--replay tiny --replay-drafter features --replay-lengths 6,9 --replay-tokens 3 --block-size 4"
+    more = ["--arithmetic", "--cpu", "--repeats", "1", "--timing-sentences", "2"]
+    assert benchmark.main([*limits.split(), *more, "--results", str(tmp_path)]) == 0
+    parts = json.loads((tmp_path / "arithmetic.json").read_text(encoding="utf-8"))["parts"]
+    rows = {part["name"]: part["rows"] for part in parts if part["row"] != "greedy"}
+    assert (rows["verification"], rows["draft"], rows["states read by the drafter"]) == (5, 4, 5)
 
 
 # Long runs and cost against length
@@ -459,9 +473,9 @@ def test_cost_by_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert benchmark.main([*arguments.split(), "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
-    names = ["greedy", "gad (replayed)"]
+    names = ["greedy", "gad fixed width (replayed)"]
     slopes = [f"{name}, ms per further token" for name in names]
-    assert table[0] == ["tokens", *(f"{name}, ms" for name in names), *slopes, "gad (replayed) / greedy"]
+    assert table[0] == ["tokens", *(f"{name}, ms" for name in names), *slopes, "gad fixed width (replayed) / greedy"]
     assert [row[0] for row in table[2:]] == ["4", "12", "30"]
     assert "sentences of 4, 12, 30 tokens, outputs as long" in printed
     record = json.loads((tmp_path / "by_length.json").read_text(encoding="utf-8"))
