@@ -127,7 +127,7 @@ class Policy:
 
     Args:
         block_size: tokens of a draft at most.
-        together: how many sentences are drafted for, and stepped without drafts, in one call at most; None for any.
+        together: as `sentences_together` has it; None for any number.
     """
 
     def __init__(self, block_size: int, together: tuple[int, int] | None = None) -> None:
@@ -148,7 +148,10 @@ class Policy:
 
     def _rates(self, batch: int, length: int | None = None) -> tuple[float, float]:
         """Tokens a second that a batch promises with drafts, and without; `length` as for `pays`."""
-        drafting, stepping = (batch, batch) if self.together is None else [min(batch, n) for n in self.together]
+        drafting = stepping = batch
+        if self.together is not None:
+            least, rows = self.together
+            drafting, stepping = (min(batch, max(least, rows // width)) for width in (1 + self.width, 1))
         draft_fixed, draft_each = self.draft_cost.line
         fixed, each = self.verify_cost.line
         seconds = draft_fixed + draft_each * drafting * self.width + fixed + each * drafting * (1 + self.rows)

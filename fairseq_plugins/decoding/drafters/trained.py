@@ -107,8 +107,7 @@ def trained_drafter(
     drafter = kind(model, drafted_tokens(model, options.block_size), engine, how)
     if not adaptive:
         return drafter
-    least, rows = sentences_together(model.decoder.embed_dim)
-    return AdaptiveDrafter(drafter, Policy(drafter.block_size, (max(least, rows // (1 + drafter.block_size)), rows)))
+    return AdaptiveDrafter(drafter, Policy(drafter.block_size, sentences_together(model.decoder.embed_dim)))
 
 
 def _rounding(engine: Engine, drafter: BlockNat) -> Engine:
