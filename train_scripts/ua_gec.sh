@@ -22,10 +22,11 @@ licence="UA-GEC 2.0 (github.com/grammarly/ua-gec), CC BY 4.0"
 need_data "train.src, train.tgt, test.src, test.tgt"
 
 # The papers have no set of this size: all numbers are ours, Adam's betas and label smoothing those of Vaswani et al. 2017.
-: "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}" "${BLOCK_SIZE:=10}" "${BLOCK_SIZES:=5,10}"
-: "${VERIFIER_UPDATES:=6000}" "${DRAFTER_UPDATES:=2000}" "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=1024}" "${MAX_TOKENS:=2048}"
-: "${VERIFIER_LR:=0.003}" "${DRAFTER_LR:=0.002}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}"
+: "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}" "${BLOCK_SIZE:=20}" "${BLOCK_SIZES:=5,10,20}"
+: "${VERIFIER_UPDATES:=6000}" "${DRAFTER_UPDATES:=4500}" "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=1024}" "${MAX_TOKENS:=2048}"
+: "${VERIFIER_LR:=0.003}" "${DRAFTER_LR:=0.001}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}"
 : "${VERIFIER_DROPOUT:=0.2}" "${DRAFTER_DROPOUT:=0.1}" "${WIDTH:=128}" "${FFN_WIDTH:=512}" "${HEADS:=4}" "${LAYERS:=4}"
+: "${DRAFTER_OPTIONS:=--transition-rank 32 --transition-state 64 --transition-dropout 0.1 --label-smoothing 0}"
 : "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}" "${DISTIL_RATIO:=2}"
 decoders=(iad)
