@@ -54,7 +54,9 @@ set_drafter() {
             options=("${begun[@]}" --blocks-per-sentence 4 --glancing-start 0 --glancing-end 0) ;;
         started-raw) what="begun as the verifier's decoder, trained on the references (no Seq-KD)"
             data=$raw options=("${begun[@]}" --blocks-per-sentence 4) ;;
-        features-1 | features-2 | features-4) what="verifier's states, ${1#features-} layers"
+        features-1) what="verifier's states, 1 layer"
+            options=("${one[@]}") ;;
+        features-2 | features-4) what="verifier's states, ${1#features-} layers"
             options=("${features[@]}" --drafter-layers "${1#features-}") ;;
         features-no-decay) what="1 layer, all positions weigh the same"
             options=("${one[@]}" --position-decay 0) ;;
