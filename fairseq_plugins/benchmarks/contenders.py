@@ -114,8 +114,11 @@ CTRANSLATE2_ON_CPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("int8", "i
 CTRANSLATE2_ON_GPU = (*_ctranslate2("fp32", "float32"), *_ctranslate2("fp16", "float16"))
 
 # Tokens per iteration at k = 25: GAD Table 2, and Table 3 at (top-3, tau 1) and (top-5, tau 3).
-_TOKENS = {"gad": 6.13, "gad fixed width": 6.13, "gad int8": 6.13}
-_TOKENS |= {"gad++ high-quality": 7.56, "gad++ high-efficiency": 9.72}
+_TOKENS = {
+    **dict.fromkeys(("gad", "gad fixed width", "gad int8"), 6.13),
+    "gad++ high-quality": 7.56,
+    "gad++ high-efficiency": 9.72,
+}
 REPLAYED = tuple(
     replace(contender, name=f"{contender.name} (replayed)", replay=_TOKENS[contender.name])
     for contender in (*CONTENDERS, *_INT8)

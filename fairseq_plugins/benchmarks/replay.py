@@ -23,7 +23,7 @@ from fairseq_cli import preprocess
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, inner_of
 from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.rows import from_host
@@ -192,20 +192,16 @@ def replay_drafts(
 
     def learning(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         hypotheses = generate(sample, *args, **kwargs)
-        drafter = generator.method.drafter
-        drafter = drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
-        drafter.learn(sample, hypotheses)
+        inner_of(generator.method.drafter).learn(sample, hypotheses)
         return hypotheses
 
     def replayed() -> Method:
         method = build()
-        drafter = method.drafter
-        adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
-        inner = drafter if adaptive is None else adaptive.inner
+        inner = inner_of(method.drafter)
         replayed = ReplayedDrafter(inner, outputs, acceptance_probability(tokens, inner.block_size), words)
-        if adaptive is None:
+        if not isinstance(method.drafter, AdaptiveDrafter):
             return Method(method.verifier, replayed, method.search)
-        adaptive.inner = replayed
+        method.drafter.inner = replayed
         return method
 
     generator.build_method = replayed

@@ -10,8 +10,7 @@ import time
 
 import torch
 
-from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, inner_of
 from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.engine.native.build import DecodingStructure, RelaxedStructure
 from fairseq_plugins.decoding.engine.native.kernels import sentences_together
@@ -49,12 +48,8 @@ def runs_in_one_call(method: Method) -> bool:
         verifies_in_one_call(method)
         and type(search) is GreedySearch
         and (search.rule is exact or (isinstance(search.rule, TopBeta) and search.rule.score_of == "verifier"))
-        and isinstance(_inner(method.drafter), NoDrafter | CompiledDrafter)
+        and isinstance(inner_of(method.drafter), NoDrafter | CompiledDrafter)
     )
-
-
-def _inner(drafter: Drafter) -> Drafter:
-    return drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
 
 
 class OneCall:
@@ -68,7 +63,7 @@ class OneCall:
         assert isinstance(method.verifier, Verifier)
         self.decoder = method.verifier.decoders[0]
         self.adaptive = method.drafter if isinstance(method.drafter, AdaptiveDrafter) else None
-        inner = _inner(method.drafter)
+        inner = inner_of(method.drafter)
         self.drafter = inner if isinstance(inner, CompiledDrafter) else None
         rule = method.search.rule
         self.relaxed = RelaxedStructure(rule.beta, min(rule.tau, _LARGE_GAP)) if isinstance(rule, TopBeta) else None

@@ -355,3 +355,8 @@ class AdaptiveDrafter:
     def select_rows(self, rows: Tensor) -> None:
         if self.drafts:
             self.inner.select_rows(rows)
+
+
+def inner_of(drafter: Drafter) -> Drafter:
+    """The drafter that drafts: that of an `AdaptiveDrafter`, or the drafter itself."""
+    return drafter.inner if isinstance(drafter, AdaptiveDrafter) else drafter
