@@ -11,7 +11,16 @@ from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import NativeLayers, Predicted, Prediction
+from fairseq_plugins.decoding.engine.native.layers import (
+    HALVES_IN_TILES,
+    IN_PANELS,
+    IN_ROWS,
+    INT8_IN_PANELS,
+    NativeLayers,
+    NativeLinear,
+    Predicted,
+    Prediction,
+)
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.engine.random_steps import (
     EOS,
@@ -95,15 +104,52 @@ def sentence_alone(step: Step, sentence: int, rows: int) -> Step:
 
 
 def test_every_set_has_a_file_of_its_own() -> None:
-    recipes = [build.Recipe("c++", name) for name in ("native", "avx2", "avx512", "portable")]
+    recipes = [build.Recipe("c++", name) for name in ("native", "avx2", "avx512", "vnni", "amx", "portable")]
     recipes += [build.Recipe("c++", sanitize="address"), build.Recipe("g++")]
     assert len({recipe.version for recipe in recipes}) == len(recipes)
+
+
+@pytest.mark.parametrize("name", ["avx2", "avx512", "vnni", "amx"])
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_set_that_the_processor_has(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Layers of all forms give what they give with all that the processor has; drafts in int8 the very same."""
+    if build.Recipe("c++", name).missing_instructions():
+        pytest.skip(f"no {name} on this processor")
+    if name == "avx2" and build.Recipe("c++", "avx512").missing_instructions():
+        pytest.skip("that is what native means here")
+    native = Kernels.build()
+    monkeypatch.setenv("SPEC_DEC_ISA", name)
+    build.library.cache_clear()
+    forced = Kernels.build()
+    assert native.functions._name != forced.functions._name
+    assert bool(forced.functions.has_tiles()) == (name == "amx")
+    torch.manual_seed(0)
+    for rows, inputs, outputs in ((1, 64, 40), (5, 33, 100), (17, 128, 300), (40, 96, 64)):
+        weight, bias = random_linear(inputs, outputs)
+        layer, x = (weight.half().float(), bias), torch.randn(rows, inputs)
+        for form in (IN_PANELS, IN_ROWS, INT8_IN_PANELS):
+            results = [NativeLinear(kernels.functions, layer, form)(x) for kernels in (native, forced)]
+            near = 0 if form == INT8_IN_PANELS else 1e-5
+            torch.testing.assert_close(*results, atol=near, rtol=near)
+    for kernels in (native, forced):
+        if kernels.functions.has_tiles():
+            in_tiles = NativeLinear(kernels.functions, layer, HALVES_IN_TILES)
+            torch.testing.assert_close(in_tiles(x), torch.nn.functional.linear(x, *layer), atol=1e-5, rtol=1e-5)
 
 
 def test_unknown_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEC_DEC_ISA", "sse9")
     with pytest.raises(ConfigurationError, match="SPEC_DEC_ISA=sse9 is unknown, it may be native, avx2"):
         build.library()
+
+
+def test_names_of_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which compilers and systems write differently."""
+    has = "flags : fpu avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_fp16 amx_tile"
+    monkeypatch.setattr(build, "_processor", lambda: has)
+    assert build.Recipe("c++", "vnni").missing_instructions() == []
+    assert build.Recipe("c++", "amx").missing_instructions() == ["amx-bf16"]
 
 
 def test_set_that_the_processor_has_not(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

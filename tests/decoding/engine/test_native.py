@@ -23,6 +23,7 @@ from fairseq_plugins.decoding.engine.native import kernels as native
 from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import (
     HALVES_IN_PANELS,
+    HALVES_IN_TILES,
     IN_PANELS,
     IN_ROWS,
     INT8_IN_PANELS,
@@ -117,6 +118,60 @@ def test_weights_that_are_halves_give_the_same_bit_by_bit(
         whole = NativeLinear(kernels.functions, layer, IN_PANELS)
     assert whole.structure.form == IN_PANELS
     assert torch.equal(halves(x), whole(x))
+
+
+@settings(STEADY, max_examples=some(120))
+@given(
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 5),
+    outputs=st.integers(1, 150),
+    exponents=st.tuples(st.integers(-20, 3), st.integers(-30, 20)),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_tiles_are_as_exact_as_float32(
+    kernels: Kernels,
+    rows: int,
+    blocks: int,
+    outputs: int,
+    exponents: tuple[int, int],
+    has_bias: bool,
+    seed: int,
+) -> None:
+    """Also with weights of few digits, numbers of very different size, and whatever other rows there are."""
+    if not kernels.functions.has_tiles():
+        pytest.skip("no tiles on this processor")
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (rows, 32 * blocks), (outputs, 32 * blocks), (outputs,)
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in sizes)
+    weight = (weight * 2.0 ** exponents[0]).clamp(-63, 63).half().float()
+    x = x * 2.0 ** exponents[1] * torch.rand(x.shape, generator=generator) ** 8
+    compiled = NativeLinear(kernels.functions, (weight, bias if has_bias else None), HALVES_IN_TILES)
+    result = compiled(x)
+    exact = x.double() @ weight.double().t() + (bias if has_bias else 0)
+    # What float32 rounds off with every product, and every sum.
+    near = (x.double().abs() @ weight.double().abs().t() + exact.abs()) * 2.0**-23 * (2 + blocks) + 1e-30
+    assert ((result - exact).abs() <= near).all()
+    for row in {0, rows // 2, rows - 1}:
+        assert torch.equal(compiled(x[row : row + 1]), result[row : row + 1])
+
+
+def test_large_halves_go_to_tiles_where_these_hold_them(kernels: Kernels) -> None:
+    in_tiles = HALVES_IN_TILES if kernels.functions.has_tiles() else HALVES_IN_PANELS
+    large = torch.ones(2048, 544)
+    for weight, form in (
+        (large, in_tiles),
+        (large[:, :530], HALVES_IN_PANELS),
+        (large * 64, HALVES_IN_PANELS),
+        (large / 3, IN_ROWS),
+        (large[:64], HALVES_IN_PANELS),
+    ):
+        assert compiled_linear(kernels, (weight.contiguous(), None)).structure.form == form
+
+
+def test_tiles_hold_no_other_weights(kernels: Kernels) -> None:
+    with pytest.raises(ValueError, match="tiles of this processor do not hold a weight"):
+        NativeLinear(kernels.functions, (torch.ones(16, 32) * 64, None), HALVES_IN_TILES)
 
 
 @pytest.mark.parametrize("number", [1 + 2**-11, 1e-9, 70000.0, float("nan")])

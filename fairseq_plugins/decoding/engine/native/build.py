@@ -25,17 +25,22 @@ from fairseq_plugins.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-_HEADERS = tuple(SOURCE.with_name(name) for name in ("threads.h", "handover.h", "source.h", "decode.h", "beam.h"))
+_HEADERS = tuple(
+    SOURCE.with_name(name) for name in ("threads.h", "tiles.h", "handover.h", "source.h", "decode.h", "beam.h")
+)
 _COMPILE = ["-std=c++17", "-fPIC", "-pthread"]
 _FAST = ["-O3", "-ffast-math"]
 # Every step of the program as it is written, with file and line; not optimised, which would take 15 seconds more.
 _CHECKED = ["-O0", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
 # The compiler's flags for the instruction sets that SPEC_DEC_ISA names. Without flags a compiler takes what all
 # processors of a kind have, and the kernels leave out what they spell in instructions of one of them.
+_AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _INSTRUCTION_SETS = {
     "native": ["-march=native"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+    "avx512": [*_AVX512],
+    "vnni": [*_AVX512, "-mavx512vnni"],
+    "amx": [*_AVX512, "-mavx512vnni", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
     "portable": [],
 }
 
@@ -240,7 +245,7 @@ class Recipe:
 
     Attributes:
         compiler: a C++ compiler.
-        instructions: one of native (all that this processor has), avx2, avx512 and portable.
+        instructions: one of native (all that this processor has), avx2, avx512, vnni, amx and portable.
         sanitize: sanitizers as -fsanitize takes them, "address,undefined" for example; "" for none. A process can load
             such a build only where the sanitizer's library was loaded before all others (LD_PRELOAD).
     """
@@ -283,7 +288,10 @@ class Recipe:
         known = _processor().split()
         if self.instructions == "native" or known[:1] != ["flags"]:
             return []
-        return [flag[2:] for flag in _INSTRUCTION_SETS[self.instructions] if flag[2:] not in known]
+        # Compilers and systems write some of them differently: amx-tile and amx_tile, avx512vnni and avx512_vnni.
+        plain = {flag.replace("_", "") for flag in known}
+        wanted = [flag[2:] for flag in _INSTRUCTION_SETS[self.instructions]]
+        return [name for name in wanted if name.replace("-", "") not in plain]
 
     def compile(self, folder: Path) -> Path:
         """Make the library in a folder; returns its path there.
@@ -408,6 +416,7 @@ def _with_types(kernels: ctypes.CDLL) -> ctypes.CDLL:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     kernels.has_halves.argtypes = []
     kernels.has_int8_products.argtypes = []
+    kernels.has_tiles.argtypes = []
     kernels.run_linear.argtypes = [pointer, pointer, number, pointer]
     kernels.log_softmax.argtypes = [pointer, number, number]
     kernels.choose_best.argtypes = [pointer, number, number, pointer]

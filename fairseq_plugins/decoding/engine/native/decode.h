@@ -131,7 +131,10 @@ void add_counts(const Adaptive& from, int64_t width, Adaptive& to) {
 
 // Rows that are projected to the vocabulary at a time: of what stands after a rejected token none has to be. Of less rows
 // than this a product is slower by the row.
-constexpr int64_t PROJECTED_TOGETHER = MAX_ROWS;
+int64_t projected_together(const Linear& projection) {
+    constexpr int64_t ROWS_OF_TILES = 32;
+    return projection.form == HALVES_IN_TILES ? ROWS_OF_TILES : MAX_ROWS;
+}
 
 // The rows of a step, one after the other.
 struct Step {
@@ -384,8 +387,9 @@ private:
             std::copy_n(features.data() + row / width * dim, dim, projected.data() + row * dim);
         }
         linear(heads.others, read.data(), count, projected.data(), NONE, true);
-        scores.resize(PROJECTED_TOGETHER * vocabulary);
-        in_parts(count * width, PROJECTED_TOGETHER, [&](int64_t first, int64_t some) {
+        const int64_t together = projected_together(*all.verifier.projection);
+        scores.resize(together * vocabulary);
+        in_parts(count * width, together, [&](int64_t first, int64_t some) {
             linear(*all.verifier.projection, projected.data() + first * dim, some, scores.data());
             for (int64_t row = first; row < first + some; ++row) {
                 heads.proposals[active[row / width] * width + row % width] =
@@ -450,8 +454,9 @@ private:
     void predict_accepted() {
         going.resize(active.size());
         std::iota(going.begin(), going.end(), 0);
+        const int64_t together = projected_together(*all.verifier.projection);
         while (!going.empty()) {
-            const int64_t each = std::max<int64_t>(1, PROJECTED_TOGETHER / static_cast<int64_t>(going.size()));
+            const int64_t each = std::max<int64_t>(1, together / static_cast<int64_t>(going.size()));
             project(each);
             float* row = scores.data();
             std::vector<size_t> rest;
@@ -469,8 +474,9 @@ private:
         const int64_t rows = verifying.size(), vocabulary = all.verifier.projection->outputs;
         predicted.resize(rows);
         predicted_log_probs.resize(rows);
-        scores.resize(PROJECTED_TOGETHER * vocabulary);
-        in_parts(rows, PROJECTED_TOGETHER, [&](int64_t first, int64_t count) {
+        const int64_t together = projected_together(*all.verifier.projection);
+        scores.resize(together * vocabulary);
+        in_parts(rows, together, [&](int64_t first, int64_t count) {
             linear(*all.verifier.projection, verifying.x.data() + first * all.verifier.dim, count, scores.data());
             for (int64_t row = first; row < first + count; ++row) {
                 best_token(scores.data() + (row - first) * vocabulary, all.limits, verifying.where.position[row],

@@ -10,6 +10,8 @@
 // HALVES_IN_PANELS: the same in float16, for weights that are the same numbers in it, as those of a model that was saved in
 //   half precision are. The products are those of IN_PANELS bit by bit, with half as much to read.
 // IN_ROWS: [outputs][inputs], as PyTorch has it. The sums over lanes at the end cost little where there are many inputs.
+// HALVES_IN_TILES: [outputs / 16][inputs / 2][16][2] of the same numbers times 1024, for processors whose tiles multiply them:
+//   see tiles.h. The inputs are a multiple of 32.
 // INT8_IN_ROWS: the same in int8, to be multiplied by a scale of each output.
 // INT8_IN_PANELS: [outputs / 16][inputs / 4][16][4] in int8, to be multiplied by x rounded to int8 as well. Several times
 //   as fast as the others, and off by about one percent: for drafts, which are verified.
@@ -39,6 +41,8 @@
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #define INT8_PRODUCTS
 #endif
+
+#include "tiles.h"
 
 namespace {
 
@@ -138,12 +142,32 @@ __attribute__((always_inline)) inline void sum_lanes(Vector* sums) {
     }
 }
 
+// Every lane has the value of the one STEP further.
+template <int STEP, int... LANE>
+inline Vector turn_lanes(Vector values, std::integer_sequence<int, LANE...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(values, values, ((LANE + STEP) % LANES)...);
+#else
+    return __builtin_shuffle(values, Indices{((LANE + STEP) % LANES)...});
+#endif
+}
+
+// The highest of the lanes.
+template <int STEP = LANES / 2>
+__attribute__((always_inline)) inline float highest_lane(Vector values) {
+    if constexpr (STEP > 0) {
+        const Vector others = turn_lanes<STEP>(values, std::make_integer_sequence<int, LANES>());
+        return highest_lane<STEP / 2>(values > others ? values : others);
+    }
+    return values[0];
+}
+
 }  // namespace
 
 extern "C" {
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2 };
-enum Form { IN_PANELS = 0, IN_ROWS = 1, INT8_IN_ROWS = 2, INT8_IN_PANELS = 3, HALVES_IN_PANELS = 4 };
+enum Form { IN_PANELS = 0, IN_ROWS = 1, INT8_IN_ROWS = 2, INT8_IN_PANELS = 3, HALVES_IN_PANELS = 4, HALVES_IN_TILES = 5 };
 
 struct Linear {
     const void* weight;
@@ -246,12 +270,12 @@ __attribute__((noinline)) float gelu(float x) { return 0.5f * x * (1 + std::erf(
 template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES))>
 constexpr int PANELS_OF = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
 
-// Some panels of outputs for ROWS rows.
+// Some panels of outputs for ROWS rows, each vector of them to put(row, vector, sums).
 // Strides are from one row of x to the next, from one panel to the next, and within it from one input to the next.
-template <int ROWS, int PANELS, typename Weight>
+template <int ROWS, int PANELS, typename Weight, typename Put>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
                                                            const Weight* panels, int64_t panel_stride,
-                                                           int64_t input_stride, float result[][PANELS * PANEL]) {
+                                                           int64_t input_stride, const Put& put) {
     constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     Vector sums[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < inputs; ++i) {
@@ -279,7 +303,7 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
         }
     }
     for (int row = 0; row < ROWS; ++row) {
-        for (int v = 0; v < VECTORS; ++v) store(result[row] + v * LANES, sums[row][v]);
+        for (int v = 0; v < VECTORS; ++v) put(row, v, sums[row][v]);
     }
 }
 
@@ -305,6 +329,15 @@ __attribute__((noinline)) void finish(const Linear& layer, float* from, int begi
     std::memcpy(to, from, columns * sizeof(float));
 }
 
+// The same for a vector of products that are not scaled, without gelu: most are, and in registers it costs next to nothing.
+__attribute__((always_inline)) inline void finish_vector(Vector sums, const float* bias, float* to, bool is_relu, bool add) {
+    if (bias) sums += load(bias);
+    if (is_relu) sums = sums > 0 ? sums : Vector{};
+    // Not first the bias and what is there.
+    keep_order(sums);
+    store(to, add ? sums + load(to) : sums);
+}
+
 // y[ROWS][outputs] = activation(x[ROWS][inputs] * weight + bias), added to y where `add`; the weight in panels. Of the
 // outputs `begin` .. `end`, which begin with a panel.
 template <typename Weight, int ROWS>
@@ -313,15 +346,25 @@ void panels_by_rows(const Linear& layer, const float* x, int begin, int end, flo
     constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = layer.inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL], single[ROWS][PANEL];
+    const bool is_plain = activation != GELU && !layer.scale;
     for (; begin + PANELS * PANEL <= end; begin += PANELS * PANEL) {
-        multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, result);
-        for (int r = 0; r < ROWS; ++r) {
+        const auto put = [&](int row, int v, Vector sums) {
+            float* to = y + row * layer.outputs + begin + v * LANES;
+            if (is_plain) {
+                finish_vector(sums, layer.bias ? layer.bias + begin + v * LANES : nullptr, to, activation == RELU, add);
+            } else {
+                store(result[row] + v * LANES, sums);
+            }
+        };
+        multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, put);
+        for (int r = 0; !is_plain && r < ROWS; ++r) {
             finish(layer, result[r], begin, PANELS * PANEL, y + r * layer.outputs + begin, activation, add);
         }
     }
     for (; begin < end; begin += PANEL) {
         const int columns = end - begin < PANEL ? end - begin : PANEL;
-        multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL, single);
+        multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL,
+                                 [&](int row, int v, Vector sums) { store(single[row] + v * LANES, sums); });
         for (int r = 0; r < ROWS; ++r) {
             finish(layer, single[r], begin, columns, y + r * layer.outputs + begin, activation, add);
         }
@@ -489,6 +532,8 @@ void int8_panels(const Linear& layer, const uint8_t* x, int size, const float* s
             for (int v = 0; v < COUNT; ++v) {
                 const int8_t* from = weight + (panel + v / IN_PANEL) * panel_bytes + i * PANEL;
                 weights[v] = *reinterpret_cast<const Integers*>(from + v % IN_PANEL * LANES * INPUTS_AT_ONCE);
+                // What the same place of the next panels has.
+                if (v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_bytes, 0, 2);
             }
             for (int row = 0; row < ROWS; ++row) {
                 int32_t four;
@@ -518,7 +563,7 @@ template <int... COUNTS>
 constexpr std::array<Int8Panels, sizeof...(COUNTS)> int8_table(std::integer_sequence<int, COUNTS...>) {
     return {int8_panels<COUNTS + 1>...};
 }
-constexpr auto INT8_PANELS = int8_table(std::make_integer_sequence<int, MORE_ROWS>());
+constexpr auto INT8_PANELS = int8_table(std::make_integer_sequence<int, MAX_ROWS>());
 
 // Rows of x rounded, and what their products are to be multiplied by: once, however many threads multiply.
 struct RoundedRows {
@@ -573,12 +618,63 @@ void linear_in_panels(const Linear& layer, const float* x, int64_t rows, int beg
     }
 }
 
+#ifdef TILES
+
+// What becomes of `columns` sums of some rows, which are `stride` numbers apart; `y` is the first row's.
+void finish_sums(const Linear& layer, float* from, int stride, int begin, int columns, float* y, int64_t rows, int activation,
+                 bool add) {
+    const bool is_plain = activation != GELU && !layer.scale;
+    const float* bias = layer.bias ? layer.bias + begin : nullptr;
+    for (int64_t row = 0; row < rows; ++row, from += stride) {
+        float* to = y + row * layer.outputs + begin;
+        const int whole = is_plain ? columns / LANES * LANES : 0;
+        for (int c = 0; c < whole; c += LANES) {
+            const Vector sums = load(from + c) * tiles::RESULT_SCALE;
+            finish_vector(sums, bias ? bias + c : nullptr, to + c, activation == RELU, add);
+        }
+        for (int c = whole; c < columns; ++c) from[c] *= tiles::RESULT_SCALE;
+        if (whole < columns) finish(layer, from + whole, begin + whole, columns - whole, to + whole, activation, add);
+    }
+}
+
+// Some panels at a time, which stay in the processor's cache for all rows.
+void linear_in_tiles(const Linear& layer, const tiles::Rows& x, int64_t rows, int begin, int end, float* y, int activation,
+                     bool add) {
+    constexpr int MOST = 2 * tiles::ROWS, TOGETHER = 6 * PANEL;
+    constexpr int64_t LINE = TOGETHER * sizeof(float);
+    const tiles::InUse in_use(rows);
+    alignas(tiles::LINE) float sums[MOST * TOGETHER];
+    for (int from = begin; from < end; from += TOGETHER) {
+        const int to = std::min(from + TOGETHER, end), panels = (to - from + PANEL - 1) / PANEL;
+        const auto* weight = static_cast<const uint8_t*>(layer.weight) + from / PANEL * x.blocks * tiles::TILE;
+        for (int64_t row = 0; row < rows; row += MOST) {
+            const int64_t count = std::min<int64_t>(rows - row, MOST), group = row / tiles::ROWS;
+            if (count <= tiles::ROWS) {
+                tiles::multiply_few(x.group(group), {weight, panels, x.blocks}, sums, LINE);
+            } else {
+                tiles::multiply_more(x.group(group), x.group(group + 1), {weight, panels, x.blocks}, sums, LINE);
+            }
+            finish_sums(layer, sums, TOGETHER, from, to - from, y + row * layer.outputs, count, activation, add);
+        }
+    }
+}
+
+#endif
+
 void linear(const Linear& layer, const float* x, int64_t rows, float* y, int activation = NONE, bool add = false) {
+#ifdef TILES
+    if (layer.form == HALVES_IN_TILES) {
+        const tiles::Rows parts(x, rows, layer.inputs);
+        return share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
+            linear_in_tiles(layer, parts, rows, begin, end, y, activation, add);
+        });
+    }
+#endif
 #ifdef INT8_PRODUCTS
     if (layer.form == INT8_IN_PANELS) {
         const RoundedRows rounded(x, rows, layer.inputs);
         return share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
-            in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t count) {
+            in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
                 INT8_PANELS[count - 1](layer, rounded.numbers.data() + row * rounded.size, rounded.size,
                                        rounded.scales.data() + row, begin, end, y + row * layer.outputs, activation, add);
             });
@@ -639,8 +735,7 @@ void softmax(float* scores, int64_t slots, int64_t last, const uint8_t* allowed)
         const Vector here = load(begin + i);
         highest = here > highest ? here : highest;
     }
-    float top = highest[0];
-    for (int lane = 1; lane < LANES; ++lane) top = highest[lane] > top ? highest[lane] : top;
+    const float top = highest_lane(highest);
     for (int64_t i = 0; i < filled; i += LANES) {
         const Vector here = exponential(load(begin + i) - top);
         store(begin + i, here);
@@ -657,9 +752,9 @@ template <int ROWS, int PANELS>
 void weigh(const float* weights, int64_t row_stride, int64_t slots, const float* values, int64_t stride, int begin,
            int width, float* out, int64_t out_stride) {
     for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
-        float result[ROWS][PANELS * PANEL];
-        multiply_panels<ROWS, PANELS>(weights, row_stride, slots, values + begin, PANEL, stride, result);
-        for (int row = 0; row < ROWS; ++row) std::memcpy(out + row * out_stride + begin, result[row], sizeof(result[row]));
+        multiply_panels<ROWS, PANELS>(weights, row_stride, slots, values + begin, PANEL, stride, [&](int row, int v, Vector sums) {
+            store(out + row * out_stride + begin + v * LANES, sums);
+        });
     }
     if constexpr (PANELS > 1) {
         weigh<ROWS, PANELS / 2>(weights, row_stride, slots, values, stride, begin, width, out, out_stride);
@@ -1046,6 +1141,15 @@ int32_t has_int8_products() {
 int32_t has_halves() {
 #ifdef HALVES
     return 1;
+#else
+    return 0;
+#endif
+}
+
+// Whether the processor multiplies tiles, for HALVES_IN_TILES, and the system lets it.
+int32_t has_tiles() {
+#ifdef TILES
+    return tiles::are_allowed();
 #else
     return 0;
 #endif

@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.engine.native.build import LimitsStructure, librar
 from fairseq_plugins.decoding.engine.native.layers import (
     ACTIVATIONS,
     HALVES_IN_PANELS,
+    HALVES_IN_TILES,
     IN_PANELS,
     IN_ROWS,
     INT8_IN_PANELS,
@@ -21,6 +22,7 @@ from fairseq_plugins.decoding.engine.native.layers import (
     NativeLinear,
     check,
     is_exact_in_half,
+    is_for_tiles,
 )
 from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.decoding.engine.native.source import SourceCopy
@@ -121,7 +123,10 @@ class Kernels:
         weight = layer.weight if isinstance(layer, QuantizedLinear) else layer[0]
         if self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight)):
             return IN_PANELS
-        return HALVES_IN_PANELS if isinstance(layer, tuple) and self._takes_halves(weight) else IN_ROWS
+        if not (isinstance(layer, tuple) and self._takes_halves(weight)):
+            return IN_ROWS
+        # A row by itself takes tiles twice the time where weights are near, which those of large layers are not.
+        return HALVES_IN_TILES if self.functions.has_tiles() and is_for_tiles(weight) else HALVES_IN_PANELS
 
     def linear(self, layer: Linear, precision: Precision = Precision.FP32) -> Callable[[Tensor], Tensor]:
         """A linear layer that `can_run`, as a function of x [..., inputs]; PyTorch's own where the kernels do not pay.

@@ -32,8 +32,12 @@ from fairseq_plugins.decoding.engine.native.build import (
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, QuantizedLinear, quantized
 
 PANEL, _INT8_INPUTS = 16, 4  # as in kernels.cpp
+_TILE_INPUTS, _TILE_SCALE, _TILE_BLOCK = 2, 1024.0, 32  # as in tiles.h
 # The forms that a weight may have for the kernels.
-IN_PANELS, IN_ROWS, INT8_IN_ROWS, INT8_IN_PANELS, HALVES_IN_PANELS = range(5)
+IN_PANELS, IN_ROWS, INT8_IN_ROWS, INT8_IN_PANELS, HALVES_IN_PANELS, HALVES_IN_TILES = range(6)
+_KINDS = dict.fromkeys((IN_PANELS, IN_ROWS), torch.float32) | dict.fromkeys(
+    (HALVES_IN_PANELS, HALVES_IN_TILES), torch.float16
+)
 ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, gelu: 2}
 REASONS = {
     1: "the layout points outside of the cache, or the source is empty",
@@ -51,6 +55,11 @@ def packed(weight: Tensor, inputs: int = 1) -> Tensor:
 def is_exact_in_half(weight: Tensor) -> bool:
     """Whether every number of a weight is one of float16 too, so that nothing is lost if it is kept so."""
     return bool((weight.half().to(weight.dtype) == weight).all())
+
+
+def is_for_tiles(weight: Tensor) -> bool:
+    """Whether the processor's tiles can hold a weight that `is_exact_in_half`: see tiles.h."""
+    return weight.size(1) % _TILE_BLOCK == 0 and is_exact_in_half(weight * _TILE_SCALE)
 
 
 # Sizes of layers are int32 there.
@@ -86,7 +95,8 @@ class NativeLinear:
         kernels: the compiled library.
         layer: weight and bias.
         form: IN_PANELS, IN_ROWS or INT8_IN_PANELS; a layer with rounded weights is INT8_IN_ROWS in any case, and panels
-            are HALVES_IN_PANELS where that makes no difference but in speed. A caller who knows that says so himself.
+            are HALVES_IN_PANELS where that makes no difference but in speed. A caller who knows that says so himself,
+            and one who wants HALVES_IN_TILES.
 
     Raises:
         ValueError: for tensors that the kernels cannot read.
@@ -110,15 +120,17 @@ class NativeLinear:
             sums = weight.sum((1, 3), dtype=torch.int32)
         elif form == IN_PANELS and kernels.has_halves() and is_exact_in_half(weight):
             form = HALVES_IN_PANELS
-        if form in (IN_PANELS, HALVES_IN_PANELS):
+        if form == HALVES_IN_TILES:
+            require(bool(kernels.has_tiles()) and is_for_tiles(weight), "tiles of this processor do not hold a weight")
+            weight = packed((weight * _TILE_SCALE).half(), _TILE_INPUTS)
+        elif form in (IN_PANELS, HALVES_IN_PANELS):
             weight = packed(weight.half() if form == HALVES_IN_PANELS else weight)
         # What the structure points to must stay, even if a module's parameter is given other memory.
         self.tensors = [
             None if tensor is None else tensor.detach().contiguous() for tensor in (weight, bias, scale, sums)
         ]
         weight, bias, scale, _ = self.tensors
-        kinds = {IN_PANELS: torch.float32, IN_ROWS: torch.float32, HALVES_IN_PANELS: torch.float16}
-        kind = kinds.get(form, torch.int8)
+        kind = _KINDS.get(form, torch.int8)
         check("weight", weight, weight.shape, kind)
         check("bias", bias, (self.outputs,))
         check("scale", scale, (self.outputs,))
@@ -128,7 +140,7 @@ class NativeLinear:
     @property
     def in_panels(self) -> bool:
         """Whether this is the form that is fastest to read."""
-        return self.structure.form in (IN_PANELS, HALVES_IN_PANELS)
+        return self.structure.form in (IN_PANELS, HALVES_IN_PANELS, HALVES_IN_TILES)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
