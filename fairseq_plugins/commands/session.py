@@ -99,10 +99,15 @@ class Session:
     def decode(self, generator: Any, sample: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """Decode a batch, after --prefix-size tokens of its target: the hypotheses of each sentence, the best first."""
         _set_beam(self.models, getattr(generator, "beam_size", 1))
-        size = self.cfg.generation.prefix_size
+        size = self.prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
         with torch.no_grad():
             return generator.generate(self.models, sample, prefix_tokens=prefix)
+
+    @cached_property
+    def prefix_size(self) -> int:
+        """--prefix-size, which a configuration takes longer to say than a batch of one sentence has time for."""
+        return self.cfg.generation.prefix_size
 
     def join_subwords(self) -> None:
         """Where no option says how subwords are joined, join them as their marks in the dictionary ask for, and say so.

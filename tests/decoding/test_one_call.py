@@ -202,7 +202,8 @@ def test_where_drafting_does_not_pay_a_batch_is_tried_for_a_few_iterations(monke
         learn(policy, counted, worth)
         if counted.drafts > 0:
             calls.append(counted.verify_sums[0])
-        policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
+        policy.drafted, policy.survival = adaptive._EXPLORED, [0.0] * policy.block_size
+        policy.step_cost.observe(1, 1e-9)
 
     monkeypatch.setattr(adaptive.Policy, "learn", learn_the_worst)
     how = Options("gad", 5, fixed_width=False)

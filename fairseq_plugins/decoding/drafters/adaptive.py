@@ -7,6 +7,7 @@ knows its probability: that of earlier drafts at the same position says whether 
 the output is the same however many tokens are drafted and verified.
 """
 
+import ctypes
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +24,9 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 _MEMORY = 0.98
 # The same for batches, the first of which finds nothing in the processor's caches.
 _MEMORY_OF_BATCHES = 0.8
-# The slope of a cost over rows is read off these if their variance is above so much of their squared mean, and else
-# guessed: how fast a machine is changes more between two calls than what a few rows more take.
-_LEAST_SPREAD = 0.05
+# How different the rows of calls have to be, in variance over squared mean, for what they say of the time of a row to count
+# as much as the guess: how fast a machine is changes more between two calls than what a few rows more take.
+_DOUBT = 0.5
 # Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
 _PRIOR = 8.0
 # So many iterations draft before it is judged whether that pays.
@@ -33,6 +34,10 @@ _EXPLORED = 32
 # What does not pay, to draft or not to draft, is tried again after so many batches, for the text may become easier or
 # harder; after twice as many each time that it still does not, up to the most.
 _TRY_AGAIN, _TRY_AGAIN_AT_LAST = 24, 800
+# It is tried for so many batches, for the first ones find nothing in the processor's caches.
+_TRIAL = 8
+# What is known of the positions of drafts counts as so many drafts then.
+_KEPT_DRAFTS = 4.0
 
 
 class Cost:
@@ -68,11 +73,10 @@ class Cost:
         if count == 0:
             return self.guess
         fixed, each = self.guess
-        scale = seconds / (count * fixed + rows * each)
-        spread = count * squares - rows * rows
-        if spread <= _LEAST_SPREAD * rows * rows:
-            return fixed * scale, each * scale
-        each = (count * products - rows * seconds) / spread
+        guessed = each * seconds / (count * fixed + rows * each)
+        # The guess counts as much as rows that are as different as this.
+        spread, doubt = count * squares - rows * rows, _DOUBT * rows * rows
+        each = (count * products - rows * seconds + doubt * guessed) / (spread + doubt)
         each = min(max(each, 1e-2 * seconds / rows), seconds / rows)
         return max((seconds - each * rows) / count, 1e-2 * seconds / count), each
 
@@ -136,30 +140,51 @@ class Policy:
         # Rows: of a draft, all positions; of a verification, all tokens; of a step without drafts, its sentences.
         self.draft_cost, self.verify_cost, self.step_cost = Cost(4.0, 1.0), Cost(4.0, 1.0), Cost(4.0, 1.0)
         self.calibration = Calibration()
-        self._hope_anew()
-        # Accepted tokens of a draft, and rows verified of it: running means over sentences, hopeful at first.
-        self.gain, self.rows = 3.0, 4.0
+        # Of each position of a draft: the sums of the survival probabilities of tokens that were worth a row, how many
+        # there were, and of how many drafts. At first as if one draft had been all right. Plain numbers: see `Cost`.
+        self.survival, self.worthy, self.of_drafts = ([1.0] * block_size for _ in range(3))
+        # How many tokens drafts have now, and how many a second that promised; 0 where that is to be found out.
+        self.width, self.promised = block_size, 0.0
         # Whether drafting paid last; batches since that was found or the other was tried, and how many there may be.
         self.paid, self.since, self.patience = True, 0, _TRY_AGAIN
+        # How many batches the other is being tried for.
+        self.trial = 0
         # Iterations with drafts so far.
         self.drafted = 0.0
         # What the drafter takes for a sentence before its first draft, in seconds: a running mean.
         self.preparation = 0.0
 
-    def _rates(self, batch: int, length: int | None = None) -> tuple[float, float]:
-        """Tokens a second that a batch promises with drafts, and without; `length` as for `pays`."""
-        drafting = stepping = batch
-        if self.together is not None:
-            least, rows = self.together
-            drafting, stepping = (min(batch, max(least, rows // width)) for width in (1 + self.width, 1))
+    def _with_drafts(self, batch: int, length: int | None = None) -> tuple[float, int]:
+        """Tokens a second that a batch promises with the drafts that promise most, and how long these are.
+
+        Arguments as for `pays`.
+        """
         draft_fixed, draft_each = self.draft_cost.line
         fixed, each = self.verify_cost.line
-        seconds = draft_fixed + draft_each * drafting * self.width + fixed + each * drafting * (1 + self.rows)
-        if length is not None:
-            seconds += drafting * self.preparation / max(1.0, length / (1 + self.gain))
-        if self.step_cost.is_known:
-            fixed, each = self.step_cost.line
-        return drafting * (1 + self.gain) / seconds, stepping / (fixed + each * stepping)
+        tokens, rows, best, width = 1.0, 1.0, 0.0, 0
+        for position, drafts in enumerate(self.of_drafts):
+            tokens += self.survival[position] / drafts
+            rows += self.worthy[position] / drafts
+            together = self._together(batch, position + 2)
+            seconds = draft_fixed + fixed + together * (draft_each * (position + 1) + each * rows)
+            if length is not None:
+                seconds += together * self.preparation / max(1.0, length / tokens)
+            if together * tokens > best * seconds:
+                best, width = together * tokens / seconds, position + 1
+        return best, width
+
+    def _without_drafts(self, batch: int) -> float:
+        """Tokens a second that a batch promises without drafts."""
+        fixed, each = (self.step_cost if self.step_cost.is_known else self.verify_cost).line
+        together = self._together(batch, 1)
+        return together / (fixed + each * together)
+
+    def _together(self, batch: int, width: int) -> int:
+        """How many sentences of a batch are decoded together that have so many rows each."""
+        if self.together is None:
+            return batch
+        least, rows = self.together
+        return min(batch, max(least, rows // width))
 
     def pays(self, batch: int, length: int) -> bool:
         """Whether to draft for a batch of so many sentences; now and then what did not pay so far is tried.
@@ -168,26 +193,28 @@ class Policy:
             batch: number of sentences.
             length: tokens that an output is expected to have: what is done once for it is little where it is long.
         """
-        if self.drafted >= _EXPLORED and not self.step_cost.is_known:
-            return False
-        pays = self.may_pay(batch, length)
-        if pays != self.paid:
+        if self.trial > 1:
+            self.trial -= 1
+            return not self.paid
+        pays, is_known = self.may_pay(batch, length), self.step_cost.is_known
+        if is_known and pays != self.paid:
             self.paid, self.since, self.patience = pays, 0, _TRY_AGAIN
-        elif self.since >= self.patience:
-            self.since, self.patience = 0, min(2 * self.patience, _TRY_AGAIN_AT_LAST)
+        elif self.since >= self.patience if is_known else self.drafted >= _EXPLORED:
+            self.since, self.trial = 0, _TRIAL
+            if is_known:
+                self.patience = min(2 * self.patience, _TRY_AGAIN_AT_LAST)
             if not pays:
-                self._hope_anew()
-            return not pays
-        self.since += 1
-        return pays
+                self._forget()
+            return not self.paid
+        self.since, self.trial = self.since + 1, 0
+        return self.paid
 
     def may_pay(self, batch: int, length: int | None = None) -> bool:
         """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet.
 
         Without a length (see `pays`) what is done once for a sentence has been done.
         """
-        with_drafts, without = self._rates(batch, length)
-        return self.drafted < _EXPLORED or with_drafts >= without
+        return self.drafted < _EXPLORED or self._with_drafts(batch, length)[0] >= self._without_drafts(batch)
 
     def is_known_to_pay(self, batch: int) -> bool:
         """Whether drafting for a batch of so many sentences has been worth its time."""
@@ -200,75 +227,76 @@ class Policy:
 
     def threshold(self, batch: int) -> float:
         """The least survival probability that is worth a row: what its time would bring elsewhere (Dinkelbach 1967)."""
-        return self.verify_cost.line[1] * self._rates(batch)[0]
+        return self.verify_cost.line[1] * (self.promised or self._with_drafts(batch)[0])
 
     def worth_verifying(self, survival: numpy.ndarray) -> numpy.ndarray:
         """How many [B] of the drafted tokens are worth a row, of their survival probabilities [B, K]."""
-        worth = self.calibration(survival) - self.threshold(len(survival))
-        self._count_worth(1, worth.clip(0).sum(0), len(survival))
-        return (worth >= 0).sum(1)
+        calibrated = self.calibration(survival)
+        worthy = calibrated >= self.threshold(len(survival))
+        self._count_positions(1, (calibrated * worthy).sum(0).tolist(), worthy.sum(0).tolist(), len(survival))
+        return worthy.sum(1)
 
     def choose_width(self, batch: int) -> None:
-        """Let drafts have as many tokens as are worth drafting, and one more, so that this is seen to change.
+        """Let drafts have as many tokens as promise most, and one more, so that this is seen to change."""
+        self.promised, width = self._with_drafts(batch)
+        self.width = min(self.block_size, width + 1)
 
-        A position is worth it where the tokens that its verification gains on average, less what its row would bring
-        elsewhere, are more than what the time of drafting it would.
-        """
-        worth = self.worth / self.of_drafts
-        pays = worth >= self.draft_cost.line[1] * self._rates(batch)[0]
-        self.width = min(self.block_size, 1 + int(numpy.cumprod(pays).sum()))
+    def _forget(self) -> None:
+        """Keep what is known of the positions of drafts, but so that a few new drafts count as much."""
+        for sums in (self.survival, self.worthy):
+            sums[:] = [_KEPT_DRAFTS * value / drafts for value, drafts in zip(sums, self.of_drafts, strict=True)]
+        self.of_drafts = [_KEPT_DRAFTS] * self.block_size
 
-    def _hope_anew(self) -> None:
-        """As if one draft had been all right: the first ones are whole."""
-        self.worth, self.of_drafts = numpy.ones(self.block_size), numpy.ones(self.block_size)
-        self.width = self.block_size
-
-    def _count_worth(self, iterations: float, worth: numpy.ndarray, drafts: float) -> None:
-        """Count what verifying the first positions gains, in tokens and less what their rows would bring elsewhere.
+    def _count_positions(
+        self, iterations: float, survival: Sequence[float], worthy: Sequence[float], drafts: float
+    ) -> None:
+        """Count what the first positions of drafts gain.
 
         Args:
             iterations: so many.
-            worth: of each position, the sum over all drafts.
+            survival: of each position, the sum of the survival probabilities of tokens that were worth a row.
+            worthy: of each position, how many there were.
             drafts: so many.
         """
-        memory, counted = _MEMORY**iterations, len(worth)
-        self.worth[:counted] = memory * self.worth[:counted] + worth
-        self.of_drafts[:counted] = memory * self.of_drafts[:counted] + drafts
+        memory = _MEMORY**iterations
+        for position, (probability, count) in enumerate(zip(survival, worthy, strict=True)):
+            self.survival[position] = memory * self.survival[position] + probability
+            self.worthy[position] = memory * self.worthy[position] + count
+            self.of_drafts[position] = memory * self.of_drafts[position] + drafts
 
     def observe(
         self, survival: numpy.ndarray, verified: numpy.ndarray, emitted: numpy.ndarray, accepted: numpy.ndarray
     ) -> None:
         """Count what became of drafts; arguments as for `Calibration.observe`."""
         self.calibration.observe(survival, verified, emitted, accepted)
-        self._count(1, float(accepted.mean()), float(verified.mean()))
+        self.drafted += 1
 
-    def _count(self, iterations: float, gain: float, rows: float) -> None:
-        self.drafted += iterations
-        memory = _MEMORY**iterations
-        self.gain = memory * self.gain + (1 - memory) * gain
-        self.rows = memory * self.rows + (1 - memory) * rows
-
-    def structure(self, batch: int | None) -> tuple[AdaptiveStructure, numpy.ndarray]:
+    def structure(self, batch: int | None) -> tuple[AdaptiveStructure, ctypes.Array[ctypes.c_double] | None]:
         """The same for the kernels, which count for `learn`, and what must be held; a batch of None has no drafts."""
         if batch is None:
-            return AdaptiveStructure(), numpy.zeros(0)
-        rates, worth = self.calibration.right_rate, numpy.zeros(self.width)
+            return AdaptiveStructure(), None
+        positions = (ctypes.c_double * (2 * self.width))()
+        survival = ctypes.addressof(positions)
         structure = AdaptiveStructure(
-            threshold=self.threshold(batch), right_rate=tuple(rates.tolist()), worth=worth.ctypes.data
+            threshold=self.threshold(batch),
+            right_rate=tuple(self.calibration.right_rate.tolist()),
+            survival=survival,
+            worthy=survival + ctypes.sizeof(ctypes.c_double) * self.width,
         )
-        return structure, worth
+        return structure, positions
 
-    def learn(self, counted: AdaptiveStructure, worth: numpy.ndarray) -> None:
+    def learn(self, counted: AdaptiveStructure, positions: ctypes.Array[ctypes.c_double] | None) -> None:
         """Take over what the kernels have counted: the two of `structure`."""
         calls = counted.verify_sums[0]
-        if counted.drafts == 0:
+        if positions is None or counted.drafts == 0:
             self.step_cost.add(counted.verify_sums)
             return
         self.verify_cost.add(counted.verify_sums)
         self.draft_cost.add(counted.draft_sums)
-        self.calibration.add(counted.tried, counted.right, calls)
-        self._count_worth(calls, worth, counted.drafts)
-        self._count(calls, counted.accepted / counted.drafts, counted.rows / counted.drafts)
+        self.calibration.add(numpy.frombuffer(counted.tried), numpy.frombuffer(counted.right), calls)
+        values = list(positions)
+        self._count_positions(calls, values[: self.width], values[self.width :], counted.drafts)
+        self.drafted += calls
 
 
 class AdaptiveDrafter:

@@ -93,7 +93,7 @@ class FusedEncoder:
         assert self.native_layers is not None and self.engine.kernels is not None
         if self.positions is not None and tokens.size(1) > len(self.positions):
             return False
-        return self.engine.kernels.pays_in_layers(self.native_layers.width, tokens.numel(), self.engine.precision)
+        return self.engine.kernels.pays_in_layers(self.native_layers, tokens.numel(), self.engine.precision)
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None

@@ -34,11 +34,20 @@ from tests.support import (
     fixed=st.floats(1e-4, 1.0), each=st.floats(1e-5, 1.0), rows=st.lists(st.integers(1, 60), min_size=3, max_size=30)
 )
 def test_a_line_is_found(fixed: float, each: float, rows: list[int]) -> None:
-    cost = Cost(4.0, 1.0)
+    """It goes through the mean, and is as steep as the calls say the more their rows differ, and else as guessed."""
+    cost, before = Cost(4.0, 1.0), Cost(4.0, 1.0)
     for count in [*rows, 1, 40]:
         cost.observe(count, fixed + each * count)
     found_fixed, found_each = cost.line
-    assert found_fixed + 20 * found_each == pytest.approx(fixed + 20 * each, rel=0.05)
+    number, total, squares, seconds, _ = cost.sums
+    mean = total / number
+    assert found_fixed + mean * found_each == pytest.approx(fixed + mean * each, rel=1e-2)
+    for _ in range(int(number)):
+        before.observe(mean, seconds / number)
+    guessed = before.line[1]
+    spread = squares / number / mean**2 - 1
+    expected = (spread * each + adaptive._DOUBT * guessed) / (spread + adaptive._DOUBT)
+    assert found_each == pytest.approx(expected, rel=0.02, abs=0.011 * seconds / total)
 
 
 def test_cost_before_there_is_data_and_of_always_as_many_rows() -> None:
@@ -90,18 +99,16 @@ def test_rows_are_verified_as_far_as_they_pay() -> None:
     # A row costs as much as a call: one pays only where it is likely to be of use. And rows for next to nothing.
     for each, expected in ((1.0, [5, 0]), (1e-6, [5, 5])):
         policy = Policy(5)
-        policy.gain, policy.rows = 5.0, 5.0
         policy.calibration.right[-1] = policy.calibration.tried[-1]
         policy.verify_cost.guess = policy.draft_cost.guess = (1.0, each)
         assert widths(AdaptiveDrafter(Fixed([sure, unsure]), policy), 2) == expected
 
 
-def test_drafts_are_as_long_as_they_are_worth_drafting() -> None:
-    """And one token longer; when drafting is tried again, they are whole."""
-    for each, expected in ((0.15, 3), (1e-6, 6), (1000.0, 1)):
+def test_drafts_are_as_long_as_promises_most() -> None:
+    """And one token longer; when drafting is tried again, so are the first ones, but what they say counts more."""
+    for each, expected in ((0.15, 3), (1e-6, 6), (1000.0, 2)):
         policy = Policy(6)
         assert policy.width == 6
-        policy.gain, policy.rows = 2.0, 2.0
         policy.calibration.right[:] = policy.calibration.tried[:] = 1e9
         # The drafter is sure of its own, and right: of 10 sentences all have a first token, 5 a second and 1 the rest.
         policy.calibration.right *= numpy.arange(10) / 9
@@ -112,16 +119,18 @@ def test_drafts_are_as_long_as_they_are_worth_drafting() -> None:
             policy.worth_verifying(survival[:, : policy.width])
             policy.choose_width(1)
         assert policy.width == expected
-        policy.drafted, policy.gain, policy.paid, policy.since = 1000.0, 0.0, False, 10**6
-        policy.step_cost.observe(1, 1.0)
-        assert policy.pays(1, 20) and policy.width == 6
+        promised = policy.promised
+        policy.drafted, policy.paid, policy.since = 1000.0, False, 10**6
+        policy.step_cost.observe(1, 1e-6)
+        assert policy.pays(1, 20) and policy.of_drafts == [adaptive._KEPT_DRAFTS] * 6
+        policy.choose_width(1)
+        assert policy.width == expected and policy.promised == pytest.approx(promised)
 
 
 def test_what_is_done_once_for_a_sentence_counts() -> None:
     """The more the shorter its output, and nothing when it has been done."""
-    policy = Policy(50)
+    policy = Policy(3)
     policy.drafted = 1000.0
-    policy.gain, policy.rows = 3.0, 3.0
     policy.verify_cost.guess = policy.draft_cost.guess = (1.0, 0.01)
     assert policy.may_pay(1, 20) and policy.may_pay(1)
     policy.prepared(1, 20.0)
@@ -131,29 +140,44 @@ def test_what_is_done_once_for_a_sentence_counts() -> None:
     assert policy.preparation == pytest.approx(1.0, rel=0.3) and policy.may_pay(1, 20)
 
 
+def runs(chosen: list[bool]) -> list[tuple[int, int]]:
+    """Where others begin than the first one, and how many of them follow each other."""
+    found: list[tuple[int, int]] = []
+    for place, value in enumerate(chosen):
+        if value != chosen[0] and chosen[place - 1] == chosen[0]:
+            found.append((place, 1))
+        elif value != chosen[0]:
+            found[-1] = found[-1][0], found[-1][1] + 1
+    return found
+
+
 def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
     policy = Policy(50)
-    policy.gain, policy.drafted = 0.01, adaptive._EXPLORED
-    policy.step_cost.observe(1, 5.0)
+    policy.drafted = adaptive._EXPLORED
+    policy.survival = [0.01] * 50
+    policy.step_cost.observe(1, 1.0)
     drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]), policy)
-    first = adaptive._TRY_AGAIN
-    drafted = [max(widths(drafter, 1)) > 0 or drafter.given is not None for _ in range(7 * first + 3)]
+    first, trial = adaptive._TRY_AGAIN, adaptive._TRIAL
+    drafted = [max(widths(drafter, 1)) > 0 or drafter.given is not None for _ in range(4 * first + 2 * trial)]
     # Twice as many batches pass each time.
-    assert [batch for batch, tries in enumerate(drafted) if tries] == [first, 3 * first + 1, 7 * first + 2]
+    assert not drafted[0] and runs(drafted) == [(first, trial), (first + trial + 2 * first, trial)]
 
 
-def test_where_drafting_pays_a_batch_without_drafts_says_now_and_then_what_that_takes() -> None:
+def test_where_drafting_pays_some_batches_without_drafts_say_now_and_then_what_that_takes() -> None:
     policy = Policy(50)
-    policy.gain, policy.drafted = 40.0, adaptive._EXPLORED
-    assert not policy.pays(1, 20)
+    policy.drafted = adaptive._EXPLORED
+    first, trial = adaptive._TRY_AGAIN, adaptive._TRIAL
+    drafted = [policy.pays(1, 20)]
     policy.step_cost.observe(1, 5.0)
-    first = adaptive._TRY_AGAIN
-    drafted = [policy.pays(1, 20) for _ in range(3 * first + 2)]
-    assert [batch for batch, drafts in enumerate(drafted) if not drafts] == [first, 3 * first + 1]
+    drafted += [policy.pays(1, 20) for _ in range(4 * first + 3 * trial)]
+    assert not any(drafted[:trial])
+    assert runs(drafted[trial:]) == [(first, trial), (first + trial + 2 * first, trial)]
     # A step is much faster than it was: the verdict changes, and drafts are what is tried.
     policy.step_cost = Cost(4.0, 1.0)
     policy.step_cost.observe(1, 1e-3)
-    assert [policy.pays(1, 20) for _ in range(first + 1)] == [False] * first + [True]
+    policy.trial = 0
+    drafted = [policy.pays(1, 20) for _ in range(first + trial + 1)]
+    assert not drafted[0] and runs(drafted) == [(first, trial)]
 
 
 @pytest.mark.parametrize("device, measured", [("cpu", True), ("cuda", False)])

@@ -154,8 +154,8 @@ class AdaptiveStructure(ctypes.Structure):
         ("right_rate", ctypes.c_float * BINS),
         *[(name, ctypes.c_double * BINS) for name in ("tried", "right")],
         *[(name, ctypes.c_double * 5) for name in ("draft_sums", "verify_sums")],
-        *[(name, ctypes.c_double) for name in ("rows", "accepted", "drafts")],
-        ("worth", ctypes.c_void_p),
+        ("drafts", ctypes.c_double),
+        *[(name, ctypes.c_void_p) for name in ("survival", "worthy")],
     ]
 
 

@@ -31,8 +31,8 @@ struct Adaptive {
     float right_rate[BINS];                 // how often a token is right that the drafter gives such a probability
     double tried[BINS], right[BINS];        // counted here
     double draft_sums[5], verify_sums[5];   // of calls: their number, rows, rows^2, seconds, rows * seconds
-    double rows, accepted, drafts;          // drafted tokens that were verified, and accepted, of so many drafts
-    double* worth;                          // [width of a draft], by how much tokens are likelier to survive than the threshold
+    double drafts;                          // so many
+    double *survival, *worthy;              // [width of a draft], of tokens worth a row: their probabilities, and how many
 };
 
 // A drafter that reads the verifier's states: see ../../drafters/features.py.
@@ -123,10 +123,11 @@ void add_counts(const Adaptive& from, int64_t width, Adaptive& to) {
         to.draft_sums[i] += from.draft_sums[i];
         to.verify_sums[i] += from.verify_sums[i];
     }
-    to.rows += from.rows;
-    to.accepted += from.accepted;
     to.drafts += from.drafts;
-    for (int64_t t = 0; t < width; ++t) to.worth[t] += from.worth[t];
+    for (int64_t t = 0; t < width; ++t) {
+        to.survival[t] += from.survival[t];
+        to.worthy[t] += from.worthy[t];
+    }
 }
 
 // Rows that are projected to the vocabulary at a time: of what stands after a rejected token none has to be. Of less rows
@@ -219,7 +220,7 @@ private:
     Adaptive* adaptive;
     std::vector<int64_t> before, chosen, drafted, counts, begins, gained, predicted;
     std::vector<size_t> going;
-    std::vector<float> log_probs, features, read, projected, scores, predicted_log_probs;
+    std::vector<float> survival, log_probs, features, read, projected, scores, predicted_log_probs;
     Step drafting, verifying;
     int64_t drafted_width = 0;
     double began = 0;
@@ -267,15 +268,30 @@ private:
         linear(projection, drafting.x.data(), count * width, scores.data());
         chosen.resize(count * width);
         log_probs.resize(count * width);
-        if (!follow(*drafter->path, scores.data(), drafting.x.data(), count, width, before.data(), chosen.data(),
-                    adaptive ? log_probs.data() : nullptr)) {
-            return false;
-        }
         drafted_width = width;
         drafted.assign(count, width);
+        survival.assign(count, 1.0f);
+        const auto goes_on = [&](int64_t position) { return !adaptive || drafter->told || some_survive(position); };
+        if (!follow(*drafter->path, scores.data(), drafting.x.data(), count, width, before.data(), chosen.data(),
+                    adaptive ? log_probs.data() : nullptr, goes_on)) {
+            return false;
+        }
         if (drafter->told) replay();
         if (adaptive) count_call(adaptive->draft_sums, count * width, seconds_now() - start);
         return true;
+    }
+
+    // Ends the drafts that are worth no row after this position; returns whether any is left.
+    bool some_survive(int64_t position) {
+        bool any = false;
+        for (size_t index = 0; index < active.size(); ++index) {
+            if (drafted[index] <= position) continue;
+            survival[index] *= adaptive->right_rate[bin_of(log_probs[index * drafted_width + position])];
+            const bool survives = survival[index] >= adaptive->threshold;
+            if (!survives) drafted[index] = position;
+            any = any || survives;
+        }
+        return any;
     }
 
     // Drafts what is told of these positions, for benchmarks of models whose drafts would be of no use.
@@ -403,14 +419,15 @@ private:
         return std::min(std::max(static_cast<int>(std::exp(log_prob) * BINS), 0), BINS - 1);
     }
 
-    // How many of the drafted tokens of a sentence are worth a row; what they are worth beyond that is counted.
+    // How many of the drafted tokens of a sentence are worth a row; these are counted.
     int64_t worth_verifying(int64_t index, int64_t most) {
         if (!adaptive) return most;
         float survival = 1;
         for (int64_t t = 0; t < most; ++t) {
             survival *= adaptive->right_rate[bin_of(log_probs[index * drafted_width + t])];
             if (survival < adaptive->threshold) return t;
-            adaptive->worth[t] += survival - adaptive->threshold;
+            adaptive->survival[t] += survival;
+            adaptive->worthy[t] += 1;
         }
         return most;
     }
@@ -557,17 +574,12 @@ private:
 
     // Counts what became of the verified tokens of a draft.
     void calibrate(size_t index, int64_t emitted, const int64_t* tokens) {
-        int64_t accepted = 0;
         for (int64_t t = 0; t < std::min(emitted, counts[index]); ++t) {
             const int bin = bin_of(log_probs[index * drafted_width + t]);
-            const bool is_right = chosen[index * drafted_width + t] == tokens[t];
             adaptive->tried[bin] += 1;
-            adaptive->right[bin] += is_right;
-            accepted += is_right;
+            adaptive->right[bin] += chosen[index * drafted_width + t] == tokens[t];
         }
         adaptive->drafts += 1;
-        adaptive->rows += counts[index];
-        adaptive->accepted += accepted;
     }
 
     // The drafter reads the states that the emitted tokens were chosen from.
@@ -651,13 +663,14 @@ int32_t decode(const Decoding* decoding) {
     const int64_t lanes = std::min(threads, waiting), groups = (waiting + most * lanes - 1) / (most * lanes);
     const int64_t parts = groups * lanes, workers = std::min(threads, parts);
     std::vector<Adaptive> counters(all.adaptive ? workers : 0);
-    std::vector<double> worth(counters.size() * width);
+    std::vector<double> positions(counters.size() * 2 * width);
     for (size_t index = 0; index < counters.size(); ++index) {
         Adaptive& counter = counters[index];
         counter = Adaptive{};
         counter.threshold = all.adaptive->threshold;
         std::copy_n(all.adaptive->right_rate, BINS, counter.right_rate);
-        counter.worth = worth.data() + index * width;
+        counter.survival = positions.data() + index * 2 * width;
+        counter.worthy = counter.survival + width;
     }
     std::atomic<int64_t> ended{0}, next{0};
     std::atomic<bool> failed{false};

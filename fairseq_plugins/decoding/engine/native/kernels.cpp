@@ -1074,9 +1074,11 @@ void update_states(const float* read, const float* recurrent, int64_t count, int
 
 // Choose the tokens of B paths of K positions, one position of all of them after the other: each the one with the highest
 // sum of its own score and that of coming after the tokens chosen before it. The sums are left in scores[B][K][N].
+// Goes on as long as `goes_on`, asked after every position, says that some path is worth it.
 // Returns false where a token before a path is outside of the vocabulary.
+template <typename GoesOn>
 bool follow(const Path& path, float* scores, const float* hidden, int64_t batch, int64_t width, const int64_t* first,
-            int64_t* chosen, float* log_probs) {
+            int64_t* chosen, float* log_probs, const GoesOn& goes_on) {
     thread_local std::vector<float> before_memory, added_memory, read_memory, recurrent_memory, state_memory;
     const int64_t size = path.size, rank = path.after.inputs, state_width = path.to_rank.inputs;
     const bool has_state = path.before && path.to_rank.weight;
@@ -1115,10 +1117,16 @@ bool follow(const Path& path, float* scores, const float* hidden, int64_t batch,
             for (int64_t i = 0; path.before && i < size; ++i) sums[i] += added[b * size + i];
             const int64_t best = first_best(sums, size);
             chosen[row] = path.ids[best];
-            if (log_probs) log_probs[row] = sums[best] - normaliser(sums, size);
+            if (log_probs) log_probs[row] = -std::log(sum_exponentials(sums, size, sums[best]));
         }
+        if (!goes_on(position)) return true;
     }
     return true;
+}
+
+bool follow(const Path& path, float* scores, const float* hidden, int64_t batch, int64_t width, const int64_t* first,
+            int64_t* chosen, float* log_probs) {
+    return follow(path, scores, hidden, batch, width, first, chosen, log_probs, [](int64_t) { return true; });
 }
 
 }  // namespace

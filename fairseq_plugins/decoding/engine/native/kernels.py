@@ -78,9 +78,9 @@ class Kernels:
         functions = library()
         return None if functions is None else cls(packing, functions, any_size)
 
-    def pays_in_layers(self, width: int, rows: int, precision: Precision) -> bool:
-        """Whether so many rows are for the kernels in layers so wide; those of narrow ones are any number."""
-        return width <= MAX_PACKED_WIDTH or self.pays(rows, precision)
+    def pays_in_layers(self, layers: NativeLayers, rows: int, precision: Precision) -> bool:
+        """Whether so many rows are for the kernels in these layers; those of narrow ones and in tiles are any number."""
+        return layers.width <= MAX_PACKED_WIDTH or layers.in_tiles or self.pays(rows, precision)
 
     def pays(self, rows: int, precision: Precision = Precision.FP32) -> bool:
         """Whether so many rows (sentences times tokens) are few enough to be run here."""
@@ -141,7 +141,7 @@ class Kernels:
         self, compiled: NativeLinear, layer: Linear, precision: Precision = Precision.FP32
     ) -> Callable[[Tensor], Tensor]:
         """A compiled layer where the kernels pay, PyTorch's own with the same weights where they do not."""
-        if compiled.in_panels and min(compiled.inputs, compiled.outputs) <= MAX_PACKED_WIDTH:
+        if compiled.in_tiles or (compiled.in_panels and min(compiled.inputs, compiled.outputs) <= MAX_PACKED_WIDTH):
             return compiled
         return lambda x: compiled(x) if self.pays(x.numel() // x.size(-1), precision) else F.linear(x, *layer)
 

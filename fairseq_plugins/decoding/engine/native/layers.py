@@ -139,8 +139,13 @@ class NativeLinear:
 
     @property
     def in_panels(self) -> bool:
-        """Whether this is the form that is fastest to read."""
-        return self.structure.form in (IN_PANELS, HALVES_IN_PANELS, HALVES_IN_TILES)
+        """Whether this is one of the forms that are fastest to read."""
+        return self.structure.form in (IN_PANELS, INT8_IN_PANELS, HALVES_IN_PANELS, HALVES_IN_TILES)
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether this is the form that is fastest for any number of rows."""
+        return self.structure.form == HALVES_IN_TILES
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [..., inputs]."""
@@ -239,6 +244,11 @@ class NativeLayers:
         self.width = _outputs(layers[0].self_out)
         self.ends = None if ends is None else self._ends(ends)
         self.array = (LayerStructure * self.count)(*[self._structure(layer) for layer in layers])
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether all weights have the form that is fastest for any number of rows."""
+        return all(held.in_tiles for held in self.tensors if isinstance(held, NativeLinear))
 
     def _structure(self, layer: Layer) -> LayerStructure:
         structure = LayerStructure(
