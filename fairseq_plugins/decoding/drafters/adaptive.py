@@ -24,8 +24,8 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 _MEMORY = 0.98
 # The same for batches, the first of which finds nothing in the processor's caches.
 _MEMORY_OF_BATCHES = 0.8
-# How different the rows of calls have to be, in variance over squared mean, for what they say of the time of a row to count
-# as much as the guess: how fast a machine is changes more between two calls than what a few rows more take.
+# How different the rows of calls have to be, in variance over squared mean, for what they say of the time of a row to
+# count as much as the guess: how fast a machine is changes more between two calls than what a few rows more take.
 _DOUBT = 0.5
 # Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
 _PRIOR = 8.0
@@ -34,7 +34,7 @@ _EXPLORED = 32
 # What does not pay, to draft or not to draft, is tried again after so many batches, for the text may become easier or
 # harder; after twice as many each time that it still does not, up to the most.
 _TRY_AGAIN, _TRY_AGAIN_AT_LAST = 24, 800
-# It is tried for so many batches, for the first ones find nothing in the processor's caches.
+# It is tried for so many sentences, for the first ones find nothing in the processor's caches.
 _TRIAL = 8
 # What is known of the positions of drafts counts as so many drafts then.
 _KEPT_DRAFTS = 4.0
@@ -200,7 +200,7 @@ class Policy:
         if is_known and pays != self.paid:
             self.paid, self.since, self.patience = pays, 0, _TRY_AGAIN
         elif self.since >= self.patience if is_known else self.drafted >= _EXPLORED:
-            self.since, self.trial = 0, _TRIAL
+            self.since, self.trial = 0, max(1, _TRIAL // batch)
             if is_known:
                 self.patience = min(2 * self.patience, _TRY_AGAIN_AT_LAST)
             if not pays:

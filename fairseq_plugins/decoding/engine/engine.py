@@ -1,7 +1,7 @@
 """What a generator runs on: made once from the options, and handed down to all that runs layers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,13 @@ class Engine:
     def has_graphs(self, device: torch.device) -> bool:
         """Whether steps on a device have rounded shapes and memory that stays, as graphs want them."""
         return self.graphs is not None and device.type == self.graphs.device_type
+
+    def for_many_rows(self) -> "Engine":
+        """The same for methods whose steps seldom have few rows."""
+        if self.kernels is None:
+            return self
+        kernels = Kernels(self.kernels.packing, self.kernels.functions, self.kernels.any_size, many_rows=True)
+        return replace(self, kernels=kernels)
 
     def linear(self, layer: Linear) -> Callable[[Tensor], Tensor]:
         """A linear layer as a function of x [..., inputs]."""

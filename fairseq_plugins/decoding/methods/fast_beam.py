@@ -26,8 +26,9 @@ class BeamVerifier(Verifier):
 
 
 def _build(parts: Parts, options: MethodOptions) -> Method:
-    verifier = BeamVerifier(parts.models, parts.engine, parts.temperature, beam=parts.beam)
-    return Method(verifier, NoDrafter(), BeamSearch(parts.beam, parts.engine))
+    engine = parts.engine.for_many_rows()
+    verifier = BeamVerifier(parts.models, engine, parts.temperature, beam=parts.beam)
+    return Method(verifier, NoDrafter(), BeamSearch(parts.beam, engine))
 
 
 METHODS = [

@@ -156,8 +156,10 @@ def _check_fit(parts: Parts, options: SourceCopyOptions) -> None:
 def _build(parts: Parts, options: SourceCopyOptions) -> Method:
     fallback = trained_drafter(parts, options) if _has_fallback(options) else None
     drafter = SourceCopyDrafter(parts.target.pad(), options.iad_lookup == "recent", fallback)
-    verifier = Verifier(parts.models, parts.engine, parts.temperature, feature_layers(parts.drafter))
-    return Method(verifier, drafter, GreedySearch(engine=parts.engine))
+    # Where text stays as it is, a whole sentence is verified at once.
+    engine = parts.engine.for_many_rows()
+    verifier = Verifier(parts.models, engine, parts.temperature, feature_layers(parts.drafter))
+    return Method(verifier, drafter, GreedySearch(engine=engine))
 
 
 METHODS = [

@@ -266,8 +266,7 @@ struct Best {
 // The outputs `begin` .. `end` of a layer as a layer of its own; `begin` begins with a panel.
 Linear part_of(const Linear& layer, int64_t begin, int64_t end) {
     Linear part = layer;
-    const int64_t bytes = layer.form == INT8_IN_ROWS ? 1 : layer.form == HALVES_IN_PANELS ? sizeof(Half) : sizeof(float);
-    part.weight = static_cast<const char*>(layer.weight) + begin * layer.inputs * bytes;
+    part.weight = static_cast<const char*>(layer.weight) + begin * layer.inputs * bytes_of(layer.form);
     part.bias = layer.bias ? layer.bias + begin : nullptr;
     part.scale = layer.scale ? layer.scale + begin : nullptr;
     part.outputs = static_cast<int32_t>(end - begin);

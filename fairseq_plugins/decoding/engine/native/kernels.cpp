@@ -263,6 +263,12 @@ struct Predict {
 
 namespace {
 
+// Of a number of a weight.
+int64_t bytes_of(int32_t form) {
+    if (form == INT8_IN_ROWS || form == INT8_IN_PANELS) return sizeof(int8_t);
+    return form == HALVES_IN_PANELS || form == HALVES_IN_TILES ? sizeof(Half) : sizeof(float);
+}
+
 // Not inlined: in several loops -ffast-math would make several orders of these operations.
 __attribute__((noinline)) float gelu(float x) { return 0.5f * x * (1 + std::erf(x * 0.70710678118654752f)); }
 

@@ -65,12 +65,16 @@ class Kernels:
         packing: which large weights are held a second time.
         functions: the library.
         any_size: run steps of any number of rows, also where PyTorch would be faster: see `Engine.steady`.
+        many_rows: steps seldom have few rows.
     """
 
-    def __init__(self, packing: Packing, functions: ctypes.CDLL, any_size: bool = False) -> None:
+    def __init__(
+        self, packing: Packing, functions: ctypes.CDLL, any_size: bool = False, many_rows: bool = False
+    ) -> None:
         self.packing = packing
         self.functions = functions
         self.any_size = any_size
+        self.many_rows = many_rows
 
     @classmethod
     def build(cls, packing: Packing = Packing.AUTO, any_size: bool = False) -> "Kernels | None":
@@ -79,7 +83,7 @@ class Kernels:
         return None if functions is None else cls(packing, functions, any_size)
 
     def pays_in_layers(self, layers: NativeLayers, rows: int, precision: Precision) -> bool:
-        """Whether so many rows are for the kernels in these layers; those of narrow ones and in tiles are any number."""
+        """Whether so many rows are for the kernels in these layers; of narrow ones, or in tiles, any number is."""
         return layers.width <= MAX_PACKED_WIDTH or layers.in_tiles or self.pays(rows, precision)
 
     def pays(self, rows: int, precision: Precision = Precision.FP32) -> bool:
@@ -121,12 +125,14 @@ class Kernels:
         if precision is Precision.INT8_PRODUCTS:
             return INT8_IN_PANELS
         weight = layer.weight if isinstance(layer, QuantizedLinear) else layer[0]
-        if self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight)):
-            return IN_PANELS
-        if not (isinstance(layer, tuple) and self._takes_halves(weight)):
-            return IN_ROWS
+        is_copied = self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight))
+        takes_halves = isinstance(layer, tuple) and self._takes_halves(weight)
         # A row by itself takes tiles twice the time where weights are near, which those of large layers are not.
-        return HALVES_IN_TILES if self.functions.has_tiles() and is_for_tiles(weight) else HALVES_IN_PANELS
+        if takes_halves and (self.many_rows or not is_copied) and self.functions.has_tiles() and is_for_tiles(weight):
+            return HALVES_IN_TILES
+        if is_copied:
+            return IN_PANELS
+        return HALVES_IN_PANELS if takes_halves else IN_ROWS
 
     def linear(self, layer: Linear, precision: Precision = Precision.FP32) -> Callable[[Tensor], Tensor]:
         """A linear layer that `can_run`, as a function of x [..., inputs]; PyTorch's own where the kernels do not pay.
