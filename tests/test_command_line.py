@@ -35,8 +35,8 @@ def greedy(corpus: Corpus) -> dict[int, str]:
     return output
 
 
-# With the least number of tokens per iteration, by less than processors differ in what is learnt on them; the drafter with
-# an encoder of its own is hardly trained.
+# With the least number of tokens per iteration, for processors differ in what is learnt on them; the drafter with an
+# encoder of its own is hardly trained.
 DECODERS = [
     ("greedy", 1.0),
     ("gad --fixed-width --drafter-path {drafter}", 1.6),

@@ -197,9 +197,10 @@ class Policy:
             self.trial -= 1
             return not self.paid
         pays, is_known = self.may_pay(batch, length), self.step_cost.is_known
+        is_overdue = self.since >= self.patience if is_known else self.drafted >= _EXPLORED
         if is_known and pays != self.paid:
             self.paid, self.since, self.patience = pays, 0, _TRY_AGAIN
-        elif self.since >= self.patience if is_known else self.drafted >= _EXPLORED:
+        elif is_overdue:
             self.since, self.trial = 0, max(1, _TRIAL // batch)
             if is_known:
                 self.patience = min(2 * self.patience, _TRY_AGAIN_AT_LAST)

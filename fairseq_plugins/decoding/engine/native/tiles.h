@@ -40,20 +40,21 @@ struct Shapes {
     uint8_t lines[16];
 };
 
+// The compiler does not know how much of the memory is read that tiles are loaded from, and that they are stored there.
+inline void memory_is_read(const void* memory = nullptr) { asm volatile("" ::"r"(memory) : "memory"); }
+
 // As long as it lives, this thread has its tiles, with lines for so many rows in those of rows and results.
 struct InUse {
     explicit InUse(int64_t rows) {
         const auto own = static_cast<uint8_t>(std::min<int64_t>(rows, ROWS));
-        // The compiler does not know how much of it is read.
-        volatile Shapes shapes = {1, 0, {}, {LINE, LINE, LINE, LINE, LINE, LINE, LINE, LINE}, {own, own, own, own, own, 16, 16, 16}};
-        _tile_loadconfig(const_cast<Shapes*>(&shapes));
+        const Shapes shapes = {
+            1, 0, {}, {LINE, LINE, LINE, LINE, LINE, LINE, LINE, LINE}, {own, own, own, own, own, ROWS, ROWS, ROWS}};
+        memory_is_read(&shapes);
+        _tile_loadconfig(&shapes);
     }
     ~InUse() { _tile_release(); }
     InUse(const InUse&) = delete;
 };
-
-// The compiler does not know that tiles are loaded from memory, and stored there.
-inline void memory_is_read() { asm volatile("" ::: "memory"); }
 
 // Rows of x in parts, [rows / 16][inputs / 32][PARTS][16][32]. Lines that belong to no row are left as they are: so is what
 // is made of them.
