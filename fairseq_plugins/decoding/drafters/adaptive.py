@@ -33,7 +33,7 @@ _PRIOR = 8.0
 _EXPLORED = 32
 # What does not pay, to draft or not to draft, is tried again after so many batches, for the text may become easier or
 # harder; after twice as many each time that it still does not, up to the most.
-_TRY_AGAIN, _TRY_AGAIN_AT_LAST = 24, 800
+_TRY_AGAIN, _TRY_AGAIN_AT_LAST = 8, 800
 # It is tried for so many sentences, for the first ones find nothing in the processor's caches.
 _TRIAL = 8
 # What is known of the positions of drafts counts as so many drafts then.
