@@ -269,7 +269,8 @@ private:
         chosen.resize(count * width);
         log_probs.resize(count * width);
         drafted_width = width;
-        drafted.assign(count, width);
+        drafted.clear();
+        for (const int64_t b : active) drafted.push_back(std::min(width, left(b)));
         survival.assign(count, 1.0f);
         const auto goes_on = [&](int64_t position) { return !adaptive || drafter->told || some_survive(position); };
         if (!follow(*drafter->path, scores.data(), drafting.x.data(), count, width, before.data(), chosen.data(),
@@ -281,15 +282,19 @@ private:
         return true;
     }
 
-    // Ends the drafts that are worth no row after this position; returns whether any is left.
+    // Ends the drafts whose token at this position is worth no row, and counts the others; returns whether there is any.
     bool some_survive(int64_t position) {
         bool any = false;
         for (size_t index = 0; index < active.size(); ++index) {
             if (drafted[index] <= position) continue;
             survival[index] *= adaptive->right_rate[bin_of(log_probs[index * drafted_width + position])];
-            const bool survives = survival[index] >= adaptive->threshold;
-            if (!survives) drafted[index] = position;
-            any = any || survives;
+            if (survival[index] < adaptive->threshold) {
+                drafted[index] = position;
+                continue;
+            }
+            adaptive->survival[position] += survival[index];
+            adaptive->worthy[position] += 1;
+            any = true;
         }
         return any;
     }
@@ -304,6 +309,7 @@ private:
             }
         }
         std::fill(log_probs.begin(), log_probs.end(), drafter->told_log_prob);
+        for (int64_t t = 0; adaptive && t < drafted_width && some_survive(t);) ++t;
     }
 
     // What follows the one position of the source that the longest suffix of the output matches, if it is one.
@@ -419,19 +425,6 @@ private:
         return std::min(std::max(static_cast<int>(std::exp(log_prob) * BINS), 0), BINS - 1);
     }
 
-    // How many of the drafted tokens of a sentence are worth a row; these are counted.
-    int64_t worth_verifying(int64_t index, int64_t most) {
-        if (!adaptive) return most;
-        float survival = 1;
-        for (int64_t t = 0; t < most; ++t) {
-            survival *= adaptive->right_rate[bin_of(log_probs[index * drafted_width + t])];
-            if (survival < adaptive->threshold) return t;
-            adaptive->survival[t] += survival;
-            adaptive->worthy[t] += 1;
-        }
-        return most;
-    }
-
     bool verify() {
         began = seconds_now();
         verifying.clear();
@@ -439,7 +432,7 @@ private:
         begins.clear();
         for (size_t index = 0; index < active.size(); ++index) {
             const int64_t b = active[index], length = all.lengths[b];
-            const int64_t meant = drafted_width ? worth_verifying(index, std::min(drafted[index], left(b))) : 0;
+            const int64_t meant = drafted_width ? std::min(drafted[index], left(b)) : 0;
             begins.push_back(verifying.size());
             counts.push_back(meant);
             verifying.add(b, length, all.tokens[b * all.columns + length]);
