@@ -141,6 +141,6 @@ class OneCall:
             adaptive.policy.learn(*counted)
             adaptive.reconsider(batch)
             adaptive.preparation += time.perf_counter() - began
-        state.host_lengths = state.lengths.tolist()
         of_rows = [[n for n in emitted[row::batch] if n > 0] for row in range(batch)]
+        state.host_lengths = [length + sum(each) for length, each in zip(state.host_lengths, of_rows, strict=True)]
         return of_rows, [has_ended == 1 for has_ended in finished], []

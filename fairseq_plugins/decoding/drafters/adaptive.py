@@ -85,17 +85,18 @@ class Calibration:
     """How often drafted tokens are right that the drafter gives a probability, given that those before them were."""
 
     def __init__(self) -> None:
-        self.tried = numpy.full(BINS, _PRIOR)
-        self.right = _PRIOR * (numpy.arange(BINS) + 0.5) / BINS
+        # Plain numbers: see `Cost`.
+        self.tried = [_PRIOR] * BINS
+        self.right = [_PRIOR * (number + 0.5) / BINS for number in range(BINS)]
 
     def __call__(self, survival: numpy.ndarray) -> numpy.ndarray:
         """Recalibrated survival probabilities [B, K], from those that the drafter gives."""
-        return numpy.cumprod(self.right_rate[self._bins(survival)], axis=1)
+        return numpy.cumprod(numpy.array(self.right_rate)[self._bins(survival)], axis=1)
 
     @property
-    def right_rate(self) -> numpy.ndarray:
+    def right_rate(self) -> list[float]:
         """Of each bin, how often its tokens are right."""
-        return self.right / self.tried
+        return [right / tried for right, tried in zip(self.right, self.tried, strict=True)]
 
     def observe(
         self, survival: numpy.ndarray, verified: numpy.ndarray, emitted: numpy.ndarray, accepted: numpy.ndarray
@@ -117,8 +118,9 @@ class Calibration:
 
     def add(self, tried: Sequence[float], right: Sequence[float], iterations: float = 1) -> None:
         """Count tokens of each bin that were tried, and those of them that were right, in so many iterations."""
-        self.tried = _MEMORY**iterations * self.tried + tried
-        self.right = _MEMORY**iterations * self.right + right
+        kept = _MEMORY**iterations
+        self.tried = [kept * before + new for before, new in zip(self.tried, tried, strict=True)]
+        self.right = [kept * before + new for before, new in zip(self.right, right, strict=True)]
 
     def _bins(self, survival: numpy.ndarray) -> numpy.ndarray:
         before = numpy.concatenate([numpy.ones((len(survival), 1)), survival[:, :-1]], axis=1)
@@ -280,7 +282,7 @@ class Policy:
         survival = ctypes.addressof(positions)
         structure = AdaptiveStructure(
             threshold=self.threshold(batch),
-            right_rate=tuple(self.calibration.right_rate.tolist()),
+            right_rate=tuple(self.calibration.right_rate),
             survival=survival,
             worthy=survival + ctypes.sizeof(ctypes.c_double) * self.width,
         )
@@ -294,7 +296,7 @@ class Policy:
             return
         self.verify_cost.add(counted.verify_sums)
         self.draft_cost.add(counted.draft_sums)
-        self.calibration.add(numpy.frombuffer(counted.tried), numpy.frombuffer(counted.right), calls)
+        self.calibration.add(counted.tried, counted.right, calls)
         values = list(positions)
         self._count_positions(calls, values[: self.width], values[self.width :], counted.drafts)
         self.drafted += calls

@@ -60,7 +60,7 @@ def test_cost_before_there_is_data_and_of_always_as_many_rows() -> None:
 
 def test_calibration_by_hand() -> None:
     calibration = Calibration()
-    calibration.tried[:] = calibration.right[:] = 1e-9
+    calibration.tried, calibration.right = [1e-9] * 10, [1e-9] * 10
     survival = numpy.array([[0.95, 0.95 * 0.55, 0.95 * 0.55 * 0.55]])
     # The first token stands, the second does not, after which nothing was tried; then all three stand; then none.
     for accepted in (1, 3, 0):
@@ -109,9 +109,9 @@ def test_drafts_are_as_long_as_promises_most() -> None:
     for each, expected in ((0.15, 3), (1e-6, 6), (1000.0, 2)):
         policy = Policy(6)
         assert policy.width == 6
-        policy.calibration.right[:] = policy.calibration.tried[:] = 1e9
+        policy.calibration.right, policy.calibration.tried = [1e9] * 10, [1e9] * 10
         # The drafter is sure of its own, and right: of 10 sentences all have a first token, 5 a second and 1 the rest.
-        policy.calibration.right *= numpy.arange(10) / 9
+        policy.calibration.right = [number / 9 * 1e9 for number in range(10)]
         policy.verify_cost.guess, policy.draft_cost.guess = (1.0, 1e-9), (1.0, each)
         survival = numpy.zeros((10, 6))
         survival[:, 0], survival[:5, 1], survival[0] = 1.0, 1.0, 1.0
@@ -257,7 +257,7 @@ def test_the_end_of_a_sentence_counts_as_right_where_it_was_drafted(monkeypatch:
     sample = make_sample(task, [4, 9], 1)
     outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
     policy = Policy(50)
-    policy.calibration.tried[:] = policy.calibration.right[:] = 1e-9
+    policy.calibration.tried, policy.calibration.right = [1e-9] * 10, [1e-9] * 10
     drafter = AdaptiveDrafter(Sure(lambda sentence, done, width: outputs[sentence][done:], 50), policy)
     decode([verifier], task, sample, drafter, max_len_b=50)
     assert policy.calibration.tried[-1] == pytest.approx(sum(map(len, outputs)))

@@ -384,7 +384,6 @@ class NativeLayers:
     ) -> tuple[MemoryStructure, MemoryStructure]:
         """The structures of both memories of a decoder, with what must be held; arguments as for `step`."""
         require(self.has_cross and cross is not None, "cross-attention needs a source, and nothing else does")
-        require(cross.dim() == 6, f"keys and values of the source are {list(cross.shape)}")
         own, source = self.memory(cache, used, None, held), self.memory(cross, cross.size(2), cross_allowed, held)
         require(source.sentences == own.sentences, f"{REASONS[1]}, whose source is that of another batch")
         return own, source
@@ -418,7 +417,8 @@ class NativeLayers:
         Raises:
             ValueError: for tensors that the kernels cannot read.
         """
-        require(key_value.dim() == 6, f"keys and values are {list(key_value.shape)}")
+        if key_value.dim() != 6:
+            raise ValueError(f"kernels: keys and values are {list(key_value.shape)}")
         count, sentences, capacity = key_value.shape[:3]
         inner = (2, self.heads, self.width // self.heads)
         # From one layer to the next it may go anywhere, and the encoder's do not move at all.
@@ -426,7 +426,8 @@ class NativeLayers:
         strides = (capacity * 2 * stride, 2 * stride, stride, inner[2], 1)
         suits = count == self.count and key_value.shape[3:] == inner and key_value.dtype == torch.float32
         is_whole = suits and (key_value.stride()[1:] == strides or key_value[0].is_contiguous())
-        require(is_whole and key_value.device.type == "cpu", f"keys and values {key_value.dtype} {key_value.shape}")
+        if not (is_whole and key_value.device.type == "cpu"):
+            raise ValueError(f"kernels: keys and values {key_value.dtype} {list(key_value.shape)}")
         held.append(key_value)
         pointer = None
         if allowed is not None:
@@ -443,8 +444,8 @@ class NativeLayers:
             ValueError: for tensors that the kernels cannot read.
         """
         suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
-        suits = suits and fed.dim() in (1, 3) and fed.size(-1) == self.width
-        require(suits, f"masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
+        if not (suits and fed.dim() in (1, 3) and fed.size(-1) == self.width):
+            raise ValueError(f"kernels: masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
         given.fed = fed.data_ptr()
         if fed.dim() == 3:
             given.sentence, given.position = fed.stride()[:2]
