@@ -22,7 +22,7 @@ from fairseq_plugins.tensorboard import logdir
 # Sums that workers add up; everything logged is derived from them.
 _SUMS = (
     *("loss", "nll_loss", "ntokens", "nsentences", "sample_size", "targets"),
-    *("correct", "glanced_correct", "glanced_total"),
+    *("correct", "glanced_correct", "glanced_total", "verifier_nll"),
 )
 
 
@@ -45,6 +45,12 @@ class GlatLossConfig(FairseqDataclass):
             "--drafter-context features"
         },
     )
+    verifier_loss: float = field(
+        default=1.0,
+        metadata={
+            "help": "with --tune-verifier: what a token of the verifier's own loss weighs, beside one of the drafter's"
+        },
+    )
 
 
 @register_criterion("glat_loss", dataclass=GlatLossConfig)
@@ -56,20 +62,28 @@ class GlatLoss(FairseqCriterion):
     matter.
 
     Raises:
-        ConfigurationError: for a decay below 0 or a share of soft targets outside of 0 to 1.
+        ConfigurationError: for a decay or a weight below 0 or a share of soft targets outside of 0 to 1.
     """
 
     def __init__(
-        self, task: FairseqTask, label_smoothing: float, position_decay: float = 0.0, soft_targets: float = 0.0
+        self,
+        task: FairseqTask,
+        label_smoothing: float,
+        position_decay: float = 0.0,
+        soft_targets: float = 0.0,
+        verifier_loss: float = 1.0,
     ) -> None:
         super().__init__(task)
         if not position_decay >= 0:
             raise ConfigurationError(f"--position-decay {position_decay}: give 0 (no decay) or more")
         if not 0 <= soft_targets <= 1:
             raise ConfigurationError(f"--soft-targets {soft_targets}: a share of the loss; give 0 to 1")
+        if not verifier_loss >= 0:
+            raise ConfigurationError(f"--verifier-loss {verifier_loss}: give 0 (the drafter's loss alone) or more")
         self.label_smoothing = label_smoothing
         self.position_decay = position_decay
         self.soft_targets = soft_targets
+        self.verifier_loss = verifier_loss
         self.counts_positions = logdir(task.cfg) is not None
 
     def forward(
@@ -102,9 +116,19 @@ class GlatLoss(FairseqCriterion):
             weight = torch.exp((1 - output["draft_positions"]) / self.position_decay)
             loss, sample_size = loss * weight, weight.sum()
         loss, nll_loss = loss.sum(), nll_loss.sum()
+        verifier_nll = nll_loss.new_zeros(())
+        if "verifier_logits" in output:
+            verifier_loss, verifier_nll = label_smoothed_nll_loss(
+                utils.log_softmax(output["verifier_logits"], dim=-1).flatten(0, 1),
+                sample["target"].view(-1, 1),
+                self.label_smoothing,
+                ignore_index=self.padding_idx,
+            )
+            loss = loss + self.verifier_loss * sample_size / sample["ntokens"] * verifier_loss
         logging_output = {
             "loss": loss.detach(),
             "nll_loss": nll_loss.detach(),
+            "verifier_nll": verifier_nll.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": sample["target"].size(0),
             "sample_size": sample_size,
@@ -129,6 +153,9 @@ class GlatLoss(FairseqCriterion):
         metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
         targets = max(total["targets"], 1)
         metrics.log_scalar("nll_loss", total["nll_loss"] / targets / math.log(2), targets, round=3)
+        if total["verifier_nll"] > 0:
+            tokens = total["ntokens"]
+            metrics.log_scalar("verifier_nll_loss", total["verifier_nll"] / tokens / math.log(2), tokens, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
         metrics.log_scalar("accuracy", 100 * total["correct"] / targets, targets, round=2)
         for name, (accuracy, weight) in accuracies(logging_outputs).items():

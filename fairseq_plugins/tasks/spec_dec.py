@@ -472,6 +472,11 @@ class SpecDecTask(TranslationTask):
         option = "--drafter-path"
         state, cfg = read_checkpoint(path, option)
         if model_name(cfg).startswith("block_nat"):
+            if getattr(cfg, "tune_verifier", False):
+                raise ConfigurationError(
+                    f"{option} {path}: holds a verifier of its own (--tune-verifier); part them with "
+                    "python -m train_scripts.tools split-verifier, and decode with both"
+                )
             try:
                 # Before it is built: its options name layers and widths of its own verifier.
                 BlockNat.check_verifier(state["model"], cfg, verifier)

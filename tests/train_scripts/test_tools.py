@@ -11,7 +11,9 @@ import torch
 
 from fairseq_plugins.errors import ConfigurationError
 from tests.command_server import REPOSITORY
-from tests.conftest import Corpus
+from tests.conftest import TRAINING, Corpus
+from tests.support import run_in_process
+from tests.test_command_line import hypotheses
 from train_scripts.tools import drafter_table, model_card, models
 from train_scripts.tools.__main__ import main
 
@@ -158,6 +160,35 @@ def test_decoder_layers_are_kept_in_order(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="its decoder has no layer 5; "):
         models.keep_decoder_layers(tmp_path / "whole.pt", [0, 5], tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
+
+
+@pytest.mark.slow
+def test_a_tuned_verifier_and_its_drafter_are_parted(corpus: Corpus, tmp_path: Path) -> None:
+    """Both decode together, as exactly as any other, and only with each other."""
+    tuned = tmp_path / "tuned" / "checkpoint_last.pt"
+    run_in_process(
+        "train",
+        f"{corpus.data} --task spec_dec --arch block_nat {TRAINING} --criterion glat_loss --max-update 20 --block-size 4 "
+        f"--drafter-context features --drafter-layers 1 --tune-verifier --verifier-path {corpus.verifier} "
+        f"--save-dir {tuned.parent}",
+    )
+    verifier, drafter = tmp_path / "verifier.pt", tmp_path / "drafter.pt"
+    run("split-verifier", tuned, corpus.verifier, verifier, drafter)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter.pt", "tuned", "verifier.pt"]
+    assert not any(name.startswith("encoder.") for name in torch.load(drafter)["model"])
+    old, new = torch.load(corpus.verifier)["model"], torch.load(verifier)["model"]
+    changed = "decoder.layers.0.fc1.weight"
+    assert list(new) == list(old) and (new[changed] - old[changed]).abs().max() > 1e-3
+    ours = f"{corpus.data} --task spec_dec --decoder gad --fixed-width --path"
+    options = f"{corpus.data} --path {verifier} --beam 1 --required-batch-size-multiple 1"
+    drafted = hypotheses(run_in_process("generate", f"{ours} {verifier} --drafter-path {drafter}").stdout)
+    assert drafted and drafted == hypotheses(run_in_process("generate", options, plugin=False).stdout)
+    with pytest.raises(ConfigurationError, match="was trained on the states of another verifier"):
+        run_in_process("generate", f"{ours} {corpus.verifier} --drafter-path {drafter}")
+    with pytest.raises(ConfigurationError, match="holds a verifier of its own .--tune-verifier.; part them"):
+        run_in_process("generate", f"{ours} {corpus.verifier} --drafter-path {tuned}")
+    with pytest.raises(ConfigurationError, match="holds no verifier"):
+        run("split-verifier", drafter, corpus.verifier, verifier, drafter)
 
 
 @pytest.mark.slow

@@ -57,6 +57,12 @@ def _keep_decoder_layers(args: argparse.Namespace) -> None:
     keep_decoder_layers(args.source, args.layers, args.target)
 
 
+def _split_verifier(args: argparse.Namespace) -> None:
+    from train_scripts.tools.models import split_verifier
+
+    split_verifier(args.tuned, args.before, args.verifier, args.drafter)
+
+
 def _size_options(args: argparse.Namespace) -> None:
     from train_scripts.tools.models import size_options
 
@@ -142,6 +148,12 @@ def get_parser() -> argparse.ArgumentParser:
     add("source", type=Path, help="the checkpoint")
     add("target", type=Path, help="where the new one goes")
     add("--layers", required=True, type=numbers, metavar="N,N", help="which to keep, counted from 0")
+
+    add = tool("split-verifier", _split_verifier, "part verifier and drafter that were trained with --tune-verifier")
+    add("tuned", type=Path, help="the checkpoint of both")
+    add("before", type=Path, help="the verifier that it began with")
+    add("verifier", type=Path, help="where the new verifier goes")
+    add("drafter", type=Path, help="where its drafter goes")
 
     add = tool("size-options", _size_options, "print the options of fairseq-train for a model of the same shape")
     add("model", type=Path)

@@ -8,7 +8,9 @@ import numpy
 import torch
 from fairseq.data import data_utils
 
+from fairseq_plugins.averaging import average, to_half
 from fairseq_plugins.errors import ConfigurationError  # the plugin also lets torch read fairseq's checkpoints
+from fairseq_plugins.models.block_nat.model import OF_VERIFIER
 
 
 def keep_decoder_layers(source: Path, layers: Sequence[int], target: Path) -> None:
@@ -37,6 +39,34 @@ def keep_decoder_layers(source: Path, layers: Sequence[int], target: Path) -> No
     if missing := sorted(set(layers) - found):
         raise ConfigurationError(f"{source}: its decoder has no layer {missing[0]}; choose others, counted from 0")
     torch.save({**state, "model": kept}, target)
+
+
+def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> None:
+    """Write the verifier and the drafter of a training with --tune-verifier, in half precision.
+
+    Args:
+        tuned: the checkpoint of both.
+        before: the verifier that it began with, whose options say how it is built.
+        verifier, drafter: where they go.
+
+    Raises:
+        ConfigurationError: when the checkpoint holds no such verifier, or not all of it fits half precision.
+    """
+    # An average of one is what is needed to load it.
+    both, old = average([tuned]), average([before])
+    if not getattr(both["cfg"]["model"], "tune_verifier", False):
+        raise ConfigurationError(f"{tuned}: holds no verifier; it was not trained with --tune-verifier")
+    weights, parts = both["model"], {}
+    for name, value in old["model"].items():
+        parts[name] = weights.get(f"verifier_{name}" if name.startswith("decoder.") else name)
+        if parts[name] is None or parts[name].shape != value.shape:
+            raise ConfigurationError(f"{before}: its {name} is not that in {tuned}; give the verifier that this began with")
+    own = {name: value for name, value in weights.items() if not name.startswith(OF_VERIFIER)}
+    both["cfg"]["model"].tune_verifier = False
+    for target, checkpoint, model in ((verifier, old, parts), (drafter, both, own)):
+        partial = target.with_name(f"{target.name}.partial")
+        torch.save(to_half({**checkpoint, "model": model}), partial)
+        partial.replace(target)
 
 
 def size_options(model: Path) -> list[str]:

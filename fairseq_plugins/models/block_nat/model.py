@@ -18,6 +18,10 @@ from fairseq_plugins.models.block_nat.options import add_options, check_options,
 from fairseq_plugins.models.block_nat.sizes import take_sizes
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 
+_PROJECTIONS = ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim")
+# Beginnings of the names of weights that belong to a verifier whose states are read.
+OF_VERIFIER = ("encoder.", "verifier_decoder.", *(f"decoder.{name}." for name in _PROJECTIONS))
+
 
 @register_model("block_nat")
 class BlockNat(TransformerModel):
@@ -26,8 +30,12 @@ class BlockNat(TransformerModel):
     def __init__(self, args: Namespace, encoder: nn.Module, decoder: BlockNatDecoder) -> None:
         super().__init__(args, encoder, decoder)
         self.shares_encoder: bool = args.share_encoder
-        # The verifier's decoder, whose states are read: frozen, and not part of the checkpoint.
+        self.tunes_verifier: bool = args.tune_verifier
+        # The verifier's decoder, whose states are read. Like its encoder it is frozen and not part of the checkpoint, but
+        # with --tune-verifier.
         self.verifier_decoder: nn.Module | None = None
+        # The whole, of which no part is to be registered a second time.
+        self.tuned: tuple[nn.Module, ...] = ()
 
     @property
     def reads_features(self) -> bool:
@@ -99,16 +107,18 @@ class BlockNat(TransformerModel):
                 f"--share-encoder: the verifier's encoder is {width} wide, the drafter reads {expected}; "
                 f"train it with --encoder-embed-dim {width}"
             )
-        self.encoder = encoder.requires_grad_(False).eval()
+        self.encoder = encoder.requires_grad_(self.tunes_verifier).eval()
         self._remember_verifier(encoder)
 
     def adopt_verifier(self, verifier: nn.Module) -> None:
-        """Read this verifier's encoder output and decoder states; its weights are frozen and not in the checkpoint."""
+        """Read this verifier's encoder output and decoder states."""
         self.adopt_encoder(verifier.encoder)
-        decoder = self.verifier_decoder = verifier.decoder.requires_grad_(False).eval()
-        for name in ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim", "embed_scale"):
+        decoder = self.verifier_decoder = verifier.decoder.requires_grad_(self.tunes_verifier).eval()
+        for name in (*_PROJECTIONS, "embed_scale"):
             setattr(self.decoder, name, getattr(decoder, name))
         self._remember_verifier(verifier)
+        if self.tunes_verifier:
+            self.tuned = (verifier,)
 
     @staticmethod
     def check_verifier(state: dict[str, Any], args: Any, verifier: nn.Module) -> None:
@@ -136,11 +146,9 @@ class BlockNat(TransformerModel):
     def borrowed(self) -> tuple[str, ...]:
         """Beginnings of the names of weights that belong to the verifier."""
         if self.reads_features:
-            parts = ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim")
-            return ("encoder.", "verifier_decoder.", *(f"decoder.{part}." for part in parts))
+            return OF_VERIFIER
         return ("encoder.",) if self.shares_encoder else ()
 
-    @torch.no_grad()
     def _verifier_states(
         self, prev_output_tokens: Tensor, encoder_out: dict[str, list[Tensor]]
     ) -> tuple[Tensor, Tensor]:
@@ -172,6 +180,7 @@ class BlockNat(TransformerModel):
             targets: [n].
             draft_positions: [n], their positions in the draft, from 1.
             verifier_log_probs: [n, V], what the verifier says of these targets, with `soft_targets`.
+            verifier_logits: [B, M, V], what the verifier says of the sentences, with `--tune-verifier`.
             glanced_correct, glanced_total: counts [] of the first pass (0 without one).
         """
         encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
@@ -203,6 +212,8 @@ class BlockNat(TransformerModel):
             "glanced_correct": correct,
             "glanced_total": total,
         }
+        if self.tunes_verifier:
+            output["verifier_logits"] = self.verifier_decoder.output_layer(last)
         if soft_targets:
             output["verifier_log_probs"] = self._verifier_log_probs(last, blocks, is_target)
         return output
@@ -217,6 +228,8 @@ class BlockNat(TransformerModel):
 
     def train(self, mode: bool = True) -> "BlockNat":
         super().train(mode)
+        if self.tunes_verifier:
+            return self
         if self.shares_encoder:
             self.encoder.eval()
         if self.verifier_decoder is not None:
@@ -226,6 +239,9 @@ class BlockNat(TransformerModel):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().state_dict(*args, **kwargs)
+        if self.tunes_verifier:
+            self._remember_verifier(*self.tuned)
+            return {**state, "decoder.verifier_fingerprint": self.decoder.verifier_fingerprint}
         for name in [name for name in state if name.startswith(self.borrowed)]:
             del state[name]
         return state
@@ -234,7 +250,7 @@ class BlockNat(TransformerModel):
         # Drafters of earlier versions did not count.
         counts = {"decoder.target_counts": self.decoder.target_counts}
         state_dict = {**counts, **state_dict}
-        if self.borrowed:
+        if self.borrowed and not self.tunes_verifier:
             trained = int(state_dict["decoder.verifier_fingerprint"])
             if trained != int(self.decoder.verifier_fingerprint):
                 raise ConfigurationError(

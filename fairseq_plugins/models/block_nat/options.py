@@ -37,6 +37,12 @@ def add_options(parser: ArgumentParser) -> None:
         "(default: what its first layers read, as many as the drafter has, and its last)",
     )
     parser.add_argument(
+        "--tune-verifier",
+        action="store_true",
+        help="--drafter-context features: train the verifier, too, so that its states say more of what comes next "
+        "(--verifier-loss); the checkpoint holds both, and split-verifier parts them (docs/training.md)",
+    )
+    parser.add_argument(
         "--share-encoder",
         action="store_true",
         help="read the frozen encoder of --verifier-path instead of training one; the checkpoint then holds "
@@ -94,7 +100,7 @@ def set_defaults(args: Namespace) -> None:
     args.transition_state = getattr(args, "transition_state", None) or 0
     dropout = getattr(args, "transition_dropout", None)
     args.transition_dropout = 0.3 if dropout is None else dropout
-    for name in ("share_encoder", "src_embedding_copy", "positions_every_layer"):
+    for name in ("share_encoder", "src_embedding_copy", "positions_every_layer", "tune_verifier"):
         setattr(args, name, getattr(args, name, False))
     if args.drafter_context == "features":
         args.share_encoder = True
@@ -117,5 +123,7 @@ def check_options(args: Namespace) -> None:
         raise ConfigurationError(
             f"--transition-state {args.transition_state}: goes into transition scores; add --transition-rank 32"
         )
+    if args.tune_verifier and args.drafter_context != "features":
+        raise ConfigurationError("--tune-verifier: is for drafters that read its states; add --drafter-context features")
     if not 0 <= args.transition_dropout < 1:
         raise ConfigurationError(f"--transition-dropout {args.transition_dropout}: give 0 to less than 1")

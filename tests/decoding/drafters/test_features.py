@@ -239,6 +239,39 @@ def test_only_its_own_weights_are_trained_and_saved() -> None:
         other.load_state_dict(model.state_dict())
 
 
+def test_tuning_its_verifier_by_hand() -> None:
+    """The verifier's own loss joins the drafter's, weighed by token; both reach the verifier; both are saved."""
+    task = make_task(VOCABULARY)
+    verifier = make_transformer(task, 0)
+    model = make_drafter(task, 1, verifier=verifier, tune_verifier=True, **FEATURES).train()
+    assert verifier.encoder.training and verifier.decoder.training
+    model.eval()
+    sample = make_sample(task, [5, 2])
+    target, previous = make_targets([6, 3])
+    blocks = make_blocks(model, target, previous, 3, 2)
+    sample |= {"target": target, "blocks": blocks, "glancing_ratio": 0.0, "ntokens": 11}
+    sample["net_input"]["prev_output_tokens"] = previous
+    alone, size, _ = GlatLoss(task, 0.0, verifier_loss=0.0)(model, sample)
+    loss, _, logged = GlatLoss(task, 0.0, verifier_loss=0.5)(model, sample)
+    log_probs = verifier(**sample["net_input"])[0].log_softmax(-1)
+    own = -log_probs.gather(2, target[:, :, None])[target != 1].sum()
+    assert float(logged["verifier_nll"]) == pytest.approx(float(own), rel=1e-4)
+    assert float(loss - alone) == pytest.approx(0.5 * size / 11 * float(own), rel=1e-3)
+
+    alone.backward()
+    reached = [verifier.encoder.layers[0].fc1.weight, verifier.decoder.layers[1].fc1.weight]
+    assert all(weight.grad is not None and weight.grad.any() for weight in reached)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert {"encoder.embed_tokens.weight", "verifier_decoder.layers.0.fc1.weight"} <= set(state)
+    before = int(state["decoder.verifier_fingerprint"])
+    with torch.no_grad():
+        reached[0].add_(1.0)
+    assert int(model.state_dict()["decoder.verifier_fingerprint"]) not in (0, before)
+    # A training that is resumed has its verifier as it was then.
+    model.load_state_dict(state)
+    assert int(model.state_dict()["decoder.verifier_fingerprint"]) == before
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -267,6 +300,10 @@ def test_bad_use() -> None:
         GlatLoss(task, 0.1, position_decay=-1.0)
     with pytest.raises(ConfigurationError, match="--soft-targets 1.5"):
         GlatLoss(task, 0.1, soft_targets=1.5)
+    with pytest.raises(ConfigurationError, match="--verifier-loss -1"):
+        GlatLoss(task, 0.1, verifier_loss=-1.0)
+    with pytest.raises(ConfigurationError, match="--tune-verifier.*--drafter-context features"):
+        make_drafter(task, tune_verifier=True)
     tokens, (target, previous) = make_drafter(task), make_targets([3])
     blocks = sample_blocks(target, previous, 3, 1, "prefix-causal", 1, tokens.decoder.mask_id)
     net_input = make_sample(task, [4])["net_input"]
