@@ -313,8 +313,8 @@ mend_last_checkpoint() {
 #
 # With BLOCKWISE_HEADS the verifier also gets heads for blockwise decoding, trained on the drafter's data.
 #
-# With FROM=name of a finished run, a second round: verifier and drafter of that run go on, the verifier with what gad++ says with
-# both, so that it comes to say what its drafter can guess, and the drafter with what the new verifier says.
+# With FROM=name of a finished run, a second round: verifier and drafter of that run go on together, with what the verifier says with
+# several beams, so that its states say more of what comes next; then the drafter by itself with what the new verifier says.
 #
 # A recipe sets what is listed in `run_recipe`, and a function `get_text` that writes {train,valid,test}.{$src,$tgt}
 # under $1. All in capitals can be set from the environment.
@@ -509,7 +509,7 @@ copy_text() {
 #   distil_options, search_options        of decoding: by the teacher, and on the validation and test sets
 #   metric_options, test_references       of spec-dec-metrics; several references
 #   decoders                              to test besides the usual
-#   FROM                                  name of the run to go on from
+#   FROM                                  name of the run to go on from, in TUNE_UPDATES (DRAFTER_UPDATES)
 #   COMPARED                              rows of the table of decoders, all by default: see spec-dec-compare --decoders
 #   licence                               of the data, for the model card
 #   origin                                what the text comes from, where NAME is not to go on with another
@@ -521,7 +521,7 @@ run_recipe() {
     : "${AVERAGE:=10}" "${SEED:=1}" "${MINUTES:=0}" "${FIRST_UPDATES:=0}" "${LOG_INTERVAL:=100}" "${SAVE_INTERVAL_UPDATES:=1000}" "${TENSORBOARD:=1}"
     : "${DISTIL_DECODER:=fast-beam}" "${DISTIL_BEAM:=5}" "${DISTIL_MAX_TOKENS:=12000}" "${DISTIL_RATIO:=}" "${KEEP_RAW:=}"
     : "${BLOCKS_PER_SENTENCE:=4}" "${ACTIVATION:=relu}" "${MAX_LENGTH:=0}" "${MAX_RATIO:=0}" "${WORKERS:=$(nproc)}"
-    : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${AGREED:=--top-beta 5 --tau 3}"
+    : "${DRAFTER:=features}" "${DRAFTER_LAYERS:=2}" "${DRAFTER_DATA:=teacher}" "${FROM:=}" "${TUNE_UPDATES:=}"
     [[ $DRAFTER_DATA =~ ^(teacher|verifier)$ ]] || die "DRAFTER_DATA=$DRAFTER_DATA: choose from teacher, verifier"
     : "${TEACHER_MINUTES:=$MINUTES}" "${VERIFIER_MINUTES:=$MINUTES}" "${DRAFTER_MINUTES:=$MINUTES}" "${BLOCKWISE_MINUTES:=$MINUTES}"
     : "${DRAFTER_EPOCHS:=}" "${BLOCKWISE_HEADS:=0}" "${FP16:=1}" "${DECODING_THREADS:=}"
@@ -580,7 +580,11 @@ run_recipe() {
         distil "$models/verifier.pt" "$DISTIL_DECODER" distilled
     elif [ "$DRAFTER_DATA" = verifier ]; then
         distil "$TEACHER" "$DISTIL_DECODER" taught
-        train_model verifier verifier "$bin/taught" --seed "$SEED" "${verifier_options[@]}"
+        if [ -n "$FROM" ]; then
+            tune_verifier "$bin/taught"
+        else
+            train_model verifier verifier "$bin/taught" --seed "$SEED" "${verifier_options[@]}"
+        fi
         distil "$models/verifier.pt" greedy distilled
     else
         distil "$TEACHER" "$DISTIL_DECODER" distilled
@@ -610,9 +614,6 @@ go_on_from() {
         [ -e "$file" ] || [ -n "$dry_run" ] || die "FROM=$FROM: $file is missing; run the recipe with NAME=$FROM first"
     done
     TEACHERS=0 TEACHER=$1/verifier.pt DRAFTER_DATA=verifier
-    DISTIL_DECODER="gad++ --drafter-path $1/drafter.pt $AGREED"
-    verifier_options+=(--finetune-from-model "$1/verifier.pt")
-    drafter_options+=(--init-decoder-from "$1/drafter.pt") # of several the last one counts
 }
 
 make_text() {
@@ -696,6 +697,21 @@ train_drafter() {
     shift 2
     train_model "$name" drafter "$data" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$models/verifier.pt" \
         --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}" "$@"
+}
+
+# tune_verifier DATA: the verifier of FROM learns with its drafter, as many updates as drafters have or TUNE_UPDATES. The drafter's
+# training then goes on from there.
+tune_verifier() {
+    local from=checkpoints/$FROM training_command tuned=$runs/tuned updates=()
+    if [ -n "$TUNE_UPDATES" ]; then updates=(--max-update "$TUNE_UPDATES"); fi
+    # Of several --init-decoder-from the last one counts.
+    training_command tuned "$1" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$from/verifier.pt" --tune-verifier \
+        --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}" --init-decoder-from "$from/drafter.pt" "${updates[@]}"
+    step verifier "$tuned" "train the verifier with its drafter" train "$tuned" "$logs/tuned.log" "$VERIFIER_MINUTES" "${training_command[@]}"
+    if wanted verifier; then drop_older "$models/verifier.pt" "$tuned/checkpoint_best.pt"; fi
+    step verifier "$models/verifier.pt" "part verifier and drafter" \
+        perform "${tool[@]}" split-verifier "$tuned/checkpoint_best.pt" "$from/verifier.pt" "$models/verifier.pt" "$models/tuned.pt"
+    drafter_options+=(--init-decoder-from "$models/tuned.pt")
 }
 
 # first_table: the table of decoders after a few minutes. The verifier's training goes on from there; the drafter has learned from
