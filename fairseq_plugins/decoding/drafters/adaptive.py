@@ -36,6 +36,8 @@ _EXPLORED = 32
 _TRY_AGAIN, _TRY_AGAIN_AT_LAST = 8, 800
 # It is tried for so many sentences, for the first ones find nothing in the processor's caches.
 _TRIAL = 8
+# Where drafts promise so many times what steps without them do, fewer of these show it, and they cost less time.
+_CLEAR, _TRIAL_IF_CLEAR = 1.25, 2
 # What is known of the positions of drafts counts as so many drafts then.
 _KEPT_DRAFTS = 4.0
 
@@ -203,7 +205,7 @@ class Policy:
         if is_known and pays != self.paid:
             self.paid, self.since, self.patience = pays, 0, _TRY_AGAIN
         elif is_overdue:
-            self.since, self.trial = 0, max(1, _TRIAL // batch)
+            self.since, self.trial = 0, max(1, self._sentences_to_try(batch, length) // batch)
             if is_known:
                 self.patience = min(2 * self.patience, _TRY_AGAIN_AT_LAST)
             if not pays:
@@ -211,6 +213,11 @@ class Policy:
             return not self.paid
         self.since, self.trial = self.since + 1, 0
         return self.paid
+
+    def _sentences_to_try(self, batch: int, length: int) -> int:
+        """How many a trial takes."""
+        is_clear = self._with_drafts(batch, length)[0] >= _CLEAR * self._without_drafts(batch)
+        return _TRIAL_IF_CLEAR if is_clear else _TRIAL
 
     def may_pay(self, batch: int, length: int | None = None) -> bool:
         """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet.

@@ -166,7 +166,8 @@ def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
 def test_where_drafting_pays_some_batches_without_drafts_say_now_and_then_what_that_takes() -> None:
     policy = Policy(50)
     policy.drafted = adaptive._EXPLORED
-    first, trial = adaptive._TRY_AGAIN, adaptive._TRIAL
+    # Drafts of 50 right tokens are clearly faster.
+    first, trial = adaptive._TRY_AGAIN, adaptive._TRIAL_IF_CLEAR
     drafted = [policy.pays(1, 20)]
     policy.step_cost.observe(1, 5.0)
     drafted += [policy.pays(1, 20) for _ in range(4 * first + 3 * trial)]
@@ -175,7 +176,7 @@ def test_where_drafting_pays_some_batches_without_drafts_say_now_and_then_what_t
     # A step is much faster than it was: the verdict changes, and drafts are what is tried.
     policy.step_cost = Cost(4.0, 1.0)
     policy.step_cost.observe(1, 1e-3)
-    policy.trial = 0
+    policy.trial, trial = 0, adaptive._TRIAL
     drafted = [policy.pays(1, 20) for _ in range(first + trial + 1)]
     assert not drafted[0] and runs(drafted) == [(first, trial)]
 
