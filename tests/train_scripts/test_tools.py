@@ -168,9 +168,9 @@ def test_a_tuned_verifier_and_its_drafter_are_parted(corpus: Corpus, tmp_path: P
     tuned = tmp_path / "tuned" / "checkpoint_last.pt"
     run_in_process(
         "train",
-        f"{corpus.data} --task spec_dec --arch block_nat {TRAINING} --criterion glat_loss --max-update 20 --block-size 4 "
-        f"--drafter-context features --drafter-layers 1 --tune-verifier --verifier-path {corpus.verifier} "
-        f"--save-dir {tuned.parent}",
+        f"{corpus.data} --task spec_dec --arch block_nat {TRAINING} --criterion glat_loss --max-update 20 "
+        f"--block-size 4 --drafter-context features --drafter-layers 1 --tune-verifier "
+        f"--verifier-path {corpus.verifier} --save-dir {tuned.parent}",
     )
     verifier, drafter = tmp_path / "verifier.pt", tmp_path / "drafter.pt"
     run("split-verifier", tuned, corpus.verifier, verifier, drafter)

@@ -60,7 +60,9 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
     for name, value in old["model"].items():
         parts[name] = weights.get(f"verifier_{name}" if name.startswith("decoder.") else name)
         if parts[name] is None or parts[name].shape != value.shape:
-            raise ConfigurationError(f"{before}: its {name} is not that in {tuned}; give the verifier that this began with")
+            raise ConfigurationError(
+                f"{before}: its {name} is not that in {tuned}; give the verifier that this began with"
+            )
     own = {name: value for name, value in weights.items() if not name.startswith(OF_VERIFIER)}
     both["cfg"]["model"].tune_verifier = False
     for target, checkpoint, model in ((verifier, old, parts), (drafter, both, own)):

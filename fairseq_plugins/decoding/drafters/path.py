@@ -78,4 +78,5 @@ def compiled_path(
     """How the kernels choose a draft among the tokens of `vocabulary`, or all `size` ones; None where they cannot."""
     if engine.kernels is None:
         return None
-    return engine.kernels.path(transition, torch.arange(size) if vocabulary is None else vocabulary)
+    ids = torch.arange(size) if vocabulary is None else vocabulary
+    return engine.kernels.path(transition, ids, engine.precision)

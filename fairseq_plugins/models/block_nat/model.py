@@ -31,8 +31,8 @@ class BlockNat(TransformerModel):
         super().__init__(args, encoder, decoder)
         self.shares_encoder: bool = args.share_encoder
         self.tunes_verifier: bool = args.tune_verifier
-        # The verifier's decoder, whose states are read. Like its encoder it is frozen and not part of the checkpoint, but
-        # with --tune-verifier.
+        # The verifier's decoder, whose states are read. Like its encoder it is frozen and not part of the checkpoint,
+        # but with --tune-verifier.
         self.verifier_decoder: nn.Module | None = None
         # The whole, of which no part is to be registered a second time.
         self.tuned: tuple[nn.Module, ...] = ()

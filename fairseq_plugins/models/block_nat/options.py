@@ -124,6 +124,8 @@ def check_options(args: Namespace) -> None:
             f"--transition-state {args.transition_state}: goes into transition scores; add --transition-rank 32"
         )
     if args.tune_verifier and args.drafter_context != "features":
-        raise ConfigurationError("--tune-verifier: is for drafters that read its states; add --drafter-context features")
+        raise ConfigurationError(
+            "--tune-verifier: is for drafters that read its states; add --drafter-context features"
+        )
     if not 0 <= args.transition_dropout < 1:
         raise ConfigurationError(f"--transition-dropout {args.transition_dropout}: give 0 to less than 1")

@@ -229,11 +229,18 @@ class Kernels:
         rows = scores.numel() // max(scores.size(-1), 1)
         return scores.is_contiguous() and scores.size(-1) > 0 and self.can_read(scores) and self.pays(rows)
 
-    def path(self, transition: TransitionScores | None, ids: Tensor) -> NativePath | None:
-        """The choice of a draft among the tokens `ids` [N]; None where the kernels cannot read the scores."""
+    def path(
+        self, transition: TransitionScores | None, ids: Tensor, precision: Precision = Precision.FP32
+    ) -> NativePath | None:
+        """The choice of a draft among the tokens `ids` [N]; None where the kernels cannot read the scores.
+
+        Args:
+            transition, ids: as for `NativePath`.
+            precision: of the scores of all tokens, most of what is multiplied.
+        """
         if transition is not None and not self.can_read(*transition.parameters()):
             return None
-        return NativePath(self.functions, transition, ids, self.compiled_linear)
+        return NativePath(self.functions, transition, ids, self.compiled_linear, precision)
 
     def source_copy(self, decoder: BlockNatDecoder) -> SourceCopy | None:
         """What the masks of a drafter are fed; None where nothing is copied, or the kernels cannot read the weights."""

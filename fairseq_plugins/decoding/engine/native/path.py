@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.native.build import PathStructure
 from fairseq_plugins.decoding.engine.native.layers import NativeLinear, check
-from fairseq_plugins.decoding.engine.weights import Linear
+from fairseq_plugins.decoding.engine.weights import Linear, Precision
 from fairseq_plugins.models.transition import TransitionScores
 
 
@@ -20,6 +20,7 @@ class NativePath:
         transition: the scores, with their weights of now; None for none.
         ids: [N] of the tokens that have scores.
         linear: makes the linear layers.
+        precision: of the layer that scores all tokens.
 
     Raises:
         ValueError: for tensors that do not fit each other.
@@ -30,7 +31,8 @@ class NativePath:
         kernels: ctypes.CDLL,
         transition: TransitionScores | None,
         ids: Tensor,
-        linear: Callable[[Linear], NativeLinear],
+        linear: Callable[[Linear, Precision], NativeLinear],
+        precision: Precision = Precision.FP32,
     ) -> None:
         self.kernels = kernels
         self.ids = ids.contiguous()
@@ -58,7 +60,9 @@ class NativePath:
             if not all(fit):
                 raise ValueError(f"kernels: the layers of a state {state} wide do not fit it")
         # The structure holds addresses only.
-        self.held = (before, {name: linear(layer) for name, layer in layers.items()})
+        precisions = {"after": precision}
+        compiled = {name: linear(layer, precisions.get(name, Precision.FP32)) for name, layer in layers.items()}
+        self.held = (before, compiled)
         self.structure.before, self.structure.vocabulary = before.data_ptr(), vocabulary
         for name, layer in self.held[1].items():
             setattr(self.structure, name, layer.structure)
