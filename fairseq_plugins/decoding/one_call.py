@@ -78,10 +78,12 @@ class OneCall:
         kernels, batch = self.kernels, len(state.host_lengths)
         assert kernels is not None
         adaptive, drafter = self.adaptive, self.drafter
-        if adaptive is not None and adaptive.drafts:
-            adaptive.choose_width(batch)
-        elif adaptive is not None:
-            drafter = None
+        counting = None
+        if adaptive is not None:
+            began = time.perf_counter()
+            counting = adaptive.counting(batch)
+            adaptive.preparation += time.perf_counter() - began
+            drafter = drafter if adaptive.drafts else None
         # The most that an iteration adds, if all goes well.
         width = 1 + (0 if drafter is None else drafter.widest)
         slots = state.span.longest + width + ITERATIONS
@@ -94,12 +96,9 @@ class OneCall:
         part = None if drafter is None else drafter.structure(slots, batch, verifier[0].dim)
         if limits is None or (drafter is not None and part is None):
             return None
-        counted = None
         if adaptive is not None:
-            counted = adaptive.policy.structure(batch if adaptive.drafts else None)
             adaptive.preparation += time.perf_counter() - began
-        is_trial = adaptive is not None and adaptive.drafts and not adaptive.policy.is_known_to_pay(batch)
-        budget = _TRIED if is_trial else ITERATIONS
+        budget = _TRIED if counting is not None and counting.is_trial else ITERATIONS
         finished = (ctypes.c_uint8 * batch)()
         emitted = (ctypes.c_int32 * (ITERATIONS * batch))()
         for name, tensor, kind in (
@@ -116,7 +115,7 @@ class OneCall:
                     verifier=verifier[0],
                     limits=limits,
                     **({} if part is None else {drafter.kernel_part: ctypes.addressof(part[0])}),
-                    adaptive=None if counted is None else ctypes.addressof(counted[0]),
+                    adaptive=None if counting is None else ctypes.addressof(counting.structure),
                     relaxed=None if self.relaxed is None else ctypes.addressof(self.relaxed),
                     batch=batch,
                     columns=state.tokens.size(1),
@@ -136,10 +135,9 @@ class OneCall:
             raise ValueError("kernels: a token is outside of the vocabulary, or a sentence outside of its cache")
         if not any(emitted):
             raise RuntimeError("kernels: no room for an iteration")
-        if adaptive is not None and counted is not None:
+        if adaptive is not None:
             began = time.perf_counter()
-            adaptive.policy.learn(*counted)
-            adaptive.reconsider(batch)
+            adaptive.counted(batch)
             adaptive.preparation += time.perf_counter() - began
         of_rows = [[n for n in emitted[row::batch] if n > 0] for row in range(batch)]
         state.host_lengths = [length + sum(each) for length, each in zip(state.host_lengths, of_rows, strict=True)]

@@ -10,6 +10,7 @@ the output is the same however many tokens are drafted and verified.
 import ctypes
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -31,6 +32,8 @@ _DOUBT = 0.5
 _PRIOR = 8.0
 # So many iterations draft before it is judged whether that pays.
 _EXPLORED = 32
+# So many iterations of the kernels the policy takes in at a time.
+_LEARNT_AT_ONCE = 32
 # What does not pay, to draft or not to draft, is tried again after so many batches, for the text may become easier or
 # harder; after twice as many each time that it still does not, up to the most.
 _TRY_AGAIN, _TRY_AGAIN_AT_LAST = 8, 800
@@ -309,6 +312,29 @@ class Policy:
         self.drafted += calls
 
 
+@dataclass(frozen=True)
+class Counting:
+    """What the kernels count while they decode batches of so many sentences.
+
+    Attributes:
+        batch: so many.
+        drafts: whether with drafts.
+        structure, positions: what they count in, and what must be held; see `Policy.structure`.
+        is_trial: whether it is not known yet that drafts pay.
+    """
+
+    batch: int
+    drafts: bool
+    structure: AdaptiveStructure
+    positions: ctypes.Array[ctypes.c_double] | None
+    is_trial: bool
+
+    @property
+    def iterations(self) -> float:
+        """So many have been counted."""
+        return self.structure.verify_sums[0]
+
+
 class AdaptiveDrafter:
     """Lets a trained drafter draft for the batches where it pays, and hands on the tokens that are worth a row.
 
@@ -327,11 +353,15 @@ class AdaptiveDrafter:
         self.verified: numpy.ndarray | None = None
         # When the verification of that draft began.
         self.began: float | None = None
+        # What the policy does not know yet.
+        self.counts: Counting | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         if self.batch:
             self.policy.prepared(self.batch, self.preparation)
         began = time.perf_counter()
+        if self.policy.trial:
+            self._learn()
         # Outputs are about as long as their sources.
         batch, length = sample["net_input"]["src_tokens"].shape
         self.drafts = self.policy.pays(batch, length)
@@ -342,9 +372,32 @@ class AdaptiveDrafter:
             self.inner.start(sample, encoder_out)
             self.preparation = time.perf_counter() - began
 
-    def reconsider(self, batch: int) -> None:
-        """Draft no more for the batch in hand, where a trial has shown that this does not pay."""
-        self.drafts = self.drafts and self.policy.may_pay(batch)
+    def counting(self, batch: int) -> Counting:
+        """What the kernels are to count in while they decode so many sentences, with drafts of the width that pays."""
+        counts = self.counts
+        if counts is None or (counts.batch, counts.drafts) != (batch, self.drafts):
+            self._learn()
+            if self.drafts:
+                self.choose_width(batch)
+            structure, positions = self.policy.structure(batch if self.drafts else None)
+            is_trial = self.drafts and not self.policy.is_known_to_pay(batch)
+            counts = self.counts = Counting(batch, self.drafts, structure, positions, is_trial)
+        return counts
+
+    def counted(self, batch: int) -> None:
+        """The kernels have counted: learn from it, but not every time, for that takes longer than an iteration.
+
+        No more is drafted for the batch in hand where a trial has shown that this does not pay.
+        """
+        assert self.counts is not None
+        if self.counts.is_trial or self.counts.iterations >= _LEARNT_AT_ONCE:
+            self._learn()
+            self.drafts = self.drafts and self.policy.may_pay(batch)
+
+    def _learn(self) -> None:
+        if self.counts is not None:
+            self.policy.learn(self.counts.structure, self.counts.positions)
+        self.counts = None
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         if self.drafts:
