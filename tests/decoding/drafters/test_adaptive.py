@@ -181,6 +181,40 @@ def test_where_drafting_pays_some_batches_without_drafts_say_now_and_then_what_t
     assert not drafted[0] and runs(drafted) == [(first, trial)]
 
 
+def test_the_kernels_counts_are_learnt_from_some_at_a_time() -> None:
+    """At once in a trial and where the number of sentences changes, else after so many iterations."""
+    policy = Policy(3)
+    policy.drafted = adaptive._EXPLORED
+    drafter = AdaptiveDrafter(Fixed([[0.5, 0.25]]), policy)
+    calls = adaptive._LEARNT_AT_ONCE // 2
+
+    def decode_with(batch: int) -> None:
+        counts = drafter.counting(batch)
+        counts.structure.drafts += calls
+        for place in range(len(counts.positions or ())):
+            counts.positions[place] += calls  # all tokens were right
+        for place, value in enumerate((calls, 4.0 * calls, 16.0 * calls, 1e-3 * calls, 4e-3 * calls)):
+            counts.structure.verify_sums[place] += value
+            counts.structure.draft_sums[place] += value
+        drafter.counted(batch)
+
+    decode_with(1)
+    assert policy.drafted == adaptive._EXPLORED and not policy.verify_cost.is_known
+    decode_with(1)
+    assert policy.drafted == adaptive._EXPLORED + 2 * calls and policy.verify_cost.is_known
+    decode_with(1)
+    decode_with(2)
+    assert policy.drafted == adaptive._EXPLORED + 3 * calls
+    # A batch without drafts counts for itself.
+    drafter.drafts = False
+    decode_with(2)
+    assert policy.drafted == adaptive._EXPLORED + 4 * calls and not policy.step_cost.is_known
+    # In a trial all is learnt from at once.
+    policy.drafted, drafter.drafts = 0.0, True
+    decode_with(2)
+    assert policy.drafted == calls and drafter.counts is None
+
+
 @pytest.mark.parametrize("device, measured", [("cpu", True), ("cuda", False)])
 def test_what_pays_is_measured_on_a_cpu_only(
     device: str, measured: bool, monkeypatch: pytest.MonkeyPatch
