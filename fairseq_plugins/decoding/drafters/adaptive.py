@@ -30,8 +30,9 @@ _MEMORY_OF_BATCHES = 0.8
 _DOUBT = 0.5
 # Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
 _PRIOR = 8.0
-# So many iterations draft before it is judged whether that pays.
-_EXPLORED = 32
+# So many drafts are made before it is judged whether that pays; of those of one iteration so many count, for what it
+# takes is seen once.
+_EXPLORED, _COUNTED_TOGETHER = 32, 4
 # So many iterations of the kernels the policy takes in at a time.
 _LEARNT_AT_ONCE = 32
 # What does not pay, to draft or not to draft, is tried again after so many batches, for the text may become easier or
@@ -156,7 +157,7 @@ class Policy:
         self.paid, self.since, self.patience = True, 0, _TRY_AGAIN
         # How many batches the other is being tried for.
         self.trial = 0
-        # Iterations with drafts so far.
+        # Drafts so far, as `_EXPLORED` counts them.
         self.drafted = 0.0
         # What the drafter takes for a sentence before its first draft, in seconds: a running mean.
         self.preparation = 0.0
@@ -282,7 +283,7 @@ class Policy:
     ) -> None:
         """Count what became of drafts; arguments as for `Calibration.observe`."""
         self.calibration.observe(survival, verified, emitted, accepted)
-        self.drafted += 1
+        self.drafted += min(len(survival), _COUNTED_TOGETHER)
 
     def structure(self, batch: int | None) -> tuple[AdaptiveStructure, ctypes.Array[ctypes.c_double] | None]:
         """The same for the kernels, which count for `learn`, and what must be held; a batch of None has no drafts."""
@@ -309,7 +310,7 @@ class Policy:
         self.calibration.add(counted.tried, counted.right, calls)
         values = list(positions)
         self._count_positions(calls, values[: self.width], values[self.width :], counted.drafts)
-        self.drafted += calls
+        self.drafted += min(counted.drafts, _COUNTED_TOGETHER * calls)
 
 
 @dataclass(frozen=True)
