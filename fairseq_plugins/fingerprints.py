@@ -35,7 +35,10 @@ def weights_fingerprint(module: nn.Module) -> Tensor:
     Of a module that was rounded further, what `keep_fingerprint` kept.
     """
     kept = getattr(module, _KEPT, None)
-    if kept is not None:
-        return kept
-    weights = (value for name, value in module.state_dict().items() if not name.endswith("version"))
+    return state_fingerprint(module.state_dict()) if kept is None else kept
+
+
+def state_fingerprint(state: dict[str, Tensor]) -> Tensor:
+    """The same of a module's state, as a checkpoint of it has it."""
+    weights = (value for name, value in state.items() if not name.endswith("version"))
     return fingerprint(*(value.detach().half().cpu().numpy().tobytes() for value in weights))

@@ -10,6 +10,7 @@ from fairseq.data import data_utils
 
 from fairseq_plugins.averaging import average, to_half
 from fairseq_plugins.errors import ConfigurationError  # the plugin also lets torch read fairseq's checkpoints
+from fairseq_plugins.fingerprints import state_fingerprint
 from fairseq_plugins.models.block_nat.model import OF_VERIFIER
 
 
@@ -64,6 +65,7 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
                 f"{before}: its {name} is not that in {tuned}; give the verifier that this began with"
             )
     own = {name: value for name, value in weights.items() if not name.startswith(OF_VERIFIER)}
+    own["decoder.verifier_fingerprint"] = state_fingerprint(parts)
     both["cfg"]["model"].tune_verifier = False
     for target, checkpoint, model in ((verifier, old, parts), (drafter, both, own)):
         partial = target.with_name(f"{target.name}.partial")

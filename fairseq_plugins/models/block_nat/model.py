@@ -34,8 +34,6 @@ class BlockNat(TransformerModel):
         # The verifier's decoder, whose states are read. Like its encoder it is frozen and not part of the checkpoint,
         # but with --tune-verifier.
         self.verifier_decoder: nn.Module | None = None
-        # The whole, of which no part is to be registered a second time.
-        self.tuned: tuple[nn.Module, ...] = ()
 
     @property
     def reads_features(self) -> bool:
@@ -117,8 +115,6 @@ class BlockNat(TransformerModel):
         for name in (*_PROJECTIONS, "embed_scale"):
             setattr(self.decoder, name, getattr(decoder, name))
         self._remember_verifier(verifier)
-        if self.tunes_verifier:
-            self.tuned = (verifier,)
 
     @staticmethod
     def check_verifier(state: dict[str, Any], args: Any, verifier: nn.Module) -> None:
@@ -239,11 +235,9 @@ class BlockNat(TransformerModel):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().state_dict(*args, **kwargs)
-        if self.tunes_verifier:
-            self._remember_verifier(*self.tuned)
-            return {**state, "decoder.verifier_fingerprint": self.decoder.verifier_fingerprint}
-        for name in [name for name in state if name.startswith(self.borrowed)]:
-            del state[name]
+        if not self.tunes_verifier:
+            for name in [name for name in state if name.startswith(self.borrowed)]:
+                del state[name]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
