@@ -610,6 +610,7 @@ run_recipe() {
 # go_on_from MODELS: settings of a second round.
 go_on_from() {
     local file
+    [ "$DRAFTER" = features ] || die "FROM=$FROM: trains verifier and drafter together, which DRAFTER=$DRAFTER cannot; leave DRAFTER out"
     for file in "$1/verifier.pt" "$1/drafter.pt" "data-bin/$FROM/raw"; do
         [ -e "$file" ] || [ -n "$dry_run" ] || die "FROM=$FROM: $file is missing; run the recipe with NAME=$FROM first"
     done
