@@ -577,7 +577,7 @@ run_recipe() {
             step first "$results/first/table.md" "a first table, of models after $FIRST_UPDATES updates" first_table
         fi
         train_model verifier verifier "$bin" --seed "$SEED" "${verifier_options[@]}"
-        distil "$models/verifier.pt" "$DISTIL_DECODER" distilled
+        distil_for_drafter "$DISTIL_DECODER"
     elif [ "$DRAFTER_DATA" = verifier ]; then
         distil "$TEACHER" "$DISTIL_DECODER" taught
         if [ -n "$FROM" ]; then
@@ -585,7 +585,7 @@ run_recipe() {
         else
             train_model verifier verifier "$bin/taught" --seed "$SEED" "${verifier_options[@]}"
         fi
-        distil "$models/verifier.pt" greedy distilled
+        distil_for_drafter greedy
     else
         distil "$TEACHER" "$DISTIL_DECODER" distilled
         train_model verifier verifier "$bin/distilled" --seed "$SEED" "${verifier_options[@]}"
@@ -786,6 +786,12 @@ distil() {
     step merge "$distilled" "check, merge and binarise the translations" \
         perform spec-dec-distill merge "$bin" "${merge[@]}" --gen-subset train,valid --shards "$shards" \
         --destdir "$distilled" --workers "$WORKERS"
+}
+
+# distil_for_drafter DECODER: what the verifier says. Of what repeats itself without end the drafter is to know, too: there drafts save most.
+distil_for_drafter() {
+    local DISTIL_RATIO=
+    distil "$models/verifier.pt" "$1" distilled
 }
 
 # Options that every decoding on the test and validation sets has.

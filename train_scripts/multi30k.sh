@@ -29,7 +29,7 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 : "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
 # The verifier goes on from its teacher, with what the teacher says with 5 beams: then its greedy search says as much, and wavers less,
 # so that more of a draft is accepted. The drafter is to say what the verifier says when it decodes greedily.
-: "${TEACHERS:=1}" "${DRAFTER_DATA:=verifier}" "${DISTIL_RATIO:=2}" # the ratio leaves out what repeats itself without end
+: "${TEACHERS:=1}" "${DRAFTER_DATA:=verifier}" "${DISTIL_RATIO:=2}" # the ratio leaves out what repeats itself without end, for the verifier
 : "${LAYERS:=4}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}" # Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny
 small_models
 teacher_options+=(--lr "$TEACHER_LR" --dropout "$TEACHER_DROPOUT" --max-update "$TEACHER_UPDATES")
