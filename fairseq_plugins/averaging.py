@@ -96,6 +96,20 @@ def to_half(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "model": halves}
 
 
+def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
+    """Write a checkpoint whole or not at all; returns its size in bytes.
+
+    Args:
+        path: where.
+        state: the checkpoint.
+        option: the option that named the file, for errors.
+    """
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_atomically(path, content.getvalue(), option)
+    return content.tell()
+
+
 def get_parser() -> argparse.ArgumentParser:
     """Options of `spec-dec-average`."""
     parser = argparse.ArgumentParser(prog="spec-dec-average", description=(__doc__ or "").split("\n")[0])
@@ -113,10 +127,8 @@ def run(argv: Sequence[str]) -> None:
     inputs = [Path(name) for name in args.inputs]
     files = last_checkpoints(inputs[0], args.last) if len(inputs) == 1 and inputs[0].is_dir() else inputs
     state = average(files)
-    content = io.BytesIO()
-    torch.save(state if args.fp32 else to_half(state), content)
-    write_atomically(Path(args.output), content.getvalue(), "--output")
-    print(f"{args.output}: mean of {', '.join(file.name for file in files)}; {len(content.getvalue()) / 1e6:.1f} MB")
+    size = write_checkpoint(Path(args.output), state if args.fp32 else to_half(state), "--output")
+    print(f"{args.output}: mean of {', '.join(file.name for file in files)}; {size / 1e6:.1f} MB")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -591,7 +591,7 @@ run_recipe() {
         train_model verifier verifier "$bin/distilled" --seed "$SEED" "${verifier_options[@]}"
     fi
     if [ -n "$DRAFTER_EPOCHS" ]; then limit_epochs; fi
-    train_drafter drafter "$bin/distilled"
+    train_drafter drafter drafter "$models/verifier.pt" "$bin/distilled"
     if [ "$BLOCKWISE_HEADS" != 0 ]; then train_blockwise; fi
     step sweep "$results/sweep/sweep.json" "choose k, β and τ on the validation set" sweep
     step test "$results/test" "translate the test set and score it" measure_test
@@ -692,26 +692,24 @@ train_model() {
     step "$name" "$models/$model.pt" "$what of the $title" average "$model"
 }
 
-# train_drafter STAGE DATA OPTIONS...
+# train_drafter STAGE MODEL VERIFIER DATA OPTIONS...
 train_drafter() {
-    local name=$1 data=$2
-    shift 2
-    train_model "$name" drafter "$data" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$models/verifier.pt" \
+    local name=$1 model=$2 verifier=$3 data=$4
+    shift 4
+    train_model "$name" "$model" "$data" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$verifier" \
         --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}" "$@"
 }
 
 # tune_verifier DATA: the verifier of FROM learns with its drafter, as many updates as drafters have or TUNE_UPDATES. The drafter's
 # training then goes on from there.
 tune_verifier() {
-    local from=checkpoints/$FROM training_command tuned=$runs/tuned updates=()
+    local from=checkpoints/$FROM both=verifier-with-drafter updates=()
     if [ -n "$TUNE_UPDATES" ]; then updates=(--max-update "$TUNE_UPDATES"); fi
     # Of several --init-decoder-from the last one counts.
-    training_command tuned "$1" --seed "$SEED" --task spec_dec --criterion glat_loss --verifier-path "$from/verifier.pt" --tune-verifier \
-        --block-size "$BLOCK_SIZE" "${drafter_training[@]}" "${drafter_options[@]}" --init-decoder-from "$from/drafter.pt" "${updates[@]}"
-    step verifier "$tuned" "train the verifier with its drafter" train "$tuned" "$logs/tuned.log" "$VERIFIER_MINUTES" "${training_command[@]}"
-    if wanted verifier; then drop_older "$models/verifier.pt" "$tuned/checkpoint_best.pt"; fi
+    train_drafter verifier "$both" "$from/verifier.pt" "$1" --tune-verifier --init-decoder-from "$from/drafter.pt" "${updates[@]}"
+    if wanted verifier; then drop_older "$models/verifier.pt" "$models/$both.pt"; fi
     step verifier "$models/verifier.pt" "part verifier and drafter" \
-        perform "${tool[@]}" split-verifier "$tuned/checkpoint_best.pt" "$from/verifier.pt" "$models/verifier.pt" "$models/tuned.pt"
+        perform "${tool[@]}" split-verifier "$models/$both.pt" "$from/verifier.pt" "$models/verifier.pt" "$models/tuned.pt"
     drafter_options+=(--init-decoder-from "$models/tuned.pt")
 }
 
@@ -731,7 +729,7 @@ first_table() {
     perform mkdir -p "$models" "$logs" "$runs" "$results"
     logged "$logs/average-verifier.log" spec-dec-average "$newest" --output "$models/verifier.pt"
     set_drafter_options
-    train_drafter first "$bin" --max-update "$FIRST_UPDATES" --warmup-updates "$((FIRST_UPDATES / 10))"
+    train_drafter first drafter "$models/verifier.pt" "$bin" --max-update "$FIRST_UPDATES" --warmup-updates "$((FIRST_UPDATES / 10))"
     compare_decoders
     if [ -n "$dry_run" ]; then return; fi
     say

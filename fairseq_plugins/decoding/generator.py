@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -32,6 +32,12 @@ def _in_one_call(method: Method) -> OneCall | BeamsInOneCall | None:
     if runs_in_one_call(method):
         return OneCall(method)
     return BeamsInOneCall(method) if searches_in_one_call(method) else None
+
+
+def _as_fairseq(tokens: Tensor, score: Tensor, log_probs: Tensor, nothing: Tensor) -> dict[str, Tensor]:
+    """A hypothesis as fairseq has it; `nothing` stands for what is not computed."""
+    unknown = {"attention": nothing, "alignment": nothing}
+    return {"tokens": tokens, "score": score, "positional_scores": log_probs, **unknown}
 
 
 class DraftVerifyGenerator(SequenceGenerator):
@@ -177,10 +183,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             scores = torch.stack([output.score for output in every])
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
-            found = [
-                {"tokens": t, "score": score, "attention": nothing, "alignment": nothing, "positional_scores": p}
-                for t, score, p in zip(tokens, scores.unbind(), log_probs, strict=True)
-            ]
+            found = list(map(_as_fairseq, tokens, scores.unbind(), log_probs, repeat(nothing)))
         if all(len(some) == 1 for some in outputs):
             return [[hypothesis] for hypothesis in found]
         scored = iter(zip(scores.tolist(), found, strict=True))
@@ -191,13 +194,8 @@ class DraftVerifyGenerator(SequenceGenerator):
     def _hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
         """`_hypotheses` of one output by itself, for which it takes fewer operations."""
         score, length = output.score, len(output.tokens)
-        return {
-            "tokens": output.tokens.clone(),
-            "score": score / length**self.len_penalty if self.normalize_scores else score.clone(),
-            "attention": torch.empty(0),
-            "alignment": torch.empty(0),
-            "positional_scores": output.log_probs.clone(),
-        }
+        score = score / length**self.len_penalty if self.normalize_scores else score.clone()
+        return _as_fairseq(output.tokens.clone(), score, output.log_probs.clone(), torch.empty(0))
 
     def _record(self, batch: Batch, hypotheses: Hypotheses, seconds: float) -> None:
         sample = batch.sample

@@ -198,10 +198,10 @@ def test_where_drafting_does_not_pay_a_batch_is_tried_for_a_few_iterations(monke
     sample = make_sample(task, [6, 3, 9], 5)
     learn, calls = adaptive.Policy.learn, []
 
-    def learn_the_worst(policy: adaptive.Policy, counted: Any, worth: Any) -> None:
-        learn(policy, counted, worth)
-        if counted.drafts > 0:
-            calls.append(counted.verify_sums[0])
+    def learn_the_worst(policy: adaptive.Policy, counts: adaptive.Counting) -> None:
+        learn(policy, counts)
+        if counts.structure.drafts > 0:
+            calls.append(counts.iterations)
         policy.drafted, policy.survival = adaptive._EXPLORED, [0.0] * policy.block_size
         policy.step_cost.observe(1, 1e-9)
 

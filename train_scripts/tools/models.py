@@ -8,7 +8,7 @@ import numpy
 import torch
 from fairseq.data import data_utils
 
-from fairseq_plugins.averaging import average, to_half
+from fairseq_plugins.averaging import average, to_half, write_checkpoint
 from fairseq_plugins.errors import ConfigurationError  # the plugin also lets torch read fairseq's checkpoints
 from fairseq_plugins.fingerprints import state_fingerprint
 from fairseq_plugins.models.block_nat.model import OF_VERIFIER
@@ -39,7 +39,7 @@ def keep_decoder_layers(source: Path, layers: Sequence[int], target: Path) -> No
             kept[f"decoder.layers.{layers.index(int(number))}.{parameter}"] = value
     if missing := sorted(set(layers) - found):
         raise ConfigurationError(f"{source}: its decoder has no layer {missing[0]}; choose others, counted from 0")
-    torch.save({**state, "model": kept}, target)
+    write_checkpoint(target, {**state, "model": kept}, "target")
 
 
 def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> None:
@@ -67,10 +67,11 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
     own = {name: value for name, value in weights.items() if not name.startswith(OF_VERIFIER)}
     own["decoder.verifier_fingerprint"] = state_fingerprint(parts)
     both["cfg"]["model"].tune_verifier = False
-    for target, checkpoint, model in ((verifier, old, parts), (drafter, both, own)):
-        partial = target.with_name(f"{target.name}.partial")
-        torch.save(to_half({**checkpoint, "model": model}), partial)
-        partial.replace(target)
+    for option, target, checkpoint in (
+        ("verifier", verifier, {**old, "model": parts, "extra_state": both["extra_state"]}),
+        ("drafter", drafter, {**both, "model": own}),
+    ):
+        write_checkpoint(target, to_half(checkpoint), option)
 
 
 def size_options(model: Path) -> list[str]:

@@ -134,6 +134,30 @@ class Calibration:
         return (conditional * BINS).astype(int).clip(0, BINS - 1)
 
 
+@dataclass(frozen=True)
+class Counting:
+    """What the kernels count while they decode batches of so many sentences.
+
+    Attributes:
+        batch: so many.
+        drafts: whether with drafts.
+        structure: what they count in.
+        positions: for each position of a draft, what `structure` points to; None without drafts.
+        is_trial: whether it is not known yet that drafts pay.
+    """
+
+    batch: int
+    drafts: bool
+    structure: AdaptiveStructure
+    positions: ctypes.Array[ctypes.c_double] | None = None
+    is_trial: bool = False
+
+    @property
+    def iterations(self) -> float:
+        """So many have been counted."""
+        return self.structure.verify_sums[0]
+
+
 class Policy:
     """Whether to draft and how much, and what of a draft to verify; it learns from what that took and what came of it.
 
@@ -285,10 +309,10 @@ class Policy:
         self.calibration.observe(survival, verified, emitted, accepted)
         self.drafted += min(len(survival), _COUNTED_TOGETHER)
 
-    def structure(self, batch: int | None) -> tuple[AdaptiveStructure, ctypes.Array[ctypes.c_double] | None]:
-        """The same for the kernels, which count for `learn`, and what must be held; a batch of None has no drafts."""
-        if batch is None:
-            return AdaptiveStructure(), None
+    def counting(self, batch: int, drafts: bool) -> Counting:
+        """What the kernels are to heed, and to count in for `learn`, while they decode so many sentences."""
+        if not drafts:
+            return Counting(batch, False, AdaptiveStructure())
         positions = (ctypes.c_double * (2 * self.width))()
         survival = ctypes.addressof(positions)
         structure = AdaptiveStructure(
@@ -297,43 +321,20 @@ class Policy:
             survival=survival,
             worthy=survival + ctypes.sizeof(ctypes.c_double) * self.width,
         )
-        return structure, positions
+        return Counting(batch, True, structure, positions, not self.is_known_to_pay(batch))
 
-    def learn(self, counted: AdaptiveStructure, positions: ctypes.Array[ctypes.c_double] | None) -> None:
-        """Take over what the kernels have counted: the two of `structure`."""
-        calls = counted.verify_sums[0]
-        if positions is None or counted.drafts == 0:
+    def learn(self, counts: Counting) -> None:
+        """Take over what the kernels have counted."""
+        counted, calls = counts.structure, counts.iterations
+        if counts.positions is None or counted.drafts == 0:
             self.step_cost.add(counted.verify_sums)
             return
         self.verify_cost.add(counted.verify_sums)
         self.draft_cost.add(counted.draft_sums)
         self.calibration.add(counted.tried, counted.right, calls)
-        values = list(positions)
+        values = list(counts.positions)
         self._count_positions(calls, values[: self.width], values[self.width :], counted.drafts)
         self.drafted += min(counted.drafts, _COUNTED_TOGETHER * calls)
-
-
-@dataclass(frozen=True)
-class Counting:
-    """What the kernels count while they decode batches of so many sentences.
-
-    Attributes:
-        batch: so many.
-        drafts: whether with drafts.
-        structure, positions: what they count in, and what must be held; see `Policy.structure`.
-        is_trial: whether it is not known yet that drafts pay.
-    """
-
-    batch: int
-    drafts: bool
-    structure: AdaptiveStructure
-    positions: ctypes.Array[ctypes.c_double] | None
-    is_trial: bool
-
-    @property
-    def iterations(self) -> float:
-        """So many have been counted."""
-        return self.structure.verify_sums[0]
 
 
 class AdaptiveDrafter:
@@ -380,9 +381,7 @@ class AdaptiveDrafter:
             self._learn()
             if self.drafts:
                 self.choose_width(batch)
-            structure, positions = self.policy.structure(batch if self.drafts else None)
-            is_trial = self.drafts and not self.policy.is_known_to_pay(batch)
-            counts = self.counts = Counting(batch, self.drafts, structure, positions, is_trial)
+            counts = self.counts = self.policy.counting(batch, self.drafts)
         return counts
 
     def counted(self, batch: int) -> None:
@@ -397,7 +396,7 @@ class AdaptiveDrafter:
 
     def _learn(self) -> None:
         if self.counts is not None:
-            self.policy.learn(self.counts.structure, self.counts.positions)
+            self.policy.learn(self.counts)
         self.counts = None
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:

@@ -145,6 +145,11 @@ class BlockNat(TransformerModel):
             return OF_VERIFIER
         return ("encoder.",) if self.shares_encoder else ()
 
+    @property
+    def not_saved(self) -> tuple[str, ...]:
+        """Beginnings of the names of weights that are not part of the checkpoint."""
+        return () if self.tunes_verifier else self.borrowed
+
     def _verifier_states(
         self, prev_output_tokens: Tensor, encoder_out: dict[str, list[Tensor]]
     ) -> tuple[Tensor, Tensor]:
@@ -235,16 +240,15 @@ class BlockNat(TransformerModel):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().state_dict(*args, **kwargs)
-        if not self.tunes_verifier:
-            for name in [name for name in state if name.startswith(self.borrowed)]:
-                del state[name]
+        for name in [name for name in state if name.startswith(self.not_saved)]:
+            del state[name]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
         # Drafters of earlier versions did not count.
         counts = {"decoder.target_counts": self.decoder.target_counts}
         state_dict = {**counts, **state_dict}
-        if self.borrowed and not self.tunes_verifier:
+        if self.not_saved:
             trained = int(state_dict["decoder.verifier_fingerprint"])
             if trained != int(self.decoder.verifier_fingerprint):
                 raise ConfigurationError(

@@ -66,10 +66,13 @@ def is_for_tiles(weight: Tensor) -> bool:
 _MAX_SIZE = 2**31 - PANEL
 
 
-def require(holds: bool, what: str) -> None:
-    """Refuse what the kernels would do wrongly."""
+def require(holds: bool, what: str | Callable[[], str]) -> None:
+    """Refuse what the kernels would do wrongly.
+
+    What is checked for every batch gives `what` as a function: to write it takes longer than to check.
+    """
     if not holds:
-        raise ValueError(f"kernels: {what}")
+        raise ValueError(f"kernels: {what if isinstance(what, str) else what()}")
 
 
 def check(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
@@ -417,8 +420,7 @@ class NativeLayers:
         Raises:
             ValueError: for tensors that the kernels cannot read.
         """
-        if key_value.dim() != 6:
-            raise ValueError(f"kernels: keys and values are {list(key_value.shape)}")
+        require(key_value.dim() == 6, lambda: f"keys and values are {list(key_value.shape)}")
         count, sentences, capacity = key_value.shape[:3]
         inner = (2, self.heads, self.width // self.heads)
         # From one layer to the next it may go anywhere, and the encoder's do not move at all.
@@ -426,8 +428,8 @@ class NativeLayers:
         strides = (capacity * 2 * stride, 2 * stride, stride, inner[2], 1)
         suits = count == self.count and key_value.shape[3:] == inner and key_value.dtype == torch.float32
         is_whole = suits and (key_value.stride()[1:] == strides or key_value[0].is_contiguous())
-        if not (is_whole and key_value.device.type == "cpu"):
-            raise ValueError(f"kernels: keys and values {key_value.dtype} {list(key_value.shape)}")
+        is_whole = is_whole and key_value.device.type == "cpu"
+        require(is_whole, lambda: f"keys and values {key_value.dtype} {list(key_value.shape)}")
         held.append(key_value)
         pointer = None
         if allowed is not None:
@@ -444,8 +446,8 @@ class NativeLayers:
             ValueError: for tensors that the kernels cannot read.
         """
         suits = fed.dtype == torch.float32 and fed.device.type == "cpu" and fed.stride(-1) == 1
-        if not (suits and fed.dim() in (1, 3) and fed.size(-1) == self.width):
-            raise ValueError(f"kernels: masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
+        suits = suits and fed.dim() in (1, 3) and fed.size(-1) == self.width
+        require(suits, lambda: f"masks are fed {fed.dtype} {list(fed.shape)} on {fed.device}")
         given.fed = fed.data_ptr()
         if fed.dim() == 3:
             given.sentence, given.position = fed.stride()[:2]

@@ -64,8 +64,8 @@ class NativeLinears:
         rows = x.numel() // self.inputs
         check("input of linear layers", x, (*x.shape[:-1], self.inputs))
         check("output of linear layers", to, (len(self.linears), *to.shape[1:]))
-        if to.numel() != len(to) * rows * self.outputs:
-            raise ValueError(f"kernels: {rows} rows of {self.outputs} outputs go to {list(to.shape)}")
+        fits = to.numel() == len(to) * rows * self.outputs
+        require(fits, lambda: f"{rows} rows of {self.outputs} outputs go to {list(to.shape)}")
         kernels = self.linears[0].kernels
         kernels.set_threads(torch.get_num_threads())
         kernels.run_linears(self.array, len(self.linears), x.data_ptr(), rows, to.data_ptr())
