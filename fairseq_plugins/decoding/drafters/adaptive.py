@@ -25,11 +25,15 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 _MEMORY = 0.98
 # The same for batches, the first of which finds nothing in the processor's caches.
 _MEMORY_OF_BATCHES = 0.8
+# What a call takes, and each of its rows, before anything is known of it. Only their ratio counts.
+_GUESS = 4.0, 1.0
 # How different the rows of calls have to be, in variance over squared mean, for what they say of the time of a row to
-# count as much as the guess: how fast a machine is changes more between two calls than what a few rows more take.
-_DOUBT = 0.5
-# Conditional probabilities are recalibrated in bins, each with this much evidence for itself at first.
-_PRIOR = 8.0
+# count as much as the guess. Verifications have other rows every time; drafts and steps only when something else has
+# changed, and how fast a machine is may have changed more by then than what a few rows more take.
+_DOUBT, _MUCH_DOUBT = 0.05, 2.0
+# Conditional probabilities are recalibrated in bins, each with this much evidence for itself at all times: tokens of the
+# lower ones are seldom verified, and never would be again where little that was seen of them counts alone.
+_PRIOR, _MEMORY_OF_TOKENS = 8.0, 0.998
 # So many drafts are made before it is judged whether that pays; of those of one iteration so many count, for what it
 # takes is seen once.
 _EXPLORED, _COUNTED_TOGETHER = 32, 4
@@ -40,8 +44,8 @@ _LEARNT_AT_ONCE = 32
 _TRY_AGAIN, _TRY_AGAIN_AT_LAST = 8, 800
 # It is tried for so many sentences, for the first ones find nothing in the processor's caches.
 _TRIAL = 8
-# Where drafts promise so many times what steps without them do, fewer of these show it, and they cost less time.
-_CLEAR, _TRIAL_IF_CLEAR = 1.25, 2
+# Where drafts promise so many times what verifications of one token would, steps without drafts need not be tried.
+_CLEAR = 1.4
 # What is known of the positions of drafts counts as so many drafts then.
 _KEPT_DRAFTS = 4.0
 
@@ -50,11 +54,11 @@ class Cost:
     """Seconds of a call as a line over its rows, by least squares with a memory.
 
     Args:
-        fixed, each: before there is data, of no unit: only their ratio counts.
+        doubt: as `_DOUBT`.
     """
 
-    def __init__(self, fixed: float, each: float) -> None:
-        self.guess = fixed, each
+    def __init__(self, doubt: float) -> None:
+        self.doubt = doubt
         # Running sums of 1, rows, rows^2, seconds, rows * seconds: so few that plain numbers are fastest.
         self.sums = [0.0] * 5
 
@@ -72,16 +76,19 @@ class Cost:
         """Whether there has been a call."""
         return self.sums[0] > 0
 
-    @property
-    def line(self) -> tuple[float, float]:
-        """Seconds of a call, and of every row in it; both above 0."""
+    def line(self, guess: tuple[float, float]) -> tuple[float, float]:
+        """Seconds of a call, and of every row in it; both above 0.
+
+        Args:
+            guess: the same of something alike, in any unit. It is the answer before there is data.
+        """
         count, rows, squares, seconds, products = self.sums
         if count == 0:
-            return self.guess
-        fixed, each = self.guess
+            return guess
+        fixed, each = guess
         guessed = each * seconds / (count * fixed + rows * each)
         # The guess counts as much as rows that are as different as this.
-        spread, doubt = count * squares - rows * rows, _DOUBT * rows * rows
+        spread, doubt = count * squares - rows * rows, self.doubt * rows * rows
         each = (count * products - rows * seconds + doubt * guessed) / (spread + doubt)
         each = min(max(each, 1e-2 * seconds / rows), seconds / rows)
         return max((seconds - each * rows) / count, 1e-2 * seconds / count), each
@@ -92,8 +99,7 @@ class Calibration:
 
     def __init__(self) -> None:
         # Plain numbers: see `Cost`.
-        self.tried = [_PRIOR] * BINS
-        self.right = [_PRIOR * (number + 0.5) / BINS for number in range(BINS)]
+        self.tried, self.right = [0.0] * BINS, [0.0] * BINS
 
     def __call__(self, survival: numpy.ndarray) -> numpy.ndarray:
         """Recalibrated survival probabilities [B, K], from those that the drafter gives."""
@@ -102,7 +108,10 @@ class Calibration:
     @property
     def right_rate(self) -> list[float]:
         """Of each bin, how often its tokens are right."""
-        return [right / tried for right, tried in zip(self.right, self.tried, strict=True)]
+        return [
+            (_PRIOR * (number + 0.5) / BINS + right) / (_PRIOR + tried)
+            for number, (right, tried) in enumerate(zip(self.right, self.tried, strict=True))
+        ]
 
     def observe(
         self, survival: numpy.ndarray, verified: numpy.ndarray, emitted: numpy.ndarray, accepted: numpy.ndarray
@@ -124,7 +133,7 @@ class Calibration:
 
     def add(self, tried: Sequence[float], right: Sequence[float], iterations: float = 1) -> None:
         """Count tokens of each bin that were tried, and those of them that were right, in so many iterations."""
-        kept = _MEMORY**iterations
+        kept = _MEMORY_OF_TOKENS**iterations
         self.tried = [kept * before + new for before, new in zip(self.tried, tried, strict=True)]
         self.right = [kept * before + new for before, new in zip(self.right, right, strict=True)]
 
@@ -170,14 +179,14 @@ class Policy:
         self.block_size = block_size
         self.together = together
         # Rows: of a draft, all positions; of a verification, all tokens; of a step without drafts, its sentences.
-        self.draft_cost, self.verify_cost, self.step_cost = Cost(4.0, 1.0), Cost(4.0, 1.0), Cost(4.0, 1.0)
+        self.draft_cost, self.verify_cost, self.step_cost = Cost(_MUCH_DOUBT), Cost(_DOUBT), Cost(_MUCH_DOUBT)
         self.calibration = Calibration()
         # Of each position of a draft: the sums of the survival probabilities of tokens that were worth a row, how many
         # there were, and of how many drafts. At first as if one draft had been all right. Plain numbers: see `Cost`.
         self.survival, self.worthy, self.of_drafts = ([1.0] * block_size for _ in range(3))
         # How many tokens drafts have now, and how many a second that promised; 0 where that is to be found out.
         self.width, self.promised = block_size, 0.0
-        # Whether drafting paid last; batches since that was found or the other was tried, and how many there may be.
+        # Whether drafting paid last, whatever the length; batches since the other was tried, and how many there may be.
         self.paid, self.since, self.patience = True, 0, _TRY_AGAIN
         # How many batches the other is being tried for.
         self.trial = 0
@@ -191,8 +200,8 @@ class Policy:
 
         Arguments as for `pays`.
         """
-        draft_fixed, draft_each = self.draft_cost.line
-        fixed, each = self.verify_cost.line
+        fixed, each = verify = self.verify_cost.line(_GUESS)
+        draft_fixed, draft_each = self.draft_cost.line(verify)
         tokens, rows, best, width = 1.0, 1.0, 0.0, 0
         for position, drafts in enumerate(self.of_drafts):
             tokens += self.survival[position] / drafts
@@ -207,7 +216,7 @@ class Policy:
 
     def _without_drafts(self, batch: int) -> float:
         """Tokens a second that a batch promises without drafts."""
-        fixed, each = (self.step_cost if self.step_cost.is_known else self.verify_cost).line
+        fixed, each = self.step_cost.line(self.verify_cost.line(_GUESS))
         together = self._together(batch, 1)
         return together / (fixed + each * together)
 
@@ -228,24 +237,30 @@ class Policy:
         if self.trial > 1:
             self.trial -= 1
             return not self.paid
-        pays, is_known = self.may_pay(batch, length), self.step_cost.is_known
-        is_overdue = self.since >= self.patience if is_known else self.drafted >= _EXPLORED
-        if is_known and pays != self.paid:
-            self.paid, self.since, self.patience = pays, 0, _TRY_AGAIN
-        elif is_overdue:
-            self.since, self.trial = 0, max(1, self._sentences_to_try(batch, length) // batch)
-            if is_known:
-                self.patience = min(2 * self.patience, _TRY_AGAIN_AT_LAST)
-            if not pays:
-                self._forget()
+        self.trial = 0
+        paid, is_known = self.may_pay(batch), self.step_cost.is_known
+        if is_known and paid != self.paid:
+            self.paid, self.since, self.patience = paid, 0, _TRY_AGAIN
+        self.since += 1
+        if self.may_pay(batch, length) != self.paid:
+            # Too short for what drafts take once for a sentence: so what steps without drafts take is seen.
+            self.since = 0
             return not self.paid
-        self.since, self.trial = self.since + 1, 0
-        return self.paid
+        is_overdue = self.since > self.patience if is_known else self.drafted >= _EXPLORED
+        if not is_overdue or (self.paid and self._clearly_pays(batch)):
+            return self.paid
+        self.since, self.trial = 0, -(-_TRIAL // batch)
+        if is_known:
+            self.patience = min(2 * self.patience, _TRY_AGAIN_AT_LAST)
+        if not self.paid:
+            self._forget()
+        return not self.paid
 
-    def _sentences_to_try(self, batch: int, length: int) -> int:
-        """How many a trial takes."""
-        is_clear = self._with_drafts(batch, length)[0] >= _CLEAR * self._without_drafts(batch)
-        return _TRIAL_IF_CLEAR if is_clear else _TRIAL
+    def _clearly_pays(self, batch: int) -> bool:
+        """Whether it does without a look at steps without drafts, which verify one token of a sentence."""
+        fixed, each = self.verify_cost.line(_GUESS)
+        together = self._together(batch, 1)
+        return self._with_drafts(batch)[0] * (fixed + each * together) >= _CLEAR * together
 
     def may_pay(self, batch: int, length: int | None = None) -> bool:
         """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet.
@@ -265,7 +280,7 @@ class Policy:
 
     def threshold(self, batch: int) -> float:
         """The least survival probability that is worth a row: what its time would bring elsewhere (Dinkelbach 1967)."""
-        return self.verify_cost.line[1] * (self.promised or self._with_drafts(batch)[0])
+        return self.verify_cost.line(_GUESS)[1] * (self.promised or self._with_drafts(batch)[0])
 
     def worth_verifying(self, survival: numpy.ndarray) -> numpy.ndarray:
         """How many [B] of the drafted tokens are worth a row, of their survival probabilities [B, K]."""

@@ -31,48 +31,72 @@ from tests.support import (
 
 @settings(STEADY)
 @given(
-    fixed=st.floats(1e-4, 1.0), each=st.floats(1e-5, 1.0), rows=st.lists(st.integers(1, 60), min_size=3, max_size=30)
+    fixed=st.floats(1e-4, 1.0),
+    each=st.floats(1e-5, 1.0),
+    rows=st.lists(st.integers(1, 60), min_size=3, max_size=30),
+    doubt=st.floats(1e-2, 10.0),
 )
-def test_a_line_is_found(fixed: float, each: float, rows: list[int]) -> None:
+def test_a_line_is_found(fixed: float, each: float, rows: list[int], doubt: float) -> None:
     """It goes through the mean, and is as steep as the calls say the more their rows differ, and else as guessed."""
-    cost, before = Cost(4.0, 1.0), Cost(4.0, 1.0)
+    cost, before, guess = Cost(doubt), Cost(doubt), (4.0, 1.0)
     for count in [*rows, 1, 40]:
         cost.observe(count, fixed + each * count)
-    found_fixed, found_each = cost.line
+    found_fixed, found_each = cost.line(guess)
     number, total, squares, seconds, _ = cost.sums
     mean = total / number
     assert found_fixed + mean * found_each == pytest.approx(fixed + mean * each, rel=1e-2)
     for _ in range(int(number)):
         before.observe(mean, seconds / number)
-    guessed = before.line[1]
+    guessed = before.line(guess)[1]
     spread = squares / number / mean**2 - 1
-    expected = (spread * each + adaptive._DOUBT * guessed) / (spread + adaptive._DOUBT)
+    expected = (spread * each + doubt * guessed) / (spread + doubt)
     assert found_each == pytest.approx(expected, rel=0.02, abs=0.011 * seconds / total)
 
 
 def test_cost_before_there_is_data_and_of_always_as_many_rows() -> None:
-    cost = Cost(4.0, 1.0)
-    assert cost.line == (4.0, 1.0)
+    cost = Cost(0.5)
+    assert cost.line((4.0, 1.0)) == (4.0, 1.0)
     for _ in range(5):
         cost.observe(4, 0.016)
-    assert cost.line == pytest.approx((0.008, 0.002))
+    assert cost.line((4.0, 1.0)) == pytest.approx((0.008, 0.002))
+    assert cost.line((400.0, 100.0)) == pytest.approx((0.008, 0.002))
+
+
+def test_a_further_token_of_a_draft_is_taken_for_as_dear_as_a_row_of_a_verification() -> None:
+    """As long as drafts are all as long."""
+    policy = Policy(5)
+    for rows in (1, 6, 2, 5, 3, 4) * 20:
+        policy.verify_cost.observe(rows, 0.010 + 0.002 * rows)
+        policy.draft_cost.observe(5, 0.010)
+    verify = policy.verify_cost.line(adaptive._GUESS)
+    assert verify == pytest.approx((0.010, 0.002), rel=0.2)
+    fixed, each = policy.draft_cost.line(verify)
+    assert fixed + 5 * each == pytest.approx(0.010) and fixed / each == pytest.approx(verify[0] / verify[1])
 
 
 def test_calibration_by_hand() -> None:
     calibration = Calibration()
-    calibration.tried, calibration.right = [1e-9] * 10, [1e-9] * 10
     survival = numpy.array([[0.95, 0.95 * 0.55, 0.95 * 0.55 * 0.55]])
     # The first token stands, the second does not, after which nothing was tried; then all three stand; then none.
     for accepted in (1, 3, 0):
         calibration.observe(survival, *numpy.array([[3], [accepted + 1], [accepted]]))
-    memory = adaptive._MEMORY
+    memory, prior = adaptive._MEMORY_OF_TOKENS, adaptive._PRIOR
     assert calibration.tried[9] == pytest.approx(1 + memory + memory**2)
     assert calibration.right[9] == pytest.approx(memory + memory**2)
     assert calibration.tried[5] == pytest.approx(2 * memory + memory**2)
     assert calibration.right[5] == pytest.approx(2 * memory)
     first, second, _ = calibration(survival)[0]
-    assert first == pytest.approx(calibration.right[9] / calibration.tried[9])
-    assert second == pytest.approx(first * calibration.right[5] / calibration.tried[5])
+    assert first == pytest.approx((0.95 * prior + calibration.right[9]) / (prior + calibration.tried[9]))
+    assert second == pytest.approx(first * (0.55 * prior + calibration.right[5]) / (prior + calibration.tried[5]))
+
+
+def test_what_is_not_verified_any_more_is_taken_for_what_the_drafter_says() -> None:
+    """Or a few wrong tokens would keep all that are alike from being verified ever again."""
+    calibration = Calibration()
+    calibration.add([0.0] * 5 + [50.0] + [0.0] * 4, [0.0] * 10)
+    assert calibration.right_rate[5] < 0.1
+    calibration.add([0.0] * 10, [0.0] * 10, iterations=5000)
+    assert calibration.right_rate[5] == pytest.approx(0.55, abs=0.01)
 
 
 class Fixed(StatelessDrafter):
@@ -94,13 +118,21 @@ def widths(drafter: AdaptiveDrafter, batch: int) -> list[int]:
     return [draft.tokens.size(1)] * batch if count is None else count.tolist()
 
 
-def test_rows_are_verified_as_far_as_they_pay() -> None:
+def cost(fixed: float, each: float) -> Cost:
+    """One that knows what calls take."""
+    known = Cost(1e-9)
+    for rows in (1, 2, 3):
+        known.observe(rows, fixed + each * rows)
+    return known
+
+
+def test_rows_are_verified_as_far_as_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     sure, unsure = [0.99**k for k in range(1, 6)], [0.3**k for k in range(1, 6)]
     # A row costs as much as a call: one pays only where it is likely to be of use. And rows for next to nothing.
     for each, expected in ((1.0, [5, 0]), (1e-6, [5, 5])):
         policy = Policy(5)
-        policy.calibration.right[-1] = policy.calibration.tried[-1]
-        policy.verify_cost.guess = policy.draft_cost.guess = (1.0, each)
+        policy.calibration.add([0.0] * 9 + [1e3], [0.0] * 9 + [1e3])
+        monkeypatch.setattr(adaptive, "_GUESS", (1.0, each))
         assert widths(AdaptiveDrafter(Fixed([sure, unsure]), policy), 2) == expected
 
 
@@ -112,7 +144,7 @@ def test_drafts_are_as_long_as_promises_most() -> None:
         policy.calibration.right, policy.calibration.tried = [1e9] * 10, [1e9] * 10
         # The drafter is sure of its own, and right: of 10 sentences all have a first token, 5 a second and 1 the rest.
         policy.calibration.right = [number / 9 * 1e9 for number in range(10)]
-        policy.verify_cost.guess, policy.draft_cost.guess = (1.0, 1e-9), (1.0, each)
+        policy.verify_cost, policy.draft_cost = cost(1.0, 1e-9), cost(1.0, each)
         survival = numpy.zeros((10, 6))
         survival[:, 0], survival[:5, 1], survival[0] = 1.0, 1.0, 1.0
         for _ in range(300):
@@ -131,7 +163,7 @@ def test_what_is_done_once_for_a_sentence_counts() -> None:
     """The more the shorter its output, and nothing when it has been done."""
     policy = Policy(3)
     policy.drafted = 1000.0
-    policy.verify_cost.guess = policy.draft_cost.guess = (1.0, 0.01)
+    policy.verify_cost = policy.draft_cost = cost(1.0, 0.01)
     assert policy.may_pay(1, 20) and policy.may_pay(1)
     policy.prepared(1, 20.0)
     assert not policy.may_pay(1, 20) and policy.may_pay(1, 200) and policy.may_pay(1)
@@ -166,19 +198,37 @@ def test_it_stops_drafting_where_that_does_not_pay_and_tries_again() -> None:
 def test_where_drafting_pays_some_batches_without_drafts_say_now_and_then_what_that_takes() -> None:
     policy = Policy(50)
     policy.drafted = adaptive._EXPLORED
-    # Drafts of 50 right tokens are clearly faster.
-    first, trial = adaptive._TRY_AGAIN, adaptive._TRIAL_IF_CLEAR
+    # Drafts are all right, but every further token takes nearly as long as a call.
+    policy.verify_cost, policy.draft_cost = cost(1.0, 0.1), cost(1.0, 0.8)
+    first, trial = adaptive._TRY_AGAIN, adaptive._TRIAL
     drafted = [policy.pays(1, 20)]
     policy.step_cost.observe(1, 5.0)
     drafted += [policy.pays(1, 20) for _ in range(4 * first + 3 * trial)]
     assert not any(drafted[:trial])
     assert runs(drafted[trial:]) == [(first, trial), (first + trial + 2 * first, trial)]
     # A step is much faster than it was: the verdict changes, and drafts are what is tried.
-    policy.step_cost = Cost(4.0, 1.0)
-    policy.step_cost.observe(1, 1e-3)
-    policy.trial, trial = 0, adaptive._TRIAL
+    policy.step_cost, policy.trial = cost(1e-3, 1e-3), 0
     drafted = [policy.pays(1, 20) for _ in range(first + trial + 1)]
     assert not drafted[0] and runs(drafted) == [(first, trial)]
+
+
+def test_where_drafting_clearly_pays_nothing_else_is_tried() -> None:
+    """Steps without drafts verify a token of each sentence, and what that takes is known."""
+    policy = Policy(50)
+    policy.drafted = adaptive._EXPLORED
+    policy.verify_cost = policy.draft_cost = cost(1.0, 1e-3)
+    assert all(policy.pays(8, 20) for _ in range(20 * adaptive._TRY_AGAIN))
+
+
+def test_an_output_that_is_too_short_for_drafts_says_what_steps_without_them_take() -> None:
+    """So it is no change of the verdict on others, nor is anything else tried as long as there are such."""
+    policy = Policy(3)
+    policy.drafted = adaptive._EXPLORED
+    policy.verify_cost = policy.draft_cost = cost(1.0, 0.1)
+    policy.step_cost = cost(1.0, 0.1)
+    policy.prepared(1, 20.0)
+    lengths = [500, 500, 2] * 4 * adaptive._TRY_AGAIN
+    assert [policy.pays(1, length) for length in lengths] == [length == 500 for length in lengths]
 
 
 def test_the_kernels_counts_are_learnt_from_some_at_a_time() -> None:
@@ -292,7 +342,6 @@ def test_the_end_of_a_sentence_counts_as_right_where_it_was_drafted(monkeypatch:
     sample = make_sample(task, [4, 9], 1)
     outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
     policy = Policy(50)
-    policy.calibration.tried, policy.calibration.right = [1e-9] * 10, [1e-9] * 10
     drafter = AdaptiveDrafter(Sure(lambda sentence, done, width: outputs[sentence][done:], 50), policy)
     decode([verifier], task, sample, drafter, max_len_b=50)
     assert policy.calibration.tried[-1] == pytest.approx(sum(map(len, outputs)))
