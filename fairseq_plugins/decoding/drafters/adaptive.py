@@ -31,8 +31,8 @@ _GUESS = 4.0, 1.0
 # count as much as the guess. Verifications have other rows every time; drafts and steps only when something else has
 # changed, and how fast a machine is may have changed more by then than what a few rows more take.
 _DOUBT, _MUCH_DOUBT = 0.05, 2.0
-# Conditional probabilities are recalibrated in bins, each with this much evidence for itself at all times: tokens of the
-# lower ones are seldom verified, and never would be again where little that was seen of them counts alone.
+# Conditional probabilities are recalibrated in bins, each with this much evidence for itself at all times: tokens of
+# the lower ones are seldom verified, and never would be again where little that was seen of them counts alone.
 _PRIOR, _MEMORY_OF_TOKENS = 8.0, 0.998
 # So many drafts are made before it is judged whether that pays; of those of one iteration so many count, for what it
 # takes is seen once.
