@@ -199,10 +199,9 @@ class DraftVerifyGenerator(SequenceGenerator):
 
     def _record(self, batch: Batch, hypotheses: Hypotheses, seconds: float) -> None:
         sample = batch.sample
-        source = sample["net_input"]["src_tokens"]
-        size = source.size(0)
+        source_tokens = sample["net_input"]["src_lengths"].tolist()
+        size = len(source_tokens)
         ids = sample["id"].tolist() if "id" in sample else list(range(size))
-        source_tokens = (source != self.pad).sum(1).tolist()
         together = min(size, self.active_sentences or size)
         if self.searches_beams:
             # Every step adds a token to the hypotheses that go on: to the best one, until it ends.

@@ -237,19 +237,23 @@ class Policy:
         if self.trial > 1:
             self.trial -= 1
             return not self.paid
-        self.trial = 0
-        paid, is_known = self.may_pay(batch), self.step_cost.is_known
-        if is_known and paid != self.paid:
-            self.paid, self.since, self.patience = paid, 0, _TRY_AGAIN
-        self.since += 1
-        if self.may_pay(batch, length) != self.paid:
-            # Too short for what drafts take once for a sentence: so what steps without drafts take is seen.
+        self.since, self.trial = self.since + 1, 0
+        pays_here, is_known = self.may_pay(batch, length), self.step_cost.is_known
+        # What pays with what is done once for a sentence does so without it.
+        pays = pays_here or self.may_pay(batch)
+        if is_known and pays != self.paid:
+            self.paid, self.since, self.patience = pays, 1, _TRY_AGAIN
+        if pays_here != self.paid:
+            # Too short for drafts: so what steps without them take is seen.
             self.since = 0
-            return not self.paid
+            return pays_here
         is_overdue = self.since > self.patience if is_known else self.drafted >= _EXPLORED
-        if not is_overdue or (self.paid and self._clearly_pays(batch)):
+        if not is_overdue:
             return self.paid
-        self.since, self.trial = 0, -(-_TRIAL // batch)
+        self.since = 0
+        if self.paid and self._clearly_pays(batch):
+            return True
+        self.trial = -(-_TRIAL // batch)
         if is_known:
             self.patience = min(2 * self.patience, _TRY_AGAIN_AT_LAST)
         if not self.paid:
