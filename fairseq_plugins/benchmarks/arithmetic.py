@@ -2,7 +2,8 @@
 
     spec-dec-bench DATA_BIN ... --cpu --arithmetic --threads 1 --results FOLDER
 
-The products are those of the models' own compiled layers, with as many rows as the decoder gives them at batch 1.
+The products are those of the models' own compiled layers, with as many rows as the decoder gives them at `--batch-size`
+(1 unless it is given) as long as all sentences of a batch go on.
 """
 
 import json
@@ -21,6 +22,7 @@ from fairseq_plugins.commands.tables import table as markdown_table
 from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.native.kernels import sentences_together
 from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLayers, NativeLinear
 from fairseq_plugins.decoding.engine.native.source import NativeLinears
 from fairseq_plugins.decoding.method import Method
@@ -38,7 +40,7 @@ class Part:
     Attributes:
         row: the row of the table of contenders.
         name: of the part.
-        times: how often a sentence needs it, on average.
+        times: how often a sentence needs it, on average; what it shares with others counts for its share.
         rows: of every product.
         products: multiplications of one row.
         seconds: of all of them, once.
@@ -67,15 +69,16 @@ class Sentence:
 
 
 def measure(
-    bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int], repeats: int
+    bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int], repeats: int, batch: int
 ) -> tuple[list[Part], list[Sentence]]:
-    """Decode sentences one by one, and time the products that this takes.
+    """Decode sentences, and time the products that this takes.
 
     Args:
         bench: loads and decodes.
         contenders: rows of a verifier alone, and with a drafter that reads its states.
         numbers: of the sentences.
         repeats: how often they are decoded, and the products timed; medians count.
+        batch: so many sentences are decoded at a time.
 
     Raises:
         ConfigurationError: for a row whose products cannot be told.
@@ -87,13 +90,13 @@ def measure(
         for contender in contenders:
             generator = bench.generator(contender)
             before = generator.stats.iterations
-            bench.decode(generator, numbers, 1, bar)
+            bench.decode(generator, numbers, batch, bar)
             iterations = (generator.stats.iterations - before) / len(numbers)
             seconds, timed = [], []
             # In turns, for how fast a machine is changes.
             for _ in range(repeats):
-                seconds.append(bench.decode(generator, numbers, 1, bar)[1] / len(numbers))
-                timed.append(_parts(contender.name, generator.method, source, iterations))
+                seconds.append(bench.decode(generator, numbers, batch, bar)[1] / len(numbers))
+                timed.append(_parts(contender.name, generator.method, source, iterations, batch))
             sentences.append(Sentence(contender.name, statistics.median(seconds), iterations))
             parts += [
                 replace(same[0], seconds=statistics.median(part.seconds for part in same))
@@ -102,7 +105,7 @@ def measure(
     return parts, sentences
 
 
-def _parts(row: str, method: Method, source: int, iterations: float) -> list[Part]:
+def _parts(row: str, method: Method, source: int, iterations: float, batch: int) -> list[Part]:
     verifier, drafter = method.verifier, method.drafter
     if isinstance(drafter, AdaptiveDrafter):
         raise ConfigurationError(
@@ -116,18 +119,30 @@ def _parts(row: str, method: Method, source: int, iterations: float) -> list[Par
         raise ConfigurationError(f"--arithmetic: the products of {row} are not compiled ones; leave it out")
     encoder, decoder = verifier.encoders[0], verifier.decoders[0]
     width = drafter.block_size if isinstance(drafter, FeatureDrafter) else 0
+    least, rows = sentences_together(decoder.native_layers.width)
+    together = min(batch, max(least, rows // (1 + width)))
+
+    def of_source(name: str, linears: list[NativeLinear]) -> Part:
+        return _part(row, name, 1 / batch, batch * source, linears)
+
+    def of_iteration(name: str, each: int, linears: list[NativeLinear]) -> Part:
+        return _part(row, name, iterations / together, together * each, linears)
+
     parts = [
-        _part(row, "encoder", 1, source, _linears(encoder.native_layers)),
-        _part(row, "source for the verifier", 1, source, _of_source(decoder)),
-        _part(row, "verification", iterations, 1 + width, [*_linears(decoder.native_layers), decoder.native_output]),
+        of_source("encoder", _linears(encoder.native_layers)),
+        of_source("source for the verifier", _of_source(decoder)),
+        of_iteration("verification", 1 + width, [*_linears(decoder.native_layers), decoder.native_output]),
     ]
     if isinstance(drafter, FeatureDrafter):
         own = drafter.decoder.cached
         parts += [
-            _part(row, "source for the drafter", 1, source, _of_source(own)),
-            _part(row, "draft", iterations, width, [*_linears(own.native_layers), own.native_output]),
-            _part(row, "path of the draft", iterations * width, 1, drafter.path.linears if drafter.path else []),
-            _part(row, "states read by the drafter", iterations, 1 + width, drafter.reading),
+            of_source("source for the drafter", _of_source(own)),
+            of_iteration("draft", width, [*_linears(own.native_layers), own.native_output]),
+            _part(
+                *(row, "path of the draft", iterations * width / together, together),
+                drafter.path.linears if drafter.path else [],
+            ),
+            of_iteration("states read by the drafter", 1 + width, drafter.reading),
         ]
     return [part for part in parts if part.products > 0]
 

@@ -167,11 +167,13 @@ def run_arithmetic(setting: Setting, argv: Sequence[str], load: float) -> None:
     """`--arithmetic`: measure, print, write."""
     args, bench = setting.args, setting.bench
     chosen = bench.first(args.timing_sentences)
-    parts, sentences = arithmetic.measure(bench, bench.runnable(setting.wanted), chosen, args.repeats)
+    batch = bench.cfg.dataset.batch_size or 1
+    parts, sentences = arithmetic.measure(bench, bench.runnable(setting.wanted), chosen, args.repeats, batch)
     lines = [
         *_origin(setting, argv, load),
-        f"{len(chosen)} sentences, one at a time; *times* and *iterations* are means of a sentence, *rows* what each "
-        "of these has. Not all rows of a verification are projected to the vocabulary: none after a rejected token.",
+        f"{len(chosen)} sentences, batch size {batch}; *times* and *iterations* are means of a sentence, *rows* "
+        "what each of these has. Not all rows of a verification are projected to the vocabulary: none after a "
+        "rejected token.",
     ]
     record = arithmetic.as_json(parts, sentences, lines)
     _publish(setting, "arithmetic", arithmetic.tables(parts, sentences), lines, record)

@@ -68,7 +68,8 @@ def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser
     add("--long-run", type=positive, metavar="N", help="decode N sentences, those of the subset again and again, at "
         "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else")
     add("--arithmetic", action="store_true", help="on a CPU: time the matrix products of every part by themselves, and "
-        "--timing-sentences whole sentences one by one, of greedy and gad fixed width (or --decoders); nothing else")
+        "--timing-sentences whole sentences at --batch-size (default: 1), of greedy and gad fixed width (or "
+        "--decoders); nothing else")
     add("--varied", action="store_true", help="with --long-run: draw the size of every batch, up to --batch-size, and "
         "its block size, up to --block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in "
         "half precision of our greedy)")
