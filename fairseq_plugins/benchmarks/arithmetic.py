@@ -119,8 +119,7 @@ def _parts(row: str, method: Method, source: int, iterations: float, batch: int)
         raise ConfigurationError(f"--arithmetic: the products of {row} are not compiled ones; leave it out")
     encoder, decoder = verifier.encoders[0], verifier.decoders[0]
     width = drafter.block_size if isinstance(drafter, FeatureDrafter) else 0
-    least, rows = sentences_together(decoder.native_layers.width)
-    together = min(batch, max(least, rows // (1 + width)))
+    together = sentences_together(decoder.native_layers.width).of(batch, 1 + width)
 
     def of_source(name: str, linears: list[NativeLinear]) -> Part:
         return _part(row, name, 1 / batch, batch * source, linears)
@@ -134,14 +133,11 @@ def _parts(row: str, method: Method, source: int, iterations: float, batch: int)
         of_iteration("verification", 1 + width, [*_linears(decoder.native_layers), decoder.native_output]),
     ]
     if isinstance(drafter, FeatureDrafter):
-        own = drafter.decoder.cached
+        own, path = drafter.decoder.cached, drafter.path.linears if drafter.path else []
         parts += [
             of_source("source for the drafter", _of_source(own)),
             of_iteration("draft", width, [*_linears(own.native_layers), own.native_output]),
-            _part(
-                *(row, "path of the draft", iterations * width / together, together),
-                drafter.path.linears if drafter.path else [],
-            ),
+            _part(row, "path of the draft", iterations * width / together, together, path),
             of_iteration("states read by the drafter", 1 + width, drafter.reading),
         ]
     return [part for part in parts if part.products > 0]

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any
 
 import torch
@@ -183,7 +183,10 @@ class DraftVerifyGenerator(SequenceGenerator):
             scores = torch.stack([output.score for output in every])
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
-            found = list(map(_as_fairseq, tokens, scores.unbind(), log_probs, repeat(nothing)))
+            found = [
+                _as_fairseq(ids, score, positional, nothing)
+                for ids, score, positional in zip(tokens, scores.unbind(), log_probs, strict=True)
+            ]
         if all(len(some) == 1 for some in outputs):
             return [[hypothesis] for hypothesis in found]
         scored = iter(zip(scores.tolist(), found, strict=True))

@@ -334,7 +334,11 @@ def test_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         verification = parts[row, "verification"]
         assert verification["times"] == sentence["iterations"] > 1
         assert verification["rows"] == (1 if row == "greedy" else 5)
-        assert sentence["seconds"] > 0 and all(part["seconds"] > 0 for part in parts.values())
+        mine = [part for (owner, _), part in parts.items() if owner == row]
+        products = sum(part["times"] * part["seconds"] for part in mine)
+        whole = (sentence["iterations"], 1e3 * products, 1e3 * sentence["seconds"], sentence["seconds"] / products)
+        told = "| {} | {:.2f} | {:.3f} | {:.3f} | {:.2f} |".format(row, *whole)
+        assert told in re.sub(" +", " ", (tmp_path / "arithmetic.md").read_text(encoding="utf-8"))
     assert parts["gad fixed width", "draft"]["rows"] == 4 and ("greedy", "draft") not in parts
     saved = torch.load(replayed[replayed.index("--path") + 1], weights_only=False)
     sizes = ("embed_dim", "ffn_embed_dim", "layers")

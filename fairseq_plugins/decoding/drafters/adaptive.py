@@ -19,6 +19,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.native.build import BINS, AdaptiveStructure
+from fairseq_plugins.decoding.engine.native.kernels import Together
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 
 # What earlier iterations count for after each new one.
@@ -175,7 +176,7 @@ class Policy:
         together: as `sentences_together` has it; None for any number.
     """
 
-    def __init__(self, block_size: int, together: tuple[int, int] | None = None) -> None:
+    def __init__(self, block_size: int, together: Together | None = None) -> None:
         self.block_size = block_size
         self.together = together
         # Rows: of a draft, all positions; of a verification, all tokens; of a step without drafts, its sentences.
@@ -195,13 +196,18 @@ class Policy:
         # What the drafter takes for a sentence before its first draft, in seconds: a running mean.
         self.preparation = 0.0
 
+    @property
+    def _verification(self) -> tuple[float, float]:
+        """Seconds of a verification, and of every row in it."""
+        return self.verify_cost.line(_GUESS)
+
     def _with_drafts(self, batch: int, length: int | None = None) -> tuple[float, int]:
         """Tokens a second that a batch promises with the drafts that promise most, and how long these are.
 
         Arguments as for `pays`.
         """
-        fixed, each = verify = self.verify_cost.line(_GUESS)
-        draft_fixed, draft_each = self.draft_cost.line(verify)
+        fixed, each = verification = self._verification
+        draft_fixed, draft_each = self.draft_cost.line(verification)
         tokens, rows, best, width = 1.0, 1.0, 0.0, 0
         for position, drafts in enumerate(self.of_drafts):
             tokens += self.survival[position] / drafts
@@ -216,16 +222,17 @@ class Policy:
 
     def _without_drafts(self, batch: int) -> float:
         """Tokens a second that a batch promises without drafts."""
-        fixed, each = self.step_cost.line(self.verify_cost.line(_GUESS))
+        return self._a_token_each(batch, self.step_cost.line(self._verification))
+
+    def _a_token_each(self, batch: int, line: tuple[float, float]) -> float:
+        """Tokens a second of calls of this `Cost.line` that give every sentence one."""
+        fixed, each = line
         together = self._together(batch, 1)
         return together / (fixed + each * together)
 
     def _together(self, batch: int, width: int) -> int:
         """How many sentences of a batch are decoded together that have so many rows each."""
-        if self.together is None:
-            return batch
-        least, rows = self.together
-        return min(batch, max(least, rows // width))
+        return batch if self.together is None else self.together.of(batch, width)
 
     def pays(self, batch: int, length: int) -> bool:
         """Whether to draft for a batch of so many sentences; now and then what did not pay so far is tried.
@@ -262,9 +269,7 @@ class Policy:
 
     def _clearly_pays(self, batch: int) -> bool:
         """Whether it does without a look at steps without drafts, which verify one token of a sentence."""
-        fixed, each = self.verify_cost.line(_GUESS)
-        together = self._together(batch, 1)
-        return self._with_drafts(batch)[0] * (fixed + each * together) >= _CLEAR * together
+        return self._with_drafts(batch)[0] >= _CLEAR * self._a_token_each(batch, self._verification)
 
     def may_pay(self, batch: int, length: int | None = None) -> bool:
         """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet.
@@ -284,7 +289,7 @@ class Policy:
 
     def threshold(self, batch: int) -> float:
         """The least survival probability that is worth a row: what its time would bring elsewhere (Dinkelbach 1967)."""
-        return self.verify_cost.line(_GUESS)[1] * (self.promised or self._with_drafts(batch)[0])
+        return self._verification[1] * (self.promised or self._with_drafts(batch)[0])
 
     def worth_verifying(self, survival: numpy.ndarray) -> numpy.ndarray:
         """How many [B] of the drafted tokens are worth a row, of their survival probabilities [B, K]."""

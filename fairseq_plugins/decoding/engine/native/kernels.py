@@ -3,6 +3,7 @@
 import ctypes
 import enum
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,9 +43,20 @@ _MAX_INT8_ROWS = 1024
 _LEAST_TOGETHER, _ROWS_TOGETHER, _ROWS_TOGETHER_IF_WIDE = 8, 24, 128
 
 
-def sentences_together(width: int) -> tuple[int, int]:
-    """How many sentences one call decodes together in a model so wide: the least, and the rows of more of them."""
-    return _LEAST_TOGETHER, _ROWS_TOGETHER if width <= 256 else _ROWS_TOGETHER_IF_WIDE
+class Together(NamedTuple):
+    """How many sentences one call decodes together: the least, and the rows of more of them."""
+
+    least: int
+    rows: int
+
+    def of(self, batch: int, each: int) -> int:
+        """How many of a batch of sentences that have so many rows each."""
+        return min(batch, max(self.least, self.rows // each))
+
+
+def sentences_together(width: int) -> Together:
+    """How many sentences one call decodes together in a model so wide."""
+    return Together(_LEAST_TOGETHER, _ROWS_TOGETHER if width <= 256 else _ROWS_TOGETHER_IF_WIDE)
 
 
 class Packing(enum.Enum):

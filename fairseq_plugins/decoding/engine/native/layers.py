@@ -404,7 +404,7 @@ class NativeLayers:
             ValueError: for tensors of the wrong shape or type.
         """
         assert self.ends is not None
-        require(projection.inputs == self.width, f"the projection reads {projection.inputs} of {self.width}")
+        require(projection.inputs == self.width, lambda: f"the projection reads {projection.inputs} of {self.width}")
         held: list[Any] = [self, projection]
         own, source = self._memories(cache, cache.size(2), cross, cross_allowed, held)
         held += [own, source]
