@@ -11,11 +11,17 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.decoding.batch import Batch
-from fairseq_plugins.decoding.constraints import constraints_of, refuse_unless_honoured, working_repeat_blocker
+from fairseq_plugins.decoding.constraints import (
+    Constraints,
+    constraints_of,
+    refuse_unless_honoured,
+    working_repeat_blocker,
+)
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.one_call import OneCall, runs_in_one_call
 from fairseq_plugins.decoding.one_call_of_beams import BeamsInOneCall, searches_in_one_call
+from fairseq_plugins.decoding.one_sentence import OneSentence
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, Draft, Hypothesis
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TracedSearch, TraceWriter
@@ -86,20 +92,62 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.active_sentences = active_sentences
         self.build_method = build_method
         self.method: Method | None = None
+        # What runs the method in compiled code, where that knows it.
+        self.in_one_call: OneCall | BeamsInOneCall | None = None
+        self.one_sentence: OneSentence | None = None
 
     def refresh(self) -> None:
         """Read the models' weights anew at the next batch, as validation during training must."""
         self.method = None
 
-    @torch.inference_mode()
     def _generate(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Hypotheses:
+        alone = self._alone(sample, *args, **kwargs)
+        if alone is not None:
+            return alone
         iterations = self.iterate(sample, *args, every_one=False, **kwargs)
-        with exact_arithmetic(sample["net_input"]["src_tokens"].device):
+        with torch.inference_mode(), exact_arithmetic(sample["net_input"]["src_tokens"].device):
             while True:
                 try:
                     next(iterations)
                 except StopIteration as end:
                     return end.value
+
+    def _alone(
+        self,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: Tensor | None = None,
+        bos_token: int | None = None,
+    ) -> Hypotheses | None:
+        """Decode a batch of one sentence that is for `OneSentence`; None for others."""
+        source = sample["net_input"]["src_tokens"]
+        if len(source) != 1 or self.trace is not None:
+            return None
+        started = time.perf_counter()
+        limits = self._begin(source, prefix_tokens, constraints)
+        if self.one_sentence is None or not self.method.in_one_call:
+            return None
+        done = self.one_sentence.run(source, limits, self.eos if bos_token is None else bos_token)
+        if done is None:
+            return None
+        output, emitted = done
+        hypotheses = [[self._hypothesis(output)]]
+        self._record(sample, [emitted], hypotheses, time.perf_counter() - started)
+        return hypotheses
+
+    def _begin(self, source: Tensor, prefix_tokens: Tensor | None, constraints: Tensor | None) -> Constraints:
+        """Refuse what is not for this decoder, and have a method; returns what the options forbid in a batch."""
+        if constraints is not None:
+            raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
+        if prefix_tokens is not None and self.active_sentences:
+            raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
+        if self.method is None:
+            with torch.inference_mode():
+                self.method = self.build_method()
+                self.in_one_call = _in_one_call(self.method)
+                whole = self.in_one_call if isinstance(self.in_one_call, OneCall) else None
+                self.one_sentence = None if whole is None else OneSentence.of(self.method, whole)
+        return constraints_of(self, source, prefix_tokens)
 
     def iterate(
         self,
@@ -116,20 +164,18 @@ class DraftVerifyGenerator(SequenceGenerator):
         The caller sees to it that every step runs under `torch.inference_mode` and `exact_arithmetic`.
         """
         started = time.perf_counter()
-        if constraints is not None:
-            raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
-        if prefix_tokens is not None and self.active_sentences:
-            raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
-        if self.method is None:
-            self.method = self.build_method()
-        limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
+        source = sample["net_input"]["src_tokens"]
+        limits = self._begin(source, prefix_tokens, constraints)
+        assert self.method is not None
         beam = self.beam_size if self.searches_beams else None
         first_token = self.eos if bos_token is None else bos_token
-        keeps_ended = self.method.verifier.engine.has_graphs(sample["net_input"]["src_tokens"].device)
+        keeps_ended = self.method.verifier.engine.has_graphs(source.device)
         batch = Batch(sample, limits, first_token, self.active_sentences, beam, keeps_ended)
         yield from self._decode(batch, self.method, every_one)
         hypotheses = self._hypotheses(batch.outputs)
-        self._record(batch, hypotheses, time.perf_counter() - started)
+        self._record(sample, batch.emitted, hypotheses, time.perf_counter() - started)
+        if self.trace is not None:
+            self.trace.write(sample, hypotheses, has_prefix=prefix_tokens is not None)
         return hypotheses
 
     def _decode(self, batch: Batch, method: Method, every_one: bool) -> Iterator[Advance]:
@@ -139,7 +185,8 @@ class DraftVerifyGenerator(SequenceGenerator):
             search = TracedSearch(search, self.trace)
         given = self._given_draft(batch, method)
         is_watched = every_one or given is not None or self.trace is not None
-        in_one_call = None if is_watched else _in_one_call(method)
+        # Somebody may have come to watch since this was made.
+        in_one_call = self.in_one_call if method.in_one_call and not is_watched else None
         while batch.admit(method):
             done = None if in_one_call is None else in_one_call.run(state, batch.enough_finished)
             if done is not None:
@@ -173,7 +220,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         if not every:
             return [[] for _ in outputs]
         if len(outputs) == len(every) == 1:
-            return [[self._hypothesis(every[0])]]
+            with torch.inference_mode(False):
+                return [[self._hypothesis(every[0])]]
         lengths = [len(output.tokens) for output in every]
         # Ordinary tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
@@ -193,15 +241,16 @@ class DraftVerifyGenerator(SequenceGenerator):
         in_order = [sorted(islice(scored, len(some)), key=lambda pair: -pair[0]) for some in outputs]
         return [[hypothesis for _, hypothesis in some] for some in in_order]
 
-    @torch.inference_mode(False)
     def _hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
-        """`_hypotheses` of one output by itself, for which it takes fewer operations."""
+        """`_hypotheses` of one output by itself, outside of `torch.inference_mode`: it takes fewer operations."""
         score, length = output.score, len(output.tokens)
         score = score / length**self.len_penalty if self.normalize_scores else score.clone()
         return _as_fairseq(output.tokens.clone(), score, output.log_probs.clone(), torch.empty(0))
 
-    def _record(self, batch: Batch, hypotheses: Hypotheses, seconds: float) -> None:
-        sample = batch.sample
+    def _record(
+        self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float
+    ) -> None:
+        """Note what decoding a batch took, of every sentence the tokens that each iteration emitted."""
         source_tokens = sample["net_input"]["src_lengths"].tolist()
         size = len(source_tokens)
         ids = sample["id"].tolist() if "id" in sample else list(range(size))
@@ -209,16 +258,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         if self.searches_beams:
             # Every step adds a token to the hypotheses that go on: to the best one, until it ends.
             lengths = [len(found[0]["tokens"]) for found in hypotheses]
-            batch.emitted = [
-                [1] * length + [0] * (sum(emitted) - length)
-                for length, emitted in zip(lengths, batch.emitted, strict=True)
+            emitted = [
+                [1] * length + [0] * (sum(each) - length) for length, each in zip(lengths, emitted, strict=True)
             ]
         self.stats.record(
             [
-                SentenceStats(ids[i], source_tokens[i], sum(emitted), len(emitted), emitted, together, seconds / size)
-                for i, emitted in enumerate(batch.emitted)
+                SentenceStats(ids[i], source_tokens[i], sum(each), len(each), each, together, seconds / size)
+                for i, each in enumerate(emitted)
             ],
             seconds,
         )
-        if self.trace is not None:
-            self.trace.write(sample, hypotheses, has_prefix=batch.state.constraints.prefix is not None)

@@ -6,13 +6,19 @@ prefixes, temperatures, traces and profiles.
 """
 
 import ctypes
-import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, inner_of
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Counting, inner_of
 from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
-from fairseq_plugins.decoding.engine.native.build import DecodingStructure, RelaxedStructure
+from fairseq_plugins.decoding.engine.native.build import (
+    DecodingStructure,
+    LimitsStructure,
+    RelaxedStructure,
+    StackStructure,
+)
 from fairseq_plugins.decoding.engine.native.kernels import sentences_together
 from fairseq_plugins.decoding.engine.native.layers import check
 from fairseq_plugins.decoding.method import Method
@@ -52,6 +58,16 @@ def runs_in_one_call(method: Method) -> bool:
     )
 
 
+class Sentences(NamedTuple):
+    """Where the sentences of a call are, as `DecodingStructure` has it: addresses but for the first two."""
+
+    batch: int
+    columns: int
+    tokens: int
+    log_probs: int
+    lengths: int
+
+
 class OneCall:
     """Runs iterations of a method until sentences have ended.
 
@@ -77,13 +93,7 @@ class OneCall:
         """
         kernels, batch = self.kernels, len(state.host_lengths)
         assert kernels is not None
-        adaptive, drafter = self.adaptive, self.drafter
-        counting = None
-        if adaptive is not None:
-            began = time.perf_counter()
-            counting = adaptive.counting(batch)
-            adaptive.preparation += time.perf_counter() - began
-            drafter = drafter if adaptive.drafts else None
+        counting, drafter = self.counting(batch)
         # The most that an iteration adds, if all goes well.
         width = 1 + (0 if drafter is None else drafter.widest)
         slots = state.span.longest + width + ITERATIONS
@@ -92,38 +102,71 @@ class OneCall:
         if projection is None or verifier is None:
             return None
         limits = kernels.limits(projection.outputs, state.constraints)
-        began = time.perf_counter()
-        part = None if drafter is None else drafter.structure(slots, batch, verifier[0].dim)
+        with self.preparing():
+            part = None if drafter is None else drafter.structure(slots, batch, verifier[0].dim)
         if limits is None or (drafter is not None and part is None):
             return None
-        if adaptive is not None:
-            adaptive.preparation += time.perf_counter() - began
-        budget = _TRIED if counting is not None and counting.is_trial else ITERATIONS
-        finished = (ctypes.c_uint8 * batch)()
-        emitted = (ctypes.c_int32 * (ITERATIONS * batch))()
         for name, tensor, kind in (
             ("tokens", state.tokens, torch.long),
             ("log-probabilities", state.log_probs, torch.float32),
             ("lengths", state.lengths, torch.long),
         ):
             check(name, tensor, (batch, *state.tokens.shape[1:]) if tensor.dim() == 2 else (batch,), kind)
-        least, rows = sentences_together(verifier[0].dim)
+        addresses = (state.tokens.data_ptr(), state.log_probs.data_ptr(), state.lengths.data_ptr())
+        sentences = Sentences(batch, state.tokens.size(1), *addresses)
+        of_rows, finished = self.decode(
+            sentences, enough, verifier[0], limits, {} if part is None else {drafter.kernel_part: part[0]}, counting
+        )
+        state.host_lengths = [length + sum(each) for length, each in zip(state.host_lengths, of_rows, strict=True)]
+        return of_rows, finished, []
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """For what is done for drafts besides them: who decides whether these pay wants to know what it takes."""
+        return nullcontext() if self.adaptive is None else self.adaptive.preparing()
+
+    def counting(self, batch: int) -> tuple[Counting | None, CompiledDrafter | None]:
+        """What the kernels are to count in for so many sentences, None for nothing; and who drafts, None for nobody."""
+        if self.adaptive is None:
+            return None, self.drafter
+        return self.adaptive.counting(batch), self.drafter if self.adaptive.drafts else None
+
+    def decode(
+        self,
+        sentences: Sentences,
+        enough: int,
+        verifier: StackStructure,
+        limits: LimitsStructure,
+        drafter: dict[str, ctypes.Structure],
+        counting: Counting | None,
+    ) -> tuple[list[list[int]], list[bool]]:
+        """Call the kernels, for some iterations at most.
+
+        Args:
+            sentences: where these are.
+            enough: so many have ended.
+            verifier, limits, drafter: as `DecodingStructure` has them; the drafter by the name of its field.
+            counting: what `counting` returned.
+
+        Returns:
+            of every sentence the tokens that each iteration emitted, and whether it has ended.
+        """
+        kernels, batch = self.kernels, sentences.batch
+        assert kernels is not None
+        finished = (ctypes.c_uint8 * batch)()
+        emitted = (ctypes.c_int32 * (ITERATIONS * batch))()
+        least, rows = sentences_together(verifier.dim)
         kernels.functions.set_threads(torch.get_num_threads())
         failed = kernels.functions.decode(
             ctypes.byref(
                 DecodingStructure(
-                    verifier=verifier[0],
+                    verifier=verifier,
                     limits=limits,
-                    **({} if part is None else {drafter.kernel_part: ctypes.addressof(part[0])}),
+                    **{name: ctypes.addressof(part) for name, part in drafter.items()},
                     adaptive=None if counting is None else ctypes.addressof(counting.structure),
                     relaxed=None if self.relaxed is None else ctypes.addressof(self.relaxed),
-                    batch=batch,
-                    columns=state.tokens.size(1),
-                    tokens=state.tokens.data_ptr(),
-                    log_probs=state.log_probs.data_ptr(),
-                    lengths=state.lengths.data_ptr(),
+                    **sentences._asdict(),
                     finished=ctypes.addressof(finished),
-                    budget=budget,
+                    budget=_TRIED if counting is not None and counting.is_trial else ITERATIONS,
                     emitted=ctypes.addressof(emitted),
                     enough=enough,
                     least_together=least,
@@ -135,10 +178,7 @@ class OneCall:
             raise ValueError("kernels: a token is outside of the vocabulary, or a sentence outside of its cache")
         if not any(emitted):
             raise RuntimeError("kernels: no room for an iteration")
-        if adaptive is not None:
-            began = time.perf_counter()
-            adaptive.counted(batch)
-            adaptive.preparation += time.perf_counter() - began
+        if self.adaptive is not None:
+            self.adaptive.counted(batch)
         of_rows = [[n for n in emitted[row::batch] if n > 0] for row in range(batch)]
-        state.host_lengths = [length + sum(each) for length, each in zip(state.host_lengths, of_rows, strict=True)]
-        return of_rows, [has_ended == 1 for has_ended in finished], []
+        return of_rows, [has_ended == 1 for has_ended in finished]

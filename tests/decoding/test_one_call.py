@@ -1,5 +1,6 @@
 """The loop in one call of the kernels: the reference's output, scores and iterations, with any number of threads."""
 
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding import generator, one_call
+from fairseq_plugins.decoding import generator, one_call, one_sentence
 from fairseq_plugins.decoding.drafters import adaptive
 from fairseq_plugins.decoding.stats import SentenceStats
 from tests.decoding.methods.test_blockwise import make_blockwise
@@ -48,22 +49,30 @@ class Counted:
     """How often the kernels took over, and the last call's result."""
 
     def __init__(self) -> None:
-        self.calls = self.refused = 0
-        self.run = one_call.OneCall.run
+        self.calls = self.refused = self.alone = 0
+        self.patches = ExitStack()
 
     def __enter__(self) -> "Counted":
-        def run(*args: Any) -> Any:
-            done = self.run(*args)
+        run, run_alone = one_call.OneCall.run, one_sentence.OneSentence.run
+
+        def counted(*args: Any) -> Any:
+            done = run(*args)
             self.calls += done is not None
             self.refused += done is None
             return done
 
-        self.patch = mock.patch.object(one_call.OneCall, "run", run)
-        self.patch.start()
+        def counted_alone(*args: Any) -> Any:
+            done = run_alone(*args)
+            self.calls += done is not None
+            self.alone += done is not None
+            return done
+
+        self.patches.enter_context(mock.patch.object(one_call.OneCall, "run", counted))
+        self.patches.enter_context(mock.patch.object(one_sentence.OneSentence, "run", counted_alone))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.patch.stop()
+        self.patches.close()
 
 
 def check(*args: Any, expected: list, **options: Any) -> list[SentenceStats]:

@@ -9,7 +9,8 @@ the output is the same however many tokens are drafted and verified.
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,17 +196,17 @@ class Policy:
         self.drafted = 0.0
         # What the drafter takes for a sentence before its first draft, in seconds: a running mean.
         self.preparation = 0.0
+        # What `_rates` has found for batches of each size, and in what.
+        self.rates: dict[int, tuple[float, float]] = {}
+        self.reasons = (self.draft_cost.sums, self.verify_cost.sums, self.step_cost.sums)
 
     @property
     def _verification(self) -> tuple[float, float]:
         """Seconds of a verification, and of every row in it."""
         return self.verify_cost.line(_GUESS)
 
-    def _with_drafts(self, batch: int, length: int | None = None) -> tuple[float, int]:
-        """Tokens a second that a batch promises with the drafts that promise most, and how long these are.
-
-        Arguments as for `pays`.
-        """
+    def _with_drafts(self, batch: int) -> tuple[float, int]:
+        """Tokens a second that a batch promises with the drafts that promise most, and how long these are."""
         fixed, each = verification = self._verification
         draft_fixed, draft_each = self.draft_cost.line(verification)
         tokens, rows, best, width = 1.0, 1.0, 0.0, 0
@@ -214,8 +215,6 @@ class Policy:
             rows += self.worthy[position] / drafts
             together = self._together(batch, position + 2)
             seconds = draft_fixed + fixed + together * (draft_each * (position + 1) + each * rows)
-            if length is not None:
-                seconds += together * self.preparation / max(1.0, length / tokens)
             if together * tokens > best * seconds:
                 best, width = together * tokens / seconds, position + 1
         return best, width
@@ -267,6 +266,15 @@ class Policy:
             self._forget()
         return not self.paid
 
+    def _rates(self, batch: int) -> tuple[float, float]:
+        """Tokens a second that a batch promises with drafts and without; both are kept until there is more to learn."""
+        reasons = (self.draft_cost.sums, self.verify_cost.sums, self.step_cost.sums)
+        if any(before is not now for before, now in zip(self.reasons, reasons, strict=True)):
+            self.reasons, self.rates = reasons, {}
+        if batch not in self.rates:
+            self.rates[batch] = self._with_drafts(batch)[0], self._without_drafts(batch)
+        return self.rates[batch]
+
     def _clearly_pays(self, batch: int) -> bool:
         """Whether it does without a look at steps without drafts, which verify one token of a sentence."""
         return self._with_drafts(batch)[0] >= _CLEAR * self._a_token_each(batch, self._verification)
@@ -276,7 +284,11 @@ class Policy:
 
         Without a length (see `pays`) what is done once for a sentence has been done.
         """
-        return self.drafted < _EXPLORED or self._with_drafts(batch, length)[0] >= self._without_drafts(batch)
+        if self.drafted < _EXPLORED:
+            return True
+        with_drafts, without = self._rates(batch)
+        beside = 0.0 if length is None else self.preparation / length
+        return 1 / with_drafts + beside <= 1 / without
 
     def is_known_to_pay(self, batch: int) -> bool:
         """Whether drafting for a batch of so many sentences has been worth its time."""
@@ -305,6 +317,7 @@ class Policy:
 
     def _forget(self) -> None:
         """Keep what is known of the positions of drafts, but so that a few new drafts count as much."""
+        self.rates = {}
         for sums in (self.survival, self.worthy):
             sums[:] = [_KEPT_DRAFTS * value / drafts for value, drafts in zip(sums, self.of_drafts, strict=True)]
         self.of_drafts = [_KEPT_DRAFTS] * self.block_size
@@ -383,29 +396,41 @@ class AdaptiveDrafter:
         self.counts: Counting | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        if self.begin(*sample["net_input"]["src_tokens"].shape):
+            with self.preparing():
+                self.inner.start(sample, encoder_out)
+
+    def begin(self, batch: int, source: int) -> bool:
+        """Whether to draft for a batch of so many sentences with sources [batch, source]."""
         if self.batch:
             self.policy.prepared(self.batch, self.preparation)
         began = time.perf_counter()
         if self.policy.trial:
             self._learn()
         # Outputs are about as long as their sources.
-        batch, length = sample["net_input"]["src_tokens"].shape
-        self.drafts = self.policy.pays(batch, length)
+        self.drafts = self.policy.pays(batch, source)
         # The first draft may be another's: that of --prefix-size.
         self.given = self.verified = self.began = None
         self.batch = batch if self.drafts else 0
-        if self.drafts:
-            self.inner.start(sample, encoder_out)
-            self.preparation = time.perf_counter() - began
+        self.preparation = time.perf_counter() - began
+        return self.drafts
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Counts the time of what is done for drafts besides them."""
+        began = time.perf_counter()
+        yield
+        self.preparation += time.perf_counter() - began
 
     def counting(self, batch: int) -> Counting:
         """What the kernels are to count in while they decode so many sentences, with drafts of the width that pays."""
         counts = self.counts
         if counts is None or (counts.batch, counts.drafts) != (batch, self.drafts):
-            self._learn()
-            if self.drafts:
-                self.choose_width(batch)
-            counts = self.counts = self.policy.counting(batch, self.drafts)
+            with self.preparing():
+                self._learn()
+                if self.drafts:
+                    self.choose_width(batch)
+                counts = self.counts = self.policy.counting(batch, self.drafts)
         return counts
 
     def counted(self, batch: int) -> None:
@@ -415,8 +440,9 @@ class AdaptiveDrafter:
         """
         assert self.counts is not None
         if self.counts.is_trial or self.counts.iterations >= _LEARNT_AT_ONCE:
-            self._learn()
-            self.drafts = self.drafts and self.policy.may_pay(batch)
+            with self.preparing():
+                self._learn()
+                self.drafts = self.drafts and self.policy.may_pay(batch)
 
     def _learn(self) -> None:
         if self.counts is not None:

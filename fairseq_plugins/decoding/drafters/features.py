@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain
-from fairseq_plugins.decoding.engine.native.build import DrafterStructure, LinearStructure
+from fairseq_plugins.decoding.engine.native.build import DrafterStructure, LinearStructure, StackStructure
 from fairseq_plugins.decoding.engine.native.layers import NativeLinear
 from fairseq_plugins.decoding.engine.weights import Linear, in_precision, is_small, linear, without_query
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
@@ -101,10 +101,35 @@ class FeatureDrafter(CompiledDrafter):
 
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[DrafterStructure, list[Any]] | None:
         stack = self.decoder.cached.stack(slots)
-        if stack is None or self.path is None or not self.reading:
+        if stack is None or not self.is_compiled:
             return None
+        if self.newest is None:
+            self.newest = self.decoder.cached.cache.new_zeros(batch, 1, self.model.decoder.embed_dim)
+        self.newest = self.newest.contiguous()
+        fed = self.decoder.inputs.table(batch, slots)
+        structure, held = self.structure_on(stack[0], verifier_width)
+        structure.newest = self.newest.data_ptr()
+        self.decoder.cached.native_layers.feed(fed, structure.fed)
+        return structure, [*stack[1], *held, fed, self.newest]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the kernels know how this drafter chooses tokens, and what it reads of the verifier."""
+        return self.path is not None and len(self.reading) > 0
+
+    def structure_on(self, stack: StackStructure, verifier_width: int) -> tuple[DrafterStructure, list[Any]]:
+        """`structure` of a drafter that `is_compiled`, but for what masks are fed and what is added to the input.
+
+        Args:
+            stack: of its decoder, with memories.
+            verifier_width: of the verifier's states.
+
+        Raises:
+            ValueError: for a verifier of other states.
+        """
+        assert self.path is not None
         layers, (reader, *projections) = self.model.decoder.reader.feature_layers, self.reading
-        count, dim = stack[0].count, stack[0].dim
+        count, dim = stack.count, stack.dim
         outputs = (count + 1) * dim if projections else (2 * count + 1) * dim
         fits = (reader.inputs, reader.outputs) == (len(layers) * verifier_width, outputs)
         fits = fits and len(projections) in (0, count)
@@ -112,22 +137,16 @@ class FeatureDrafter(CompiledDrafter):
             raise ValueError("kernels: the drafter reads other states than the verifier has")
         array = (LinearStructure * len(projections))(*[each.structure for each in projections])
         read = (ctypes.c_int32 * len(layers))(*layers)
-        if self.newest is None:
-            self.newest = self.decoder.cached.cache.new_zeros(batch, 1, self.model.decoder.embed_dim)
-        self.newest = self.newest.contiguous()
-        fed = self.decoder.inputs.table(batch, slots)
         structure = DrafterStructure(
-            stack=stack[0],
+            stack=stack,
             path=ctypes.addressof(self.path.structure),
             reader=ctypes.addressof(reader.structure),
             projections=ctypes.addressof(array) if projections else None,
             layers_read=ctypes.addressof(read),
             layers_read_count=len(layers),
             width=self.width,
-            newest=self.newest.data_ptr(),
         )
-        self.decoder.cached.native_layers.feed(fed, structure.fed)
-        return structure, [*stack[1], read, array, fed, self.newest]
+        return structure, [read, array]
 
     def select_rows(self, rows: Tensor) -> None:
         self.decoder.select_rows(rows)

@@ -70,7 +70,7 @@ class FusedEncoder:
             return self._run_unknown(net_input)
         encoder = self.encoder
         tokens = net_input["src_tokens"]
-        if self.native_layers is not None and self._pays(tokens):
+        if self.is_for_kernels(tokens):
             return _as_fairseq(*encode(self.native_layers, tokens, encoder.padding_idx))
         padding = tokens == encoder.padding_idx
         mask = ~padding[:, None, None, :] if bool(padding.any()) else None
@@ -89,8 +89,10 @@ class FusedEncoder:
             x = self.final_norm(x)
         return _as_fairseq(embedding, x, padding)
 
-    def _pays(self, tokens: Tensor) -> bool:
-        assert self.native_layers is not None and self.engine.kernels is not None
+    def is_for_kernels(self, tokens: Tensor) -> bool:
+        """Whether sources [B, S] are encoded by the kernels."""
+        if self.native_layers is None or self.engine.kernels is None or tokens.dtype != torch.long:
+            return False
         if self.positions is not None and tokens.size(1) > len(self.positions):
             return False
         return self.engine.kernels.pays_in_layers(self.native_layers, tokens.numel(), self.engine.precision)

@@ -57,7 +57,7 @@ class Engine:
         """
         functions = [self.linear(layer) for layer in layers]
         if all(isinstance(function, NativeLinear) for function in functions):
-            return NativeLinears(functions).write
+            return NativeLinears(functions)
 
         def write(x: Tensor, to: Tensor) -> None:
             for function, part in zip(functions, to, strict=True):

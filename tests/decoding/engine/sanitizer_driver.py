@@ -129,7 +129,7 @@ def right_source(kernels: Kernels, choose: random.Random) -> None:
     assert bool(encoded.isfinite().all()) and not encoded[padding].any()
     linears = [random_linear(sizes.width, 24) for _ in range(choose.randint(1, 3))]
     projected = torch.empty(len(linears), *tokens.shape, 24)
-    NativeLinears([kernels.compiled_linear(linear) for linear in linears]).write(encoded, projected)
+    NativeLinears([kernels.compiled_linear(linear) for linear in linears])(encoded, projected)
     for ours, linear in zip(projected, linears, strict=True):
         close(ours, F.linear(encoded, *linear))
     task = make_task(30)

@@ -61,7 +61,7 @@ def test_rows_are_shared_among_threads(kernels: Kernels) -> None:
     for count in (1, 2, 5):
         torch.set_num_threads(count)
         encoded, projected = encode(native, tokens, 1)[1], torch.empty(3, 16, 20, 256)
-        linears.write(encoded, projected)
+        linears(encoded, projected)
         results.append((encoded, projected))
     for result in results[1:]:
         assert all(map(torch.equal, result, results[0]))
@@ -115,7 +115,7 @@ def test_layers_of_a_decoder_encode_nothing(kernels: Kernels) -> None:
 def test_what_linear_layers_read_and_write_must_fit(kernels: Kernels, x: Tensor, to: Tensor) -> None:
     linears = NativeLinears([kernels.compiled_linear(random_linear(4, 7)) for _ in range(2)])
     with pytest.raises(ValueError, match="kernels: "):
-        linears.write(x, to)
+        linears(x, to)
 
 
 def test_linear_layers_of_different_sizes_are_refused(kernels: Kernels) -> None:

@@ -403,16 +403,22 @@ class NativeLayers:
         Raises:
             ValueError: for tensors of the wrong shape or type.
         """
+        held: list[Any] = []
+        own, source = self._memories(cache, cache.size(2), cross, cross_allowed, held)
+        return self.stack_on(projection, own, source), [self, projection, own, source, *held]
+
+    def stack_on(self, projection: NativeLinear, own: MemoryStructure, source: MemoryStructure) -> StackStructure:
+        """`stack` with memories that the caller has made; all that is given must be held meanwhile, and these layers.
+
+        Raises:
+            ValueError: for a projection of other states.
+        """
         assert self.ends is not None
         require(projection.inputs == self.width, lambda: f"the projection reads {projection.inputs} of {self.width}")
-        held: list[Any] = [self, projection]
-        own, source = self._memories(cache, cache.size(2), cross, cross_allowed, held)
-        held += [own, source]
         parts = (self.ends, own, source, projection.structure)
-        structure = StackStructure(
+        return StackStructure(
             ctypes.addressof(self.array), self.count, self.width, *[ctypes.addressof(part) for part in parts]
         )
-        return structure, held
 
     def memory(self, key_value: Tensor, used: int, allowed: Tensor | None, held: list[Any]) -> MemoryStructure:
         """Keys and values of all layers, [layers, B, slots, 2, H, D / H]; what must be held goes to `held`.

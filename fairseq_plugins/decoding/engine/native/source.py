@@ -32,13 +32,19 @@ def encode(layers: NativeLayers, tokens: Tensor, pad: int) -> tuple[Tensor, Tens
     batch, width = tokens.shape
     embedding, encoded = torch.empty(2, batch, width, layers.width).unbind()
     padding = torch.empty(batch, width, dtype=torch.bool)
+    encode_at(layers, tokens, pad, embedding.data_ptr(), encoded.data_ptr(), padding.data_ptr())
+    return embedding, encoded, padding
+
+
+def encode_at(layers: NativeLayers, tokens: Tensor, pad: int, embedding: int, encoded: int, padding: int) -> None:
+    """`encode` of contiguous tokens, with the results at these addresses."""
+    batch, width = tokens.shape
     layers.kernels.set_threads(torch.get_num_threads())
     failed = layers.kernels.encode(
         *(layers.array, layers.count, ctypes.byref(layers.ends), layers.width, tokens.data_ptr(), batch, width, pad),
-        *(embedding.data_ptr(), encoded.data_ptr(), padding.data_ptr()),
+        *(embedding, encoded, padding),
     )
     require(not failed, "a token is outside of the vocabulary")
-    return embedding, encoded, padding
 
 
 class NativeLinears:
@@ -58,7 +64,7 @@ class NativeLinears:
         require(is_same, "layers of different sizes in one call")
         self.array = (LinearStructure * len(linears))(*[linear.structure for linear in linears])
 
-    def write(self, x: Tensor, to: Tensor) -> None:
+    def __call__(self, x: Tensor, to: Tensor) -> None:
         """Apply all to x [R, ..., inputs] and write the results to a contiguous tensor [layers, R, ...]."""
         x = x.contiguous()
         rows = x.numel() // self.inputs
@@ -66,9 +72,13 @@ class NativeLinears:
         check("output of linear layers", to, (len(self.linears), *to.shape[1:]))
         fits = to.numel() == len(to) * rows * self.outputs
         require(fits, lambda: f"{rows} rows of {self.outputs} outputs go to {list(to.shape)}")
+        self.run_at(x.data_ptr(), rows, to.data_ptr())
+
+    def run_at(self, x: int, rows: int, to: int) -> None:
+        """The same of so many rows at an address, to another one."""
         kernels = self.linears[0].kernels
         kernels.set_threads(torch.get_num_threads())
-        kernels.run_linears(self.array, len(self.linears), x.data_ptr(), rows, to.data_ptr())
+        kernels.run_linears(self.array, len(self.linears), x, rows, to)
 
 
 class SourceCopy:
@@ -98,21 +108,33 @@ class SourceCopy:
             ValueError: for tensors that the kernels cannot read.
         """
         batch, width, dim = source.shape
-        if len(self.queries) < max(count, width):
-            table = position_table(self.decoder, max(count, width))
-            # A learned table ends somewhere.
-            self.table = table[torch.arange(max(count, width)).clamp(max=len(table) - 1)]
-            self.queries = self.decoder.copy_attention(self.table)
+        self.know(max(count, width))
         source, padding = source.contiguous(), padding.contiguous()
-        check("queries", self.queries, (len(self.table), dim))
         check("source", source, (batch, width, dim))
-        check("positions", self.table, (len(self.table), dim))
-        check("what all masks are fed", self.always, (dim,))
         check("padding", padding, (batch, width), torch.bool)
+        require(dim == len(self.always), lambda: f"masks {len(self.always)} wide copy embeddings that are {dim} wide")
         fed = torch.empty(batch, count, dim)
+        self.run_at(source.data_ptr(), padding.data_ptr(), batch, width, count, fed.data_ptr())
+        return fed
+
+    def know(self, positions: int) -> None:
+        """Have queries and embeddings of so many positions."""
+        if len(self.queries) < positions:
+            self._grow(positions)
+
+    def run_at(self, source: int, padding: int, batch: int, width: int, count: int, fed: int) -> None:
+        """A call with addresses of source, padding and result; so many positions are known."""
         self.kernels.set_threads(torch.get_num_threads())
         self.kernels.copy_source(
-            *(self.queries.data_ptr(), count, source.data_ptr(), padding.data_ptr(), self.table.data_ptr()),
-            *(self.always.data_ptr(), batch, width, dim, fed.data_ptr()),
+            *(self.queries.data_ptr(), count, source, padding, self.table.data_ptr()),
+            *(self.always.data_ptr(), batch, width, len(self.always), fed),
         )
-        return fed
+
+    @torch.inference_mode()
+    def _grow(self, positions: int) -> None:
+        table = position_table(self.decoder, positions)
+        # A learned table ends somewhere.
+        self.table = table[torch.arange(positions).clamp(max=len(table) - 1)]
+        self.queries = self.decoder.copy_attention(self.table)
+        for name, tensor in (("positions", self.table), ("queries", self.queries)):
+            check(name, tensor, (positions, len(self.always)))
