@@ -25,7 +25,7 @@ from fairseq_plugins.decoding.verifier import Verifier
 _TOGETHER = 32
 
 
-class Room:
+class Buffer:
     """Memory for numbers that grows; what it held is lost then, and there are zeros."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -50,18 +50,18 @@ class OneDecoder:
     def __init__(self, layers: NativeLayers, cross: NativeLinears, projection: NativeLinear) -> None:
         self.layers, self.cross, self.projection = layers, cross, projection
         self.own, self.source = MemoryStructure(sentences=1), MemoryStructure(sentences=1)
-        self.own_room, self.source_room = Room(), Room()
+        self.own_buffer, self.source_buffer = Buffer(), Buffer()
         self.structure = self.layers.stack_on(projection, self.own, self.source)
 
     def start(self, encoded: int, width: int, slots: int) -> None:
         """Begin a sentence of so many slots at most, with a source at this address [width, D]."""
         slot = 2 * self.layers.width
-        self.source.key_value = self.source_room.of(self.layers.count * width * slot)
+        self.source.key_value = self.source_buffer.of(self.layers.count * width * slot)
         self.source.layer, self.source.capacity, self.source.used = width * slot, width, width
         self.cross.run_at(encoded, width, self.source.key_value)
         if slots > self.own.capacity:
             slots += -slots % _TOGETHER
-            self.own.key_value = self.own_room.of(self.layers.count * slots * slot)
+            self.own.key_value = self.own_buffer.of(self.layers.count * slots * slot)
             self.own.layer, self.own.capacity, self.own.used = slots * slot, slots, slots
 
 
@@ -78,7 +78,7 @@ class OneDrafter:
     def __init__(self, drafter: FeatureDrafter, decoder: OneDecoder, copy: SourceCopy, verifier_width: int) -> None:
         self.drafter, self.decoder, self.copy = drafter, decoder, copy
         self.newest = torch.zeros(decoder.layers.width)
-        self.fed_room = Room()
+        self.fed_buffer = Buffer()
         self.structure, self.held = drafter.structure_on(decoder.structure, verifier_width)
         self.structure.newest = self.newest.data_ptr()
 
@@ -95,7 +95,7 @@ class OneDrafter:
             # The more the longer the sentence is, so that it is not often done anew.
             count = max(positions + -positions % _TOGETHER, 2 * fed.fed_positions)
             self.copy.know(max(count, width))
-            fed.fed = self.fed_room.of(count * dim)
+            fed.fed = self.fed_buffer.of(count * dim)
             self.copy.run_at(embedding, padding, 1, width, count, fed.fed)
             fed.sentence, fed.position, fed.fed_sentences, fed.fed_positions = count * dim, dim, 1, count
         self.structure.width = self.drafter.width
@@ -116,8 +116,8 @@ class OneSentence:
         self, call: OneCall, encoder: FusedEncoder, verifier: OneDecoder, drafter: OneDrafter | None
     ) -> None:
         self.call, self.encoder, self.verifier, self.drafter = call, encoder, verifier, drafter
-        self.embedding, self.encoded, self.padding = Room(), Room(), Room(torch.bool)
-        self.tokens, self.log_probs, self.length = Room(torch.long), Room(), ctypes.c_int64()
+        self.embedding, self.encoded, self.padding = Buffer(), Buffer(), Buffer(torch.bool)
+        self.tokens, self.log_probs, self.length = Buffer(torch.long), Buffer(), ctypes.c_int64()
 
     @classmethod
     def of(cls, method: Method, call: OneCall) -> "OneSentence | None":

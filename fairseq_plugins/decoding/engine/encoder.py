@@ -91,7 +91,9 @@ class FusedEncoder:
 
     def is_for_kernels(self, tokens: Tensor) -> bool:
         """Whether sources [B, S] are encoded by the kernels."""
-        if self.native_layers is None or self.engine.kernels is None or tokens.dtype != torch.long:
+        if self.native_layers is None or self.engine.kernels is None:
+            return False
+        if tokens.dtype != torch.long or tokens.device.type != "cpu":
             return False
         if self.positions is not None and tokens.size(1) > len(self.positions):
             return False
