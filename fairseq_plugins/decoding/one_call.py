@@ -32,8 +32,9 @@ from fairseq_plugins.decoding.verifier import Verifier
 # places of their sentences, the hypotheses that have ended.
 Ran = tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]]
 
-# Iterations before Python has its turn again: somebody may have pressed Ctrl-C.
-ITERATIONS = 32
+# Iterations before Python has its turn again: somebody may have pressed Ctrl-C. Most outputs are shorter, and caches have
+# room for as many in any case: see `cached_decoder.ROOM`.
+ITERATIONS = 48
 # The kernels know no infinity; no two log-probabilities are that far apart.
 _LARGE_GAP = 1e38
 # Those of a batch for which it is tried whether drafting pays.
@@ -180,5 +181,6 @@ class OneCall:
             raise RuntimeError("kernels: no room for an iteration")
         if self.adaptive is not None:
             self.adaptive.counted(batch)
-        of_rows = [[n for n in emitted[row::batch] if n > 0] for row in range(batch)]
+        counts = emitted[:]
+        of_rows = [[n for n in counts[row::batch] if n > 0] for row in range(batch)]
         return of_rows, [has_ended == 1 for has_ended in finished]
