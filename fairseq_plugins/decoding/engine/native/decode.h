@@ -137,11 +137,24 @@ int64_t projected_together(const Linear& projection) {
     return projection.form == HALVES_IN_TILES ? ROWS_OF_TILES : MAX_ROWS;
 }
 
+// Numbers of which new ones are not set to zero first: all are written before they are read.
+template <typename Number>
+struct Unset : std::allocator<Number> {
+    template <typename Other>
+    struct rebind {
+        using other = Unset<Other>;
+    };
+
+    void construct(Number* place) { ::new (static_cast<void*>(place)) Number; }
+    void construct(Number* place, Number value) { *place = value; }
+};
+using Floats = std::vector<float, Unset<float>>;
+
 // The rows of a step, one after the other.
 struct Step {
     std::vector<int64_t> tokens;
     Rows where;
-    std::vector<float> x, states;
+    Floats x, states;
 
     Step() : where(Layout{}) {}
 
@@ -220,7 +233,7 @@ private:
     Adaptive* adaptive;
     std::vector<int64_t> before, chosen, drafted, counts, begins, gained, predicted;
     std::vector<size_t> going;
-    std::vector<float> survival, log_probs, features, read, projected, scores, predicted_log_probs;
+    Floats survival, log_probs, features, read, projected, scores, predicted_log_probs;
     Step drafting, verifying;
     int64_t drafted_width = 0;
     double began = 0;
