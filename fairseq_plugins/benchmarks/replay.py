@@ -99,6 +99,10 @@ class ReplayedDrafter(CompiledDrafter):
     def widest(self) -> int:
         return self.inner.width
 
+    @property
+    def is_compiled(self) -> bool:
+        return isinstance(self.inner, CompiledDrafter) and self.inner.is_compiled
+
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[ctypes.Structure, list[Any]] | None:
         compiled = isinstance(self.inner, CompiledDrafter)
         known = self.inner.structure(slots, batch, verifier_width) if compiled else None

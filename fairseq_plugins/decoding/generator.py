@@ -127,7 +127,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         limits = self._begin(source, prefix_tokens, constraints)
         if self.one_sentence is None or not self.method.in_one_call:
             return None
-        done = self.one_sentence.run(source, limits, self.eos if bos_token is None else bos_token)
+        done = self.one_sentence.run(sample, limits, self.eos if bos_token is None else bos_token)
         if done is None:
             return None
         output, emitted = done

@@ -32,8 +32,8 @@ from fairseq_plugins.decoding.verifier import Verifier
 # places of their sentences, the hypotheses that have ended.
 Ran = tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]]
 
-# Iterations before Python has its turn again: somebody may have pressed Ctrl-C. Most outputs are shorter, and caches have
-# room for as many in any case: see `cached_decoder.ROOM`.
+# Iterations before Python has its turn again: somebody may have pressed Ctrl-C. Most outputs are shorter, and caches,
+# which grow by `cached_decoder.ROOM` slots, have room for as many in any case.
 ITERATIONS = 48
 # The kernels know no infinity; no two log-probabilities are that far apart.
 _LARGE_GAP = 1e38

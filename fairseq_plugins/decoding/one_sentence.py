@@ -5,11 +5,12 @@ Python and PyTorch do around the calls there takes a fifth of the time of a shor
 """
 
 import ctypes
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
@@ -65,7 +66,7 @@ class OneDecoder:
             self.own.layer, self.own.capacity, self.own.used = slots * slot, slots, slots
 
 
-class OneDrafter:
+class StateReader:
     """A drafter that reads the verifier's states, with memory for one sentence.
 
     Args:
@@ -82,9 +83,14 @@ class OneDrafter:
         self.structure, self.held = drafter.structure_on(decoder.structure, verifier_width)
         self.structure.newest = self.newest.data_ptr()
 
-    def start(self, encoded: int, width: int, slots: int) -> None:
-        """As `OneDecoder.start`."""
-        self.decoder.start(encoded, width, slots)
+    @property
+    def most(self) -> int:
+        """How many tokens a draft of this sentence may have."""
+        return self.drafter.block_size
+
+    def start(self, sample: dict[str, Any], encoded: int, max_len: int) -> None:
+        """Begin a sentence of so many tokens at most; the address of its source [S, D]."""
+        self.decoder.start(encoded, sample["net_input"]["src_tokens"].size(1), max_len + 2 + self.most)
         ctypes.memset(self.structure.newest, 0, self.newest.nbytes)
         self.structure.fed.fed_positions = 0
 
@@ -102,6 +108,35 @@ class OneDrafter:
         return self.structure
 
 
+class TokenReader:
+    """A drafter that reads nothing but tokens: it starts as for a batch.
+
+    Args:
+        drafter: one that `is_compiled`.
+        verifier_width: of the verifier's states.
+    """
+
+    def __init__(self, drafter: CompiledDrafter, verifier_width: int) -> None:
+        self.drafter, self.verifier_width = drafter, verifier_width
+        self.held: list[Any] = []
+
+    @property
+    def most(self) -> int:
+        """As `StateReader.most`."""
+        return self.drafter.widest
+
+    def start(self, sample: dict[str, Any], encoded: int, max_len: int) -> None:
+        """As `StateReader.start`."""
+        self.drafter.start(sample, None)
+
+    def go_on(self, embedding: int, padding: int, width: int, positions: int) -> ctypes.Structure:
+        """As `StateReader.go_on`."""
+        made = self.drafter.structure(positions, 1, self.verifier_width)
+        assert made is not None
+        structure, self.held = made
+        return structure
+
+
 class OneSentence:
     """Decodes batches of one sentence.
 
@@ -113,7 +148,7 @@ class OneSentence:
     """
 
     def __init__(
-        self, call: OneCall, encoder: FusedEncoder, verifier: OneDecoder, drafter: OneDrafter | None
+        self, call: OneCall, encoder: FusedEncoder, verifier: OneDecoder, drafter: StateReader | TokenReader | None
     ) -> None:
         self.call, self.encoder, self.verifier, self.drafter = call, encoder, verifier, drafter
         self.embedding, self.encoded, self.padding = Buffer(), Buffer(), Buffer(torch.bool)
@@ -123,32 +158,37 @@ class OneSentence:
     def of(cls, method: Method, call: OneCall) -> "OneSentence | None":
         """For a method that `runs_in_one_call`; None where something of it is not for the kernels at every size."""
         assert isinstance(method.verifier, Verifier)
-        encoder, decoder = method.verifier.encoders[0], method.verifier.decoders[0]
-        verifier = _decoder(decoder)
+        encoder, drafter = method.verifier.encoders[0], call.drafter
+        verifier = _decoder(method.verifier.decoders[0], None if drafter is None else drafter.projection)
         if verifier is None or encoder.native_layers is None or verifier.cross.inputs != encoder.native_layers.width:
             return None
-        if call.drafter is None:
+        if drafter is None:
             return cls(call, encoder, verifier, None)
-        if type(call.drafter) is not FeatureDrafter or not call.drafter.is_compiled:
+        if not drafter.is_compiled:
             return None
-        cached, copy = call.drafter.decoder.cached, call.drafter.decoder.inputs.copy
-        its_decoder = _decoder(cached)
+        if not drafter.reads_encoder:
+            return cls(call, encoder, verifier, TokenReader(drafter, verifier.layers.width))
+        if type(drafter) is not FeatureDrafter:
+            return None
+        its_decoder, copy = _decoder(drafter.decoder.cached), drafter.decoder.inputs.copy
         if its_decoder is None or copy is None or len(copy.always) != encoder.native_layers.width:
             return None
-        return cls(call, encoder, verifier, OneDrafter(call.drafter, its_decoder, copy, verifier.layers.width))
+        return cls(call, encoder, verifier, StateReader(drafter, its_decoder, copy, verifier.layers.width))
 
-    def run(self, source: Tensor, constraints: Constraints, first_token: int) -> tuple[Hypothesis, list[int]] | None:
+    def run(
+        self, sample: dict[str, Any], constraints: Constraints, first_token: int
+    ) -> tuple[Hypothesis, list[int]] | None:
         """Decode the sentence of a batch.
 
         Args:
-            source: [1, S].
+            sample: the batch.
             constraints: of the batch.
             first_token: what the output begins with.
 
         Returns:
             the output, and the tokens that each iteration emitted; None where this is not for the kernels.
         """
-        call, kernels = self.call, self.call.kernels
+        call, kernels, source = self.call, self.call.kernels, sample["net_input"]["src_tokens"]
         assert kernels is not None and self.encoder.native_layers is not None
         limits = kernels.limits(self.verifier.projection.outputs, constraints)
         if limits is None or not self.encoder.is_for_kernels(source):
@@ -159,12 +199,12 @@ class OneSentence:
         encode_at(self.encoder.native_layers, source, constraints.pad, embedding, encoded, padding)
         if b"\1" in ctypes.string_at(padding, width):
             return None
-        # As many tokens as there may be, EOS and a draft after it.
-        slots = constraints.max_len + 2 + (0 if self.drafter is None else self.drafter.drafter.block_size)
-        self.verifier.start(encoded, width, slots)
         if self.drafter is not None and (call.adaptive is None or call.adaptive.begin(1, width)):
             with call.preparing():
-                self.drafter.start(encoded, width, slots)
+                self.drafter.start(sample, encoded, constraints.max_len)
+        # As many tokens as there may be, EOS and a draft after it.
+        slots = constraints.max_len + 2 + (0 if self.drafter is None else self.drafter.most)
+        self.verifier.start(encoded, width, slots)
         columns = constraints.max_len + 3
         addresses = (self.tokens.of(columns), self.log_probs.of(columns), ctypes.addressof(self.length))
         sentences = Sentences(1, columns, *addresses)
@@ -187,9 +227,14 @@ class OneSentence:
         return Hypothesis(self.tokens.numbers[columns], log_probs, log_probs.sum()), iterations
 
 
-def _decoder(decoder: CachedDecoder) -> OneDecoder | None:
-    """A decoder for one sentence; None where the kernels do not run all of it at every size."""
-    cross, projection = decoder.write_cross, decoder.native_output
+def _decoder(decoder: CachedDecoder, projection: NativeLinear | None = None) -> OneDecoder | None:
+    """A decoder for one sentence; None where the kernels do not run all of it at every size.
+
+    Args:
+        decoder: it.
+        projection: to the vocabulary, None for its own.
+    """
+    cross, projection = decoder.write_cross, projection or decoder.native_output
     if decoder.native_layers is None or projection is None or not isinstance(cross, NativeLinears):
         return None
     return OneDecoder(decoder.native_layers, cross, projection)

@@ -12,6 +12,7 @@ from fairseq_plugins.decoding import generator, one_call, one_sentence
 from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.one_sentence import OneSentence
 from fairseq_plugins.decoding.stats import SentenceStats
+from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.test_one_call import NATIVE, PLAIN, POST_NORM, Counted
 from tests.learned import learned_drafter
 from tests.strategies import BLOCK_SIZES, STEADY_MODELS, fitting, some
@@ -91,6 +92,34 @@ def test_as_in_a_batch(
     check([verifier], task, samples, how, drafter, **search)
 
 
+@settings(STEADY_MODELS, max_examples=some(30))
+@given(
+    options=NATIVE,
+    lengths=LENGTHS,
+    how=st.sampled_from(
+        [
+            Options("iad"),
+            Options("jacobi"),
+            Options("gs-jacobi", 3),
+            Options("hybrid-jacobi", 4, jacobi_length=6, jacobi_init="source"),
+            Options("blockwise"),
+            Options("blockwise", 3, top_beta=12, tau=2.0),
+        ]
+    ),
+    vocabulary=st.sampled_from([9, 30]),
+    search=PLAIN,
+    seed=st.integers(0, 1000),
+)
+def test_drafters_that_read_tokens(
+    options: dict[str, Any], lengths: list[int], how: Options, vocabulary: int, search: dict[str, Any], seed: int
+) -> None:
+    task, model = make_task(vocabulary), None
+    if how.spec.name == "blockwise":
+        task, model = make_blockwise(seed, **options)
+    samples = [make_sample(task, [length], seed + length) for length in lengths]
+    check([model or make_transformer(task, seed, **options)], task, samples, how, **search)
+
+
 @pytest.fixture(scope="module")
 def learned() -> tuple[Any, Any, Any, list]:
     """A task, a verifier, a drafter that knows some sentences, and these one by one."""
@@ -145,7 +174,7 @@ def test_what_is_not_for_it_is_decoded_as_a_batch() -> None:
     for model, batch, how, more in (
         (verifier, padded, Options("greedy"), {}),
         (other, sample, Options("greedy"), {}),
-        (verifier, sample, Options("iad"), {}),
+        (verifier, sample, Options("iad", iad_lookup="recent"), {}),
         (verifier, sample, Options("greedy"), {"prefix_tokens": torch.tensor([[5, 6]])}),
         (verifier, sample, Options("greedy"), {"temperature": 2.0}),
     ):

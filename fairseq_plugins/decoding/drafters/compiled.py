@@ -12,11 +12,18 @@ class CompiledDrafter(ABC):
 
     Attributes:
         kernel_part: which field of `DecodingStructure` its structure is for.
+        reads_encoder: whether `start` needs the encoder's output.
         projection: to the vocabulary, where that is not the verifier's own.
     """
 
     kernel_part: ClassVar[str]
+    reads_encoder: ClassVar[bool] = True
     projection: NativeLinear | None = None
+
+    @property
+    @abstractmethod
+    def is_compiled(self) -> bool:
+        """Whether the kernels know this drafter with its settings."""
 
     @property
     @abstractmethod
@@ -25,7 +32,7 @@ class CompiledDrafter(ABC):
 
     @abstractmethod
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[ctypes.Structure, list[Any]] | None:
-        """What the kernels need to draft and observe by themselves; None where they cannot.
+        """What the kernels need to draft and observe by themselves; None where they cannot, or do not know how.
 
         What they change is as if `observe` had been called.
 

@@ -114,7 +114,6 @@ class FeatureDrafter(CompiledDrafter):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the kernels know how this drafter chooses tokens, and what it reads of the verifier."""
         return self.path is not None and len(self.reading) > 0
 
     def structure_on(self, stack: StackStructure, verifier_width: int) -> tuple[DrafterStructure, list[Any]]:

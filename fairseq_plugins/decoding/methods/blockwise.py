@@ -38,6 +38,7 @@ class BlockwiseDrafter(CompiledDrafter):
     """
 
     kernel_part = "heads"
+    reads_encoder = False
 
     def __init__(self, model: BlockwiseTransformer, block_size: int, cached: CachedDecoder | None = None) -> None:
         self.decoder = model.decoder
@@ -74,6 +75,10 @@ class BlockwiseDrafter(CompiledDrafter):
     @property
     def widest(self) -> int:
         return self.block_size - 1
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.compiled is not None
 
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[HeadsStructure, list[Any]] | None:
         if self.compiled is None:

@@ -44,6 +44,7 @@ class SourceCopyDrafter(CompiledDrafter):
     """
 
     kernel_part = "copier"
+    reads_encoder = False
 
     def __init__(self, pad: int, recent: bool = False, fallback: Drafter | None = None) -> None:
         self.pad = pad
@@ -88,8 +89,12 @@ class SourceCopyDrafter(CompiledDrafter):
     def widest(self) -> int:
         return self.source.size(1)
 
+    @property
+    def is_compiled(self) -> bool:
+        return not self.recent and self.fallback is None
+
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[CopierStructure, list[Tensor]] | None:
-        if self.recent or self.fallback is not None:
+        if not self.is_compiled:
             return None
         text = self.source.contiguous()
         return CopierStructure(text.data_ptr(), text.size(1), _BEGIN, MAX_MATCH), [text]
@@ -102,8 +107,9 @@ class SourceCopyDrafter(CompiledDrafter):
     def _text(self, source: Tensor) -> Tensor:
         """Padding to the right, the beginning in front: column 0 matches the beginning of the output only."""
         real = source != self.pad
-        order = torch.argsort(~real, dim=1, stable=True)
-        source = source.masked_fill(~real, -1).gather(1, order)
+        if not bool(real.all()):
+            order = torch.argsort(~real, dim=1, stable=True)
+            source = source.masked_fill(~real, -1).gather(1, order)
         return torch.cat([source.new_full((source.size(0), 1), _BEGIN), source], dim=1)
 
     def _filled_up(self, tokens: Tensor, num_copied: Tensor, other: Draft) -> Draft:

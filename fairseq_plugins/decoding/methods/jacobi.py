@@ -44,6 +44,7 @@ class JacobiDrafter(CompiledDrafter):
     """
 
     kernel_part = "guesser"
+    reads_encoder = False
 
     def __init__(
         self, pad: int, block_size: int | None, length: int | None, initial: int | None, pool: int = 0
@@ -117,8 +118,12 @@ class JacobiDrafter(CompiledDrafter):
     def widest(self) -> int:
         return self.block - 1
 
+    @property
+    def is_compiled(self) -> bool:
+        return not self.pool_size
+
     def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[GuesserStructure, list[Tensor]] | None:
-        if self.pool_size:
+        if not self.is_compiled:
             return None
         first = self.first_guess.contiguous()
         missing = self.block - self.tail.size(1)
