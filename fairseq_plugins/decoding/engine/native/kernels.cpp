@@ -589,8 +589,9 @@ struct RoundedRows {
 
 constexpr int64_t PANELS_TOGETHER_BYTES = 1 << 16, MIN_PANELS_TOGETHER = 4;
 
-// So many products take long enough for another thread to help.
-constexpr int64_t MIN_PRODUCTS = 1 << 20;
+// So many products take long enough for another thread to help. Those of a single row wait for their weights, and take as
+// long as those of so many.
+constexpr int64_t MIN_PRODUCTS = 1 << 19, WAITING_ROWS = 8;
 
 // Calls `run` for parts of 0 .. `count`, none of which depends on another, on as many threads as `products` of each are
 // worth.
@@ -603,9 +604,12 @@ void share(int64_t count, int64_t products, const Run& run) {
 
 // The same for the outputs of a layer, in whole panels.
 template <typename Run>
-void share_outputs(int64_t rows, int64_t inputs, int outputs, const Run& run) {
-    share((outputs + PANEL - 1) / PANEL, rows * inputs * PANEL, [&](int64_t first, int64_t last) {
-        run(static_cast<int>(first * PANEL), std::min(static_cast<int>(last * PANEL), outputs));
+void share_outputs(const Linear& layer, int64_t rows, const Run& run) {
+    const int64_t products = std::max(rows, WAITING_ROWS) * layer.inputs * PANEL;
+    // Products of int8 take half the time, or less.
+    const int64_t in_time = layer.form == INT8_IN_PANELS ? products / 2 : products;
+    share((layer.outputs + PANEL - 1) / PANEL, in_time, [&](int64_t first, int64_t last) {
+        run(static_cast<int>(first * PANEL), std::min(static_cast<int>(last * PANEL), layer.outputs));
     });
 }
 
@@ -671,7 +675,7 @@ void linear(const Linear& layer, const float* x, int64_t rows, float* y, int act
 #ifdef TILES
     if (layer.form == HALVES_IN_TILES) {
         const tiles::Rows parts(x, rows, layer.inputs);
-        return share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
+        return share_outputs(layer, rows, [&](int begin, int end) {
             linear_in_tiles(layer, parts, rows, begin, end, y, activation, add);
         });
     }
@@ -679,7 +683,7 @@ void linear(const Linear& layer, const float* x, int64_t rows, float* y, int act
 #ifdef INT8_PRODUCTS
     if (layer.form == INT8_IN_PANELS) {
         const RoundedRows rounded(x, rows, layer.inputs);
-        return share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
+        return share_outputs(layer, rows, [&](int begin, int end) {
             in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t count) {
                 INT8_PANELS[count - 1](layer, rounded.numbers.data() + row * rounded.size, rounded.size,
                                        rounded.scales.data() + row, begin, end, y + row * layer.outputs, activation, add);
@@ -687,7 +691,7 @@ void linear(const Linear& layer, const float* x, int64_t rows, float* y, int act
         });
     }
 #endif
-    share_outputs(rows, layer.inputs, layer.outputs, [&](int begin, int end) {
+    share_outputs(layer, rows, [&](int begin, int end) {
         if (layer.form == IN_ROWS) return linear_in_rows<float>(layer, x, rows, begin, end, y, activation, add);
         if (layer.form == INT8_IN_ROWS) return linear_in_rows<int8_t>(layer, x, rows, begin, end, y, activation, add);
 #ifdef HALVES
