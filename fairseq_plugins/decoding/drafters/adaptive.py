@@ -198,7 +198,7 @@ class Policy:
         self.preparation = 0.0
         # What `_rates` has found for batches of each size, and in what.
         self.rates: dict[int, tuple[float, float]] = {}
-        self.reasons = (self.draft_cost.sums, self.verify_cost.sums, self.step_cost.sums)
+        self.rates_of = (self.draft_cost.sums, self.verify_cost.sums, self.step_cost.sums)
 
     @property
     def _verification(self) -> tuple[float, float]:
@@ -268,9 +268,9 @@ class Policy:
 
     def _rates(self, batch: int) -> tuple[float, float]:
         """Tokens a second that a batch promises with drafts and without; both are kept until there is more to learn."""
-        reasons = (self.draft_cost.sums, self.verify_cost.sums, self.step_cost.sums)
-        if any(before is not now for before, now in zip(self.reasons, reasons, strict=True)):
-            self.reasons, self.rates = reasons, {}
+        rates_of = (self.draft_cost.sums, self.verify_cost.sums, self.step_cost.sums)
+        if any(before is not now for before, now in zip(self.rates_of, rates_of, strict=True)):
+            self.rates_of, self.rates = rates_of, {}
         if batch not in self.rates:
             self.rates[batch] = self._with_drafts(batch)[0], self._without_drafts(batch)
         return self.rates[batch]

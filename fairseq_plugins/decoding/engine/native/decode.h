@@ -7,6 +7,8 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
+#include <new>
 #include <numeric>
 
 #include "handover.h"
