@@ -149,8 +149,8 @@ def _linears(layers: NativeLayers | None) -> list[NativeLinear]:
 
 def _of_source(decoder: CachedDecoder) -> list[NativeLinear]:
     """What makes keys and values of the source."""
-    owner = getattr(decoder.write_cross, "__self__", None)
-    return list(owner.linears) if isinstance(owner, NativeLinears) else []
+    linears = decoder.write_cross
+    return list(linears.linears) if isinstance(linears, NativeLinears) else []
 
 
 def _part(row: str, name: str, times: float, rows: int, linears: Sequence[NativeLinear | None]) -> Part:

@@ -330,6 +330,10 @@ def test_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = {(part["row"], part["name"]): part for part in record["parts"]}
     sentences = {sentence["row"]: sentence for sentence in record["sentences"]}
     assert list(sentences) == ["greedy", "gad fixed width"]
+    verifier = {"encoder", "source for the verifier", "verification"}
+    assert {name for row, name in parts if row == "greedy"} == verifier
+    drafter = {"source for the drafter", "draft", "states read by the drafter"}
+    assert {name for row, name in parts if row == "gad fixed width"} == verifier | drafter
     for row, sentence in sentences.items():
         verification = parts[row, "verification"]
         assert verification["times"] == sentence["iterations"] > 1
