@@ -190,8 +190,6 @@ class Policy:
         self.width, self.promised = block_size, 0.0
         # Whether drafting paid last, whatever the length; batches since the other was tried, and how many there may be.
         self.paid, self.since, self.patience = True, 0, _TRY_AGAIN
-        # The order of magnitude of the last batch.
-        self.order = 0
         # How many batches the other is being tried for.
         self.trial = 0
         # Drafts so far, as `_EXPLORED` counts them.
@@ -242,10 +240,6 @@ class Policy:
             batch: number of sentences.
             length: tokens that an output is expected to have: what is done once for it is little where it is long.
         """
-        order = batch.bit_length()
-        if order != self.order:
-            # What did not pay for many sentences at a time may pay for one, and is soon tried again.
-            self.order, self.patience = order, _TRY_AGAIN
         if self.trial > 1:
             self.trial -= 1
             return not self.paid

@@ -231,15 +231,6 @@ def test_an_output_that_is_too_short_for_drafts_says_what_steps_without_them_tak
     assert [policy.pays(1, length) for length in lengths] == [length == 500 for length in lengths]
 
 
-def test_what_does_not_pay_for_many_is_soon_tried_for_one() -> None:
-    policy = Policy(50)
-    policy.drafted, policy.survival = adaptive._EXPLORED, [0.01] * 50
-    policy.step_cost.observe(1, 1.0)
-    many = [policy.pays(40, 20) for _ in range(10 * adaptive._TRY_AGAIN)]
-    assert policy.patience - policy.since > adaptive._TRY_AGAIN + 1 and not many[-1]
-    assert any(policy.pays(1, 20) for _ in range(adaptive._TRY_AGAIN + 1))
-
-
 def test_the_kernels_counts_are_learnt_from_some_at_a_time() -> None:
     """At once in a trial and where the number of sentences changes, else after so many iterations."""
     policy = Policy(3)
