@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.engine.layout import BeamLayout, Span
 from fairseq_plugins.decoding.engine.native.beam import choose_hypotheses
 from fairseq_plugins.decoding.engine.native.kernels import Packing
 from fairseq_plugins.decoding.methods.fast_beam import BeamVerifier
+from fairseq_plugins.decoding.one_call import ITERATIONS
 from fairseq_plugins.decoding.one_call_of_beams import BeamsInOneCall
 from fairseq_plugins.decoding.search.beam import BeamSearch, choose
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
@@ -174,12 +175,12 @@ def test_one_call_is_the_loop(
 
 
 def test_calls_are_few() -> None:
-    """Outputs of 40 tokens and more take a second call, for Ctrl-C to be heard; nothing else comes between."""
+    """Outputs of 48 tokens and more take a second call, for Ctrl-C to be heard; nothing else comes between."""
     task = make_task(200)
     model = make_transformer(task, 5, ending=False)
     with mock.patch.object(BeamsInOneCall, "run", autospec=True, side_effect=BeamsInOneCall.run) as run:
-        found, _ = decode([model], task, make_sample(task, [7, 3, 12]), FAST_BEAM, beam_size=5, max_len_b=40)
-    assert max(len(best["tokens"]) for best, *_ in found) > 32 and run.call_count == 2
+        found, _ = decode([model], task, make_sample(task, [7, 3, 12]), FAST_BEAM, beam_size=5, max_len_b=60)
+    assert max(len(best["tokens"]) for best, *_ in found) > ITERATIONS and run.call_count == 2
 
 
 def test_a_model_without_any_score_is_told_as_such() -> None:
