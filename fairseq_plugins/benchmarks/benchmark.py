@@ -24,10 +24,10 @@ from fairseq_plugins.benchmarks.contenders import identity_note, lossy_note, ref
 from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     DEFAULT_BATCH_SIZE,
-    SCORER,
     WHERE_THE_TIME_GOES,
     Plan,
     Row,
+    bleu_signature,
     drafting_notes,
     measure,
     profiles,
@@ -61,7 +61,7 @@ def notes(
     ]
     lines += lossy_note(setting.wanted)
     if has_bleu:
-        lines.append(f"sacrebleu {SCORER.get_signature()}")
+        lines.append(f"sacrebleu {bleu_signature()}")
     return lines + _replay_note(setting)
 
 

@@ -35,10 +35,10 @@ from fairseq_plugins.benchmarks.contenders import (
 from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     DEFAULT_BATCH_SIZE,
-    SCORER,
     WHERE_THE_TIME_GOES,
     Plan,
     Row,
+    bleu_signature,
     drafting_notes,
     measure,
     profiles,
@@ -95,7 +95,7 @@ def notes(
         f"Command: {command}",
     ]
     if has_bleu:
-        lines.insert(1, f"sacrebleu {SCORER.get_signature()}")
+        lines.insert(1, f"sacrebleu {bleu_signature()}")
     return lines
 
 

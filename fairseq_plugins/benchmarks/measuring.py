@@ -212,3 +212,9 @@ def bleu(bench: Bench, outputs: Mapping[int, Tokens], references: Mapping[int, s
     numbers = sorted(outputs)
     hypotheses = [bench.session.text(outputs[number]) for number in numbers]
     return SCORER.corpus_score(hypotheses, [[references[number] for number in numbers]]).score
+
+
+def bleu_signature() -> str:
+    """sacrebleu's signature of `SCORER`, which knows it only once it has scored something against one reference."""
+    SCORER.corpus_score(["-"], [["-"]])
+    return str(SCORER.get_signature())

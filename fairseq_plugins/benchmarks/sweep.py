@@ -180,7 +180,7 @@ def run(argv: Sequence[str]) -> None:
         notes = [
             f"Subset {bench.subset}, {len(numbers)} sentences, batch size {cfg.dataset.batch_size}, timed "
             f"passes: {args.repeats}; "
-            f"sacrebleu {measuring.SCORER.get_signature()}",
+            f"sacrebleu {measuring.bleu_signature()}",
             f"Machine: {machine.machine()}",
             f"Command: {shlex.join(['spec-dec-sweep', *argv])}",
         ]

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import sacrebleu
 
-from fairseq_plugins.benchmarks import sweep
+from fairseq_plugins.benchmarks import measuring, sweep
 from fairseq_plugins.benchmarks.sweep_cells import (
     GREEDY,
     Cell,
@@ -193,7 +194,9 @@ def _arguments(corpus: Corpus, folder: Path) -> list[str]:
     return [str(corpus.data), *models, "--output", str(folder)]
 
 
-def test_real_sweep(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_sweep(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid_options = ["--block-sizes", "2,6", "--top-betas", "1,3", "--taus", "0,2", "--sentences", "8"]
     arguments = [*_arguments(corpus, tmp_path), *grid_options]
     assert sweep.main(arguments) == 0
@@ -215,6 +218,8 @@ def test_real_sweep(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixtur
 
     before = (tmp_path / "cells.jsonl").read_text()
     assert len(before.splitlines()) == 6
+    # As in another process, which has not scored anything.
+    monkeypatch.setattr(measuring, "SCORER", sacrebleu.BLEU())
     assert sweep.main(arguments) == 0
     again, log = capsys.readouterr()
     assert again == printed
