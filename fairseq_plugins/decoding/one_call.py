@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Counting, inner_of
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, inner_of
 from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
+from fairseq_plugins.decoding.drafters.policy import Counting
 from fairseq_plugins.decoding.engine.native.build import (
     DecodingStructure,
     LimitsStructure,
@@ -37,8 +38,6 @@ Ran = tuple[list[list[int]], list[bool], list[tuple[int, Hypothesis]]]
 ITERATIONS = 48
 # The kernels know no infinity; no two log-probabilities are that far apart.
 _LARGE_GAP = 1e38
-# Those of a batch for which it is tried whether drafting pays.
-_TRIED = 4
 
 
 def verifies_in_one_call(method: Method) -> bool:
@@ -167,7 +166,7 @@ class OneCall:
                     relaxed=None if self.relaxed is None else ctypes.addressof(self.relaxed),
                     **sentences._asdict(),
                     finished=ctypes.addressof(finished),
-                    budget=_TRIED if counting is not None and counting.is_trial else ITERATIONS,
+                    budget=ITERATIONS if counting is None else min(ITERATIONS, counting.budget or ITERATIONS),
                     emitted=ctypes.addressof(emitted),
                     enough=enough,
                     least_together=least,

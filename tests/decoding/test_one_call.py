@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import generator, one_call, one_sentence
-from fairseq_plugins.decoding.drafters import adaptive
+from fairseq_plugins.decoding.drafters.policy import Counting, Policy
 from fairseq_plugins.decoding.stats import SentenceStats
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.learned import learned_drafter
@@ -199,26 +199,34 @@ def test_a_token_that_is_none_is_refused() -> None:
         decode([make_transformer(task, 1)], task, make_sample(task, [4]), Options("greedy"), max_len_b=9, bos_token=99)
 
 
-def test_where_drafting_does_not_pay_a_batch_is_tried_for_a_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of it is decoded without drafts."""
+@pytest.mark.parametrize("tried", ["drafts", "steps"])
+def test_what_does_not_pay_is_tried_for_a_few_iterations(tried: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts that do not pay, or steps without drafts where these pay; the rest of the batch is decoded as it was."""
     task = make_task(40)
     verifier = make_transformer(task, 3)
     drafter = make_drafter(task, 4, verifier=verifier, drafter_context="features")
     sample = make_sample(task, [6, 3, 9], 5)
-    learn, calls = adaptive.Policy.learn, []
+    learn, calls = Policy.learn, []
 
-    def learn_the_worst(policy: adaptive.Policy, counts: adaptive.Counting) -> None:
+    def begin(policy: Policy, batch: int, length: int) -> bool:
+        policy.regime.paid, policy.regime.trial, policy.regime.drafted = tried == "steps", 4.0, 1000.0
+        return True
+
+    def learn_how_many(policy: Policy, counts: Counting) -> None:
+        calls.append((counts.drafts, counts.iterations, counts.budget))
         learn(policy, counts)
-        if counts.structure.drafts > 0:
-            calls.append(counts.iterations)
-        policy.drafted, policy.survival = adaptive._EXPLORED, [0.0] * policy.block_size
-        policy.step_cost.observe(1, 1e-9)
 
-    monkeypatch.setattr(adaptive.Policy, "learn", learn_the_worst)
+    monkeypatch.setattr(Policy, "begin", begin)
+    monkeypatch.setattr(Policy, "learn", learn_how_many)
+    monkeypatch.setattr(Policy, "may_pay", lambda policy, batch, length=None: policy.regime.paid)
     how = Options("gad", 5, fixed_width=False)
     with Counted() as counted:
         ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=60, min_len=40)
-    assert calls == [one_call._TRIED] and counted.calls > 1 and counted.refused == 0
+    is_tried = tried == "drafts"
+    in_trial = [iterations for drafts, iterations, budget in calls if drafts == is_tried and budget is not None]
+    assert sum(in_trial) >= 4 and max(in_trial) <= 11 and counted.refused == 0
+    others = [iterations for drafts, iterations, budget in calls if drafts != is_tried]
+    assert sum(others) > 4 and counted.calls > 2
     assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=60, min_len=40))
 
 

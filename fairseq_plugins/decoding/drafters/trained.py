@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, Policy
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
+from fairseq_plugins.decoding.drafters.policy import Policy
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.kernels import sentences_together
