@@ -20,8 +20,8 @@ from fairseq_plugins.decoding.drafters.policy import Counting, Policy
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 
-# So many iterations of the kernels the policy takes in at a time.
-_LEARNT_AT_ONCE = 32
+# So many iterations of the kernels the policy takes in at a time, with drafts and without.
+_LEARNT_AT_ONCE, _STEPS_LEARNT_AT_ONCE = 32, 512
 
 
 class AdaptiveDrafter:
@@ -97,7 +97,8 @@ class AdaptiveDrafter:
         No more is drafted for the batch in hand where a trial has shown that this does not pay.
         """
         assert self.counts is not None
-        if self.counts.budget is not None or self.counts.iterations >= _LEARNT_AT_ONCE:
+        enough = _LEARNT_AT_ONCE if self.counts.drafts else _STEPS_LEARNT_AT_ONCE
+        if self.counts.budget is not None or self.counts.iterations >= enough:
             with self.preparing():
                 self._learn()
                 self.drafts = self.drafts and self.policy.goes_on(batch)

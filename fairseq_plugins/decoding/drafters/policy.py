@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.engine.native.build import AdaptiveStructure
 from fairseq_plugins.decoding.engine.native.kernels import Together
 
 # The same for batches, the first of which finds nothing in the processor's caches.
-_MEMORY_OF_BATCHES = 0.8
+_MEMORY_OF_BATCHES, _MEMORY_OF_LENGTHS = 0.8, 0.98
 # What a call takes, and each of its rows, before anything is known of it. Only their ratio counts.
 _GUESS = 4.0, 1.0
 # The doubts of costs. Verifications have other rows every time; drafts and steps only when something else has changed,
@@ -28,20 +28,19 @@ _EXPLORED, _COUNTED_TOGETHER = 32, 16
 # What does not pay, to draft or not to draft, is tried again after so many batches; after twice as many each time that
 # it still does not, up to the most.
 _TRY_AGAIN, _TRY_AGAIN_AT_LAST = 8, 800
-# It is tried for so many iterations of a sentence, and for so many iterations at least: the first finds nothing in the
-# processor's caches.
-_TRIED, _AT_LEAST = 32, 2
+# So many drafts, or steps, are tried, in so many iterations at least: the first finds nothing in the caches.
+_DRAFTS_TRIED, _STEPS_TRIED, _AT_LEAST = 32, 128, 2
 # Where drafts promise so many times what verifications of one token would, steps without drafts need not be tried.
 _CLEAR = 1.4
-# Drafts are to promise so many times what steps without them do: what they promise is less certain.
+# Where drafts were not worth their time they are to promise so many times what steps without them do.
 _MARGIN = 1.03
 # What is known of the positions of drafts counts as so many drafts where much may have changed.
 _KEPT_DRAFTS = 4.0
 
 
-def _tried(batch: int) -> int:
-    """For how many iterations of so many sentences something is tried."""
-    return max(-(-_TRIED // batch), _AT_LEAST)
+def _tried(batch: int, drafts: bool) -> int:
+    """For how many iterations of so many sentences drafts, or steps without them, are tried."""
+    return max(-(-(_DRAFTS_TRIED if drafts else _STEPS_TRIED) // batch), _AT_LEAST)
 
 
 class Regime:
@@ -54,7 +53,8 @@ class Regime:
     def __init__(self, before: "Regime | None" = None) -> None:
         # Seconds of a verification, a draft and a step, and of every row in them.
         self.guesses = None if before is None else (before.verification, before.draft, before.step)
-        self.is_guessed = before is not None and (before.is_explored or before.is_guessed)
+        # Whether that is enough to judge drafts before there were any.
+        self.is_guessed = False
         # Rows: of a draft, all positions; of a verification, all tokens; of a step without drafts, its sentences.
         self.draft_cost, self.verify_cost, self.step_cost = Cost(_MUCH_DOUBT), Cost(_DOUBT), Cost(_MUCH_DOUBT)
         # What the drafter takes for a sentence before its first draft, in seconds: a running mean.
@@ -64,10 +64,12 @@ class Regime:
         self.unfinished = [1.0, 0.8]
         # Drafts so far, as `_EXPLORED` counts them.
         self.drafted = 0.0
-        # Whether drafting paid last, whatever the length; batches since the other was tried, and how many there may be.
-        self.paid, self.since, self.patience = True, 0, _TRY_AGAIN
-        # Whether that has been looked at with drafts explored; for how many iterations more the other is being tried.
-        self.is_judged, self.trial = False, 0.0
+        # Whether drafting paid last; batches since the other was tried, and how many there may be, 0 before the first.
+        self.paid, self.since, self.patience = True, 0, 0
+        # For how many iterations more the other is being tried, and whether it was since the last verdict.
+        self.trial, self.is_tried = 0.0, False
+        # Tokens of a source: a running mean.
+        self.length = 0.0
 
     @property
     def verification(self) -> tuple[float, float]:
@@ -94,6 +96,12 @@ class Regime:
         """Whether there have been enough drafts to judge them."""
         return self.drafted >= _EXPLORED
 
+    def began(self, length: int) -> None:
+        """Count a batch with sources of so many tokens."""
+        self.since += 1
+        memory = _MEMORY_OF_LENGTHS if self.length else 0.0
+        self.length = memory * self.length + (1 - memory) * length
+
     def prepared(self, batch: int, seconds: float) -> None:
         """Count what drafting for so many sentences took besides drafts."""
         memory = _MEMORY_OF_BATCHES if self.preparation else 0.0
@@ -105,8 +113,8 @@ class Regime:
 
     def count_trial(self, drafts: bool, iterations: float) -> None:
         """Count iterations with or without drafts."""
-        if drafts != self.paid:
-            self.trial = max(0.0, self.trial - iterations)
+        if drafts != self.paid and self.trial > 0:
+            self.trial, self.since = max(0.0, self.trial - iterations), 0
 
 
 @dataclass(frozen=True)
@@ -213,20 +221,21 @@ class Policy:
         """Whether it does without a look at steps without drafts, which verify one token of a sentence."""
         return self._with_drafts(batch)[0] >= _CLEAR * self._a_token_each(batch, self.regime.verification)
 
-    def may_pay(self, batch: int, length: int | None = None) -> bool:
+    def may_pay(self, batch: int, length: float | None = None, margin: float = 1.0) -> bool:
         """Whether nothing speaks against drafting for a batch of so many sentences: it paid, or little is known yet.
 
         Args:
             batch: number of sentences.
             length: tokens that an output is expected to have: what is done once for it is little where it is long;
                 None where that has been done.
+            margin: so many times as many tokens a second are to be promised as without drafts.
         """
         regime = self.regime
         if not (regime.is_explored or regime.is_guessed):
             return True
         with_drafts, without = self._rates(batch)
         beside = regime.preparation / length if length is not None and regime.is_explored else 0.0
-        return _MARGIN / with_drafts + beside <= 1 / without
+        return margin * (1 / with_drafts + beside) <= 1 / without
 
     # ---------------------------------------------------------------------------------------- whether to draft
 
@@ -235,39 +244,62 @@ class Policy:
         self._count_unfinished()
         self._enter(batch)
         regime = self.regime
-        regime.since += 1
+        regime.began(length)
         if regime.trial > 0:
-            return True
-        pays_here, pays = self.may_pay(batch, length), self.may_pay(batch)
-        if regime.step_cost.is_known and pays != regime.paid:
-            regime.paid, regime.since, regime.patience = pays, 1, _TRY_AGAIN
-        if pays_here != regime.paid:
+            return self._is_ready(batch)
+        self._judge(batch)
+        if regime.paid and not self.may_pay(batch, length):
             # Too short for drafts: so what steps without them take is seen.
             regime.since = 0
-            return pays_here
+            return False
         self._try_the_other(batch)
-        return regime.paid or regime.trial > 0
+        return self._is_ready(batch) if regime.trial > 0 else regime.paid
+
+    def _judge(self, batch: int) -> None:
+        """Find out whether to draft for batches of so many sentences of mean length, where there is something new."""
+        regime = self.regime
+        if regime.paid and regime.step_cost.is_known:
+            pays = self.may_pay(batch, regime.length)
+        elif regime.is_tried:
+            # What was not worth its time is to be so by more than chance.
+            pays = self.may_pay(batch, regime.length, _MARGIN)
+        else:
+            return
+        regime.is_tried = False
+        if pays != regime.paid:
+            regime.paid, regime.since, regime.patience = pays, 1, _TRY_AGAIN
 
     def _enter(self, batch: int) -> None:
         """Reckon from now on with what is known of batches like this one."""
         # One sentence, up to 7, 31, 127, ...
-        magnitude = batch.bit_length() // 2
-        is_new = magnitude not in self.regimes
+        magnitude, before = batch.bit_length() // 2, self.regime
+        is_new, is_larger = magnitude not in self.regimes, batch > self.batch
         if is_new:
-            self.regimes[magnitude] = Regime(self.regime) if self.regimes else self.regime
-        self.batch = batch
-        if self.regime is not self.regimes[magnitude]:
-            self.regime, self.promised = self.regimes[magnitude], 0.0
-            self._forget()
-        if is_new:
-            self.regime.paid = self.may_pay(batch)
+            self.regimes[magnitude] = Regime(before) if self.regimes else before
+        self.batch, self.regime = batch, self.regimes[magnitude]
+        if self.regime is before:
+            return
+        self.promised = 0.0
+        self._forget()
+        # To find out takes longer the larger a batch is, and gains less.
+        if is_new and is_larger:
+            self.regime.is_guessed = before.is_explored or before.is_guessed
+            if not self.may_pay(batch):
+                self.regime.paid, self.regime.patience = False, _TRY_AGAIN
 
     def goes_on(self, batch: int) -> bool:
         """Whether to go on drafting for the rest of a batch of so many sentences, maybe after some steps without."""
         regime = self.regime
-        if regime.is_explored and not regime.is_judged and not regime.step_cost.is_known and self.may_pay(batch):
+        if batch > 1 and not regime.step_cost.is_known and self.may_pay(batch):
             self._try_the_other(batch)
         return regime.trial > 0 or self.may_pay(batch)
+
+    def _is_ready(self, batch: int) -> bool:
+        """Whether a drafter is ready in a trial: of drafts, or of steps without them which are few of a batch.
+
+        Sentences by themselves are few steps each, which take longer where a drafter reads what they say.
+        """
+        return batch > 1 or not self.regime.paid
 
     def drafts_now(self) -> bool:
         """Whether the next iterations of a batch for which something is ready to draft have drafts."""
@@ -276,16 +308,13 @@ class Policy:
     def _try_the_other(self, batch: int) -> None:
         """Begin to try what does not pay, if it is time to."""
         regime = self.regime
-        is_known = regime.step_cost.is_known
-        is_time = regime.since > regime.patience if is_known or regime.is_judged else regime.is_explored
-        if not is_time:
+        is_first = regime.is_explored and regime.patience == 0
+        if not (is_first or regime.since > regime.patience > 0):
             return
-        regime.since, regime.is_judged = 0, True
+        regime.since, regime.patience = 0, min(max(2 * regime.patience, _TRY_AGAIN), _TRY_AGAIN_AT_LAST)
         if regime.paid and self._clearly_pays(batch):
             return
-        regime.trial = _tried(batch)
-        if is_known:
-            regime.patience = min(2 * regime.patience, _TRY_AGAIN_AT_LAST)
+        regime.trial, regime.is_tried = _tried(batch, not regime.paid), True
         if not regime.paid:
             self._forget()
 
@@ -354,7 +383,7 @@ class Policy:
             worthy=survival + ctypes.sizeof(ctypes.c_double) * self.width,
         )
         is_settled = regime.is_explored and regime.trial == 0 and self.may_pay(batch)
-        return Counting(batch, True, structure, None if is_settled else _tried(batch), positions)
+        return Counting(batch, True, structure, None if is_settled else _tried(batch, True), positions)
 
     def learn(self, counts: Counting) -> None:
         """Take over what the kernels have counted."""

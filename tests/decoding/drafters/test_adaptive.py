@@ -52,7 +52,7 @@ def counting_drafter() -> AdaptiveDrafter:
     """One whose policy has made enough drafts to judge them, which take next to nothing."""
     policy = Policy(3)
     policy.regime.drafted = policies._EXPLORED
-    policy.regime.is_judged = True
+    policy.regime.patience = 100
     for rows in (1, 40):
         policy.regime.verify_cost.observe(rows, 1e-3)
     policy.regime.draft_cost.observe(3, 1e-6)
@@ -114,7 +114,7 @@ def test_drafting_stops_within_a_batch_where_it_is_seen_not_to_pay() -> None:
     regime.step_cost.observe(8, 1e-9)
     assert not drafter.policy.may_pay(8)
     regime.paid, regime.trial, drafter.drafts = False, 4.0, True
-    assert drafter.counting(8).drafts and drafter.counting(8).budget == policies._tried(8)
+    assert drafter.counting(8).drafts and drafter.counting(8).budget == policies._tried(8, True)
     decode_with(drafter, 8, 2)
     assert drafter.drafts
     decode_with(drafter, 8, 2)

@@ -132,23 +132,39 @@ def test_it_stops_drafting_where_that_does_not_pay_and_tries_again(batch: int, t
     policy = knowing((1.0, 1.0), (100.0, 1.0), (1.0, 1e-3))
     found = runs(modes(policy, 70, batch))
     first = policies._TRY_AGAIN
-    assert found[:4] == [("s", first), ("d", tried), ("s", 2 * first - tried + 1), ("d", tried)]
+    assert found[:4] == [("s", first), ("d", tried), ("s", 2 * first), ("d", tried)]
 
 
-@pytest.mark.parametrize("batch, tried", [(1, 8), (4, 2), (16, 1)])
-def test_where_drafting_pays_some_steps_without_drafts_say_now_and_then_what_these_take(batch: int, tried: int) -> None:
-    """The drafter is ready all the while. The first are as soon as there are enough drafts."""
+@pytest.mark.parametrize("batch, letter, tried", [(1, "s", 32), (4, "S", 8), (16, "S", 2)])
+def test_where_drafting_pays_some_steps_without_drafts_say_now_and_then_what_these_take(
+    batch: int, letter: str, tried: int
+) -> None:
+    """The first are as soon as there are enough drafts; in batches the drafter is ready all the while."""
     # Drafts are all right, but every further token takes nearly as long as a call.
     policy = knowing((1.0, 0.1 / batch), (1.0, 0.9 / batch))
-    assert modes(policy, tried, batch) == ["S"] * tried
+    assert modes(policy, tried, batch) == [letter] * tried
     policy.regime.step_cost = cost(5.0, 1.0 / batch)
-    found = runs(modes(policy, 70, batch))
     first = policies._TRY_AGAIN
-    # The trials count as batches, too.
-    assert found[:4] == [("d", first - tried + 1), ("S", tried), ("d", 2 * first - tried + 1), ("S", tried)]
+    expected = [("d", first), (letter, tried), ("d", 2 * first), (letter, tried)]
+    assert runs(modes(policy, 100, batch))[:4] == expected
     # A step is much faster than it was: the verdict changes, and drafts are what is tried.
     policy.regime.step_cost, policy.regime.trial = cost(1e-3, 1e-3), 0.0
-    assert runs(modes(policy, first + tried, batch)) == [("s", first), ("d", tried)]
+    assert runs(modes(policy, first + 1, batch)) == [("s", first), ("d", 1)]
+
+
+def test_the_verdict_on_what_did_not_pay_is_changed_by_a_trial_only() -> None:
+    """And where it promises more than what was done by more than chance."""
+    policy = knowing((1.0, 1.0), (100.0, 1.0), (1.0, 1e-3))
+    first = policies._TRY_AGAIN
+    assert modes(policy, 1) == ["s"]
+    policy.regime.draft_cost, policy.regime.step_cost = cost(1e-3, 1e-3), cost(100.0, 1.0)
+    assert runs(modes(policy, 100))[:2] == [("s", first - 1), ("d", 101 - first)]
+    for margin in (0.99, 1.02, 1.05):
+        policy = knowing((1.0, 1e-3), (1.0, 1e-3), width=1)
+        with_drafts = policy._with_drafts(1)[0]
+        policy.regime.paid, policy.regime.patience, policy.regime.since = False, first, first
+        policy.regime.step_cost = cost(margin / with_drafts, 1e-9)
+        assert runs(modes(policy, 30))[0] == ("d", 8 + first * (margin > policies._MARGIN))
 
 
 def test_steps_without_drafts_are_tried_within_the_first_batch() -> None:
@@ -160,7 +176,7 @@ def test_steps_without_drafts_are_tried_within_the_first_batch() -> None:
     policy.regime.count_drafts(8, 4)
     policy.regime.count_drafts(100, 1)
     assert policy.goes_on(8) and not policy.drafts_now()
-    policy.count_calls(policies._tried(8), 8, 0)
+    policy.count_calls(policies._tried(8, False), 8, 0)
     policy.regime.step_cost = cost(1e-3, 1e-3)
     assert policy.drafts_now() and not policy.goes_on(8)
 
@@ -180,17 +196,19 @@ def test_an_output_that_is_too_short_for_drafts_says_what_steps_without_them_tak
 
 
 def test_of_batches_of_another_magnitude_it_is_guessed_what_they_take() -> None:
-    """Where drafts are then not worth their time they are tried after some batches, and else at once."""
+    """Where drafts are then not worth their time they are tried after some batches, and else, or for fewer, at once."""
     small, first = (1.0, 0.5), policies._TRY_AGAIN
     policy = knowing(small, small, small, width=5)
+    policy.regime.patience = first
     assert policy.begin(1, 20)
     alone = policy.regime
     assert modes(policy, 1, 64) == ["s"]
+    assert policy.regime is not alone and policy.regime.verification == pytest.approx(small)
     policy.regime.step_cost = cost(*small)
     assert runs(modes(policy, first, 64)) == [("s", first - 1), ("d", 1)]
-    assert policy.regime is not alone and policy.regime.verification == pytest.approx(small)
     assert modes(policy, 1) == ["d"] and policy.regime is alone
     assert modes(policy, 2, 100) == ["s", "s"]
+    assert modes(policy, 1, 8) == ["d"] and not policy.regime.is_explored
 
 
 def test_that_some_sentences_end_before_others_counts() -> None:
