@@ -713,21 +713,26 @@ tune_verifier() {
     drafter_options+=(--init-decoder-from "$models/tuned.pt")
 }
 
+# first_verifier FILE: a verifier of FIRST_UPDATES updates.
+first_verifier() {
+    local training_command
+    training_command verifier "$bin" --seed "$SEED" "${verifier_options[@]}"
+    KEEP_CHECKPOINTS=$AVERAGE train_some "$runs/verifier" "$logs/verifier.log" "$VERIFIER_MINUTES" \
+        "${training_command[@]}" --max-update "$FIRST_UPDATES"
+    logged "$logs/first/average-verifier.log" spec-dec-average "$runs/verifier.partial/checkpoint_last.pt" --output "$1"
+}
+
 # first_table: the table of decoders after a few minutes. The verifier's training goes on from there; the drafter has learned from
 # the text itself, and another one is trained for the verifier that comes out in the end.
 first_table() {
-    local training_command
-    training_command verifier "$bin" --seed "$SEED" "${verifier_options[@]}"
-    say "       the verifier, whose training goes on from here later"
-    KEEP_CHECKPOINTS=$AVERAGE train_some "$runs/verifier" "$logs/verifier.log" "$VERIFIER_MINUTES" \
-        "${training_command[@]}" --max-update "$FIRST_UPDATES"
-    local newest=$runs/verifier.partial/checkpoint_last.pt
+    perform mkdir -p "$models/first" "$logs/first" "$runs/first" "$results/first"
+    # A stage of its own: where training goes on fairseq adds an update, and the drafter has learned with the verifier as it was.
+    step first "$models/first/verifier.pt" "train the verifier for $FIRST_UPDATES updates; later it goes on from there" \
+        first_verifier "$models/first/verifier.pt"
     # What is made from here on is of no use to the other stages, and stands apart.
     local models=$models/first logs=$logs/first runs=$runs/first results=$results/first
     # shellcheck disable=SC2034  # train_model reads the minutes
     local drafter_options AVERAGE=0 FIRST_MINUTES=0 BLOCKWISE_HEADS=0 COMPARED="fairseq beam 5,greedy,gad" REPEATS=1
-    perform mkdir -p "$models" "$logs" "$runs" "$results"
-    logged "$logs/average-verifier.log" spec-dec-average "$newest" --output "$models/verifier.pt"
     set_drafter_options
     train_drafter first drafter "$models/verifier.pt" "$bin" --max-update "$FIRST_UPDATES" --warmup-updates "$((FIRST_UPDATES / 10))"
     compare_decoders

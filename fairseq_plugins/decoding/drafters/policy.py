@@ -15,7 +15,8 @@ from fairseq_plugins.decoding.drafters.estimates import MEMORY, Calibration, Cos
 from fairseq_plugins.decoding.engine.native.build import AdaptiveStructure
 from fairseq_plugins.decoding.engine.native.kernels import Together
 
-# The same for batches, the first of which finds nothing in the processor's caches.
+# What earlier batches count for after each new one, the first of which finds nothing in the processor's caches; and
+# what the lengths of earlier sources count for.
 _MEMORY_OF_BATCHES, _MEMORY_OF_LENGTHS = 0.8, 0.98
 # What a call takes, and each of its rows, before anything is known of it. Only their ratio counts.
 _GUESS = 4.0, 1.0
