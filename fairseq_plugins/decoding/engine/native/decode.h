@@ -27,7 +27,7 @@ struct Stack {
 
 constexpr int BINS = 10;
 
-// Which drafted tokens are worth a row of the verification: see ../../drafters/adaptive.py.
+// Which drafted tokens are worth a row of the verification: see ../../drafters/policy.py.
 struct Adaptive {
     float threshold;                        // those at least as likely to survive as this
     float right_rate[BINS];                 // how often a token is right that the drafter gives such a probability
