@@ -76,14 +76,19 @@ class AdaptiveDrafter:
     def counting(self, batch: int) -> Counting:
         """What the kernels are to count in while they decode so many sentences, with drafts of the width that pays."""
         counts = self.counts
-        if counts is None or (counts.batch, counts.drafts) != (batch, self.drafts and self.policy.drafts_now()):
+        if counts is None or (counts.batch, counts.drafts) != (batch, self._drafts_now):
             with self.preparing():
                 self._learn()
                 counts = self.counts = self._new_counts(batch)
         return counts
 
+    @property
+    def _drafts_now(self) -> bool:
+        """Whether the next iterations have drafts."""
+        return self.drafts and self.policy.drafts_now()
+
     def _new_counts(self, batch: int) -> Counting:
-        drafts = self.drafts and self.policy.drafts_now()
+        drafts = self._drafts_now
         if drafts:
             self.choose_width(batch)
         else:
@@ -115,7 +120,7 @@ class AdaptiveDrafter:
     def draft(self, state: DecodingState) -> Draft:
         self.given = self.verified = None
         draft = no_draft(state)
-        self.drafted = self.drafts and self.policy.drafts_now()
+        self.drafted = self._drafts_now
         if self.drafted:
             began = time.perf_counter()
             self.choose_width(len(state.host_lengths))

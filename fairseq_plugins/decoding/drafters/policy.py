@@ -44,6 +44,11 @@ def _tried(batch: int, drafts: bool) -> int:
     return max(-(-(_DRAFTS_TRIED if drafts else _STEPS_TRIED) // batch), _AT_LEAST)
 
 
+def _mean(before: float, value: float, memory: float) -> float:
+    """A running mean, 0 where there was none, with another value."""
+    return memory * before + (1 - memory) * value if before else value
+
+
 class Regime:
     """What is known of batches of about so many sentences.
 
@@ -100,13 +105,11 @@ class Regime:
     def began(self, length: int) -> None:
         """Count a batch with sources of so many tokens."""
         self.since += 1
-        memory = _MEMORY_OF_LENGTHS if self.length else 0.0
-        self.length = memory * self.length + (1 - memory) * length
+        self.length = _mean(self.length, length, _MEMORY_OF_LENGTHS)
 
     def prepared(self, batch: int, seconds: float) -> None:
         """Count what drafting for so many sentences took besides drafts."""
-        memory = _MEMORY_OF_BATCHES if self.preparation else 0.0
-        self.preparation = memory * self.preparation + (1 - memory) * seconds / batch
+        self.preparation = _mean(self.preparation, seconds / batch, _MEMORY_OF_BATCHES)
 
     def count_drafts(self, drafts: float, iterations: float) -> None:
         """Count so many drafts of so many iterations."""
@@ -124,17 +127,20 @@ class Counting:
 
     Attributes:
         batch: so many sentences.
-        drafts: whether with drafts.
         structure: what they count in.
         positions: for each position of a draft, what `structure` points to; None without drafts.
         budget: after so many iterations it may be decided otherwise; None where nothing is being tried.
     """
 
     batch: int
-    drafts: bool
     structure: AdaptiveStructure
     budget: int | None
     positions: ctypes.Array[ctypes.c_double] | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether with drafts."""
+        return self.positions is not None
 
     @property
     def iterations(self) -> float:
@@ -358,8 +364,8 @@ class Policy:
         for drafts in (False, True):
             if self.calls[drafts] > 0 and self.calls[not drafts] == 0:
                 share = min(self.shares[drafts] / self.calls[drafts], 1.0)
-                mean = self.regime.unfinished[drafts]
-                self.regime.unfinished[drafts] = _MEMORY_OF_BATCHES * mean + (1 - _MEMORY_OF_BATCHES) * share
+                unfinished = self.regime.unfinished
+                unfinished[drafts] = _mean(unfinished[drafts], share, _MEMORY_OF_BATCHES)
         self.calls, self.shares = [0.0, 0.0], [0.0, 0.0]
 
     def observe(
@@ -374,7 +380,7 @@ class Policy:
         regime = self.regime
         if not drafts:
             budget = None if self.drafts_now() else math.ceil(regime.trial)
-            return Counting(batch, False, AdaptiveStructure(), budget)
+            return Counting(batch, AdaptiveStructure(), budget)
         positions = (ctypes.c_double * (2 * self.width))()
         survival = ctypes.addressof(positions)
         structure = AdaptiveStructure(
@@ -384,7 +390,7 @@ class Policy:
             worthy=survival + ctypes.sizeof(ctypes.c_double) * self.width,
         )
         is_settled = regime.is_explored and regime.trial == 0 and self.may_pay(batch)
-        return Counting(batch, True, structure, None if is_settled else _tried(batch, True), positions)
+        return Counting(batch, structure, None if is_settled else _tried(batch, True), positions)
 
     def learn(self, counts: Counting) -> None:
         """Take over what the kernels have counted."""
@@ -393,12 +399,12 @@ class Policy:
             self.count_calls(calls, counted.verify_sums[1], 0)
             regime.step_cost.add(counted.verify_sums)
             return
-        self.count_calls(calls, counted.drafts, len(counts.positions) // 2)
+        values, width = list(counts.positions), len(counts.positions) // 2
+        self.count_calls(calls, counted.drafts, width)
         regime.verify_cost.add(counted.verify_sums)
         regime.draft_cost.add(counted.draft_sums)
         regime.count_drafts(counted.drafts, calls)
         self.calibration.add(counted.tried, counted.right, calls)
-        values, width = list(counts.positions), len(counts.positions) // 2
         self._count_positions(calls, values[:width], values[width:], counted.drafts)
 
     def _count_positions(
