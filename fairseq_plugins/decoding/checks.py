@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fairseq_plugins.decoding.engine.weights import Precision
-from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, MethodContext
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.support import unsupported_reason
 
@@ -33,28 +33,28 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
         raise ConfigurationError("--int8: rounds fp32 weights; leave out --bf16")
 
 
-def check_fit(spec: MethodSpec, options: MethodOptions, parts: Parts) -> None:
+def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
     """Check that verifiers, drafter and dictionaries can decode together.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
     """
-    for model in parts.models if spec.runs_verifier else ():
+    for model in context.models if spec.runs_verifier else ():
         reason = unsupported_reason(getattr(model, "decoder", model))
         if reason is not None:
             raise ConfigurationError(
                 f"--path: this {type(model).__name__} cannot be decoded with --decoder {spec.name}: "
                 f"{reason}; use --decoder beam"
             )
-    if parts.engine.precision is Precision.INT8_WEIGHTS:
-        _check_int8(parts.models)
+    if context.engine.precision is Precision.INT8_WEIGHTS:
+        _check_int8(context.models)
     asked = spec.copies_source(options)
-    if asked is not None and parts.source != parts.target:
+    if asked is not None and context.source != context.target:
         raise ConfigurationError(
             f"{asked}: copies source tokens into the output, but the dictionaries of source and "
             "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
         )
-    spec.check_fit(parts, options)
+    spec.check_fit(context, options)
 
 
 def _check_int8(models: Sequence[nn.Module]) -> None:

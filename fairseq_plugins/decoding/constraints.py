@@ -1,6 +1,5 @@
 """What fairseq's generation options forbid or force: lengths, unknown words, given prefixes; and what is refused."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,16 +55,13 @@ class Constraints:
         forced_until = 0 if self.prefix is None else min(self.prefix.size(1), self.max_len)
         return (position < self.min_len) & (position >= forced_until)
 
-    def best(
-        self, scores: Tensor, lengths: Tensor, shortest: int, longest: int, argmax: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def best(self, scores: Tensor, lengths: Tensor, shortest: int, longest: int) -> Tensor:
         """The tokens [B, T] with the highest of `scores` [B, T, V] that are allowed; the scores are as before.
 
         That of log-probabilities is the same but where rounding makes two scores one.
 
         Args:
             scores, lengths, shortest, longest: as for `apply`, before softmax.
-            argmax: of scores [B, T, V].
         """
         # Not a copy of all: nothing is as large.
         before = {token: scores.select(2, token).clone() for token in (self.pad, self.unk, self.eos)}
@@ -76,7 +72,7 @@ class Constraints:
         if shortest < self.min_len or longest + scores.size(1) > self.max_len:
             position = lengths[:, None] + torch.arange(scores.size(1), device=scores.device)
             scores.select(2, self.eos).masked_fill_(self._too_early(position), -torch.inf)
-        best = argmax(scores)
+        best = scores.argmax(-1)
         for token, values in before.items():
             scores.select(2, token).copy_(values)
         return best if position is None else best.masked_fill(position >= self.max_len, self.eos)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fairseq_plugins.decoding.method import Parts
+from fairseq_plugins.decoding.method import MethodContext
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -22,17 +22,17 @@ def precision_of(models: Sequence[nn.Module], bf16: bool) -> torch.dtype:
     return torch.bfloat16 if bf16 and dtype == torch.float32 else dtype
 
 
-def computed(parts: Parts, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> Parts:
-    """The same parts with the models that are computed with, where these are others.
+def computed(context: MethodContext, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> MethodContext:
+    """The same context with the models that are computed with, where these are others.
 
     Args:
-        parts: of a method.
+        context: of a method.
         dtype: of the weights, see `precision_of`.
         copies: of each model the one that is computed with; kept, so that generators of the same models share them.
     """
-    models = [_computed(model, dtype, copies) for model in parts.models]
-    drafter = None if parts.drafter is None else _computed(parts.drafter, dtype, copies)
-    return replace(parts, models=models, drafter=drafter)
+    models = [_computed(model, dtype, copies) for model in context.models]
+    drafter = None if context.drafter is None else _computed(context.drafter, dtype, copies)
+    return replace(context, models=models, drafter=drafter)
 
 
 def _computed(model: nn.Module, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.search import Search
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.models.block_nat import BlockNat
@@ -30,8 +31,29 @@ class Method:
     verifier: Verifier | DrafterIsVerifier
     drafter: Drafter
     search: Search
-    # False where somebody wants to see every part: see one_call.py.
-    in_one_call: bool = True
+
+
+@dataclass(frozen=True)
+class NativeMethod:
+    """The parts that the compiled kernels put together: objects of their module (engine/native/csrc/).
+
+    Attributes:
+        weights: how the verifier is held.
+        drafter: None for none.
+        acceptance: what stands beside the verifier's best token; None for exact acceptance.
+        policy: what decides how much is drafted and verified; None to verify all that is drafted.
+        projection: of the verifier to the vocabulary, None for its own.
+        head: two layers before the projection (head 1 of blockwise decoding); None for none.
+        on_batch: called with every fairseq batch before it is decoded.
+    """
+
+    weights: NativeWeights
+    drafter: Any = None
+    acceptance: Any = None
+    policy: Any = None
+    projection: Any = None
+    head: tuple[Any, Any] | None = None
+    on_batch: Callable[[Mapping[str, Any]], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,14 +71,15 @@ class MethodOptions:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a method is made of.
+class MethodContext:
+    """What a method is built from.
 
     Attributes:
         models: the verifier, or several as an ensemble.
         drafter: of `--drafter-path`, for methods that need one.
         source, target: dictionaries.
-        engine: what everything runs on.
+        engine: what PyTorch's operations run with.
+        weights: how the compiled kernels hold weights; None where they are not to be used.
         temperature: fairseq's `--temperature`.
         beam: hypotheses of a sentence, for methods that keep several.
         is_traced: a trained drafter is to say how likely its tokens are, for traces.
@@ -64,9 +87,10 @@ class Parts:
 
     models: Sequence[nn.Module]
     drafter: BlockNat | None
-    source: Dictionary
+    source: Dictionary | None
     target: Dictionary
     engine: Engine
+    weights: NativeWeights | None = None
     temperature: float = 1.0
     beam: int = 1
     is_traced: bool = False
@@ -86,7 +110,9 @@ class MethodSpec:
         drafts: who drafts, for the table of methods; `accepts`: what is accepted.
         paper: where it comes from.
         options: its own options.
-        build: makes it of its parts and options; None for fairseq's own search.
+        build: puts it together for the loop in PyTorch; None for fairseq's own search.
+        build_native: puts it together for the compiled kernels; raises `NotNative` for options that they do not know.
+            None where they do not know the method.
         aliases: further names.
         is_lossless: whether it gives the token ids of fairseq's own search with the same model and options; in half
             precision those of our `greedy`, at every batch size and block size. This is what "lossless" means
@@ -110,7 +136,8 @@ class MethodSpec:
     accepts: str
     paper: str
     options: type[MethodOptions] = MethodOptions
-    build: Callable[[Parts, Any], Method] | None = None
+    build: Callable[[MethodContext, Any], Method] | None = None
+    build_native: Callable[[MethodContext, Any], NativeMethod] | None = None
     aliases: tuple[str, ...] = ()
     is_lossless: bool = True
     needs_drafter: Callable[[Any], bool] = lambda options: False
@@ -119,7 +146,7 @@ class MethodSpec:
     verifier_class: type[nn.Module] | None = None
     copies_source: Callable[[Any], str | None] = lambda options: None
     check: Callable[[Any], None] = _nothing
-    check_fit: Callable[[Parts, Any], None] = _nothing
+    check_fit: Callable[[MethodContext, Any], None] = _nothing
     agreed: str = TOP_1
     relaxed: str = RELAXED
     rows: Mapping[str, Mapping[str, Any]] | None = None

@@ -233,6 +233,35 @@ class Hypothesis:
 
 
 @dataclass
+class Decoded:
+    """What a backend makes of a batch.
+
+    Attributes:
+        outputs: of every sentence its hypotheses, in the order in which they ended; one without beams.
+        emitted: of every sentence the tokens that each iteration added.
+    """
+
+    outputs: list[list[Hypothesis]]
+    emitted: list[list[int]]
+
+
+@dataclass
+class StepOutput:
+    """What one iteration did to a sentence.
+
+    Attributes:
+        tokens: that it emitted; none after the end.
+        drafted: tokens that were verified; `accepted`: how many of these were emitted.
+        finished: whether the output has ended.
+    """
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+    finished: bool
+
+
+@dataclass
 class Advance:
     """What one iteration adds: of every sentence the accepted path, N columns of which `num_emitted` count.
 

@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
-from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 
 
@@ -41,11 +41,6 @@ class Verifier:
         self.temperature = temperature
         self.feature_layers = feature_layers
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the scores of one model are the last word, as the kernels have it."""
-        return len(self.decoders) == 1 and self.temperature == 1.0
-
     def start(self, sample: dict[str, Any]) -> EncoderOut:
         """Encode the sources of a batch; returns the first model's encoder output, for drafters that share it."""
         return self._encode(sample, CachedDecoder.start)
@@ -62,71 +57,8 @@ class Verifier:
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
-        one_call = self.is_plain and self.decoders[0].native_output is not None
-        packed = self._packed(state, draft) if one_call else None
-        if packed is not None:
-            return packed
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
         layout = Chain(state.lengths, state.span, tokens.size(1))
-        predicted = self._predicted(state, tokens, layout) if one_call else None
-        return predicted or self._reference(state, tokens, layout)
-
-    def _predicted(self, state: DecodingState, tokens: Tensor, layout: Chain) -> Verification | None:
-        """`verify` in one call of compiled code; None for constraints or sizes that this is not for."""
-        result = self.decoders[0].predict(tokens, layout, state.constraints, bool(self.feature_layers))
-        if result is None:
-            return None
-        hidden, states, predicted = result
-        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
-        lengths, span = state.lengths, state.span
-
-        def log_probs() -> Tensor:
-            values = self.engine.log_softmax(predicted.scores)
-            state.constraints.apply(values, lengths, span.shortest, span.longest)
-            return values
-
-        return Verification(log_probs, predicted.best, hidden, features, predicted.log_probs)
-
-    def _packed(self, state: DecodingState, draft: Draft) -> Verification | None:
-        """The same without rows for columns that were not drafted; None where all were."""
-        if draft.num_drafted is None:
-            return None
-        width = draft.tokens.size(1) + 1
-        counts = draft.num_drafted.clamp(max=width - 1) + 1
-        total = int(counts.sum())
-        if total == counts.size(0) * width:
-            return None
-        is_row = torch.arange(width) < counts[:, None]
-        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)[is_row]
-        chain = Chain(state.lengths, state.span, width)
-        rows = chain.spelled_out()
-        chosen = is_row.flatten()
-        slot = rows.slot[chosen]
-        layout = StepLayout(rows.sentence[chosen], slot, slot, slot, chain.slots)
-        result = self.decoders[0].predict(tokens, layout, state.constraints, bool(self.feature_layers))
-        if result is None:
-            return None
-        hidden, states, predicted = result
-
-        def spread(values: Tensor, fill: float = 0) -> Tensor:
-            """Values [R, ...] of the rows at their columns, [B, T, ...]."""
-            return values.new_full((*is_row.shape, *values.shape[1:]), fill).masked_scatter_(
-                is_row.view(*is_row.shape, *[1] * (values.dim() - 1)), values
-            )
-
-        features = None if states is None else spread(torch.cat([states[n] for n in self.feature_layers], -1))
-        lengths, span = state.lengths, state.span
-
-        def log_probs() -> Tensor:
-            values = spread(self.engine.log_softmax(predicted.scores), -torch.inf)
-            state.constraints.apply(values, lengths, span.shortest, span.longest)
-            return values
-
-        best = spread(predicted.best, state.constraints.eos)
-        return Verification(log_probs, best, spread(hidden), features, spread(predicted.log_probs))
-
-    def _reference(self, state: DecodingState, tokens: Tensor, layout: Chain) -> Verification:
-        """`verify` step by step."""
         # Only the first model's states are read, and only by some drafters.
         states: list[Tensor] | None = [] if self.feature_layers else None
         hidden, scores = self._scores(tokens, layout, states)
@@ -135,7 +67,7 @@ class Verifier:
             return verification_of_scores(state, scores[0], self.engine, hidden, features)
         return verification(state, self._mean_log_probs(scores), self.engine, hidden, features)
 
-    def _log_probs(self, tokens: Tensor, layout: BeamLayout) -> Tensor:
+    def log_probs(self, tokens: Tensor, layout: BeamLayout) -> Tensor:
         """Log-probabilities of the ensemble after the rows of a step."""
         return self._mean_log_probs(self._scores(tokens, layout)[1])
 
@@ -188,7 +120,7 @@ def verification_of_scores(
 ) -> Verification:
     """A verification of one model's scores [B, T, V] before softmax, which is computed where somebody reads it."""
     constraints, lengths, span = state.constraints, state.lengths, state.span
-    best = constraints.best(scores, lengths, span.shortest, span.longest, engine.argmax)
+    best = constraints.best(scores, lengths, span.shortest, span.longest)
     best = constraints.force(best, is_first=span.longest == 0)
 
     def log_probs() -> Tensor:
@@ -200,9 +132,7 @@ def verification_of_scores(
         tokens = best[:, :width]
         return constraints.of_chosen(engine.log_probs_of(scores[:, :width], tokens), tokens)
 
-    # The kernels compute all of them in the place of the scores; else those of rejected columns are not worth it.
-    in_place = engine.kernels is not None and engine.kernels.can_read(scores)
-    return Verification(log_probs, best, hidden, features, None if in_place else of_best)
+    return Verification(log_probs, best, hidden, features, of_best)
 
 
 def verification(
@@ -215,5 +145,5 @@ def verification(
     """A verification of a model's log-probabilities [B, T, V]: fairseq's constraints are put on them, in place."""
     constraints, span = state.constraints, state.span
     constraints.apply(log_probs, state.lengths, span.shortest, span.longest)
-    best = constraints.force(engine.argmax(log_probs), is_first=span.longest == 0)
+    best = constraints.force(log_probs.argmax(-1), is_first=span.longest == 0)
     return Verification(log_probs, best, hidden, features)

@@ -1,6 +1,5 @@
 """A trained drafter that reads the verifier's states of the accepted tokens instead of the tokens."""
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,21 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MaskedDecoder
-from fairseq_plugins.decoding.drafters.path import compiled_path, draft_maker
-from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain
-from fairseq_plugins.decoding.engine.native.build import DrafterStructure, LinearStructure, StackStructure
-from fairseq_plugins.decoding.engine.native.layers import NativeLinear
-from fairseq_plugins.decoding.engine.weights import Linear, in_precision, is_small, linear, without_query
+from fairseq_plugins.decoding.engine.weights import Layer, Linear, in_precision, is_small, linear, without_query
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.models.verifier_features import FeatureReader
 
 
-class FeatureDrafter(CompiledDrafter):
+class FeatureDrafter:
     """Draft `block_size` tokens with a `block_nat` of `--drafter-context features`.
 
     One pass over the last token and k - 1 masks, through a shallow stack. What stands for the prefix are keys and
@@ -36,31 +32,14 @@ class FeatureDrafter(CompiledDrafter):
         options: how to draft.
     """
 
-    kernel_part = "drafter"
-
     def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions | None = None) -> None:
         options = options or DraftOptions()
         self.model = model
         self.block_size = self.width = block_size
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, self.decoder.project, engine, options, scored)
-        # Whole scores are for those who read them step by step.
-        size = model.decoder.embed_tokens.num_embeddings
-        self.path = None if options.keep_log_probs else compiled_path(model.decoder.transition, engine, scored, size)
-        self.with_survival = options.with_survival
-        cached, whole = self.decoder.cached, _one_matrix(model, self.decoder.cached, engine)
-        # What reads the verifier's states: all at once; or first what fuses them, then what makes the keys and values
-        # of each layer.
-        layers = _reading(model, cached, engine) if whole is None else [whole]
-        self.reading: list[NativeLinear] = []
-        if engine.kernels is not None and all(map(engine.kernels.can_run, layers)):
-            self.reading = [engine.kernels.compiled_linear(layer, engine.precision) for layer in layers]
-            pairs = zip(self.reading, layers, strict=True)
-            runs = [engine.kernels.where_it_pays(*pair, engine.precision) for pair in pairs]
-        else:
-            runs = [engine.linear(layer) for layer in layers]
-        self.read = _read_at_once(runs[0], cached) if whole is not None else _read_in_steps(runs, model, cached)
+        self.make_draft = draft_maker(model.decoder, self.decoder.project, options, scored)
+        self.read = _reader(model, self.decoder.cached.layers, engine)
         # What is added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
@@ -83,9 +62,6 @@ class FeatureDrafter(CompiledDrafter):
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
         last, masks = state.last_tokens(), width - 1
-        drafted = self.decoder.draft(last, layout, masks, self.newest, self.path)
-        if drafted is not None:
-            return Draft(drafted.best, survival=drafted.log_probs.cumsum(1).exp() if self.with_survival else None)
         return self.make_draft(self.decoder.step(last, layout, masks=masks, added=self.newest), state)
 
     def observe(self, advance: Advance) -> None:
@@ -95,81 +71,28 @@ class FeatureDrafter(CompiledDrafter):
         self.decoder.write_kv(key_value, advance.before, advance.span_before)
         self.newest = advance.last(added)
 
-    @property
-    def widest(self) -> int:
-        return self.width
-
-    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[DrafterStructure, list[Any]] | None:
-        stack = self.decoder.cached.stack(slots)
-        if stack is None or not self.is_compiled:
-            return None
-        if self.newest is None:
-            self.newest = self.decoder.cached.cache.new_zeros(batch, 1, self.model.decoder.embed_dim)
-        self.newest = self.newest.contiguous()
-        fed = self.decoder.inputs.table(batch, slots)
-        structure, held = self.structure_on(stack[0], verifier_width)
-        structure.newest = self.newest.data_ptr()
-        self.decoder.cached.native_layers.feed(fed, structure.fed)
-        return structure, [*stack[1], *held, fed, self.newest]
-
-    @property
-    def is_compiled(self) -> bool:
-        return self.path is not None and len(self.reading) > 0
-
-    def structure_on(self, stack: StackStructure, verifier_width: int) -> tuple[DrafterStructure, list[Any]]:
-        """`structure` of a drafter that `is_compiled`, but for what masks are fed and what is added to the input.
-
-        Args:
-            stack: of its decoder, with memories.
-            verifier_width: of the verifier's states.
-
-        Raises:
-            ValueError: for a verifier of other states.
-        """
-        assert self.path is not None
-        layers, (reader, *projections) = self.model.decoder.reader.feature_layers, self.reading
-        count, dim = stack.count, stack.dim
-        outputs = (count + 1) * dim if projections else (2 * count + 1) * dim
-        fits = (reader.inputs, reader.outputs) == (len(layers) * verifier_width, outputs)
-        fits = fits and len(projections) in (0, count)
-        if not (fits and all((each.inputs, each.outputs) == (dim, 2 * dim) for each in projections)):
-            raise ValueError("kernels: the drafter reads other states than the verifier has")
-        array = (LinearStructure * len(projections))(*[each.structure for each in projections])
-        read = (ctypes.c_int32 * len(layers))(*layers)
-        structure = DrafterStructure(
-            stack=stack,
-            path=ctypes.addressof(self.path.structure),
-            reader=ctypes.addressof(reader.structure),
-            projections=ctypes.addressof(array) if projections else None,
-            layers_read=ctypes.addressof(read),
-            layers_read_count=len(layers),
-            width=self.width,
-        )
-        return structure, [read, array]
-
     def select_rows(self, rows: Tensor) -> None:
         self.decoder.select_rows(rows)
         if self.newest is not None:
             self.newest = self.newest.index_select(0, rows)
 
 
-def _reading(model: BlockNat, cached: CachedDecoder, engine: Engine) -> list[Linear]:
-    """The layers that read states: what fuses them, and what makes keys and values of every layer."""
-    fuse = in_precision(linear(model.decoder.reader.linear), engine.precision)
-    return [fuse, *(without_query(layer.self_qkv) for layer in cached.layers)]
+def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D]."""
+    reader, shape = model.decoder.reader, (2, layers[0].heads, -1)
+    weight = reader.linear.weight
+    whole = fused_reader(reader, layers, is_small if weight.device.type == "cpu" else lambda weight: True)
+    if whole is not None:
+        read_all, width = engine.linear(in_precision(whole, engine.precision)), model.decoder.embed_dim
 
+        def read_at_once(features: Tensor) -> tuple[Tensor, Tensor]:
+            result = read_all(features)
+            key_value = result[..., :-width].unflatten(-1, (len(layers), *shape))
+            return key_value.permute(2, 0, 1, 3, 4, 5), result[..., -width:]
 
-def _read_in_steps(
-    runs: Sequence[Callable[[Tensor], Tensor]], model: BlockNat, cached: CachedDecoder
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D].
-
-    Args:
-        runs: the layers of `_reading`.
-        model, cached: the drafter.
-    """
-    reader, layers, (fuse, *projections) = model.decoder.reader, cached.layers, runs
-    shape = (2, layers[0].heads, -1)
+        return read_at_once
+    fuse = engine.linear(in_precision(linear(reader.linear), engine.precision))
+    projections = [engine.linear(without_query(layer.self_qkv)) for layer in layers]
 
     def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
         states, added = reader.split(fuse(features))
@@ -182,19 +105,24 @@ def _read_in_steps(
     return read_in_steps
 
 
-def _one_matrix(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Linear | None:
-    """All that `_read_in_steps` computes as one linear layer, keys and values first; None where it is not one.
+def fused_reader(
+    reader: FeatureReader, layers: Sequence[Layer], may_be_copied: Callable[[Tensor], bool]
+) -> Linear | None:
+    """Return all that reads the verifier's states as one linear layer: keys and values first, then what is added.
 
-    Where nothing stands between fusion and projection (post-norm) it is, unless that is a large one which a CPU would
-    hold for the sake of fewer operations.
+    Where nothing stands between fusion and projection (post-norm) it is one, unless that would be a large copy.
+
+    Args:
+        reader: of the drafter.
+        layers: of the drafter, with their own projections to keys and values.
+        may_be_copied: whether a weight as large may be held a second time.
+
+    Returns:
+        weight and bias, None where it is not one layer.
     """
-    reader, layers = model.decoder.reader, cached.layers
-    weight = reader.linear.weight
-    may_be_copied = is_small if engine.kernels is None else engine.kernels.may_be_copied
-    is_one = weight.device.type != "cpu" or may_be_copied(weight)
-    if not is_one or any(layer.normalize_before for layer in layers):
+    if any(layer.normalize_before for layer in layers) or not may_be_copied(reader.linear.weight):
         return None
-    width = model.decoder.embed_dim
+    width = len(reader.linear.bias) // (len(layers) + 1)
     *fusions, added_weight = reader.linear.weight.detach().float().unflatten(0, (-1, width))
     *offsets, added_bias = reader.linear.bias.detach().float().unflatten(0, (-1, width))
     weights, biases = [], []
@@ -203,19 +131,4 @@ def _one_matrix(model: BlockNat, cached: CachedDecoder, engine: Engine) -> Linea
         weights.append(weight.detach().float() @ fusion)
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype
-    whole = (torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype))
-    return in_precision(whole, engine.precision)
-
-
-def _read_at_once(
-    both: Callable[[Tensor], Tensor], cached: CachedDecoder
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """As `_read_in_steps`, with the layer of `_one_matrix`."""
-    shape, width = (len(cached.layers), 2, cached.layers[0].heads, -1), cached.decoder.embed_dim
-
-    def read(features: Tensor) -> tuple[Tensor, Tensor]:
-        result = both(features)
-        key_value = result[..., :-width].unflatten(-1, shape)
-        return key_value.permute(2, 0, 1, 3, 4, 5), result[..., -width:]
-
-    return read
+    return torch.cat([*weights, added_weight]).to(dtype), torch.cat([*biases, added_bias]).to(dtype)

@@ -9,8 +9,6 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
 from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.engine.mask_inputs import MaskInputs
-from fairseq_plugins.decoding.engine.native.layers import Predicted
-from fairseq_plugins.decoding.engine.native.path import NativePath
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
 
@@ -40,7 +38,7 @@ class MaskedDecoder:
 
     def __init__(self, decoder: BlockNatDecoder, engine: Engine, vocabulary: Tensor | None) -> None:
         self.cached = cached_decoder(decoder, engine, vocabulary)
-        self.inputs = MaskInputs(decoder, engine)
+        self.inputs = MaskInputs(decoder)
 
     def start(self, encoder_out: EncoderOut) -> None:
         """Begin a batch."""
@@ -60,12 +58,6 @@ class MaskedDecoder:
     def step(self, tokens: Tensor, layout: Chain, masks: int = 0, added: Tensor | None = None) -> Tensor:
         """Hidden states [B, T, D]; arguments as for `CachedDecoder.step`."""
         return self.cached.step(tokens, layout, masks=masks, mask_inputs=self.inputs, added=added)
-
-    def draft(
-        self, tokens: Tensor, layout: Chain, masks: int, added: Tensor | None, path: NativePath | None
-    ) -> Predicted | None:
-        """As `CachedDecoder.draft`; None without a path, too."""
-        return None if path is None else self.cached.draft(tokens, layout, masks, self.inputs, added, path)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
         """As `CachedDecoder.write_kv`."""

@@ -46,7 +46,7 @@ class NatDrafter:
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, self.decoder.project, engine, options, scored)
+        self.make_draft = draft_maker(model.decoder, self.decoder.project, options, scored)
         # Valid slots of the drafter's cache, and the most that it lacks of any sentence's tokens.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)

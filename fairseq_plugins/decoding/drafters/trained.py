@@ -1,19 +1,17 @@
 """The drafter of `--drafter-path`, for every method that has one: its options, what it must fit, how it is made."""
 
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Any, Optional
 
-from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
-from fairseq_plugins.decoding.drafters.features import FeatureDrafter
+from torch import Tensor
+
+from fairseq_plugins.decoding.drafters.features import FeatureDrafter, fused_reader
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.drafters.policy import Policy
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.native.kernels import sentences_together
-from fairseq_plugins.decoding.engine.weights import Precision
-from fairseq_plugins.decoding.method import MethodOptions, Parts, option
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.engine.weights import linear, read_decoder_layer, without_query
+from fairseq_plugins.decoding.method import MethodContext, MethodOptions, option
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
 
@@ -49,15 +47,15 @@ def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:
         )
 
 
-def check_drafter(parts: Parts, block_size: int | None, vocabulary_share: float | None = None) -> None:
+def check_drafter(context: MethodContext, block_size: int | None, vocabulary_share: float | None = None) -> None:
     """Check that drafter, dictionaries and options can decode together.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
     """
-    assert parts.drafter is not None
-    decoder = parts.drafter.decoder
-    if int(decoder.dictionary_fingerprint) != int(dictionary_fingerprint(parts.target)):
+    assert context.drafter is not None
+    decoder = context.drafter.decoder
+    if int(decoder.dictionary_fingerprint) != int(dictionary_fingerprint(context.target)):
         raise ConfigurationError(
             "--drafter-path: the drafter was trained with another target dictionary than this data folder's; "
             "binarise both with the same dictionaries (fairseq-preprocess --srcdict/--tgtdict)"
@@ -86,34 +84,60 @@ def feature_layers(drafter: BlockNat | None) -> tuple[int, ...]:
 
 
 def trained_drafter(
-    parts: Parts, options: TrainedDrafterOptions, reads_log_probs: bool = False, adaptive: bool = False
-) -> Drafter:
-    """Make the drafter of these parts.
+    context: MethodContext, options: TrainedDrafterOptions, reads_log_probs: bool = False
+) -> FeatureDrafter | NatDrafter:
+    """Make the drafter of a context.
 
     Args:
-        parts: with a drafter.
+        context: with a drafter.
         options: of the method.
         reads_log_probs: what is accepted depends on the drafter's scores, not on its tokens alone.
-        adaptive: verify only what pays.
     """
-    model = parts.drafter
+    model = context.drafter
     assert model is not None
-    vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
-    how = DraftOptions(reads_log_probs, adaptive or parts.is_traced, vocabulary)
-    # What is verified may depend on how many rows a step has.
-    engine = replace(parts.engine, steady=False)
-    if not (options.fp32_drafts or reads_log_probs):
-        engine = _rounding(engine, model)
+    how = DraftOptions(reads_log_probs, context.is_traced, _vocabulary(model, options))
+    # Drafts are verified, so they may depend on how many rows a step has.
+    engine = replace(context.engine, steady=False)
     kind = FeatureDrafter if model.reads_features else NatDrafter
-    drafter = kind(model, drafted_tokens(model, options.block_size), engine, how)
-    if not adaptive:
-        return drafter
-    return AdaptiveDrafter(drafter, Policy(drafter.block_size, sentences_together(model.decoder.embed_dim)))
+    return kind(model, drafted_tokens(model, options.block_size), engine, how)
 
 
-def _rounding(engine: Engine, drafter: BlockNat) -> Engine:
-    """An engine for drafts alone: tokens may come from rounded products, since they are verified."""
-    decoder, kernels = drafter.decoder, engine.kernels
-    if kernels is None or not kernels.has_int8_products(decoder.embed_dim, decoder.embed_tokens.weight):
-        return engine
-    return replace(engine, precision=Precision.INT8_PRODUCTS)
+def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> Any:
+    """Make the drafter of a context for the compiled kernels.
+
+    Raises:
+        NotNative: for a drafter that the kernels do not run.
+    """
+    model, weights = context.drafter, context.weights
+    assert model is not None and weights is not None
+    decoder, vocabulary = model.decoder, _vocabulary(model, options)
+    if not options.fp32_drafts:
+        weights = weights.for_drafts(decoder.embed_dim, decoder.embed_tokens.weight)
+    transformer = weights.drafter_decoder(decoder, vocabulary)
+    path, feed = weights.path(decoder, vocabulary), weights.mask_feed(decoder)
+    width, module = drafted_tokens(model, options.block_size), weights.module
+    if not model.reads_features:
+        encoder = None if model.shares_encoder else weights.encoder(model.encoder)
+        if encoder is None and not model.shares_encoder:
+            raise NotNative("the drafter's encoder is not a plain Transformer")
+        caches_prefix = decoder.drafter_attention == "prefix-causal"
+        return module.token_drafter(transformer, encoder, path, feed, caches_prefix=caches_prefix, width=width)
+    layers = [read_decoder_layer(layer) for layer in decoder.layers]
+    whole = fused_reader(decoder.reader, layers, weights.may_be_copied)
+    reading = [linear(decoder.reader.linear), *(without_query(layer.self_qkv) for layer in layers)]
+    reader, *projections = map(weights.linear, reading if whole is None else [whole])
+    return module.feature_drafter(
+        transformer, path, feed, layers=decoder.reader.feature_layers, reader=reader, projections=projections, width=width
+    )
+
+
+def native_policy(context: MethodContext, options: TrainedDrafterOptions) -> Any:
+    """Make what decides how much of a draft is verified, with what the drafter's validation set says of its drafts."""
+    model, weights = context.drafter, context.weights
+    assert model is not None and weights is not None
+    return weights.module.Policy(drafted_tokens(model, options.block_size))
+
+
+def _vocabulary(model: BlockNat, options: TrainedDrafterOptions) -> Tensor | None:
+    """Ids [N] of the tokens that are drafted, None for all."""
+    return draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)

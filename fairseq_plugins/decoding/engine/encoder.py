@@ -14,9 +14,7 @@ from fairseq_plugins.decoding.engine.attention import additive
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, in_parts, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
-from fairseq_plugins.decoding.engine.native.layers import Ends, NativeLayers
-from fairseq_plugins.decoding.engine.native.source import encode
-from fairseq_plugins.decoding.engine.weights import Layer, Precision, fused, linear, norm, quantized_layer
+from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
@@ -37,7 +35,7 @@ class FusedEncoder:
     def __init__(self, encoder: nn.Module, engine: Engine) -> None:
         self.encoder = encoder
         self.engine = engine
-        self.layers = [_read_layer(layer) for layer in encoder.layers] if _is_known(encoder) else None
+        self.layers = [read_encoder_layer(layer) for layer in encoder.layers] if is_known_encoder(encoder) else None
         if engine.precision is Precision.INT8_WEIGHTS and self.layers is None:
             logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
         elif engine.precision is Precision.INT8_WEIGHTS:
@@ -47,18 +45,6 @@ class FusedEncoder:
             self.positions = position_table(encoder, encoder.max_positions())
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
-        self.native_layers = self._native_layers()
-
-    def _native_layers(self) -> NativeLayers | None:
-        """The layers for the kernels, None where these do not know them or the positions."""
-        encoder, kernels = self.encoder, self.engine.kernels
-        if kernels is None or self.layers is None:
-            return None
-        if encoder.embed_positions is not None and self.positions is None:
-            return None
-        weight = encoder.embed_tokens.weight
-        ends = Ends(weight, encoder.embed_scale, self.positions, self.embedding_norm, self.final_norm)
-        return kernels.layers(self.layers, self.engine.precision, ends)
 
     def __call__(self, net_input: dict[str, Any]) -> EncoderOut:
         """Encode `src_tokens` [B, S]; returns what decoding reads of fairseq's encoder output.
@@ -70,8 +56,6 @@ class FusedEncoder:
             return self._run_unknown(net_input)
         encoder = self.encoder
         tokens = net_input["src_tokens"]
-        if self.is_for_kernels(tokens):
-            return _as_fairseq(*encode(self.native_layers, tokens, encoder.padding_idx))
         padding = tokens == encoder.padding_idx
         mask = ~padding[:, None, None, :] if bool(padding.any()) else None
         embedding = encoder.embed_scale * F.embedding(tokens, encoder.embed_tokens.weight)
@@ -88,16 +72,6 @@ class FusedEncoder:
         if self.final_norm is not None:
             x = self.final_norm(x)
         return _as_fairseq(embedding, x, padding)
-
-    def is_for_kernels(self, tokens: Tensor) -> bool:
-        """Whether sources [B, S] are encoded by the kernels."""
-        if self.native_layers is None or self.engine.kernels is None:
-            return False
-        if tokens.dtype != torch.long or tokens.device.type != "cpu":
-            return False
-        if self.positions is not None and tokens.size(1) > len(self.positions):
-            return False
-        return self.engine.kernels.pays_in_layers(self.native_layers, tokens.numel(), self.engine.precision)
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None
@@ -157,7 +131,7 @@ def _as_fairseq(embedding: Tensor, x: Tensor, padding: Tensor) -> EncoderOut:
     }
 
 
-def _is_known(encoder: nn.Module) -> bool:
+def is_known_encoder(encoder: nn.Module) -> bool:
     """Whether an encoder is fairseq's plain Transformer, with nothing that `FusedEncoder` leaves out."""
     if not isinstance(encoder, TransformerEncoderBase) or encoder.quant_noise is not None:
         return False
@@ -176,19 +150,4 @@ def _is_known_layer(layer: nn.Module) -> bool:
         and attention.bias_k is None
         and not attention.add_zero_attn
         and not attention.use_xformers
-    )
-
-
-def _read_layer(layer: TransformerEncoderLayerBase) -> Layer:
-    attention = layer.self_attn
-    return Layer(
-        heads=attention.num_heads,
-        normalize_before=layer.normalize_before,
-        self_qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
-        self_out=linear(attention.out_proj),
-        self_norm=norm(layer.self_attn_layer_norm),
-        fc1=linear(layer.fc1),
-        activation=layer.activation_fn,
-        fc2=linear(layer.fc2),
-        final_norm=norm(layer.final_layer_norm),
     )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
@@ -18,12 +17,10 @@ class MaskInputs:
 
     Args:
         decoder: the drafter's.
-        engine: what it runs on.
     """
 
-    def __init__(self, decoder: BlockNatDecoder, engine: Engine) -> None:
+    def __init__(self, decoder: BlockNatDecoder) -> None:
         self.decoder = decoder
-        self.copy = None if engine.kernels is None else engine.kernels.source_copy(decoder)
         self.encoder_out: dict[str, Tensor] = {}
         self.computed: Tensor | None = None
 
@@ -54,13 +51,9 @@ class MaskInputs:
             # The more the longer the sentence is, so that it is not often done anew.
             before = 0 if self.computed is None else self.computed.size(1)
             count = max(positions + -positions % _TOGETHER, 2 * before)
-            if self.copy is not None:
-                source, padding = self.encoder_out["encoder_embedding"], self.encoder_out["encoder_padding_mask"]
-                self.computed = self.copy(count, source, padding)
-            else:
-                numbers = torch.arange(count, device=self.decoder.mask_vector.device)
-                encoder_out = {name: [value] for name, value in self.encoder_out.items()}
-                self.computed = self.decoder.mask_vectors(numbers.expand(batch, -1), encoder_out)
+            numbers = torch.arange(count, device=self.decoder.mask_vector.device)
+            encoder_out = {name: [value] for name, value in self.encoder_out.items()}
+            self.computed = self.decoder.mask_vectors(numbers.expand(batch, -1), encoder_out)
         return self.computed
 
 

@@ -6,6 +6,8 @@ from enum import Enum
 
 import torch
 import torch.nn.functional as F
+from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 # A second form of a weight of so many bytes is next to nothing.
@@ -163,3 +165,40 @@ def _follow_each_other(parameters: Sequence[Tensor]) -> bool:
 def _owns_its_memory(parameter: Tensor) -> bool:
     own = parameter.numel() * parameter.element_size() == parameter.untyped_storage().nbytes()
     return own and not parameter.is_inference()
+
+
+def plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
+    """Return the vocabulary projection, None where the output layer is more than that."""
+    # Heads of which the first one is the model itself: its own decoding must not differ in the last bits.
+    is_plain = getattr(decoder, "identity_first_head", False)
+    if type(decoder).output_layer is not TransformerDecoderBase.output_layer and not is_plain:
+        return None
+    return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
+
+
+def read_decoder_layer(layer: TransformerDecoderLayerBase) -> Layer:
+    """Return the weights of a decoder layer."""
+    cross = layer.encoder_attn
+    return replace(
+        read_encoder_layer(layer),
+        cross_query=linear(cross.q_proj),
+        cross_key_value=fused(cross.k_proj, cross.v_proj),
+        cross_out=linear(cross.out_proj),
+        cross_norm=norm(layer.encoder_attn_layer_norm),
+    )
+
+
+def read_encoder_layer(layer: TransformerEncoderLayerBase | TransformerDecoderLayerBase) -> Layer:
+    """Return the weights of an encoder layer, or of what a decoder layer has of one."""
+    attention = layer.self_attn
+    return Layer(
+        heads=attention.num_heads,
+        normalize_before=layer.normalize_before,
+        self_qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        self_out=linear(attention.out_proj),
+        self_norm=norm(layer.self_attn_layer_norm),
+        fc1=linear(layer.fc1),
+        activation=layer.activation_fn,
+        fc2=linear(layer.fc2),
+        final_norm=norm(layer.final_layer_norm),
+    )

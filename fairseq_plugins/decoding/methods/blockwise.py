@@ -10,13 +10,10 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.checks import check_thresholds
-from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
-from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.engine.native.build import HeadsStructure, LinearStructure
-from fairseq_plugins.decoding.engine.native.layers import NativeLinear, check
-from fairseq_plugins.decoding.engine.weights import Precision, linear
-from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.engine.weights import Linear, linear
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod, option
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import Rule, TopBeta, at_least, exact, within_distance
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
@@ -25,7 +22,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseDecoder, BlockwiseTransformer
 
 
-class BlockwiseDrafter(CompiledDrafter):
+class BlockwiseDrafter:
     """Proposals of heads 2 .. k, from the verifier's state at the last accepted token (Stern et al. 2018, section 4).
 
     Verification and the next prediction are one call of the model: its head 1 verifies the proposals, and the state
@@ -34,17 +31,11 @@ class BlockwiseDrafter(CompiledDrafter):
     Args:
         model: the verifier, with its heads.
         block_size: tokens per iteration, k: at most the number of heads.
-        cached: the verifier's decoder, for compiled heads; None for none.
     """
 
-    kernel_part = "heads"
-    reads_encoder = False
-
-    def __init__(self, model: BlockwiseTransformer, block_size: int, cached: CachedDecoder | None = None) -> None:
+    def __init__(self, model: BlockwiseTransformer, block_size: int) -> None:
         self.decoder = model.decoder
         self.block_size = block_size
-        self.compiled = None if cached is None else CompiledHeads.of(model.decoder, block_size, cached)
-        self.projection = None if self.compiled is None else self.compiled.projection
         self.proposals = torch.empty(0, 0, dtype=torch.long)
         # How many of them are meant, None for all: of sentences that have just come in, none.
         self.num_proposed: Tensor | None = None
@@ -72,74 +63,9 @@ class BlockwiseDrafter(CompiledDrafter):
         self.proposals = self.decoder.project(states).argmax(-1)
         self.num_proposed = None
 
-    @property
-    def widest(self) -> int:
-        return self.block_size - 1
-
-    @property
-    def is_compiled(self) -> bool:
-        return self.compiled is not None
-
-    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[HeadsStructure, list[Any]] | None:
-        if self.compiled is None:
-            return None
-        width = self.proposals.size(1)
-        if self.num_proposed is None:
-            self.num_proposed = self.proposals.new_full((batch,), width)
-        # Before the first call there are none.
-        self.proposals = F.pad(self.proposals, (0, self.block_size - 1 - width)).contiguous()
-        return self.compiled.structure(self.proposals, self.num_proposed), [self.compiled]
-
     def select_rows(self, rows: Tensor) -> None:
         self.proposals = self.proposals.index_select(0, rows)
         self.num_proposed = None if self.num_proposed is None else self.num_proposed.index_select(0, rows)
-
-
-@dataclass(frozen=True)
-class CompiledHeads:
-    """The layers of the heads for the kernels.
-
-    Attributes:
-        expand: what all heads read of a state.
-        first: what head 1 adds to the state, None where it is the state itself.
-        others: the same of heads 2 .. k.
-        projection: to the vocabulary.
-    """
-
-    expand: NativeLinear
-    first: NativeLinear | None
-    others: NativeLinear
-    projection: NativeLinear
-
-    @classmethod
-    def of(cls, decoder: BlockwiseDecoder, block_size: int, cached: CachedDecoder) -> "CompiledHeads | None":
-        """The heads 1 .. k of a decoder; None where the kernels cannot run them."""
-        kernels, output, width = cached.engine.kernels, decoder.output_projection, decoder.output_embed_dim
-        expand, shrink = linear(decoder.head_expand), linear(decoder.head_shrink)
-        is_plain = decoder.project_out_dim is None and isinstance(output, nn.Linear) and block_size > 1
-        is_rounded = cached.engine.precision is not Precision.FP32
-        if kernels is None or not is_plain or is_rounded or not kernels.can_run(expand):
-            return None
-
-        def heads(first: int, last: int) -> NativeLinear:
-            rows = slice((first - 1) * width, last * width)
-            return kernels.compiled_linear((shrink[0][rows], shrink[1][rows]))
-
-        return cls(
-            kernels.compiled_linear(expand),
-            None if decoder.identity_first_head else heads(1, 1),
-            heads(2, block_size),
-            cached.native_output or kernels.compiled_linear(linear(output)),
-        )
-
-    def structure(self, proposals: Tensor, num_proposed: Tensor) -> HeadsStructure:
-        """For proposals [B, k - 1], of which so many [B] are meant."""
-        check("proposals", proposals, (len(num_proposed), proposals.size(1)), torch.long)
-        check("numbers of proposals", num_proposed, (len(proposals),), torch.long)
-        first = LinearStructure() if self.first is None else self.first.structure
-        return HeadsStructure(
-            self.expand.structure, first, self.others.structure, proposals.data_ptr(), num_proposed.data_ptr()
-        )
 
 
 @dataclass(frozen=True)
@@ -172,8 +98,8 @@ def _check(options: BlockwiseOptions) -> None:
         raise ConfigurationError(f"--min-block {options.min_block}: give at least 1{most}")
 
 
-def _check_fit(parts: Parts, options: BlockwiseOptions) -> None:
-    models = parts.models
+def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:
+    models = context.models
     if len(models) > 1 or not isinstance(models[0], BlockwiseTransformer):
         what = "several models" if len(models) > 1 else f"a {type(models[0]).__name__} without heads"
         raise ConfigurationError(
@@ -186,7 +112,7 @@ def _check_fit(parts: Parts, options: BlockwiseOptions) -> None:
         raise ConfigurationError(f"--block-size {width}: the model has {heads} heads; give at most {heads}")
     if options.min_block > width:
         raise ConfigurationError(f"--min-block {options.min_block}: more than the block size; give at most {width}")
-    if options.accept_distance is not None and _numbers(parts.target).isnan().all():
+    if options.accept_distance is not None and _numbers(context.target).isnan().all():
         raise ConfigurationError(
             f"--accept-distance {options.accept_distance}: no symbol of the target dictionary is a number; leave it out"
         )
@@ -214,11 +140,41 @@ def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
     return at_least(options.min_block, rule) if options.min_block > 1 else rule
 
 
-def _build(parts: Parts, options: BlockwiseOptions) -> Method:
-    verifier = Verifier(parts.models, parts.engine, parts.temperature)
-    block_size = options.block_size or parts.models[0].decoder.heads
-    heads = BlockwiseDrafter(parts.models[0], block_size, verifier.decoders[0])
-    return Method(verifier, heads, GreedySearch(_rule(options, parts.target)))
+def _build(context: MethodContext, options: BlockwiseOptions) -> Method:
+    verifier = Verifier(context.models, context.engine, context.temperature)
+    block_size = options.block_size or context.models[0].decoder.heads
+    heads = BlockwiseDrafter(context.models[0], block_size)
+    return Method(verifier, heads, GreedySearch(_rule(options, context.target)))
+
+
+def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMethod:
+    weights, decoder = context.weights, context.models[0].decoder
+    block_size = options.block_size or decoder.heads
+    output, shrink = decoder.output_projection, linear(decoder.head_shrink)
+    if not isinstance(output, nn.Linear):
+        raise NotNative("the vocabulary projection is not a linear layer")
+    if block_size < 2:
+        raise NotNative("--block-size 1: drafts nothing")
+
+    def heads(first: int, last: int) -> Linear:
+        rows = slice((first - 1) * decoder.output_embed_dim, last * decoder.output_embed_dim)
+        return shrink[0][rows], shrink[1][rows]
+
+    projection, expand = weights.linear(linear(output)), weights.linear(linear(decoder.head_expand))
+    drafter = weights.module.heads_drafter(expand, weights.linear(heads(2, block_size)), projection)
+    head = None if decoder.identity_first_head else (expand, weights.linear(heads(1, 1)))
+    acceptance = _native_acceptance(weights.module, options, context.target)
+    return NativeMethod(weights, drafter, acceptance, projection=projection, head=head)
+
+
+def _native_acceptance(module: Any, options: BlockwiseOptions, dictionary: Dictionary) -> Any:
+    """What `_rule` says, for the kernels; None for exact acceptance."""
+    rule = None
+    if options.accept_distance is not None:
+        rule = module.accept_within_distance(options.accept_distance, _numbers(dictionary))
+    elif options.top_beta > 1:
+        rule = module.accept_top_beta(options.top_beta, options.tau or math.inf)
+    return module.accept_at_least(options.min_block, rule) if options.min_block > 1 else rule
 
 
 METHODS = [
@@ -235,6 +191,7 @@ METHODS = [
         check=_check,
         check_fit=_check_fit,
         build=_build,
+        build_native=_build_native,
         agreed="head",
         order=40,
     )

@@ -1,8 +1,11 @@
 """fairseq's beam search on our engine: its output, several times as fast."""
 
+from dataclasses import replace
+
 from fairseq_plugins.decoding.candidates import best_candidates
 from fairseq_plugins.decoding.engine.layout import BeamLayout
-from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.beam import BeamSearch
 from fairseq_plugins.decoding.state import Candidates, DecodingState, Draft
@@ -13,22 +16,23 @@ class BeamVerifier(Verifier):
     """Runs the last token of every hypothesis, and finds the best continuations of every sentence."""
 
     def verify(self, state: DecodingState, draft: Draft) -> Candidates:
-        """The best continuations by one token; the draft is empty."""
+        """Return the best continuations by one token; the draft is empty."""
         beams = state.beams
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.holders)
-        tokens = state.last_tokens()[:, 0]
-        if self.is_plain:
-            found = self.decoders[0].best_continuations(tokens, layout, beams.scores, state.constraints)
-            if found is not None:
-                return Candidates(*found)
-        return best_candidates(state, self._log_probs(tokens, layout))
+        return best_candidates(state, self.log_probs(state.last_tokens()[:, 0], layout))
 
 
-def _build(parts: Parts, options: MethodOptions) -> Method:
-    engine = parts.engine.for_many_rows()
-    verifier = BeamVerifier(parts.models, engine, parts.temperature, beam=parts.beam)
-    return Method(verifier, NoDrafter(), BeamSearch(parts.beam, engine))
+def _build(context: MethodContext, options: MethodOptions) -> Method:
+    verifier = BeamVerifier(context.models, context.engine, context.temperature, beam=context.beam)
+    return Method(verifier, NoDrafter(), BeamSearch(context.beam))
+
+
+def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:
+    # In a vocabulary as small as this, fairseq goes on with what it has forbidden.
+    if len(context.target) < 2 * context.beam + 2:
+        raise NotNative(f"--beam {context.beam}: is too wide for a vocabulary of {len(context.target)} on the kernels")
+    return NativeMethod(replace(context.weights, many_rows=True))
 
 
 METHODS = [
@@ -39,6 +43,7 @@ METHODS = [
         accepts="beam search",
         paper="baseline, on our engine",
         build=_build,
+        build_native=_build_native,
         searches_beams=True,
         order=5,
     )

@@ -11,9 +11,12 @@ from fairseq_plugins.decoding.drafters.trained import (
     check_draft_vocabulary,
     check_drafter,
     feature_layers,
+    native_drafter,
+    native_policy,
     trained_drafter,
 )
-from fairseq_plugins.decoding.method import Method, MethodSpec, Parts, option
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import Rule, TopBeta, exact
 from fairseq_plugins.decoding.verifier import Verifier
@@ -74,24 +77,35 @@ def _check_relaxed(options: RelaxedOptions) -> None:
         )
 
 
-def _check_fit(parts: Parts, options: TrainedDrafterOptions) -> None:
-    check_drafter(parts, options.block_size, options.draft_vocabulary)
+def _check_fit(context: MethodContext, options: TrainedDrafterOptions) -> None:
+    check_drafter(context, options.block_size, options.draft_vocabulary)
 
 
-def _method(parts: Parts, drafter: Drafter, rule: Rule) -> Method:
-    verifier = Verifier(parts.models, parts.engine, parts.temperature, feature_layers(parts.drafter))
-    return Method(verifier, drafter, GreedySearch(rule, parts.engine))
+def _method(context: MethodContext, drafter: Drafter, rule: Rule) -> Method:
+    verifier = Verifier(context.models, context.engine, context.temperature, feature_layers(context.drafter))
+    return Method(verifier, drafter, GreedySearch(rule))
 
 
-def _build(parts: Parts, options: ExactOptions) -> Method:
-    adaptive = not options.fixed_width and parts.models[0].decoder.embed_tokens.weight.device.type == "cpu"
-    return _method(parts, trained_drafter(parts, options, adaptive=adaptive), exact)
+def _build(context: MethodContext, options: ExactOptions) -> Method:
+    return _method(context, trained_drafter(context, options), exact)
 
 
-def _build_relaxed(parts: Parts, options: RelaxedOptions) -> Method:
-    # What it says depends on how many tokens are verified, and is not to differ from run to run.
-    drafter = trained_drafter(parts, options, reads_log_probs=options.accept_score == "drafter")
-    return _method(parts, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
+def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod:
+    policy = None if options.fixed_width else native_policy(context, options)
+    return NativeMethod(context.weights, native_drafter(context, options), policy=policy)
+
+
+def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
+    drafter = trained_drafter(context, options, reads_log_probs=options.accept_score == "drafter")
+    return _method(context, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
+
+
+def _build_relaxed_native(context: MethodContext, options: RelaxedOptions) -> NativeMethod:
+    if options.accept_score == "drafter":
+        raise NotNative("--accept-score drafter: needs the drafter's scores of all tokens")
+    # What it says depends on how many tokens are verified, and is not to differ from run to run: no policy.
+    acceptance = context.weights.module.accept_top_beta(options.top_beta, options.tau)
+    return NativeMethod(context.weights, native_drafter(context, options), acceptance)
 
 
 METHODS = [
@@ -107,6 +121,7 @@ METHODS = [
         check=check_draft_vocabulary,
         check_fit=_check_fit,
         build=_build,
+        build_native=_build_native,
         rows={"gad": {}, "gad fixed width": {"fixed_width": True}},
         order=30,
     ),
@@ -123,6 +138,7 @@ METHODS = [
         check=_check_relaxed,
         check_fit=_check_fit,
         build=_build_relaxed,
+        build_native=_build_relaxed_native,
         relaxed="top-beta",
         rows={f"gad++ {preset}": {"preset": preset} for preset in PRESETS},
         order=31,

@@ -1,7 +1,7 @@
 """Greedy decoding on our engine, without drafts."""
 
 from fairseq_plugins.decoding.drafters import StatelessDrafter
-from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import DecodingState, Draft, no_draft
 from fairseq_plugins.decoding.verifier import Verifier
@@ -14,9 +14,12 @@ class NoDrafter(StatelessDrafter):
         return no_draft(state)
 
 
-def _build(parts: Parts, options: MethodOptions) -> Method:
-    verifier = Verifier(parts.models, parts.engine, parts.temperature)
-    return Method(verifier, NoDrafter(), GreedySearch(engine=parts.engine))
+def _build(context: MethodContext, options: MethodOptions) -> Method:
+    return Method(Verifier(context.models, context.engine, context.temperature), NoDrafter(), GreedySearch())
+
+
+def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:
+    return NativeMethod(context.weights)
 
 
 METHODS = [
@@ -27,6 +30,7 @@ METHODS = [
         accepts="-",
         paper="baseline, on our engine",
         build=_build,
+        build_native=_build_native,
         order=10,
     )
 ]

@@ -1,6 +1,6 @@
 """Input-guided aggressive decoding: the draft is the rest of the source, for tasks that rewrite their input."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,18 +9,17 @@ from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
 from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.drafters.trained import (
     TrainedDrafterOptions,
     check_draft_vocabulary,
     check_drafter,
     feature_layers,
+    native_drafter,
     trained_drafter,
 )
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.engine.native.build import CopierStructure
 from fairseq_plugins.decoding.engine.rows import cat_padded
-from fairseq_plugins.decoding.method import Method, MethodSpec, Parts, option
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.decoding.suffix_match import MAX_MATCH, continuation, latest_match, suffix_match, unique_match
@@ -30,7 +29,7 @@ from fairseq_plugins.errors import ConfigurationError
 _BEGIN = 1 << 40  # stands for the beginning of source and output, which no dictionary symbol equals
 
 
-class SourceCopyDrafter(CompiledDrafter):
+class SourceCopyDrafter:
     """Copy the source after the position that a suffix of the output matches uniquely (Aggressive Decoding, Alg. 1).
 
     The first draft is the whole source, as if the beginnings of both matched. Where nothing matches, nothing is
@@ -42,9 +41,6 @@ class SourceCopyDrafter(CompiledDrafter):
             matches instead of a unique one.
         fallback: beyond the paper: who drafts where nothing matches.
     """
-
-    kernel_part = "copier"
-    reads_encoder = False
 
     def __init__(self, pad: int, recent: bool = False, fallback: Drafter | None = None) -> None:
         self.pad = pad
@@ -84,20 +80,6 @@ class SourceCopyDrafter(CompiledDrafter):
     def observe(self, advance: Advance) -> None:
         if self.fallback is not None:
             self.fallback.observe(advance)
-
-    @property
-    def widest(self) -> int:
-        return self.source.size(1)
-
-    @property
-    def is_compiled(self) -> bool:
-        return not self.recent and self.fallback is None
-
-    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[CopierStructure, list[Tensor]] | None:
-        if not self.is_compiled:
-            return None
-        text = self.source.contiguous()
-        return CopierStructure(text.data_ptr(), text.size(1), _BEGIN, MAX_MATCH), [text]
 
     def select_rows(self, rows: Tensor) -> None:
         self.source = self.source.index_select(0, rows)
@@ -154,18 +136,25 @@ def _check(options: SourceCopyOptions) -> None:
         )
 
 
-def _check_fit(parts: Parts, options: SourceCopyOptions) -> None:
+def _check_fit(context: MethodContext, options: SourceCopyOptions) -> None:
     if _has_fallback(options):
-        check_drafter(parts, options.block_size, options.draft_vocabulary)
+        check_drafter(context, options.block_size, options.draft_vocabulary)
 
 
-def _build(parts: Parts, options: SourceCopyOptions) -> Method:
-    fallback = trained_drafter(parts, options) if _has_fallback(options) else None
-    drafter = SourceCopyDrafter(parts.target.pad(), options.iad_lookup == "recent", fallback)
+def _build(context: MethodContext, options: SourceCopyOptions) -> Method:
+    fallback = trained_drafter(context, options) if _has_fallback(options) else None
+    drafter = SourceCopyDrafter(context.target.pad(), options.iad_lookup == "recent", fallback)
+    verifier = Verifier(context.models, context.engine, context.temperature, feature_layers(context.drafter))
+    return Method(verifier, drafter, GreedySearch())
+
+
+def _build_native(context: MethodContext, options: SourceCopyOptions) -> NativeMethod:
     # Where text stays as it is, a whole sentence is verified at once.
-    engine = parts.engine.for_many_rows()
-    verifier = Verifier(parts.models, engine, parts.temperature, feature_layers(parts.drafter))
-    return Method(verifier, drafter, GreedySearch(engine=engine))
+    weights = replace(context.weights, many_rows=True)
+    drafter = weights.module.source_copy_drafter(context.target.pad(), MAX_MATCH, options.iad_lookup == "recent")
+    if _has_fallback(options):
+        drafter = weights.module.fallback_drafter(drafter, native_drafter(context, options))
+    return NativeMethod(weights, drafter)
 
 
 METHODS = [
@@ -181,6 +170,7 @@ METHODS = [
         check=_check,
         check_fit=_check_fit,
         build=_build,
+        build_native=_build_native,
         agreed="source copy",
         order=41,
     )

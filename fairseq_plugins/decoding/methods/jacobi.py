@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.engine.native.build import GuesserStructure
 from fairseq_plugins.decoding.engine.rows import cat_padded
-from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod, option
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.decoding.verifier import Verifier
@@ -26,7 +24,7 @@ DEFAULT_LENGTH = 50
 _WINDOW_RATIO = 1.5
 
 
-class JacobiDrafter(CompiledDrafter):
+class JacobiDrafter:
     """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
 
     Accepting the longest prefix that equals the verifier's argmax freezes what has converged (stopping condition,
@@ -42,9 +40,6 @@ class JacobiDrafter(CompiledDrafter):
         pool: beyond the paper: remember what the verifier said after which token, right or not, and draft that; how
             many tokens there are (the size of the dictionary), 0 for no pool.
     """
-
-    kernel_part = "guesser"
-    reads_encoder = False
 
     def __init__(
         self, pad: int, block_size: int | None, length: int | None, initial: int | None, pool: int = 0
@@ -113,23 +108,6 @@ class JacobiDrafter(CompiledDrafter):
             self._remember(advance, columns <= num_drafted[:, None])
         following = advance.num_emitted[:, None] + columns[:-1]
         self.tail = F.pad(predicted, (0, 1), value=-1).gather(1, following.clamp(max=drafted + 1))
-
-    @property
-    def widest(self) -> int:
-        return self.block - 1
-
-    @property
-    def is_compiled(self) -> bool:
-        return not self.pool_size
-
-    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[GuesserStructure, list[Tensor]] | None:
-        if not self.is_compiled:
-            return None
-        first = self.first_guess.contiguous()
-        missing = self.block - self.tail.size(1)
-        self.tail = F.pad(self.tail, (0, missing), value=-1) if missing else self.tail.contiguous()
-        length = -1 if self.length is None else self.length
-        return GuesserStructure(self.block, length, first.data_ptr(), first.size(1), self.tail.data_ptr()), [first]
 
     def _first_guess(self, source: Tensor) -> Tensor:
         if self.initial is not None:
@@ -208,24 +186,33 @@ def _starts_from_source(options: JacobiOptions) -> str | None:
     return "--jacobi-init source" if options.jacobi_init == "source" else None
 
 
-def _method(parts: Parts, options: JacobiOptions, block_size: int | None, length: int | None = None) -> Method:
-    dictionary = parts.target
-    initial = {"pad": dictionary.pad(), "unk": dictionary.unk(), "source": None}[options.jacobi_init]
-    pool = len(dictionary) if options.jacobi_pool else 0
-    drafter = JacobiDrafter(dictionary.pad(), block_size, length, initial, pool)
-    return Method(Verifier(parts.models, parts.engine, parts.temperature), drafter, GreedySearch(engine=parts.engine))
+def _initial(context: MethodContext, options: JacobiOptions) -> int | None:
+    """The first guess of every position, None for the source token there."""
+    return {"pad": context.target.pad(), "unk": context.target.unk(), "source": None}[options.jacobi_init]
 
 
-def _build(parts: Parts, options: JacobiOptions) -> Method:
-    return _method(parts, options, None)
+def _block(options: JacobiOptions) -> int | None:
+    """Positions solved together, None for the whole sentence."""
+    return (options.block_size or DEFAULT_BLOCK_SIZE) if isinstance(options, BlockJacobiOptions) else None
 
 
-def _build_block(parts: Parts, options: BlockJacobiOptions) -> Method:
-    return _method(parts, options, options.block_size or DEFAULT_BLOCK_SIZE)
+def _build(context: MethodContext, options: JacobiOptions) -> Method:
+    length = getattr(options, "jacobi_length", None)
+    pool = len(context.target) if options.jacobi_pool else 0
+    drafter = JacobiDrafter(context.target.pad(), _block(options), length, _initial(context, options), pool)
+    return Method(Verifier(context.models, context.engine, context.temperature), drafter, GreedySearch())
 
 
-def _build_hybrid(parts: Parts, options: HybridJacobiOptions) -> Method:
-    return _method(parts, options, options.block_size or DEFAULT_BLOCK_SIZE, options.jacobi_length)
+def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMethod:
+    initial, length = _initial(context, options), getattr(options, "jacobi_length", None)
+    drafter = context.weights.module.jacobi_drafter(
+        block=_block(options) or 0,
+        window_ratio=_WINDOW_RATIO,
+        length=-1 if length is None else length,
+        initial=-1 if initial is None else initial,
+        pool=len(context.target) if options.jacobi_pool else 0,
+    )
+    return NativeMethod(context.weights, drafter)
 
 
 METHODS = [
@@ -239,6 +226,7 @@ METHODS = [
         options=JacobiOptions,
         copies_source=_starts_from_source,
         build=_build,
+        build_native=_build_native,
         agreed="fixed point",
         order=42,
     ),
@@ -251,7 +239,8 @@ METHODS = [
         paper="Algorithm 2",
         options=BlockJacobiOptions,
         copies_source=_starts_from_source,
-        build=_build_block,
+        build=_build,
+        build_native=_build_native,
         agreed="fixed point",
         order=43,
     ),
@@ -265,7 +254,8 @@ METHODS = [
         options=HybridJacobiOptions,
         check=_check_length,
         copies_source=_starts_from_source,
-        build=_build_hybrid,
+        build=_build,
+        build_native=_build_native,
         agreed="fixed point",
         order=44,
     ),

@@ -5,7 +5,7 @@ from typing import Optional
 
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.trained import check_drafter, drafted_tokens
-from fairseq_plugins.decoding.method import Method, MethodOptions, MethodSpec, Parts, option
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, option
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import everything
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier
@@ -19,21 +19,21 @@ class NatOptions(MethodOptions):
     block_size: Optional[int] = option(None)
 
 
-def _check_fit(parts: Parts, options: NatOptions) -> None:
-    assert parts.drafter is not None
-    if parts.drafter.reads_features:
+def _check_fit(context: MethodContext, options: NatOptions) -> None:
+    assert context.drafter is not None
+    if context.drafter.reads_features:
         raise ConfigurationError(
             "--decoder nat: this drafter (--drafter-context features) reads the verifier's states and cannot decode "
             "alone; use --decoder gad with --path VERIFIER.pt --drafter-path DRAFTER.pt"
         )
-    check_drafter(parts, options.block_size)
+    check_drafter(context, options.block_size)
 
 
-def _build(parts: Parts, options: NatOptions) -> Method:
-    assert parts.drafter is not None and not parts.drafter.reads_features
-    width = drafted_tokens(parts.drafter, options.block_size)
-    drafter = NatDrafter(parts.drafter, width, parts.engine, alone=True)
-    return Method(DrafterIsVerifier(parts.engine), drafter, GreedySearch(everything))
+def _build(context: MethodContext, options: NatOptions) -> Method:
+    assert context.drafter is not None and not context.drafter.reads_features
+    width = drafted_tokens(context.drafter, options.block_size)
+    drafter = NatDrafter(context.drafter, width, context.engine, alone=True)
+    return Method(DrafterIsVerifier(context.engine), drafter, GreedySearch(everything))
 
 
 METHODS = [

@@ -5,7 +5,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.search.rules import Rule, accepted_prefix, exact
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, DecodingState, Draft, Verification
 
@@ -31,19 +30,13 @@ class GreedySearch:
 
     Args:
         rule: which drafted tokens may stand.
-        engine: whose kernels do exact acceptance in one call.
     """
 
-    def __init__(self, rule: Rule = exact, engine: Engine | None = None) -> None:
+    def __init__(self, rule: Rule = exact) -> None:
         self.rule = rule
-        self.kernels = None if engine is None else engine.kernels
 
     def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
-        tokens, counts = verification.best, None
-        if self.rule is exact and self.kernels is not None:
-            counts = self.kernels.accept_exact(tokens, draft.tokens, draft.num_drafted, state.constraints.eos)
-        if counts is None:
-            tokens, counts = self._accept(draft, verification, state.constraints.eos)
+        tokens, counts = self._accept(draft, verification, state.constraints.eos)
         if state.ended is not None:
             counts = counts * ~state.ended
         # The one synchronisation of an iteration.

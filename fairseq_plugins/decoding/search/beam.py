@@ -1,13 +1,32 @@
 """Beam search as fairseq has it: what ends in a step, and which hypotheses go on."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.native.beam import Chosen, choose_hypotheses
 from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Hypothesis
 from fairseq_plugins.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What of the candidates ends and what goes on, R = B * size hypotheses.
+
+    Attributes:
+        tokens, scores, log_probs: [R], of what goes on; scores are sums.
+        parents: [R], the row that each row continues.
+        ignored: [B, size], ranks from which nothing ends in the next step.
+        ends: [B, size], which of the best candidates end; None where none does.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    scores: Tensor
+    log_probs: Tensor
+    ignored: Tensor
+    ends: Tensor | None
 
 
 class BeamSearch:
@@ -19,12 +38,10 @@ class BeamSearch:
 
     Args:
         size: hypotheses of every sentence.
-        engine: whose kernels choose in one call.
     """
 
-    def __init__(self, size: int, engine: Engine | None = None) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.kernels = None if engine is None else engine.kernels
 
     def advance(self, state: DecodingState, draft: Draft, candidates: Candidates) -> BeamAdvance:
         """What every hypothesis advances by: one token.
@@ -40,11 +57,7 @@ class BeamSearch:
         beams, eos = state.beams, state.constraints.eos
         gone = state.host_ended or [False] * len(state.sentences)
         assert beams is not None and beams.size == self.size
-        if self.kernels is not None and self.kernels.can_read(candidates.scores):
-            found = (candidates.scores, candidates.tokens, candidates.parents)
-            chosen = choose_hypotheses(self.kernels.functions, found, beams.scores, beams.ignored, eos)
-        else:
-            chosen = choose(candidates, beams, eos)
+        chosen = choose(candidates, beams, eos)
         hypotheses: list[tuple[int, Hypothesis]] = []
         finished, ended = [False] * len(state.sentences), beams.ended
         # Reading what ends is the one synchronisation of a step.
@@ -98,7 +111,7 @@ def nothing_may_end(max_len: int) -> ConfigurationError:
 
 
 def choose(candidates: Candidates, beams: Beams, eos: int) -> Chosen:
-    """What ends and what goes on, in PyTorch: the reference."""
+    """Choose what ends and what goes on."""
     size, count = beams.size, candidates.tokens.size(1)
     ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
     ends[:, :size] &= ~beams.ignored

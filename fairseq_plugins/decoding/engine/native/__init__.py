@@ -1,5 +1,37 @@
-"""Decoding steps in compiled code: `kernels.cpp`, built at first use and kept for later runs.
+"""The compiled kernels for CPUs: an extension module that setup.py builds out of csrc/.
 
-On a CPU a step over one sentence and a few tokens is many small operations, and PyTorch spends more time between them
-than in them. Here a step is one call. It computes what the PyTorch path computes, up to the rounding of sums.
+Its arithmetic is compiled once for each instruction set; the best one that the processor runs is used. SPEC_DEC_ISA names
+another one, for comparisons.
 """
+
+import functools
+import importlib
+import os
+from types import ModuleType
+
+from fairseq_plugins.errors import ConfigurationError
+
+
+class NotNative(Exception):
+    """Says in a few words why something does not run on the compiled kernels."""
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """Return the extension module, with the instruction set that the environment asks for.
+
+    Raises:
+        NotNative: where the package was installed without it.
+        ConfigurationError: for a SPEC_DEC_ISA that this processor does not run.
+    """
+    try:
+        module = importlib.import_module(f"{__name__}._kernels")
+    except ImportError as error:
+        raise NotNative(f"the compiled kernels are not installed ({error}); pip install the package") from error
+    wanted = os.environ.get("SPEC_DEC_ISA")
+    if wanted:
+        runnable = module.runnable_instruction_sets()
+        if wanted not in runnable:
+            raise ConfigurationError(f"SPEC_DEC_ISA={wanted}: this processor runs {', '.join(runnable)}; name one of these")
+        module.use_instruction_set(wanted)
+    return module

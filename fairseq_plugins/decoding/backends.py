@@ -1,0 +1,93 @@
+"""Which backend decodes, and why: the one place that decides."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
+from fairseq_plugins.decoding.native_backend import NativeBackend
+from fairseq_plugins.decoding.state import Decoded, StepOutput
+from fairseq_plugins.decoding.torch_backend import TorchBackend
+from fairseq_plugins.decoding.trace import TraceWriter
+
+
+class Backend(Protocol):
+    """Decodes batches.
+
+    Attributes:
+        name: "native", "cuda-graphs" or "torch".
+        reason: why it was chosen, in a few words.
+    """
+
+    name: str
+    reason: str
+
+    def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
+        """Decode a fairseq batch whose outputs begin with `first_token`."""
+
+    def steps(
+        self, sample: dict[str, Any], constraints: Constraints, first_token: int
+    ) -> Generator[list[StepOutput], None, Decoded]:
+        """Decode a batch, and yield what every iteration does to each sentence; returns what `decode` returns."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row of the table of backends: its name, what it takes, and what it refuses."""
+
+    name: str
+    takes: str
+    refuses: str
+
+
+CHOICES = (
+    Choice(
+        "native",
+        "a CPU: the compiled kernels decode a batch in one call",
+        "ensembles, --trace-file, --no-compiled-steps, --decoder nat, --accept-score drafter, and what of a model the kernels "
+        "do not know (activations, projections of embeddings, other vocabulary projections)",
+    ),
+    Choice(
+        "cuda-graphs",
+        "a GPU: the loop in PyTorch, its steps captured as CUDA graphs",
+        "--no-cuda-graphs; --eval-bleu, where every validation has other weights",
+    ),
+    Choice("torch", "everything: the loop in PyTorch, the reference that the others are tested against", "-"),
+)
+
+
+def choose_backend(
+    spec: MethodSpec,
+    options: MethodOptions,
+    context: MethodContext,
+    trace: TraceWriter | None = None,
+    active_sentences: int = 0,
+) -> Backend:
+    """Return the backend that decodes with a method; its `reason` says why it is not a faster one.
+
+    Args:
+        spec, options: the method.
+        context: what it is built from: models on their device, and how to run them.
+        trace: takes down every iteration; None for no trace.
+        active_sentences: of a batch are decoded at a time, 0 for all.
+    """
+    device = next(context.models[0].parameters()).device
+    if device.type == "cpu":
+        try:
+            return NativeBackend(spec, options, context)
+        except NotNative as refusal:
+            name, reason = "torch", str(refusal)
+    elif context.engine.has_graphs(device) and context.engine.graphs.enabled:
+        name, reason = "cuda-graphs", "steps are captured on this GPU"
+    else:
+        name, reason = "torch", "--no-cuda-graphs" if context.engine.graphs else "--eval-bleu changes the weights"
+    method = spec.build(context, options)
+    return TorchBackend(method, name, reason, trace, active_sentences, context.beam if spec.searches_beams else None)
+
+
+def table() -> str:
+    """The backends as a Markdown table."""
+    rows = (f"| `{choice.name}` | {choice.takes} | {choice.refuses} |" for choice in CHOICES)
+    return "\n".join(["| backend | takes | refuses |", "| --- | --- | --- |", *rows])

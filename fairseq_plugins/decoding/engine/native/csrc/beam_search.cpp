@@ -1,0 +1,351 @@
+#include "beam_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace spec_dec {
+namespace {
+
+constexpr float NOTHING = -HUGE_VALF;
+constexpr int64_t CHUNK = 512;  // tokens scored at a time; whole panels
+constexpr int64_t BLOCK = 64;   // tokens looked through at a time
+
+// The best tokens of a row, in no order; of equal ones those with the lower numbers.
+struct BestTokens {
+    explicit BestTokens(int64_t wanted) : wanted(wanted) {}
+
+    struct Entry {
+        float score;
+        int64_t token;
+    };
+
+    bool takes(float score, int64_t token) const {
+        if (static_cast<int64_t>(entries.size()) < wanted) return score > NOTHING;
+        return score > least || (score == least && token < entries[lowest].token);
+    }
+
+    void add(float score, int64_t token) {
+        if (static_cast<int64_t>(entries.size()) < wanted) {
+            entries.push_back({score, token});
+            if (static_cast<int64_t>(entries.size()) < wanted) return;
+        } else {
+            entries[lowest] = {score, token};
+        }
+        // Of equal ones the last token goes first.
+        lowest = 0;
+        for (int64_t i = 1; i < wanted; ++i) {
+            const bool is_later = entries[i].score == entries[lowest].score && entries[i].token > entries[lowest].token;
+            if (entries[i].score < entries[lowest].score || is_later) lowest = i;
+        }
+        least = entries[lowest].score;
+    }
+
+    // Adds the best of `count` scores of the tokens from `token` on; tokens come in their order.
+    void look_through(const float* scores, int64_t count, int64_t token) {
+        for (int64_t begin = 0; begin < count; begin += BLOCK) {
+            const int64_t end = std::min(begin + BLOCK, count);
+            if (!(kernels().highest(scores + begin, end - begin) > least)) continue;
+            for (int64_t i = begin; i < end; ++i) {
+                if (scores[i] > least) add(scores[i], token + i);
+            }
+        }
+    }
+
+    int64_t wanted;
+    std::vector<Entry> entries;
+    int64_t lowest = 0;
+    float least = NOTHING;  // of those that are kept, once there are enough
+};
+
+struct Candidate {
+    float score;  // sum of log-probabilities
+    int64_t token, parent;
+
+    bool operator<(const Candidate& other) const {
+        if (score != other.score) return score > other.score;
+        return parent != other.parent ? parent < other.parent : token < other.token;
+    }
+};
+
+// A sentence on its way, with `beam` hypotheses.
+struct Sentence {
+    int64_t number = 0, length = 0;
+    std::vector<int64_t> last, tokens, ancestors;  // [beam], [beam][columns] twice
+    std::vector<float> scores, log_probs;          // [beam], [beam][columns]
+    std::vector<uint8_t> ignored;                  // [beam], ranks from which nothing ends: fairseq's cands_to_ignore
+};
+
+class Searching {
+public:
+    Searching(const Transformer& model, const Decoder& decoder, Batch& batch, int64_t beam,
+              std::vector<std::vector<Hypothesis>>& outputs)
+        : model(model), decoder(decoder), batch(batch), beam(beam), columns(batch.columns), outputs(outputs) {}
+
+    void admit(const std::vector<int64_t>& sentences) {
+        for (const int64_t number : sentences) {
+            Sentence sentence;
+            sentence.number = number;
+            sentence.last.assign(beam, batch.first_token);
+            sentence.tokens.resize(beam * columns);
+            sentence.ancestors.resize(beam * columns);
+            sentence.log_probs.resize(beam * columns);
+            sentence.scores.assign(beam, 0);
+            sentence.ignored.assign(beam, 0);
+            for (int64_t i = 0; i < beam * columns; ++i) sentence.ancestors[i] = i / columns;
+            active.push_back(std::move(sentence));
+        }
+    }
+
+    void step(std::vector<int64_t>& steps) {
+        rows.clear();
+        of_row.clear();
+        for (size_t index = 0; index < active.size(); ++index) {
+            const Sentence& sentence = active[index];
+            // At the beginning all hypotheses are the same.
+            for (int64_t h = 0; h < (sentence.length == 0 ? 1 : beam); ++h) {
+                rows.add(sentence.number * beam + h, sentence.length, sentence.last[h]);
+                of_row.push_back(index);
+            }
+        }
+        place_of.assign(batch.sentences(), 0);
+        for (size_t index = 0; index < active.size(); ++index) place_of[active[index].number] = index;
+        decoder.run_beams(rows, [&](int64_t row) {
+            return active[place_of[row / beam]].ancestors.data() + row % beam * columns;
+        });
+        score_rows();
+        size_t row = 0;
+        for (size_t index = 0; index < active.size(); ++index) {
+            const size_t first = row;
+            while (row < of_row.size() && of_row[row] == index) ++row;
+            ++steps[active[index].number];
+            advance(active[index], first, row);
+        }
+        const auto has_ended = [&](const Sentence& sentence) { return batch.finished[sentence.number] != 0; };
+        active.erase(std::remove_if(active.begin(), active.end(), has_ended), active.end());
+    }
+
+    std::vector<Sentence> active;
+
+private:
+    const Transformer& model;
+    const Decoder& decoder;
+    Batch& batch;
+    const int64_t beam, columns;
+    std::vector<std::vector<Hypothesis>>& outputs;
+    Rows rows;
+    std::vector<size_t> of_row, place_of;
+    std::vector<BestTokens> best;   // of each row
+    std::vector<float> normalizers;  // of each row
+
+    int64_t wanted() const { return std::min(2 * beam, batch.limits.vocabulary - 1); }
+
+    // The best tokens after every row. Only some hundred scores of a row are there at a time: of a row their sum is needed,
+    // and the best few.
+    void score_rows() {
+        const Limits& limits = batch.limits;
+        const int64_t count = rows.size(), vocabulary = limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
+        std::vector<float> highest(count * chunks), sums(count * chunks);
+        // Chunks are shared among threads; the best of all are among those of each.
+        const int64_t products = count * model.projection->products();
+        const int64_t parts = std::max<int64_t>(1, std::min({threads::available(), chunks, products / threads::MIN_PRODUCTS}));
+        std::vector<BestTokens> found(parts * count, BestTokens(wanted()));
+        const auto score = [&](int64_t part) {
+            thread_local Floats memory;
+            float* values = at_least(memory, count * CHUNK);
+            for (int64_t chunk = part * chunks / parts; chunk < (part + 1) * chunks / parts; ++chunk) {
+                const int64_t begin = chunk * CHUNK, size = std::min(CHUNK, vocabulary - begin);
+                const int first = static_cast<int>(begin), last = static_cast<int>(begin + size);
+                model.projection->run_outputs(rows.x.data(), count, first, last, {values, size});
+                for (int64_t r = 0; r < count; ++r) {
+                    float* here = values + r * size;
+                    if (limits.temperature != 1) {
+                        for (int64_t i = 0; i < size; ++i) here[i] /= limits.temperature;
+                    }
+                    const float top = kernels().highest(here, size);
+                    highest[r * chunks + chunk] = top;
+                    sums[r * chunks + chunk] = kernels().sum_exponentials(here, size, top);
+                    BestTokens& own = found[part * count + r];
+                    if (limits.unk_penalty >= 0 && !(top > own.least)) continue;
+                    constrain(here, begin, begin + size, rows.sentence[r] / beam, rows.position[r]);
+                    own.look_through(here, size, begin);
+                }
+            }
+        };
+        if (parts == 1) {
+            score(0);
+        } else {
+            threads::run(parts, score);
+        }
+        best.assign(count, BestTokens(wanted()));
+        normalizers.resize(count);
+        for (int64_t r = 0; r < count; ++r) {
+            const float top = *std::max_element(&highest[r * chunks], &highest[r * chunks] + chunks);
+            float sum = 0;
+            for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+                sum += sums[r * chunks + chunk] * std::exp(highest[r * chunks + chunk] - top);
+            }
+            normalizers[r] = top + std::log(sum);
+            if (std::isnan(normalizers[r])) {
+                throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
+            }
+            for (int64_t part = 0; part < parts; ++part) {
+                for (const auto& [value, token] : found[part * count + r].entries) {
+                    if (best[r].takes(value, token)) best[r].add(value, token);
+                }
+            }
+        }
+    }
+
+    // Takes scores of the tokens `begin` .. `end` away that are not allowed at a position.
+    void constrain(float* scores, int64_t begin, int64_t end, int64_t sentence, int64_t position) const {
+        const Limits& limits = batch.limits;
+        const auto at = [&](int64_t token) { return begin <= token && token < end ? scores + token - begin : nullptr; };
+        if (float* unk = at(limits.unk)) *unk -= limits.unk_penalty;
+        const int64_t given = limits.forced(sentence, position);
+        const int64_t only = given >= 0 ? given : position >= limits.max_len ? limits.eos : -1;
+        if (only >= 0) {
+            const float* kept = at(only);
+            const float score = kept ? *kept : NOTHING;
+            std::fill(scores, scores + (end - begin), NOTHING);
+            if (float* to = at(only)) *to = score;
+            return;
+        }
+        if (float* pad = at(limits.pad)) *pad = NOTHING;
+        float* eos = at(limits.eos);
+        if (eos && limits.is_too_early(position)) *eos = NOTHING;
+    }
+
+    // What ends, and what goes on. Of the candidates, the best first, those that end among the first `beam` are outputs; the
+    // first `beam` that do not end go on.
+    void advance(Sentence& sentence, size_t first_row, size_t last_row) {
+        std::vector<Candidate> candidates;
+        for (size_t r = first_row; r < last_row; ++r) {
+            const auto parent = static_cast<int64_t>(r - first_row);
+            for (const auto& [score, token] : best[r].entries) {
+                candidates.push_back({score - normalizers[r] + sentence.scores[parent], token, parent});
+            }
+        }
+        const size_t wanted_candidates = 2 * beam;
+        const size_t count = std::min(wanted_candidates, candidates.size());
+        std::partial_sort(candidates.begin(), candidates.begin() + count, candidates.end());
+        candidates.resize(count);
+        const bool is_last = sentence.length >= batch.limits.max_len;
+        std::vector<Candidate> going, late;
+        bool has_end = false;
+        for (size_t i = 0; i < count; ++i) {
+            const bool is_ignored = i < static_cast<size_t>(beam) && sentence.ignored[i];
+            const bool is_end = candidates[i].token == batch.limits.eos && candidates[i].score > NOTHING && !is_ignored;
+            if (is_end && i < static_cast<size_t>(beam)) {
+                has_end = true;
+                put_out(sentence, candidates[i]);
+            }
+            (is_end || is_ignored ? late : going).push_back(candidates[i]);
+        }
+        const auto ended = static_cast<int64_t>(outputs[sentence.number].size());
+        if (has_end && (is_last || ended == beam)) {
+            batch.finished[sentence.number] = 1;
+            return;
+        }
+        if (is_last) throw std::domain_error("nothing may end at the limit");
+        const size_t alive = going.size();
+        going.insert(going.end(), late.begin(), late.end());
+        // Where fewer than `beam` tokens are allowed, the others continue with nothing.
+        while (going.size() < static_cast<size_t>(beam)) going.push_back({NOTHING, 0, 0});
+        for (int64_t i = 0; i < beam; ++i) sentence.ignored[i] = static_cast<size_t>(i) >= alive;
+        follow(sentence, going);
+    }
+
+    // Writes down a hypothesis that ends, unless there are enough.
+    void put_out(const Sentence& sentence, const Candidate& end) {
+        std::vector<Hypothesis>& found = outputs[sentence.number];
+        if (static_cast<int64_t>(found.size()) == beam) return;
+        Hypothesis hypothesis;
+        const int64_t* ancestor = sentence.ancestors.data() + end.parent * columns;
+        for (int64_t column = 1; column <= sentence.length; ++column) {
+            hypothesis.tokens.push_back(sentence.tokens[ancestor[column] * columns + column]);
+            hypothesis.log_probs.push_back(sentence.log_probs[ancestor[column] * columns + column]);
+        }
+        hypothesis.tokens.push_back(batch.limits.eos);
+        hypothesis.log_probs.push_back(end.score - sentence.scores[end.parent]);
+        hypothesis.score = end.score;
+        found.push_back(std::move(hypothesis));
+    }
+
+    // Every row becomes that of the hypothesis which it continues; what comes next is its own.
+    void follow(Sentence& sentence, const std::vector<Candidate>& chosen) {
+        const int64_t next = ++sentence.length;
+        std::vector<int64_t> ancestors(beam * next);
+        std::vector<float> scores(beam);
+        for (int64_t i = 0; i < beam; ++i) {
+            const int64_t parent = chosen[i].parent;
+            std::copy_n(sentence.ancestors.begin() + parent * columns, next, ancestors.begin() + i * next);
+            scores[i] = chosen[i].score;
+            sentence.log_probs[i * columns + next] = scores[i] - sentence.scores[parent];
+            sentence.tokens[i * columns + next] = sentence.last[i] = chosen[i].token;
+        }
+        for (int64_t i = 0; i < beam; ++i) {
+            std::copy_n(ancestors.begin() + i * next, next, sentence.ancestors.begin() + i * columns);
+        }
+        sentence.scores = std::move(scores);
+    }
+};
+
+}  // namespace
+
+BeamSearch::BeamSearch(std::shared_ptr<const Transformer> model, int64_t beam)
+    : model(model), decoder(model), beam(beam) {}
+
+std::vector<std::vector<Hypothesis>> BeamSearch::run(Batch& batch, const Budget& budget, std::vector<int64_t>& steps) {
+    batch.begin();
+    decoder.begin(batch.sources, batch.columns + 1, beam);
+    const int64_t count = batch.sentences(), workers = std::min(threads::available(), count);
+    std::vector<std::vector<Hypothesis>> outputs(count);
+    steps.assign(count, 0);
+    const int64_t most = std::max<int64_t>(1, std::min(budget.rows_together / beam, (count + workers - 1) / workers));
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> has_failed{false};
+    std::mutex failing;
+    std::exception_ptr failure;
+    const auto decode = [&](int64_t number) {
+        Searching searching(*model, decoder, batch, beam, outputs);
+        double checked = seconds_now();
+        try {
+            while (!has_failed) {
+                const int64_t room = most - static_cast<int64_t>(searching.active.size());
+                const int64_t begin = room > 0 ? next.fetch_add(room) : count;
+                if (begin < count) {
+                    std::vector<int64_t> fresh;
+                    for (int64_t b = begin; b < std::min(begin + room, count); ++b) fresh.push_back(b);
+                    decoder.read_sources(fresh);
+                    searching.admit(fresh);
+                }
+                if (searching.active.empty()) break;
+                searching.step(steps);
+                if (number == 0 && budget.check_signals && seconds_now() - checked > 0.05) {
+                    budget.check_signals();
+                    checked = seconds_now();
+                }
+            }
+        } catch (...) {
+            std::lock_guard<std::mutex> lock(failing);
+            if (!has_failed) failure = std::current_exception();
+            has_failed = true;
+        }
+    };
+    const double began = seconds_now();
+    if (workers > 1) {
+        threads::run(workers, decode);
+    } else {
+        decode(0);
+    }
+    seconds[VERIFY] += seconds_now() - began;
+    if (failure) std::rethrow_exception(failure);
+    return outputs;
+}
+
+}  // namespace spec_dec

@@ -1,0 +1,150 @@
+#include "decoder.h"
+
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace spec_dec {
+
+// Pointers after the keys of a hypothesis that attention may read.
+constexpr int64_t FURTHER_KEYS = 16;
+
+void Rows::clear() {
+    for (auto* values : {&sentence, &position, &last_visible, &tokens}) values->clear();
+}
+
+void Rows::add(int64_t row_sentence, int64_t row_position, int64_t token, int64_t row_last_visible) {
+    sentence.push_back(row_sentence);
+    position.push_back(row_position);
+    last_visible.push_back(row_last_visible);
+    tokens.push_back(token);
+}
+
+void Decoder::begin(const Sources& new_sources, int64_t new_capacity, int64_t new_beam) {
+    sources = &new_sources;
+    capacity = new_capacity;
+    beam = new_beam;
+    const int64_t layers = model->layers.size();
+    own.reset(layers, sources->sentences() * beam * capacity, model->width);
+    source.reset(layers, sources->rows(), model->width);
+}
+
+void Decoder::read_sources(const std::vector<int64_t>& sentences) {
+    const int64_t inputs = model->layers[0].cross_key_value->inputs;
+    for (size_t first = 0, last; first < sentences.size(); first = last) {
+        // Neighbours together: products of more rows are faster.
+        for (last = first + 1; last < sentences.size() && sentences[last] == sentences[last - 1] + 1;) ++last;
+        const int64_t begin = sources->begins[sentences[first]], end = sources->begins[sentences[last - 1] + 1];
+        for (size_t layer = 0; layer < model->layers.size(); ++layer) {
+            model->layers[layer].cross_key_value->run(sources->encoded.data() + begin * inputs, end - begin,
+                                                      source.at(layer, begin));
+        }
+    }
+}
+
+float* Decoder::embed(Rows& rows, const std::function<void(int64_t, float*)>& input, int64_t& longest) const {
+    const int64_t count = rows.size(), width = model->width;
+    float* x = at_least(rows.x, count * width);
+    longest = 0;
+    for (int64_t row = 0; row < count; ++row) {
+        const int64_t position = rows.position[row];
+        if (position < 0 || position >= capacity || rows.last_visible[row] >= capacity) {
+            throw std::logic_error("a row stands outside of its cache");
+        }
+        if (input) {
+            input(row, x + row * width);
+        } else if (rows.tokens[row] < 0 || rows.tokens[row] >= model->embedding.size) {
+            throw std::invalid_argument("a token is outside of the vocabulary");
+        } else {
+            model->embed(rows.tokens[row], x + row * width);
+        }
+        model->add_position(position, x + row * width);
+        longest = std::max({longest, rows.last_visible[row] + 1, sources->length(rows.sentence[row] / beam)});
+    }
+    if (model->embedding_norm) model->embedding_norm.run(x, count, x);
+    return x;
+}
+
+// Calls `attend_some(first row, rows)` for a few neighbouring rows of one sentence at a time.
+template <typename AttendSome>
+static void by_sentence(const std::vector<int64_t>& sentence, int64_t beam, const AttendSome& attend_some) {
+    const int64_t count = sentence.size();
+    for (int64_t begin = 0, next; begin < count; begin = next) {
+        for (next = begin + 1; next < count && sentence[next] / beam == sentence[begin] / beam;) ++next;
+        in_parts(next - begin, MORE_ROWS, [&](int64_t part, int64_t some) { attend_some(begin + part, some); });
+    }
+}
+
+void Decoder::attend_source(size_t layer, const Rows& rows, const float* query, float* weights, float* out) const {
+    const int64_t width = model->width;
+    const int heads = model->layers[layer].heads;
+    by_sentence(rows.sentence, beam, [&](int64_t row, int64_t some) {
+        const int64_t b = rows.sentence[row] / beam;
+        int64_t last[MORE_ROWS];
+        std::fill_n(last, some, sources->length(b) - 1);
+        kernels().attend(some, query + row * width, width, source.at(layer, sources->begins[b]), source.row_size, last, heads,
+               static_cast<int>(width) / heads, weights, out + row * width);
+    });
+}
+
+void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept) const {
+    thread_local Floats weights_memory;
+    const int64_t count = rows.size(), width = model->width;
+    int64_t longest = 0;
+    float* x = embed(rows, input, longest);
+    float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
+    const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
+        for (int64_t row = 0; row < count; ++row) {
+            std::copy_n(qkv + row * 3 * width + width, 2 * width, slot(layer, rows.sentence[row], rows.position[row]));
+        }
+        const int heads = model->layers[layer].heads;
+        by_sentence(rows.sentence, 1, [&](int64_t row, int64_t some) {
+            kernels().attend(some, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0), own.row_size,
+                   rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, weights, out + row * width);
+        });
+    };
+    const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
+        attend_source(layer, rows, query, weights, out);
+    };
+    std::function<void(size_t, const float*)> keep;
+    if (!kept.empty()) {
+        float* states = at_least(rows.states, count * kept.size() * width);
+        keep = [&kept, count, width, states](size_t number, const float* from) {
+            for (size_t n = 0; n < kept.size(); ++n) {
+                if (kept[n] != static_cast<int>(number)) continue;
+                for (int64_t row = 0; row < count; ++row) {
+                    std::copy_n(from + row * width, width, states + (row * kept.size() + n) * width);
+                }
+            }
+        };
+    }
+    model->run(x, count, rows.position.data(), attend_self, attend_to_source, keep);
+}
+
+void Decoder::run_beams(Rows& rows, const std::function<const int64_t*(int64_t)>& ancestors) const {
+    thread_local Floats weights_memory;
+    const int64_t count = rows.size(), width = model->width;
+    int64_t longest = 0;
+    float* x = embed(rows, {}, longest);
+    float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
+    std::vector<const float*> keys(longest + FURTHER_KEYS);
+    const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
+        const int heads = model->layers[layer].heads;
+        for (int64_t row = 0; row < count; ++row) {
+            const int64_t own_row = rows.sentence[row], first = own_row - own_row % beam, length = rows.position[row];
+            float* here = slot(layer, own_row, length);
+            std::copy_n(qkv + row * 3 * width + width, 2 * width, here);
+            const int64_t* ancestor = ancestors(own_row);
+            for (int64_t s = 0; s < length; ++s) keys[s] = slot(layer, first + ancestor[s], s);
+            std::fill_n(keys.begin() + length, FURTHER_KEYS, here);
+            kernels().attend_scattered(qkv + row * 3 * width, keys.data(), length + 1, heads, static_cast<int>(width) / heads, weights,
+                             out + row * width);
+        }
+    };
+    const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
+        attend_source(layer, rows, query, weights, out);
+    };
+    model->run(x, count, rows.position.data(), attend_self, attend_to_source, {});
+}
+
+}  // namespace spec_dec

@@ -1,0 +1,58 @@
+// The drafters, each in a file of its own.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "../drafter.h"
+#include "../path.h"
+
+namespace spec_dec {
+
+using SharedDrafter = std::shared_ptr<Drafter>;
+
+// What a trained drafter feeds its masks: a vector, plus a soft copy of the source where `copy_attention` is given.
+struct MaskFeed {
+    std::vector<float> vector;    // [D]
+    SharedLinear copy_attention;  // positions to queries; null for no copy
+    Table positions;              // [P][D], of target and source
+};
+
+// Reads the verifier's states (--drafter-context features).
+struct FeatureReading {
+    std::vector<int> layers;               // of the verifier, 0 for the embedding
+    SharedLinear reader;                   // their states to what every layer reads, then what is added to the input
+    std::vector<SharedLinear> projections;  // keys and values of each layer; empty where the reader makes them
+};
+SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed,
+                                   FeatureReading reading, int64_t width);
+
+// Reads tokens (--drafter-context tokens): GAD section 3.1. `encoder` is null where the verifier's is shared.
+SharedDrafter make_token_drafter(std::shared_ptr<const Transformer> model, std::shared_ptr<const Transformer> encoder,
+                                 Path path, MaskFeed feed, bool caches_prefix, int64_t width);
+
+// Copies texts after a suffix match: Aggressive Decoding, Algorithm 1.
+// reads_output: looks in the output so far as well, and follows the most recent of the longest matches.
+SharedDrafter make_source_copy_drafter(int64_t pad, int64_t max_match, bool reads_output);
+
+// Fixed-point iteration: Santilli et al. 2023, Algorithms 1 to 3.
+struct JacobiOptions {
+    int64_t block = 0;     // positions solved together; 0 for `window_ratio` lengths of the source
+    double window_ratio = 1.5;
+    int64_t length = -1;   // solve in parallel up to this many tokens; below 0 for no end
+    int64_t initial = 0;   // first guess of every position; below 0 for the source token there
+    int64_t pool = 0;      // tokens of a pool (the vocabulary), 0 for no pool
+};
+SharedDrafter make_jacobi_drafter(JacobiOptions options);
+
+// Heads on the verifier's states (Stern et al. 2018): `expand` reads a state, `others` propose the next tokens.
+SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear others, SharedLinear projection);
+
+// Drafts with `first`, and with `second` for sentences where that has nothing.
+SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second);
+
+// Runs a drafter and replaces its tokens, for benchmarks: tokens [B][width] of every position of the outputs.
+SharedDrafter make_replayed_drafter(SharedDrafter inner, std::vector<int64_t> tokens, int64_t width, float probability);
+
+}  // namespace spec_dec

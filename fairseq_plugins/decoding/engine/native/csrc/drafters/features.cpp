@@ -1,0 +1,143 @@
+// A trained drafter that reads the verifier's states of the accepted tokens, as DFlash (arXiv 2602.06036) does for
+// decoder-only models. Keys and values of the prefix are made of these states, once, when a token is accepted.
+
+#include <stdexcept>
+
+#include "drafters.h"
+#include "mask_feed.h"
+
+namespace spec_dec {
+namespace {
+
+class FeatureDrafter final : public Drafter {
+public:
+    FeatureDrafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed, FeatureReading reading,
+                   int64_t width)
+        : model(model), decoder(model), path(std::move(path)), masks(std::move(feed)), reading(std::move(reading)),
+          width(width) {
+        const int dim = model->width, count = static_cast<int>(model->layers.size());
+        const bool at_once = this->reading.projections.empty();
+        const bool fits = this->reading.reader->outputs == (at_once ? 2 * count + 1 : count + 1) * dim &&
+                          (at_once || static_cast<int>(this->reading.projections.size()) == count);
+        if (!fits || model->projection->outputs != static_cast<int>(this->path.ids.size())) {
+            throw std::invalid_argument("the parts of the drafter do not fit each other");
+        }
+    }
+
+    int64_t max_width(const Batch&) const override { return width; }
+    std::vector<int> layers_read() const override { return reading.layers; }
+
+    void begin_batch(const Batch& batch) override {
+        const int64_t capacity = batch.columns + width + 1;
+        decoder.begin(batch.sources, capacity);
+        masks.begin_batch(batch.sources, capacity);
+        newest.resize(batch.sentences() * model->width);
+    }
+
+    void begin(const Batch&, const std::vector<int64_t>& sentences) override {
+        decoder.read_sources(sentences);
+        for (const int64_t b : sentences) std::fill_n(newest.begin() + b * model->width, model->width, 0.0f);
+        for (const int64_t b : sentences) masks.at(b, 0);
+    }
+
+    void draft(Work& work) override {
+        thread_local Rows rows;
+        thread_local Floats scores_memory;
+        const Batch& batch = work.batch;
+        std::vector<size_t> which;
+        std::vector<int64_t> last;
+        int64_t longest = 0;
+        for (size_t index = 0; index < work.active.size(); ++index) {
+            if (!batch.is_drafted[work.active[index]] || !work.drafts.goes_on(index)) continue;
+            which.push_back(index);
+            last.push_back(batch.last_token(work.active[index]));
+            longest = std::max(longest, work.drafts.room_of(index));
+        }
+        if (which.empty()) return;
+        // The last token, then masks; each sees the accepted tokens and those before it.
+        rows.clear();
+        for (size_t n = 0; n < which.size(); ++n) {
+            const int64_t b = work.active[which[n]], length = batch.lengths[b];
+            for (int64_t t = 0; t < longest; ++t) rows.add(b, length + t, t == 0 ? last[n] : MASK);
+        }
+        const int64_t dim = model->width;
+        const auto input = [&](int64_t row, float* x) {
+            const int64_t b = rows.sentence[row];
+            if (rows.tokens[row] == MASK) {
+                std::copy_n(masks.at(b, rows.position[row]), dim, x);
+            } else {
+                model->embed(rows.tokens[row], x);
+            }
+            for (int64_t c = 0; c < dim; ++c) x[c] += newest[b * dim + c];
+        };
+        decoder.run(rows, input, {});
+        float* scores = at_least(scores_memory, rows.size() * model->projection->outputs);
+        model->projection->run(rows.x.data(), rows.size(), scores);
+        path.choose(scores, rows.x.data(), longest, which, last, work.drafts);
+    }
+
+    void observe(const Work& work) override {
+        thread_local Floats states_memory, read_memory, context_memory, projected_memory;
+        const Batch& batch = work.batch;
+        const int64_t dim = model->width, inputs = reading.reader->inputs, outputs = reading.reader->outputs;
+        struct Emitted {
+            int64_t row, sentence, slot;
+        };
+        std::vector<Emitted> emitted;
+        for (size_t index = 0; index < work.active.size(); ++index) {
+            const int64_t b = work.active[index];
+            for (int64_t t = 0; batch.is_drafted[b] && t < work.gained[index]; ++t) {
+                emitted.push_back({work.first_row[index] + t, b, batch.lengths[b] + t});
+            }
+        }
+        const int64_t count = emitted.size();
+        if (count == 0) return;
+        float* states = at_least(states_memory, count * inputs);
+        for (int64_t n = 0; n < count; ++n) {
+            std::copy_n(work.rows.states.data() + emitted[n].row * inputs, inputs, states + n * inputs);
+        }
+        float* read = at_least(read_memory, count * outputs);
+        reading.reader->run(states, count, read);
+        for (size_t layer = 0; layer < model->layers.size(); ++layer) {
+            const float* from = read + layer * 2 * dim;
+            int64_t stride = outputs;
+            if (!reading.projections.empty()) {
+                float* context = at_least(context_memory, count * dim);
+                for (int64_t n = 0; n < count; ++n) std::copy_n(read + n * outputs + layer * dim, dim, context + n * dim);
+                const Layer& own = model->layers[layer];
+                if (own.normalize_before) own.self_norm.run(context, count, context);
+                float* projected = at_least(projected_memory, count * 2 * dim);
+                reading.projections[layer]->run(context, count, projected);
+                from = projected;
+                stride = 2 * dim;
+            }
+            for (int64_t n = 0; n < count; ++n) {
+                std::copy_n(from + n * stride, 2 * dim, decoder.slot(layer, emitted[n].sentence, emitted[n].slot));
+            }
+        }
+        // What is added to the next input is that of the newest token.
+        for (int64_t n = 0; n < count; ++n) {
+            std::copy_n(read + (n + 1) * outputs - dim, dim, newest.begin() + emitted[n].sentence * dim);
+        }
+    }
+
+private:
+    static constexpr int64_t MASK = -1;
+
+    const std::shared_ptr<const Transformer> model;
+    Decoder decoder;
+    const Path path;
+    MaskInputs masks;
+    const FeatureReading reading;
+    const int64_t width;
+    Floats newest;  // [B][D], what the newest token adds to the next input
+};
+
+}  // namespace
+
+SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed,
+                                   FeatureReading reading, int64_t width) {
+    return std::make_shared<FeatureDrafter>(std::move(model), std::move(path), std::move(feed), std::move(reading), width);
+}
+
+}  // namespace spec_dec

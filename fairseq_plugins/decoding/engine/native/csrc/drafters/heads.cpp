@@ -1,0 +1,78 @@
+// Heads on the verifier propose the next tokens out of its last verification (Stern et al. 2018, section 4).
+
+#include <stdexcept>
+
+#include "../kernels.h"
+#include "drafters.h"
+
+namespace spec_dec {
+namespace {
+
+class HeadsDrafter final : public Drafter {
+public:
+    HeadsDrafter(SharedLinear expand, SharedLinear others, SharedLinear projection)
+        : expand(std::move(expand)), others(std::move(others)), projection(std::move(projection)),
+          heads(this->others->outputs / this->projection->inputs) {
+        const bool fits = this->expand->inputs == this->projection->inputs &&
+                          this->others->inputs == this->expand->outputs &&
+                          this->others->outputs == heads * this->projection->inputs;
+        if (!fits) throw std::invalid_argument("the heads do not fit the verifier");
+    }
+
+    int64_t max_width(const Batch&) const override { return heads; }
+
+    void begin_batch(const Batch& batch) override {
+        proposals.assign(batch.sentences() * heads, 0);
+        has_proposals.assign(batch.sentences(), 0);
+    }
+
+    void draft(Work& work) override {
+        for (size_t index = 0; index < work.active.size(); ++index) {
+            const int64_t b = work.active[index];
+            for (int64_t t = 0; has_proposals[b] && t < heads && work.drafts.goes_on(index); ++t) {
+                if (!work.drafts.add(index, proposals[b * heads + t])) break;
+            }
+        }
+    }
+
+    void observe(const Work& work) override {
+        thread_local Floats states_memory, wide_memory, projected_memory, scores_memory;
+        const int64_t dim = projection->inputs, count = work.active.size(), rows = count * heads;
+        const int64_t vocabulary = projection->outputs;
+        // The states that the last emitted tokens were chosen from.
+        float* states = at_least(states_memory, count * dim);
+        for (int64_t index = 0; index < count; ++index) {
+            const int64_t row = work.first_row[index] + work.gained[index] - 1;
+            std::copy_n(work.rows.x.data() + row * dim, dim, states + index * dim);
+        }
+        float* wide = at_least(wide_memory, count * expand->outputs);
+        expand->run(states, count, wide, Activation::RELU);
+        float* projected = at_least(projected_memory, rows * dim);
+        for (int64_t row = 0; row < rows; ++row) std::copy_n(states + row / heads * dim, dim, projected + row * dim);
+        others->run(wide, count, projected, Activation::NONE, true);
+        const int64_t together = projection->efficient_rows();
+        float* scores = at_least(scores_memory, together * vocabulary);
+        in_parts(rows, together, [&](int64_t first, int64_t some) {
+            projection->run(projected + first * dim, some, scores);
+            for (int64_t row = first; row < first + some; ++row) {
+                proposals[work.active[row / heads] * heads + row % heads] =
+                    kernels().first_best(scores + (row - first) * vocabulary, vocabulary);
+            }
+        });
+        for (const int64_t b : work.active) has_proposals[b] = 1;
+    }
+
+private:
+    const SharedLinear expand, others, projection;
+    const int64_t heads;
+    std::vector<int64_t> proposals;  // [B][heads]
+    std::vector<uint8_t> has_proposals;
+};
+
+}  // namespace
+
+SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear others, SharedLinear projection) {
+    return std::make_shared<HeadsDrafter>(std::move(expand), std::move(others), std::move(projection));
+}
+
+}  // namespace spec_dec

@@ -1,0 +1,223 @@
+#include "greedy_search.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+
+#include "worker.h"
+
+namespace spec_dec {
+namespace {
+
+// Sentences that wait for a worker, and those that a worker which has several hands to one which has none.
+class Queue {
+public:
+    explicit Queue(std::vector<int64_t> sentences) : waiting(std::move(sentences)) {}
+
+    // Up to `most` of the sentences that wait.
+    std::vector<int64_t> take(int64_t most) {
+        std::lock_guard<std::mutex> lock(mutex);
+        const int64_t count = std::min<int64_t>(most, waiting.size() - next);
+        next += count;
+        return {waiting.begin() + (next - count), waiting.begin() + next};
+    }
+
+    // Offers every second one of `active` to a worker that waits for some.
+    void offer(std::vector<int64_t>& active) {
+        if (idle == 0 || is_full || active.size() < 2) return;
+        std::lock_guard<std::mutex> lock(mutex);
+        if (is_full) return;
+        std::vector<int64_t> kept;
+        for (size_t index = 0; index < active.size(); ++index) (index % 2 ? offered : kept).push_back(active[index]);
+        active.swap(kept);
+        is_full = true;
+    }
+
+    void begin() { ++busy; }
+
+    // Waits for offered sentences; false when no worker has any left.
+    bool wait(std::vector<int64_t>& active) {
+        --busy;
+        ++idle;
+        bool found = false;
+        for (int looks = 0; !found && (is_full || busy > 0); ++looks) {
+            if (!is_full) {
+                threads::pause_after(looks);
+                continue;
+            }
+            std::lock_guard<std::mutex> lock(mutex);
+            if (!is_full) continue;
+            active.swap(offered);
+            offered.clear();
+            ++busy;
+            is_full = false;
+            found = true;
+        }
+        --idle;
+        return found;
+    }
+
+private:
+    std::mutex mutex;
+    const std::vector<int64_t> waiting;
+    size_t next = 0;
+    std::vector<int64_t> offered;
+    std::atomic<bool> is_full{false};
+    std::atomic<int64_t> busy{0}, idle{0};
+};
+
+// Of the sentences that are decoded together, this share is free before others come in: fewer at a time are slower.
+constexpr int64_t REFILL_SHARE = 4;
+
+}  // namespace
+
+GreedySearch::GreedySearch(std::shared_ptr<const Transformer> model, OutputHead head, std::shared_ptr<Drafter> drafter,
+                           std::shared_ptr<Acceptance> acceptance, std::shared_ptr<Policy> policy)
+    : model(model), verifier(model), head(std::move(head)), drafter(std::move(drafter)),
+      acceptance(std::move(acceptance)), policy(std::move(policy)) {}
+
+void GreedySearch::begin(Batch& batch) {
+    batch.begin();
+    const int64_t width = drafter ? drafter->max_width(batch) : 0;
+    verifier.begin(batch.sources, batch.columns + std::max(width, batch.limits.prefix_width) + 1);
+    if (drafter) drafter->begin_batch(batch);
+}
+
+int64_t GreedySearch::together(const Batch& batch, const Budget& budget) const {
+    const int64_t width = drafter ? drafter->max_width(batch) : 0;
+    return std::max({int64_t{1}, budget.least_together, budget.rows_together / (1 + width)});
+}
+
+void GreedySearch::run(Batch& batch, const Budget& budget) {
+    std::vector<int64_t> waiting;
+    for (int64_t b = 0; b < batch.sentences(); ++b) {
+        if (!batch.finished[b]) waiting.push_back(b);
+    }
+    if (waiting.empty()) return;
+    const int64_t count = waiting.size(), workers = std::min(threads::available(), count);
+    // Every thread has its share of the sentences.
+    const int64_t most = std::min(together(batch, budget), (count + workers - 1) / workers);
+    Queue queue(std::move(waiting));
+    std::mutex failing;
+    std::exception_ptr failure;
+    std::atomic<bool> has_failed{false};
+    std::array<std::atomic<double>, PARTS> sums{};
+    const auto decode = [&](int64_t number) {
+        Worker worker(*this, batch);
+        std::vector<int64_t>& active = worker.active();
+        double checked = seconds_now();
+        const auto iterate = [&] {
+            worker.iterate();
+            queue.offer(active);
+            // Python's signals are for the thread that called.
+            if (number == 0 && budget.check_signals && seconds_now() - checked > 0.05) {
+                budget.check_signals();
+                checked = seconds_now();
+            }
+        };
+        // Takes up to `room` further sentences; those of an earlier run have begun.
+        const auto refill = [&](int64_t room) {
+            const std::vector<int64_t> sentences = queue.take(room);
+            std::vector<int64_t> fresh;
+            for (const int64_t b : sentences) (batch.lengths[b] == 0 ? fresh : active).push_back(b);
+            if (!fresh.empty()) worker.admit(fresh, most);
+            return !sentences.empty();
+        };
+        try {
+            queue.begin();
+            if (budget.iterations < 0) {
+                do {
+                    while (!has_failed) {
+                        const int64_t room = most - static_cast<int64_t>(active.size());
+                        if (room * REFILL_SHARE >= most) refill(room);
+                        if (active.empty()) break;
+                        iterate();
+                    }
+                } while (queue.wait(active));
+            } else {
+                while (!has_failed && refill(most)) {
+                    for (int64_t i = 0; i < budget.iterations && !active.empty(); ++i) worker.iterate();
+                    active.clear();
+                }
+            }
+        } catch (...) {
+            std::lock_guard<std::mutex> lock(failing);
+            if (!has_failed) failure = std::current_exception();
+            has_failed = true;
+            active.clear();
+            std::vector<int64_t> rest;
+            while (budget.iterations < 0 && queue.wait(rest)) rest.clear();
+        }
+        worker.learn();
+        for (int part = 0; part < PARTS; ++part) {
+            for (double before = sums[part]; !sums[part].compare_exchange_weak(before, before + worker.seconds[part]);) {
+            }
+        }
+    };
+    if (workers > 1) {
+        threads::run(workers, decode);
+    } else {
+        decode(0);
+    }
+    for (int part = 0; part < PARTS; ++part) seconds[part] += sums[part];
+    if (failure) std::rethrow_exception(failure);
+}
+
+double GreedySearch::profile_batch(int64_t sentences, int64_t width, PartSeconds& parts) {
+    constexpr int64_t SOURCE = 16, WARM_UP = 2, ITERATIONS = 5;
+    Batch batch;
+    batch.limits.vocabulary = model->projection->outputs;
+    // An output that never ends: any token may stand for EOS, which may not be there.
+    batch.limits.min_len = batch.limits.max_len = SOURCE + (WARM_UP + ITERATIONS) * (width + 1);
+    batch.limits.pad = 1 % batch.limits.vocabulary;
+    batch.limits.eos = 2 % batch.limits.vocabulary;
+    for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * SOURCE);
+    const int64_t rows = sentences * SOURCE, dim = model->layers[0].cross_key_value->inputs;
+    for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back(row % model->embedding.size);
+    for (auto* values : {&batch.sources.encoded, &batch.sources.embedding}) {
+        values->resize(rows * dim);
+        for (int64_t i = 0; i < rows * dim; ++i) (*values)[i] = static_cast<float>(i * 7919 % 101) / 101 - 0.5f;
+    }
+    begin(batch);
+    Worker worker(*this, batch);
+    worker.profiled_width = width;
+    std::vector<int64_t> all(sentences);
+    for (int64_t b = 0; b < sentences; ++b) all[b] = b;
+    worker.admit(all, sentences);
+    if (width > 0) policy->costs.prepare.add(SOURCE, worker.seconds[PREPARE] / sentences);
+    std::array<std::vector<double>, PARTS> seen;
+    for (int64_t i = 0; i < WARM_UP + ITERATIONS; ++i) {
+        worker.seconds.fill(0);
+        worker.iterate();
+        for (int part = 0; i >= WARM_UP && part < PARTS; ++part) seen[part].push_back(worker.seconds[part]);
+    }
+    double whole = 0;
+    for (int part = 0; part < PARTS; ++part) {
+        std::nth_element(seen[part].begin(), seen[part].begin() + ITERATIONS / 2, seen[part].end());
+        parts[part] = seen[part][ITERATIONS / 2];
+        whole += parts[part];
+    }
+    return whole;
+}
+
+void GreedySearch::profile(int64_t sentences, const Budget& budget) {
+    Batch batch;
+    batch.sources.begins = {0, 1};
+    if (!policy || !drafter) return;
+    const int64_t most = std::min(together(batch, budget), sentences);
+    Costs& costs = policy->costs;
+    PartSeconds parts{};
+    for (int64_t n = 1; !costs.step.covers(most); n = std::min(2 * n, most)) {
+        if (!costs.step.covers(n)) costs.step.add(n, profile_batch(n, 0, parts));
+    }
+    for (int64_t n = 1; !costs.draft.covers(most * policy->width); n = std::min(4 * n, most)) {
+        for (const int64_t width : {int64_t{1}, (policy->width + 1) / 2, policy->width}) {
+            if (costs.draft.covers(n * width)) continue;
+            const double whole = profile_batch(n, width, parts);
+            costs.draft.add(n * width, parts[DRAFT]);
+            costs.verify.add(n * (1 + width), whole - parts[DRAFT]);
+        }
+    }
+}
+
+}  // namespace spec_dec

@@ -1,0 +1,68 @@
+// Greedy decoding of a batch: draft, verify in one pass, keep the longest prefix that may stand and the verifier's own next
+// token, repeat.
+//
+// The sentences are independent. Each thread decodes its own ones and takes further ones as these end; a sentence that has
+// ended costs no row. Rows are packed: every sentence has as many as it has tokens to verify.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "acceptance.h"
+#include "drafter.h"
+#include "policy.h"
+
+namespace spec_dec {
+
+// Where the time of decoding goes, summed over threads.
+enum Part { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, PARTS };
+using PartSeconds = std::array<double, PARTS>;
+double seconds_now();
+
+// A head between the verifier's states and its projection (head 1 of blockwise decoding); null for none.
+struct OutputHead {
+    SharedLinear expand, shrink;
+};
+
+// What runs of a batch: how long, and who may end it.
+struct Budget {
+    int64_t iterations = -1;  // of each sentence; below 0 for no end
+    int64_t least_together = 8, rows_together = 24;  // sentences that a thread decodes together, or more with few rows
+    std::function<void()> check_signals;  // called now and then by the calling thread; may throw
+};
+
+class GreedySearch {
+public:
+    // drafter, acceptance (exact) and policy (all that is drafted is verified) may be null.
+    GreedySearch(std::shared_ptr<const Transformer> verifier, OutputHead head, std::shared_ptr<Drafter> drafter,
+                 std::shared_ptr<Acceptance> acceptance, std::shared_ptr<Policy> policy);
+
+    // Begins a batch whose sources have been read and encoded.
+    void begin(Batch& batch);
+
+    // Decodes until all sentences have ended or have had their iterations. Throws std::runtime_error where scores are NaN.
+    void run(Batch& batch, const Budget& budget);
+
+    // Profiles costs for this many sentences that share a call, where the policy does not know them yet.
+    void profile(int64_t sentences, const Budget& budget);
+
+    PartSeconds seconds{};
+
+private:
+    friend class Worker;
+
+    int64_t together(const Batch& batch, const Budget& budget) const;
+    double profile_batch(int64_t sentences, int64_t width, PartSeconds& parts);
+
+    std::shared_ptr<const Transformer> model;
+    Decoder verifier;
+    const OutputHead head;
+    const std::shared_ptr<Drafter> drafter;
+    const std::shared_ptr<Acceptance> acceptance;
+    const std::shared_ptr<Policy> policy;
+};
+
+}  // namespace spec_dec

@@ -1,0 +1,166 @@
+#include <array>
+#include <limits>
+
+#include "products.h"
+
+namespace spec_dec {
+namespace SPEC_DEC_ISA {
+namespace {
+
+constexpr int PANEL = Linear::PANEL;
+constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
+
+// Turns scores of one row into weights: softmax over the slots up to `last`, 0 for later ones. After the slots there is
+// room up to whole vectors.
+void softmax(float* scores, int64_t slots, int64_t last) {
+    const int64_t count = last + 1, filled = (count + LANES - 1) / LANES * LANES;
+    for (int64_t i = count; i < filled; ++i) scores[i] = HIDDEN;
+    Vector highest = load(scores), sums = {};
+    for (int64_t i = LANES; i < filled; i += LANES) highest = larger(highest, load(scores + i));
+    const Vector top = splat(highest_lane(highest));
+    for (int64_t i = 0; i < filled; i += LANES) {
+        const Vector here = exponential(load(scores + i) - top);
+        store(scores + i, here);
+        sums += here;
+    }
+    const Vector share = splat(1 / sum_of_lanes(sums));
+    for (int64_t i = 0; i < filled; i += LANES) store(scores + i, load(scores + i) * share);
+    for (int64_t i = count; i < slots; ++i) scores[i] = 0;
+}
+
+// out[ROWS][width] = weights[ROWS][slots] * values, PANELS panels of columns at a time as long as there are as many.
+template <int ROWS, int PANELS>
+void weigh(const float* weights, int64_t row_stride, int64_t slots, const float* values, int64_t stride, int begin,
+           int width, float* out, int64_t out_stride) {
+    for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
+        multiply_panels<ROWS, PANELS>(
+            weights, row_stride, slots, values + begin, PANEL, stride,
+            [&](int row, int v, Vector sums) { store(out + row * out_stride + begin + v * LANES, sums); });
+    }
+    if constexpr (PANELS > 1) {
+        weigh<ROWS, PANELS / 2>(weights, row_stride, slots, values, stride, begin, width, out, out_stride);
+    } else {
+        for (; begin < width; begin += LANES) {
+            const int columns = std::min(LANES, width - begin);
+            for (int row = 0; row < ROWS; ++row) {
+                Vector sum = {};
+                for (int64_t i = 0; i < slots; ++i) {
+                    sum = fma(splat(weights[row * row_stride + i]), load_some(values + i * stride + begin, columns), sum);
+                }
+                std::memcpy(out + row * out_stride + begin, &sum, columns * sizeof(float));
+            }
+        }
+    }
+}
+
+// Scores of ROWS queries for the slots `slot` .. `slots`, OUTPUTS at a time as long as there are as many.
+template <int ROWS, int OUTPUTS>
+void score_slots(const float* query, int64_t query_stride, const float* keys, int64_t stride, int width, int64_t slot,
+                 int64_t slots, float scale, float* scores, int64_t row_stride) {
+    float result[ROWS][LANES];
+    while (slot + OUTPUTS <= slots) {
+        multiply_rows<float, ROWS, OUTPUTS, false>(query, query_stride, keys + slot * stride, stride, width, result);
+        for (int row = 0; row < ROWS; ++row) {
+            for (int i = 0; i < OUTPUTS; ++i) scores[row * row_stride + slot + i] = scale * result[row][i];
+        }
+        slot += OUTPUTS;
+        // Some of them once more, which gives the same, rather than the last ones by themselves.
+        if (slot < slots && slots < slot + OUTPUTS) slot = slots - OUTPUTS;
+    }
+    if constexpr (OUTPUTS > 1) {
+        if (slot < slots) {
+            score_slots<ROWS, OUTPUTS / 2>(query, query_stride, keys, stride, width, slot, slots, scale, scores,
+                                           row_stride);
+        }
+    }
+}
+
+template <int ROWS>
+void attend_rows(const float* query, int64_t query_stride, const float* key_values, int64_t stride,
+                 const int64_t* last, int heads, int width, float* weights, float* out) {
+    constexpr int OUTPUTS = ROWS == 1 ? std::min(8, LANES) : OUTPUTS_OF<ROWS>;
+    const int64_t total = static_cast<int64_t>(heads) * width;
+    const float scale = 1 / std::sqrt(static_cast<float>(width));
+    int64_t slots = 0;
+    for (int row = 0; row < ROWS; ++row) slots = std::max(slots, last[row] + 1);
+    const int64_t row_stride = weights_size(slots);
+    for (int head = 0; head < heads; ++head) {
+        const float *q = query + head * width, *keys = key_values + head * width;
+        score_slots<ROWS, OUTPUTS>(q, query_stride, keys, stride, width, 0, slots, scale, weights, row_stride);
+        for (int row = 0; row < ROWS; ++row) softmax(weights + row * row_stride, slots, last[row]);
+        weigh<ROWS, 4>(weights, row_stride, slots, keys + total, stride, 0, width, out + head * width, total);
+    }
+}
+
+using AttendRows = void (*)(const float*, int64_t, const float*, int64_t, const int64_t*, int, int, float*, float*);
+template <int... COUNTS>
+constexpr std::array<AttendRows, sizeof...(COUNTS)> attend_table(std::integer_sequence<int, COUNTS...>) {
+    return {attend_rows<COUNTS + 1>...};
+}
+constexpr auto ATTEND_ROWS = attend_table(std::make_integer_sequence<int, MORE_ROWS>());
+
+// Scores of a query for LANES keys that stand anywhere.
+__attribute__((always_inline)) inline void score_keys(const float* query, const float* const* keys, int64_t offset,
+                                                      int width, float scale, float* result) {
+    Vector sums[LANES] = {};
+    int i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        const Vector values = load(query + i);
+        for (int key = 0; key < LANES; ++key) sums[key] = fma(values, load(keys[key] + offset + i), sums[key]);
+    }
+    sum_lanes<LANES>(sums);
+    float products[LANES];
+    store(products, sums[0]);
+    for (int key = 0; key < LANES; ++key) {
+        for (int rest = i; rest < width; ++rest) products[key] += query[rest] * keys[key][offset + rest];
+        result[key] = scale * products[key];
+    }
+}
+
+// out[VECTORS * LANES] = sum of weights * values that stand anywhere.
+template <int VECTORS>
+__attribute__((always_inline)) inline void weigh_values(const float* weights, int64_t slots, const float* const* values,
+                                                        int64_t offset, float* out) {
+    Vector sums[VECTORS] = {};
+    for (int64_t slot = 0; slot < slots; ++slot) {
+        const Vector weight = splat(weights[slot]);
+        for (int v = 0; v < VECTORS; ++v) sums[v] = fma(weight, load(values[slot] + offset + v * LANES), sums[v]);
+    }
+    for (int v = 0; v < VECTORS; ++v) store(out + v * LANES, sums[v]);
+}
+
+}  // namespace
+
+void attend(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
+            const int64_t* last, int heads, int width, float* weights, float* out) {
+    ATTEND_ROWS[rows - 1](query, query_stride, key_values, slot_stride, last, heads, width, weights, out);
+}
+
+void attend_scattered(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
+                      float* weights, float* out) {
+    constexpr int AT_ONCE = 4;
+    const int64_t total = static_cast<int64_t>(heads) * width;
+    const float scale = 1 / std::sqrt(static_cast<float>(width));
+    for (int head = 0; head < heads; ++head) {
+        const int64_t offset = static_cast<int64_t>(head) * width;
+        for (int64_t slot = 0; slot < slots; slot += LANES) {
+            score_keys(query + offset, key_values + slot, offset, width, scale, weights + slot);
+        }
+        softmax(weights, slots, slots - 1);
+        int column = 0;
+        for (; column + AT_ONCE * LANES <= width; column += AT_ONCE * LANES) {
+            weigh_values<AT_ONCE>(weights, slots, key_values, total + offset + column, out + offset + column);
+        }
+        for (; column + LANES <= width; column += LANES) {
+            weigh_values<1>(weights, slots, key_values, total + offset + column, out + offset + column);
+        }
+        for (; column < width; ++column) {
+            float sum = 0;
+            for (int64_t slot = 0; slot < slots; ++slot) sum += weights[slot] * key_values[slot][total + offset + column];
+            out[offset + column] = sum;
+        }
+    }
+}
+
+}  // namespace SPEC_DEC_ISA
+}  // namespace spec_dec

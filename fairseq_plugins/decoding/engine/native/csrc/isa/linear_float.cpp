@@ -1,0 +1,220 @@
+// Products of float32 rows: weights in panels (float32, float16) or in rows (float32, int8).
+
+#include <array>
+
+#include "products.h"
+
+namespace spec_dec {
+namespace SPEC_DEC_ISA {
+namespace {
+
+constexpr int PANEL = Linear::PANEL;
+
+// Numbers of a weight, [outputs / 16][inputs][16], the last panel filled up with zeros.
+template <typename Number, typename Convert>
+std::vector<Number> in_panels(const Weight& weight, const Convert& convert) {
+    const auto* from = static_cast<const float*>(weight.numbers);
+    const int64_t inputs = weight.inputs, panels = (weight.outputs + PANEL - 1) / PANEL;
+    std::vector<Number> numbers(panels * inputs * PANEL);
+    for (int64_t output = 0; output < weight.outputs; ++output) {
+        Number* to = numbers.data() + output / PANEL * inputs * PANEL + output % PANEL;
+        for (int64_t i = 0; i < inputs; ++i) to[i * PANEL] = convert(from[output * inputs + i]);
+    }
+    return numbers;
+}
+
+// A block of panels that stays in the nearest cache for all rows, by ROWS rows.
+template <typename Number, int ROWS>
+void panels_by_rows(const Number* weight, const float* bias, int inputs, const float* x, int outputs,
+                    const Target& target) {
+    constexpr int PANELS = PANELS_OF<ROWS>;
+    const int64_t size = inputs, panel = size * PANEL;
+    float result[ROWS][PANELS * PANEL];
+    const bool is_plain = is_simple(target);
+    int begin = 0;
+    for (; begin + PANELS * PANEL <= outputs; begin += PANELS * PANEL) {
+        const float* own_bias = bias ? bias + begin : nullptr;
+        const auto put = [&](int row, int v, Vector sums) {
+            float* to = target.to + row * target.stride + begin + v * LANES;
+            if (is_plain) {
+                finish_vector(sums, own_bias ? own_bias + v * LANES : nullptr, target, to);
+            } else {
+                store(result[row] + v * LANES, sums);
+            }
+        };
+        multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, put);
+        for (int r = 0; !is_plain && r < ROWS; ++r) {
+            finish(result[r], PANELS * PANEL, nullptr, own_bias, target, target.to + r * target.stride + begin);
+        }
+    }
+    for (; begin < outputs; begin += PANEL) {
+        const int columns = std::min(outputs - begin, PANEL);
+        multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL,
+                                 [&](int row, int v, Vector sums) { store(result[row] + v * LANES, sums); });
+        for (int r = 0; r < ROWS; ++r) {
+            finish(result[r], columns, nullptr, bias ? bias + begin : nullptr, target,
+                   target.to + r * target.stride + begin);
+        }
+    }
+}
+
+template <typename Number>
+using PanelsByRows = void (*)(const Number*, const float*, int, const float*, int, const Target&);
+template <typename Number, int... COUNTS>
+constexpr std::array<PanelsByRows<Number>, sizeof...(COUNTS)> panels_table(std::integer_sequence<int, COUNTS...>) {
+    return {panels_by_rows<Number, COUNTS + 1>...};
+}
+template <typename Number>
+constexpr auto PANELS_BY_ROWS = panels_table<Number>(std::make_integer_sequence<int, MAX_ROWS>());
+
+// All rows with `outputs` outputs of a weight in panels, of which `weight` is the first.
+template <typename Number>
+void multiply_in_panels(const Number* weight, const float* bias, int inputs, const float* x, int64_t rows, int outputs,
+                        const Target& target) {
+    constexpr int64_t BLOCK_BYTES = 1 << 16, MIN_PANELS = 4;
+    const int64_t fitting = BLOCK_BYTES / (inputs * PANEL * static_cast<int64_t>(sizeof(Number)));
+    const int block = PANEL * static_cast<int>(std::max(fitting, MIN_PANELS));
+    for (int from = 0; from < outputs; from += block) {
+        const int count = std::min(block, outputs - from);
+        in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t some) {
+            const Target own{target.to + row * target.stride + from, target.stride, target.activation, target.add};
+            PANELS_BY_ROWS<Number>[some - 1](weight + static_cast<int64_t>(from) * inputs, bias ? bias + from : nullptr,
+                                             inputs, x + row * inputs, count, own);
+        });
+    }
+}
+
+template <typename Number>
+class PanelLinear final : public Linear {
+public:
+    PanelLinear(const Weight& weight, std::vector<Number> numbers)
+        : Linear(weight.inputs, weight.outputs, weight.bias), numbers(std::move(numbers)) {}
+
+    void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
+        share_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
+            const Target own{target.to + begin - first, target.stride, target.activation, target.add};
+            multiply_in_panels(numbers.data() + static_cast<int64_t>(begin) * inputs, bias_at(begin), inputs, x, rows,
+                               end - begin, own);
+        });
+    }
+
+    int64_t efficient_rows() const override { return MAX_ROWS; }
+
+private:
+    const std::vector<Number> numbers;
+};
+
+// `outputs` outputs of a weight [outputs][inputs], for ROWS rows.
+template <typename Number, int ROWS>
+void outputs_by_rows(const Number* weight, const float* scale, const float* bias, int inputs, const float* x,
+                     int outputs, const Target& target) {
+    constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
+    const int64_t size = inputs;
+    float result[ROWS][LANES];
+    const auto put = [&](int begin, int columns) {
+        for (int r = 0; r < ROWS; ++r) {
+            finish(result[r], columns, scale ? scale + begin : nullptr, bias ? bias + begin : nullptr, target,
+                   target.to + r * target.stride + begin);
+        }
+    };
+    int begin = 0;
+    for (; begin + OUTPUTS <= outputs; begin += OUTPUTS, weight += OUTPUTS * size) {
+        multiply_rows<Number, ROWS, OUTPUTS>(x, size, weight, size, inputs, result);
+        put(begin, OUTPUTS);
+    }
+    for (; begin < outputs; ++begin, weight += size) {
+        multiply_rows<Number, ROWS, 1>(x, size, weight, size, inputs, result);
+        put(begin, 1);
+    }
+}
+
+template <typename Number>
+using OutputsByRows = void (*)(const Number*, const float*, const float*, int, const float*, int, const Target&);
+template <typename Number, int... COUNTS>
+constexpr std::array<OutputsByRows<Number>, sizeof...(COUNTS)> outputs_table(std::integer_sequence<int, COUNTS...>) {
+    return {outputs_by_rows<Number, COUNTS + 1>...};
+}
+template <typename Number>
+constexpr auto OUTPUTS_BY_ROWS = outputs_table<Number>(std::make_integer_sequence<int, MORE_ROWS>());
+
+template <typename Number>
+class RowLinear final : public Linear {
+public:
+    explicit RowLinear(const Weight& weight)
+        : Linear(weight.inputs, weight.outputs, weight.bias),
+          numbers(static_cast<const Number*>(weight.numbers)),
+          owner(weight.owner),
+          scale(weight.scale ? weight.scale : nullptr, weight.scale ? weight.scale + weight.outputs : nullptr),
+          packs_for_many_rows(!weight.is_batch_invariant && std::is_same_v<Number, float>) {}
+
+    void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
+        share_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
+            const Target own{target.to + begin - first, target.stride, target.activation, target.add};
+            if (packs_for_many_rows && rows >= MANY_ROWS) {
+                run_packed(x, rows, begin, end, own);
+            } else {
+                run_in_place(x, rows, begin, end, own);
+            }
+        });
+    }
+
+    int64_t efficient_rows() const override { return MAX_ROWS; }
+
+private:
+    // With this many rows, as sources of a batch have, packing a block of the weight costs next to nothing.
+    static constexpr int64_t MANY_ROWS = 257;
+    static constexpr int PACKED_OUTPUTS = 4 * PANEL;
+
+    // Each weight is read from memory once; for further rows it is in the cache.
+    void run_in_place(const float* x, int64_t rows, int begin, int end, const Target& target) const {
+        for (int from = begin; from < end; from += MAX_OUTPUTS) {
+            const int count = std::min(MAX_OUTPUTS, end - from);
+            in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t some) {
+                const Target own{target.to + row * target.stride + from - begin, target.stride, target.activation,
+                                 target.add};
+                OUTPUTS_BY_ROWS<Number>[some - 1](numbers + static_cast<int64_t>(from) * inputs,
+                                                  scale.empty() ? nullptr : scale.data() + from, bias_at(from), inputs,
+                                                  x + row * inputs, count, own);
+            });
+        }
+    }
+
+    void run_packed(const float* x, int64_t rows, int begin, int end, const Target& target) const {
+        if constexpr (std::is_same_v<Number, float>) {
+            for (int from = begin; from < end; from += PACKED_OUTPUTS) {
+                const int count = std::min(PACKED_OUTPUTS, end - from);
+                const Weight part{numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
+                const std::vector<float> panels = in_panels<float>(part, [](float number) { return number; });
+                const Target own{target.to + from - begin, target.stride, target.activation, target.add};
+                multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, own);
+            }
+        }
+    }
+
+    const Number* const numbers;
+    const std::shared_ptr<const void> owner;
+    const std::vector<float> scale;
+    const bool packs_for_many_rows;
+};
+
+#ifdef SPEC_DEC_FP16
+Half to_half(float number) {
+    return {static_cast<uint16_t>(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(number), _MM_FROUND_TO_NEAREST_INT), 0))};
+}
+#endif
+
+}  // namespace
+
+std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat format) {
+    if (format == WeightFormat::ROWS) return std::make_unique<RowLinear<float>>(weight);
+    if (format == WeightFormat::INT8_ROWS) return std::make_unique<RowLinear<int8_t>>(weight);
+#ifdef SPEC_DEC_FP16
+    if (format == WeightFormat::FP16_PANELS) {
+        return std::make_unique<PanelLinear<Half>>(weight, in_panels<Half>(weight, to_half));
+    }
+#endif
+    return std::make_unique<PanelLinear<float>>(weight, in_panels<float>(weight, [](float number) { return number; }));
+}
+
+}  // namespace SPEC_DEC_ISA
+}  // namespace spec_dec

@@ -1,0 +1,132 @@
+// Products of a few rows in registers, and what becomes of them.
+
+#pragma once
+
+#include <algorithm>
+
+#include "../kernels.h"
+#include "../threads.h"
+#include "simd.h"
+
+namespace spec_dec {
+namespace SPEC_DEC_ISA {
+
+// Each format has a file of its own; null where the instruction set does not have it.
+std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat format);
+std::unique_ptr<Linear> make_int8_linear(const Weight& weight);
+std::unique_ptr<Linear> make_amx_linear(const Weight& weight);
+bool has_amx_tiles();
+
+#ifdef __AVX512F__
+constexpr int ACCUMULATORS = 24, MAX_ROWS = 12;
+#else
+constexpr int ACCUMULATORS = 12, MAX_ROWS = 6;
+#endif
+
+// As many panels as have accumulators in registers: more for fewer rows.
+template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (Linear::PANEL / LANES))>
+constexpr int PANELS_OF = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
+
+// Calls `run(begin, end)` for ranges of outputs in whole panels, on as many threads as the products are worth.
+template <typename Run>
+void share_outputs(const Linear& layer, int64_t rows, int first, int last, int64_t speed, const Run& run) {
+    // A single row waits for its weights, and takes as long as this many.
+    constexpr int64_t WAITING_ROWS = 8;
+    const int64_t products = std::max(rows, WAITING_ROWS) * layer.inputs * Linear::PANEL / speed;
+    const int64_t panels = (last - first + Linear::PANEL - 1) / Linear::PANEL;
+    threads::share(panels, products, [&](int64_t begin, int64_t end) {
+        run(first + static_cast<int>(begin) * Linear::PANEL,
+            std::min(first + static_cast<int>(end) * Linear::PANEL, last));
+    });
+}
+
+// Finishes `columns` products of one row, which are changed: scale, bias, activation, sum with what is there.
+void finish(float* products, int columns, const float* scale, const float* bias, const Target& target, float* to);
+
+// The same for a vector that is not scaled, with no activation or ReLU: most are, and in registers it costs nothing.
+__attribute__((always_inline)) inline void finish_vector(Vector sums, const float* bias, const Target& target,
+                                                         float* to) {
+    if (bias) sums += load(bias);
+    if (target.activation == Activation::RELU) sums = sums < 0 ? Vector{} : sums;
+    store(to, target.add ? sums + load(to) : sums);
+}
+
+inline bool is_simple(const Target& target) {
+    return target.activation == Activation::NONE || target.activation == Activation::RELU;
+}
+
+// Some panels of outputs for ROWS rows; put(row, vector, sums) takes each vector of results. Strides: from one row of x
+// to the next, from one panel to the next, and within it from one input to the next.
+template <int ROWS, int PANELS, typename Number, typename Put>
+__attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
+                                                           const Number* panels, int64_t panel_stride,
+                                                           int64_t input_stride, const Put& put) {
+    constexpr int VECTORS = PANELS * Linear::PANEL / LANES, IN_PANEL = Linear::PANEL / LANES;
+    Vector sums[ROWS][VECTORS] = {};
+    for (int64_t i = 0; i < inputs; ++i) {
+        const auto weight = [&](int v) {
+            const Number* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
+            // The same place of the next panels: several rows take long enough for it to arrive.
+            if (ROWS > 1 && v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_stride, 0, 2);
+            return load(from);
+        };
+        // The fewer of the two stay in registers.
+        if constexpr (ROWS < VECTORS) {
+            Vector values[ROWS];
+            for (int row = 0; row < ROWS; ++row) values[row] = splat(x[row * row_stride + i]);
+            for (int v = 0; v < VECTORS; ++v) {
+                const Vector weights = weight(v);
+                for (int row = 0; row < ROWS; ++row) sums[row][v] = fma(values[row], weights, sums[row][v]);
+            }
+        } else {
+            Vector weights[VECTORS];
+            for (int v = 0; v < VECTORS; ++v) weights[v] = weight(v);
+            for (int row = 0; row < ROWS; ++row) {
+                const Vector value = splat(x[row * row_stride + i]);
+                for (int v = 0; v < VECTORS; ++v) sums[row][v] = fma(value, weights[v], sums[row][v]);
+            }
+        }
+    }
+    for (int row = 0; row < ROWS; ++row) {
+        for (int v = 0; v < VECTORS; ++v) put(row, v, sums[row][v]);
+    }
+}
+
+// Rows of x, and outputs of a weight, whose sums fit in registers.
+constexpr int FEW_ROWS = 3, MAX_OUTPUTS = ACCUMULATORS / FEW_ROWS;
+template <int ROWS>
+constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MAX_OUTPUTS : ACCUMULATORS / MORE_ROWS;
+
+// Products result[ROWS][OUTPUTS ..] of rows of x and rows of a weight; strides are from one row to the next.
+template <typename Number, int ROWS, int OUTPUTS, bool FROM_MEMORY = true>
+__attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const Number* weight,
+                                                         int64_t stride, int inputs, float result[][LANES]) {
+    Vector sums[ROWS][OUTPUTS] = {};
+    int i = 0;
+    for (; i + LANES <= inputs; i += LANES) {
+        Vector values[ROWS];
+        for (int row = 0; row < ROWS; ++row) {
+            values[row] = load(x + row * row_stride + i);
+            keep_in_register(values[row]);
+        }
+        for (int output = 0; output < OUTPUTS; ++output) {
+            // Two tiles ahead in memory: the processor does not see that far by itself.
+            if (FROM_MEMORY) __builtin_prefetch(weight + OUTPUTS * (2 * stride + i) + output * LANES, 0, 2);
+            const Vector weights = load(weight + output * stride + i);
+            for (int row = 0; row < ROWS; ++row) sums[row][output] = fma(values[row], weights, sums[row][output]);
+        }
+    }
+    for (int row = 0; row < ROWS && i < inputs; ++row) {
+        const Vector values = load_some(x + row * row_stride + i, inputs - i);
+        for (int output = 0; output < OUTPUTS; ++output) {
+            sums[row][output] = fma(values, load_some(weight + output * stride + i, inputs - i), sums[row][output]);
+        }
+    }
+    for (int row = 0; row < ROWS; ++row) {
+        sum_lanes<OUTPUTS>(sums[row]);
+        store(result[row], sums[row][0]);
+    }
+}
+
+}  // namespace SPEC_DEC_ISA
+}  // namespace spec_dec

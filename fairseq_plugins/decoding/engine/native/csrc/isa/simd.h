@@ -1,0 +1,161 @@
+// Vectors of floats in the instruction set that this file is compiled for.
+//
+// Nothing here depends on -ffast-math: multiply-adds are explicit, and infinities and NaN keep their meaning.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// setup.py names the instruction set; the namespace keeps two of them apart in one process.
+#ifndef SPEC_DEC_ISA
+#define SPEC_DEC_ISA isa_portable
+#endif
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
+#define SPEC_DEC_FP16 1
+#endif
+#if defined(__AVX512VNNI__)
+#define SPEC_DEC_VNNI 1
+#endif
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#define SPEC_DEC_INT8 1
+#endif
+#if defined(__AMX_BF16__) && defined(__AVX512FP16__) && defined(__linux__)
+#define SPEC_DEC_AMX 1
+#endif
+
+namespace spec_dec {
+namespace SPEC_DEC_ISA {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;  // SSE2, NEON
+#endif
+
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(sizeof(int32_t)), may_alias));
+
+// A number in float16.
+struct Half {
+    uint16_t bits;
+};
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
+inline Vector splat(float value) { return value - Vector{}; }
+
+inline Vector load(const int8_t* from) {
+    // Not __builtin_convertvector: GCC 12 compiles it lane by lane.
+#if defined(__AVX512F__)
+    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+    return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    Vector result;
+    for (int lane = 0; lane < LANES; ++lane) result[lane] = from[lane];
+    return result;
+#endif
+}
+
+#ifdef SPEC_DEC_FP16
+inline Vector load(const Half* from) {
+#ifdef __AVX512F__
+    return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+    return (Vector)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+}
+#endif
+
+// The first `count` numbers, then zeros.
+template <typename Number>
+inline Vector load_some(const Number* from, int64_t count) {
+    Number numbers[LANES] = {};
+    std::memcpy(numbers, from, count * sizeof(Number));
+    return load(numbers);
+}
+
+// a * b + c, rounded once where the processor can.
+inline Vector fma(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// The larger of two numbers in each lane; NaN in `a` stays.
+inline Vector larger(Vector a, Vector b) { return b > a ? b : a; }
+
+// Keeps a value in a register: GCC would load it again for every use.
+inline void keep_in_register(Vector& value) {
+#ifdef __AVX512F__
+    asm("" : "+v"(value));
+#else
+    (void)value;
+#endif
+}
+
+// Sums of neighbouring lanes: those of `a` in the lower half, those of `b` in the upper one.
+template <int... LANE>
+inline Vector pair_sums(Vector a, Vector b, std::integer_sequence<int, LANE...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, (2 * LANE)...) + __builtin_shufflevector(a, b, (2 * LANE + 1)...);
+#else
+    return __builtin_shuffle(a, b, Integers{(2 * LANE)...}) + __builtin_shuffle(a, b, Integers{(2 * LANE + 1)...});
+#endif
+}
+
+// Writes the sums over the lanes of COUNT vectors to sums[0]. The order of the additions does not depend on COUNT.
+template <int COUNT, int STEP = LANES>
+__attribute__((always_inline)) inline void sum_lanes(Vector* sums) {
+    if constexpr (STEP > 1) {
+        for (int pair = 0; pair < (COUNT + 1) / 2; ++pair) {
+            const Vector second = sums[2 * pair + 1 < COUNT ? 2 * pair + 1 : 2 * pair];
+            sums[pair] = pair_sums(sums[2 * pair], second, std::make_integer_sequence<int, LANES>());
+        }
+        sum_lanes<(COUNT + 1) / 2, STEP / 2>(sums);
+    }
+}
+
+inline float sum_of_lanes(Vector values) {
+    sum_lanes<1>(&values);
+    return values[0];
+}
+
+inline float highest_lane(Vector values) {
+    float highest = values[0];
+    for (int lane = 1; lane < LANES; ++lane) highest = values[lane] > highest ? values[lane] : highest;
+    return highest;
+}
+
+// e to the power of numbers up to 0, within about 1e-7 of it; 0 below -87, NaN for NaN.
+inline Vector exponential(Vector x) {
+    constexpr float LEAST = -87, LOG2_E = 1.44269504f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
+    const Vector bounded = x < LEAST ? splat(LEAST) : x;
+    const Integers power = __builtin_convertvector(bounded * LOG2_E - 0.5f, Integers);
+    const Vector whole = __builtin_convertvector(power, Vector);
+    const Vector rest = fma(whole, splat(-LN2_LOW), fma(whole, splat(-LN2_HIGH), bounded));
+    Vector series = splat(1 / 720.f);
+    for (const float factor : {1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f}) series = fma(series, rest, splat(factor));
+    return x < LEAST ? Vector{} : series * (Vector)((power + 127) << 23);
+}
+
+}  // namespace SPEC_DEC_ISA
+}  // namespace spec_dec

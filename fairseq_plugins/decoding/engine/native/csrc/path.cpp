@@ -1,0 +1,49 @@
+#include "path.h"
+
+#include "kernels.h"
+
+namespace spec_dec {
+void Path::choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& which,
+                  const std::vector<int64_t>& last, Drafts& drafts) const {
+    thread_local Floats before_memory, added_memory, read_memory, gates_memory, recurrent_memory, state_memory;
+    const int64_t count = which.size(), size = ids.size();
+    const int64_t rank = after ? after->inputs : 0, state_width = to_rank ? to_rank->inputs : 0, gates = 3 * state_width;
+    float* context = at_least(before_memory, count * rank);
+    float* added = at_least(added_memory, after ? count * size : 0);
+    float *read = nullptr, *gate = nullptr, *recurrent = nullptr, *state = nullptr;
+    if (to_rank) {
+        read = at_least(read_memory, count * width * gates);
+        gate = at_least(gates_memory, count * gates);
+        recurrent = at_least(recurrent_memory, count * gates);
+        state = at_least(state_memory, count * state_width);
+        std::fill_n(state, count * state_width, 0.0f);
+        of_hidden->run(hidden, count * width, read);
+    }
+    std::vector<int64_t> previous = last;
+    bool any = true;
+    for (int64_t position = 0; any && position < width; ++position) {
+        for (int64_t n = 0; after && n < count; ++n) {
+            std::copy_n(before.numbers + previous[n] * rank, rank, context + n * rank);
+        }
+        if (to_rank) {
+            for (int64_t n = 0; n < count; ++n) std::copy_n(read + (n * width + position) * gates, gates, gate + n * gates);
+            of_before->run(context, count, gate, Activation::NONE, true);
+            of_state->run(state, count, recurrent);
+            kernels().update_gru(gate, recurrent, count, static_cast<int>(state_width), state);
+            to_rank->run(state, count, context, Activation::NONE, true);
+        }
+        if (after) after->run(context, count, added);
+        any = false;
+        for (int64_t n = 0; n < count; ++n) {
+            if (!drafts.goes_on(which[n])) continue;
+            float* sums = scores + (n * width + position) * size;
+            if (after) kernels().add(added + n * size, size, sums);
+            const int64_t best = kernels().first_best(sums, size);
+            previous[n] = ids[best];
+            const float probability = drafts.wants_probabilities ? 1 / kernels().sum_exponentials(sums, size, sums[best]) : 1;
+            any |= drafts.add(which[n], previous[n], probability);
+        }
+    }
+}
+
+}  // namespace spec_dec

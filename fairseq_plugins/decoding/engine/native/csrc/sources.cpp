@@ -1,0 +1,84 @@
+#include "sources.h"
+
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace spec_dec {
+
+void Sources::read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad) {
+    begins.assign(1, 0);
+    tokens.clear();
+    for (int64_t b = 0; b < sentences; ++b) {
+        for (int64_t i = b * width; i < (b + 1) * width; ++i) {
+            if (source[i] != pad) tokens.push_back(source[i]);
+        }
+        if (static_cast<int64_t>(tokens.size()) == begins.back()) throw std::invalid_argument("a source has no token");
+        begins.push_back(tokens.size());
+    }
+}
+
+void Sources::encode(const Transformer& encoder) {
+    const int64_t width = encoder.width;
+    for (const int64_t token : tokens) {
+        if (token < 0 || token >= encoder.embedding.size) {
+            throw std::invalid_argument("a source token is outside of the vocabulary");
+        }
+    }
+    embedding.resize(rows() * width);
+    encoded.resize(rows() * width);
+    // A sentence is not divided: its rows read each other's keys. Keys and values are of no use to the next layer.
+    threads::share(sentences(), rows() / sentences() * encoder.products(), [&](int64_t first, int64_t last) {
+        const int64_t begin = begins[first], count = begins[last] - begin;
+        thread_local Floats weights_memory;
+        std::vector<int64_t> positions(count), whole(MORE_ROWS);
+        float* x = encoded.data() + begin * width;
+        int64_t longest = 0;
+        for (int64_t b = first; b < last; ++b) {
+            longest = std::max(longest, length(b));
+            for (int64_t row = begins[b]; row < begins[b + 1]; ++row) {
+                const int64_t local = row - begin;
+                positions[local] = row - begins[b];
+                float* embedded = embedding.data() + row * width;
+                encoder.embed(tokens[row], embedded);
+                std::copy_n(embedded, width, x + local * width);
+                encoder.add_position(positions[local], x + local * width);
+            }
+        }
+        if (encoder.embedding_norm) encoder.embedding_norm.run(x, count, x);
+        float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
+        const auto attend_self = [&](size_t index, const float* qkv, float* out) {
+            const int heads = encoder.layers[index].heads;
+            for (int64_t b = first; b < last; ++b) {
+                const int64_t row = begins[b] - begin;
+                std::fill(whole.begin(), whole.end(), length(b) - 1);
+                in_parts(length(b), MORE_ROWS, [&](int64_t part, int64_t some) {
+                    kernels().attend(some, qkv + (row + part) * 3 * width, 3 * width, qkv + row * 3 * width + width, 3 * width,
+                           whole.data(), heads, static_cast<int>(width) / heads, weights, out + (row + part) * width);
+                });
+            }
+        };
+        encoder.run(x, count, positions.data(), attend_self, {}, {});
+    });
+}
+
+void Sources::take(const int64_t* source, const float* given, const float* given_embedding, const uint8_t* padding,
+                   int64_t sentences, int64_t width, int64_t dim) {
+    begins.assign(1, 0);
+    tokens.clear();
+    encoded.clear();
+    embedding.clear();
+    for (int64_t b = 0; b < sentences; ++b) {
+        for (int64_t i = b * width; i < (b + 1) * width; ++i) {
+            if (padding[i]) continue;
+            tokens.push_back(source ? source[i] : 0);
+            encoded.insert(encoded.end(), given + i * dim, given + (i + 1) * dim);
+            if (!given_embedding) continue;
+            embedding.insert(embedding.end(), given_embedding + i * dim, given_embedding + (i + 1) * dim);
+        }
+        if (static_cast<int64_t>(tokens.size()) == begins.back()) throw std::invalid_argument("a source has no token");
+        begins.push_back(tokens.size());
+    }
+}
+
+}  // namespace spec_dec

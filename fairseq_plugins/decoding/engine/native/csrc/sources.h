@@ -1,0 +1,35 @@
+// The sources of a batch: encoded once, read by verifier and drafters.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "transformer.h"
+
+namespace spec_dec {
+
+// Tokens of all sentences, one after the other, without padding.
+struct Sources {
+    std::vector<int64_t> begins;  // [B + 1], row of each sentence's first token
+    std::vector<int64_t> tokens;  // [rows]
+    Floats embedding;             // [rows][D], scaled, without positions
+    Floats encoded;               // [rows][D]
+
+    int64_t sentences() const { return static_cast<int64_t>(begins.size()) - 1; }
+    int64_t rows() const { return begins.back(); }
+    int64_t length(int64_t sentence) const { return begins[sentence + 1] - begins[sentence]; }
+
+    // Takes the tokens [sentences][width] that are not `pad`. Throws std::invalid_argument for an empty sentence.
+    void read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad);
+
+    // Encodes the tokens. Throws std::invalid_argument for a token outside of the vocabulary.
+    void encode(const Transformer& encoder);
+
+    // Takes what another encoder returned for the tokens [sentences][width] that are not `padding`: states
+    // [sentences][width][dim], and embeddings or null.
+    void take(const int64_t* source, const float* encoded, const float* embedding, const uint8_t* padding, int64_t sentences,
+              int64_t width, int64_t dim);
+};
+
+}  // namespace spec_dec

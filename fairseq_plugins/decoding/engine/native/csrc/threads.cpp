@@ -1,0 +1,127 @@
+#include "threads.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace spec_dec {
+namespace threads {
+namespace {
+
+// Looks at a counter before a thread sleeps: the next step comes soon, and waking up takes longer than looking.
+constexpr int SPINS = 4000;
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+class Pool {
+public:
+    // Of `wanted_size` threads, the caller's among them; of fewer where the system gives no more.
+    explicit Pool(int64_t wanted_size) : wanted_size(wanted_size) {
+        try {
+            for (int64_t number = 1; number < wanted_size; ++number) {
+                workers.emplace_back([this, number] { work(number); });
+            }
+        } catch (const std::system_error&) {
+        }
+    }
+
+    int64_t size() const { return static_cast<int64_t>(workers.size()) + 1; }
+
+    // Calls task(0) .. task(parts - 1), at most size() of them, each on its own thread; the caller takes the first.
+    void run(int64_t parts, const std::function<void(int64_t)>& task) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            current = &task;
+            wanted = parts;
+            running.store(parts - 1, std::memory_order_relaxed);
+            round.fetch_add(1, std::memory_order_release);
+        }
+        wake.notify_all();
+        task(0);
+        for (int looks = 0; running.load(std::memory_order_acquire) > 0; ++looks) pause_after(looks);
+    }
+
+    const int64_t wanted_size;
+    std::mutex in_use;
+
+private:
+    void work(int64_t number) {
+        for (uint64_t seen = 0;;) {
+            for (int spin = 0; spin < SPINS && round.load(std::memory_order_acquire) == seen; ++spin) pause();
+            const std::function<void(int64_t)>* task;
+            {
+                std::unique_lock<std::mutex> lock(mutex);
+                wake.wait(lock, [&] { return round.load(std::memory_order_relaxed) != seen; });
+                seen = round.load(std::memory_order_relaxed);
+                task = number < wanted ? current : nullptr;
+            }
+            if (!task) continue;
+            (*task)(number);
+            running.fetch_sub(1, std::memory_order_release);
+        }
+    }
+
+    std::vector<std::thread> workers;  // they end with the process
+    std::mutex mutex;
+    std::condition_variable wake;
+    const std::function<void(int64_t)>* current = nullptr;
+    int64_t wanted = 0;
+    std::atomic<int64_t> running{0};
+    std::atomic<uint64_t> round{0};
+};
+
+std::atomic<int64_t> limit{1};
+std::mutex making;
+Pool* pool = nullptr;
+thread_local bool is_inside = false;
+
+// A forked process has none of its parent's threads. No pool is made while a process forks, so that the child does not
+// find `making` locked by a thread that it does not have.
+const int handles_forks = pthread_atfork(
+    [] { making.lock(); }, [] { making.unlock(); },
+    [] {
+        pool = nullptr;
+        making.unlock();
+    });
+
+}  // namespace
+
+void set(int64_t count) { limit.store(count < 1 ? 1 : count); }
+
+int64_t available() { return is_inside ? 1 : limit.load(); }
+
+void pause_after(int looks) { looks < SPINS ? pause() : std::this_thread::yield(); }
+
+void run(int64_t parts, const std::function<void(int64_t)>& task) {
+    Pool* own = nullptr;
+    {
+        std::lock_guard<std::mutex> lock(making);
+        // A pool that is too small stays asleep.
+        if (!pool || pool->wanted_size < parts) pool = new Pool(parts);
+        own = pool;
+    }
+    std::unique_lock<std::mutex> turn(own->in_use, std::try_to_lock);
+    if (!turn.owns_lock() || own->size() < parts) {
+        for (int64_t part = 0; part < parts; ++part) task(part);
+        return;
+    }
+    own->run(parts, [&](int64_t part) {
+        is_inside = true;
+        task(part);
+        is_inside = false;
+    });
+}
+
+}  // namespace threads
+}  // namespace spec_dec

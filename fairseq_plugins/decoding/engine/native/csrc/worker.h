@@ -1,0 +1,54 @@
+// What one thread does for some sentences of a batch: iterations of the loop.
+
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "greedy_search.h"
+
+namespace spec_dec {
+
+class Worker {
+public:
+    Worker(GreedySearch& search, Batch& batch) : search(search), work(batch), batch(batch) {
+        if (search.policy) counts.clear(search.policy->width);
+    }
+
+    // Takes sentences that have no output yet. `share`: sentences that a call has together.
+    void admit(const std::vector<int64_t>& sentences, int64_t share);
+
+    // One iteration of the sentences in hand; takes those out that have ended.
+    void iterate();
+
+    // Hands what was counted over to the policy.
+    void learn();
+
+    std::vector<int64_t>& active() { return work.active; }
+
+    PartSeconds seconds{};
+    std::optional<int64_t> profiled_width;  // tokens of every draft while costs are profiled
+
+private:
+    void draft();
+    void verify();
+    void accept();
+    void predict_all();
+    void predict_accepted();
+    void project(const float* states, int64_t rows, float* scores);
+    bool choose(size_t index, int64_t rows, float* scores);
+    bool emit(size_t index, int64_t token, float log_prob);
+    void draft_prefix();
+    void count_drafts();
+
+    GreedySearch& search;
+    Work work;
+    Batch& batch;
+    Counts counts;
+    int64_t iterations = 0;
+    Plan plan{0, 0, 0, false};
+    Floats scores, head_states, states_ahead;
+    std::vector<BestToken> best;
+};
+
+}  // namespace spec_dec

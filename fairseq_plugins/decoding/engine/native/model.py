@@ -1,0 +1,273 @@
+"""fairseq's modules as the compiled kernels hold them: linear layers, Transformers, drafters' parts."""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import gelu
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.engine.encoder import is_known_encoder, read_encoder_layer
+from fairseq_plugins.decoding.engine.native import NotNative, kernels
+from fairseq_plugins.decoding.engine.weights import (
+    Layer,
+    Linear,
+    Norm,
+    Precision,
+    QuantizedLinear,
+    is_small,
+    linear,
+    norm,
+    plain_projection,
+    quantized,
+    quantized_layer,
+    read_decoder_layer,
+)
+from fairseq_plugins.models.block_nat import BlockNatDecoder
+from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
+from fairseq_plugins.models.support import unsupported_reason
+
+# A copy of a weight in panels is read faster than the weight itself. Narrow weights are few bytes; wide ones are read
+# where PyTorch has them, so that nothing of a large model is held twice.
+MAX_PACKED_WIDTH = 511
+# Tiles take inputs in multiples of this, and weights times 1024 in float16 (csrc/isa/amx_tiles.h).
+_TILE_INPUTS, _TILE_SCALE = 32, 1024.0
+# Sentences that a thread decodes together: products of few rows are slow, and the scores of many leave the processor's
+# cache, in which a narrow model's weights are. A wide one's are read from memory anyway.
+_LEAST_TOGETHER, _ROWS_TOGETHER, _ROWS_TOGETHER_IF_WIDE = 8, 24, 128
+
+
+class Packing(enum.Enum):
+    """Which large weights are held a second time, in the order in which they are read fastest; small ones always are.
+
+    AUTO: those that float16 holds exactly, in float16, for half as much memory again.
+    """
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def activations() -> dict[Callable[[Tensor], Tensor], Any]:
+    """The activation functions that the kernels know."""
+    known = kernels().Activation
+    return {F.relu: known.RELU, gelu: known.GELU, F.silu: known.SILU}
+
+
+def rows_together(width: int) -> tuple[int, int]:
+    """Return the least sentences, and the rows, that a thread decodes together in a model this wide."""
+    return _LEAST_TOGETHER, _ROWS_TOGETHER if width <= MAX_PACKED_WIDTH // 2 + 1 else _ROWS_TOGETHER_IF_WIDE
+
+
+@dataclass(frozen=True)
+class NativeWeights:
+    """How the weights of a model are held.
+
+    Attributes:
+        packing: which large weights are held a second time.
+        precision: of linear layers.
+        batch_invariant: what a row gives may not depend on how many rows there are, not even in the last bit.
+        many_rows: steps seldom have few rows.
+    """
+
+    packing: Packing = Packing.AUTO
+    precision: Precision = Precision.FP32
+    batch_invariant: bool = False
+    many_rows: bool = False
+
+    @property
+    def module(self) -> ModuleType:
+        """The compiled module."""
+        return kernels()
+
+    def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
+        """Return a linear layer; INT8_PRODUCTS only where `has_int8_products`.
+
+        Raises:
+            NotNative: for weights that are not in fp32 on the CPU.
+        """
+        module, precision = self.module, precision or self.precision
+        if precision is Precision.INT8_WEIGHTS and not isinstance(layer, QuantizedLinear):
+            layer = quantized(layer)
+        scale = None
+        if isinstance(layer, QuantizedLinear):
+            weight, bias, scale, form = layer.weight, layer.bias, layer.scale, module.WeightFormat.INT8_ROWS
+        else:
+            weight, bias = layer
+            form = self._format(weight, precision)
+        return module.linear(
+            _array(weight, weight.dtype), _array(bias), _array(scale), format=form, batch_invariant=self.batch_invariant
+        )
+
+    def _format(self, weight: Tensor, precision: Precision) -> Any:
+        forms, supports = self.module.WeightFormat, self.module.supports
+        if precision is Precision.INT8_PRODUCTS:
+            return forms.INT8_PANELS
+        is_copied = self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight))
+        is_half = self._takes_halves(weight)
+        # A single row takes tiles twice the time where weights are near, which those of large layers are not.
+        if is_half and (self.many_rows or not is_copied) and supports(forms.FP16_AMX_TILES):
+            if weight.size(1) % _TILE_INPUTS == 0 and _is_exact_in_half(weight * _TILE_SCALE):
+                return forms.FP16_AMX_TILES
+        if is_half or (is_copied and supports(forms.FP16_PANELS) and _is_exact_in_half(weight)):
+            return forms.FP16_PANELS
+        return forms.PANELS if is_copied else forms.ROWS
+
+    def _takes_halves(self, weight: Tensor) -> bool:
+        """Whether a weight, however large, is copied because float16 holds it."""
+        wanted = self.packing is Packing.AUTO and self.module.supports(self.module.WeightFormat.FP16_PANELS)
+        return wanted and _is_exact_in_half(weight)
+
+    def may_be_copied(self, weight: Tensor) -> bool:
+        """Whether a weight may be held a second time: that was asked for, or it is small."""
+        return self.packing is Packing.ALWAYS or is_small(weight)
+
+    def for_drafts(self, width: int, weight: Tensor) -> "NativeWeights":
+        """Return the weights of a drafter: of rounded products where the processor has fast ones.
+
+        A wide model is rounded where it is held a second time anyway. Drafts are verified, so they need not be exact.
+
+        Args:
+            width: of the model.
+            weight: one of its weights.
+        """
+        if not self.module.supports(self.module.WeightFormat.INT8_PANELS):
+            return self
+        is_copied = width <= MAX_PACKED_WIDTH or self.packing is Packing.ALWAYS or self._takes_halves(weight)
+        return replace(self, precision=Precision.INT8_PRODUCTS) if is_copied else self
+
+    def norm(self, values: Norm | None) -> Any:
+        """Return a layer normalisation; None for none."""
+        if values is None:
+            return self.module.Norm()
+        return self.module.Norm(_array(values.weight), _array(values.bias), values.eps)
+
+    def layer(self, weights: Layer) -> Any:
+        """Return a Transformer layer.
+
+        Raises:
+            NotNative: for an activation that the kernels do not know.
+        """
+        known = activations()
+        if weights.activation not in known:
+            name = getattr(weights.activation, "__name__", str(weights.activation))
+            raise NotNative(f"the kernels do not know the activation {name}")
+        if self.precision is Precision.INT8_WEIGHTS:
+            weights = quantized_layer(weights)
+        layer = self.module.Layer()
+        layer.heads, layer.normalize_before = weights.heads, weights.normalize_before
+        layer.activation = known[weights.activation]
+        layer.self_norm, layer.final_norm = self.norm(weights.self_norm), self.norm(weights.final_norm)
+        for name in ("self_qkv", "self_out", "fc1", "fc2"):
+            setattr(layer, name, self.linear(getattr(weights, name)))
+        if weights.cross_query is not None:
+            layer.cross_norm = self.norm(weights.cross_norm)
+            for name in ("cross_query", "cross_key_value", "cross_out"):
+                setattr(layer, name, self.linear(getattr(weights, name)))
+        return layer
+
+    def decoder(self, decoder: nn.Module, projection: Any = None) -> Any:
+        """Return a fairseq decoder.
+
+        Args:
+            decoder: of a fairseq Transformer.
+            projection: to the vocabulary; None for the decoder's own.
+
+        Raises:
+            NotNative: for what the kernels do not run.
+        """
+        reason = unsupported_reason(decoder)
+        if reason is not None:
+            raise NotNative(reason)
+        if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
+            raise NotNative("the embeddings have another width than the layers")
+        if projection is None:
+            own = plain_projection(decoder)
+            if own is None:
+                raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
+            projection = self.linear(own)
+        return self._transformer(decoder, [self.layer(read_decoder_layer(layer)) for layer in decoder.layers], projection)
+
+    def encoder(self, encoder: nn.Module) -> Any:
+        """Return a fairseq encoder; None where it is not fairseq's plain Transformer, and PyTorch runs it."""
+        if not is_known_encoder(encoder):
+            return None
+        if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
+            return None
+        return self._transformer(encoder, [self.layer(read_encoder_layer(layer)) for layer in encoder.layers], None)
+
+    def _transformer(self, module: nn.Module, layers: Sequence[Any], projection: Any) -> Any:
+        positions = position_table(module, module.max_positions())
+        return self.module.transformer(
+            layers,
+            _array(module.embed_tokens.weight),
+            float(module.embed_scale),
+            _array(positions),
+            positions_every_layer=getattr(module, "positions_every_layer", False),
+            embedding_norm=self.norm(norm(getattr(module, "layernorm_embedding", None))),
+            final_norm=self.norm(norm(getattr(module, "layer_norm", None))),
+            projection=projection,
+        )
+
+    # ------------------------------------------------------------------------------- parts of trained drafters
+
+    def drafter_decoder(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
+        """Return the decoder of a drafter, which scores the tokens `vocabulary` [N] only (None: all)."""
+        own = plain_projection(decoder)
+        if own is None:
+            raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
+        weight, bias = own
+        if vocabulary is not None:
+            weight, bias = weight[vocabulary], None if bias is None else bias[vocabulary]
+        return self.decoder(decoder, self.linear((weight, bias)))
+
+    def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
+        """Return how the tokens of a draft are chosen; the small layers stay in fp32."""
+        transition, size = decoder.transition, decoder.embed_tokens.num_embeddings
+        ids = torch.arange(size) if vocabulary is None else vocabulary
+        layers: dict[str, Any] = {}
+        before = None
+        if transition is not None:
+            before = transition.before.weight
+            layers["after"] = self.linear((transition.after.weight[ids], None))
+            cell, rank = transition.cell, before.size(1)
+            if cell is not None:
+                width = cell.input_size - rank
+                exact = Precision.FP32
+                layers["of_hidden"] = self.linear((cell.weight_ih_l0[:, :width], cell.bias_ih_l0), exact)
+                layers["of_before"] = self.linear((cell.weight_ih_l0[:, width:], None), exact)
+                layers["of_state"] = self.linear((cell.weight_hh_l0, cell.bias_hh_l0), exact)
+                layers["to_rank"] = self.linear((transition.of_state.weight, None), exact)
+        names = ("after", "of_hidden", "of_before", "of_state", "to_rank")
+        return self.module.Path(
+            _array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names}
+        )
+
+    def mask_feed(self, decoder: BlockNatDecoder) -> Any:
+        """Return what the masks of a drafter are fed."""
+        copy = decoder.copy_attention
+        positions = None if copy is None else position_table(decoder, decoder.max_positions())
+        own = None if copy is None else self.linear(linear(copy), Precision.FP32)
+        return self.module.MaskFeed(_array(decoder.mask_vector), own, _array(positions))
+
+
+def _array(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """Return a tensor as the kernels read it: contiguous, on the CPU.
+
+    Raises:
+        NotNative: for other types and devices.
+    """
+    if tensor is None:
+        return None
+    if tensor.device.type != "cpu" or tensor.dtype != dtype:
+        raise NotNative(f"the weights are in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}")
+    return tensor.detach().contiguous()
+
+
+def _is_exact_in_half(weight: Tensor) -> bool:
+    """Whether float16 holds every number of a weight exactly."""
+    return bool((weight.half().to(weight.dtype) == weight).all())

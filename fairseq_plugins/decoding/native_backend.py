@@ -1,0 +1,163 @@
+"""The backend of the compiled kernels: a batch goes from source tokens to outputs in one call."""
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.encoder import FusedEncoder
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.engine.native.model import rows_together
+from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec, NativeMethod
+from fairseq_plugins.decoding.search.beam import nothing_may_end
+from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
+
+
+class NativeBackend:
+    """Runs a method on the compiled kernels.
+
+    Args:
+        spec: the method.
+        options: its options.
+        context: what it is built from.
+
+    Raises:
+        NotNative: in a few words, for what the kernels do not run.
+    """
+
+    name = "native"
+
+    def __init__(self, spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
+        refusal = _refusal(spec, context)
+        if refusal is not None:
+            raise NotNative(refusal)
+        model = context.models[0]
+        method: NativeMethod = spec.build_native(context, options)
+        self.method = method
+        self.module = method.weights.module
+        self.temperature = context.temperature
+        self.searches_beams = spec.searches_beams
+        encoder = method.weights.encoder(model.encoder)
+        # An encoder that the kernels do not know runs in PyTorch.
+        self.encoder = FusedEncoder(model.encoder, Engine(method.weights.precision)) if encoder is None else None
+        verifier = method.weights.decoder(model.decoder, method.projection)
+        least, rows = rows_together(model.decoder.embed_dim)
+        expand, shrink = method.head or (None, None)
+        self.kernels = self.module.Generator(
+            encoder=encoder,
+            verifier=verifier,
+            expand=expand,
+            shrink=shrink,
+            drafter=method.drafter,
+            acceptance=method.acceptance,
+            policy=method.policy,
+            beam=context.beam if spec.searches_beams else 0,
+            least_together=least,
+            rows_together=rows,
+        )
+        instructions = self.module.instruction_set()
+        self.reason = f"the compiled kernels run all of it on this CPU ({instructions})"
+
+    def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
+        """Decode a batch.
+
+        Args:
+            sample: a fairseq batch.
+            constraints: what fairseq's options forbid or force in it.
+            first_token: what every output begins with.
+        """
+        self._begin(sample, constraints, first_token)
+        if self.searches_beams:
+            return self._decode_beams(constraints)
+        self.kernels.run()
+        return self._decoded()
+
+    def steps(
+        self, sample: dict[str, Any], constraints: Constraints, first_token: int
+    ) -> Generator[list[StepOutput], None, Decoded]:
+        """Decode a batch, and yield what every iteration does to each sentence; returns what `decode` returns."""
+        self._begin(sample, constraints, first_token)
+        has_ended = False
+        while not has_ended:
+            has_ended = self.kernels.run(1)
+            yield [StepOutput(*step) for step in self.kernels.last_iteration()]
+        return self._decoded()
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds since the start by part of an iteration, summed over threads."""
+        return dict(self.kernels.seconds())
+
+    def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
+        if self.method.on_batch is not None:
+            self.method.on_batch(sample)
+        inputs = sample["net_input"]
+        encoded = embedding = padding = None
+        source = inputs["src_tokens"]
+        if self.encoder is not None:
+            output = self.encoder(inputs)
+            encoded = output["encoder_out"][0].transpose(0, 1).contiguous()
+            embedding = output["encoder_embedding"][0].contiguous() if output.get("encoder_embedding") else None
+            masks = output["encoder_padding_mask"]
+            padding = masks[0].contiguous() if masks else encoded.new_zeros(encoded.shape[:2], dtype=torch.bool)
+            source = _tokens_of(source, encoded)
+        self.module.set_threads(torch.get_num_threads())
+        self.kernels.begin(
+            source.contiguous(),
+            pad=constraints.pad,
+            unk=constraints.unk,
+            eos=constraints.eos,
+            first_token=first_token,
+            min_len=constraints.min_len,
+            max_len=constraints.max_len,
+            unk_penalty=constraints.unk_penalty,
+            temperature=self.temperature,
+            prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
+            encoded=encoded,
+            embedding=embedding,
+            padding=padding,
+        )
+
+    def _decoded(self) -> Decoded:
+        tokens, log_probs, lengths, emitted = self.kernels.outputs()
+        ids = torch.from_numpy(tokens).split_with_sizes(lengths)
+        scores = torch.from_numpy(log_probs).split_with_sizes(lengths)
+        outputs = [[Hypothesis(*pair, pair[1].sum())] for pair in zip(ids, scores, strict=True)]
+        return Decoded(outputs, emitted)
+
+    def _decode_beams(self, constraints: Constraints) -> Decoded:
+        try:
+            found, steps = self.kernels.run_beams()
+        except self.module.NothingMayEnd:
+            raise nothing_may_end(constraints.max_len) from None
+        outputs = [
+            [
+                Hypothesis(torch.from_numpy(tokens), torch.from_numpy(log_probs), torch.tensor(score))
+                for tokens, log_probs, score in hypotheses
+            ]
+            for hypotheses in found
+        ]
+        return Decoded(outputs, [[count] for count in steps])
+
+
+def _refusal(spec: MethodSpec, context: MethodContext) -> str | None:
+    """What of a method the kernels do not run, in a few words; None for nothing that is known before it is built."""
+    if context.weights is None:
+        return "--no-compiled-steps"
+    if context.is_traced:
+        return "--trace-file writes down what the kernels do not compute: scores of rejected tokens"
+    if len(context.models) > 1:
+        return "an ensemble of several models"
+    if spec.build_native is None:
+        return f"--decoder {spec.name} runs no verifier"
+    device = next(context.models[0].parameters()).device
+    return None if device.type == "cpu" else f"the models are on {device.type}"
+
+
+def _tokens_of(source: Tensor, encoded: Tensor) -> Tensor:
+    """The source tokens; of sources that are no tokens, as in speech, as many zeros as there are encoded states."""
+    if source.dim() == 2 and source.dtype == torch.long and source.size(1) == encoded.size(1):
+        return source
+    return encoded.new_zeros(encoded.shape[:2], dtype=torch.long)

@@ -1,0 +1,116 @@
+"""The backend in PyTorch's operations: the loop, on a GPU with its steps captured as CUDA graphs."""
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from fairseq_plugins.decoding.batch import Batch
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
+from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.state import Advance, BeamAdvance, Decoded, Draft, StepOutput
+from fairseq_plugins.decoding.trace import TracedSearch, TraceWriter
+from fairseq_plugins.decoding.verifier import DrafterIsVerifier
+from fairseq_plugins.errors import ConfigurationError
+
+
+class TorchBackend:
+    """Runs the loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat.
+
+    Args:
+        method: what it puts together.
+        name, reason: as `backends.Backend` has them.
+        trace: takes down every iteration; None for no trace.
+        active_sentences: of a batch are decoded at a time, 0 for all.
+        beam: hypotheses of a sentence; None for a greedy search.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        name: str = "torch",
+        reason: str = "asked for",
+        trace: TraceWriter | None = None,
+        active_sentences: int = 0,
+        beam: int | None = None,
+    ) -> None:
+        self.method, self.name, self.reason = method, name, reason
+        self.trace = trace
+        self.active_sentences, self.beam = active_sentences, beam
+
+    def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
+        """As `Backend.decode`."""
+        batch = self._batch(sample, constraints, first_token)
+        with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
+            for _ in self._loop(batch):
+                pass
+        return Decoded(batch.outputs, batch.emitted)
+
+    def steps(
+        self, sample: dict[str, Any], constraints: Constraints, first_token: int
+    ) -> Generator[list[StepOutput], None, Decoded]:
+        """As `Backend.steps`."""
+        batch = self._batch(sample, constraints, first_token)
+        advances = self._loop(batch)
+        while True:
+            with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
+                rows = list(batch.state.sentences)
+                advance = next(advances, None)
+            if advance is None:
+                return Decoded(batch.outputs, batch.emitted)
+            yield self._step_outputs(advance, rows or batch.state.sentences, len(batch.outputs))
+
+    def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
+        if constraints.prefix is not None and self.active_sentences:
+            raise ConfigurationError(
+                "--active-sentences: is not supported with --prefix-size; leave one of them out"
+            )
+        # On a GPU, rows of sentences that have ended are taken out several at a time.
+        device = sample["net_input"]["src_tokens"].device
+        keeps_ended = self.method.verifier.engine.has_graphs(device)
+        return Batch(sample, constraints, first_token, self.active_sentences, self.beam, keeps_ended)
+
+    def _loop(self, batch: Batch) -> Iterator[Advance | BeamAdvance]:
+        """Run until every sentence of the batch has ended; yield what every iteration adds."""
+        method, state = self.method, batch.state
+        verifier, drafter, search = method.verifier, method.drafter, method.search
+        if self.trace is not None:
+            search = TracedSearch(search, self.trace)
+        given = self._given_draft(batch)
+        while batch.admit(method):
+            draft = given or drafter.draft(state)
+            verification = verifier.verify(state, draft)
+            advance = search.advance(state, draft, verification)
+            state.append(advance)
+            drafter.observe(advance)
+            yield advance
+            searched = isinstance(advance, BeamAdvance)
+            hypotheses, ended = (advance.hypotheses, None) if searched else ((), advance.ended)
+            batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses, ended)
+            # Scores of a whole vocabulary: not two iterations' at a time.
+            del draft, verification, advance
+            given = None
+
+    def _given_draft(self, batch: Batch) -> Draft | None:
+        """`--prefix-size`: the given tokens are the first draft, and what the verifier must choose."""
+        # Beam search takes them one by one, as fairseq does.
+        given = None if self.beam else batch.state.constraints.given()
+        if given is not None and isinstance(self.method.verifier, DrafterIsVerifier):
+            raise ConfigurationError("--prefix-size is not supported where no verifier runs; use --decoder gad")
+        return None if given is None else Draft(*given)
+
+    @staticmethod
+    def _step_outputs(advance: Advance | BeamAdvance, rows: list[int], sentences: int) -> list[StepOutput]:
+        """What an iteration did to each sentence of the batch, of which `rows` were being decoded."""
+        assert isinstance(advance, Advance), "hypotheses of a beam do not grow by themselves"
+        outputs = [StepOutput([], 0, 0, True) for _ in range(sentences)]
+        drafted = advance.draft.num_drafted
+        widths = [advance.draft.tokens.size(1)] * len(rows) if drafted is None else drafted.tolist()
+        found = zip(
+            rows, advance.tokens.tolist(), advance.host_emitted, widths, advance.num_accepted.tolist(), advance.finished,
+            strict=True,
+        )
+        for row, tokens, count, width, accepted, finished in found:
+            outputs[row] = StepOutput(tokens[:count], width, accepted, finished)
+        return outputs
