@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationConfig
 from fairseq_plugins.commands.parsing import TRAINING_OPTIONS
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import flag, plain
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+from fairseq_plugins.tasks.options import SpecDecConfig
 from tests.support import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "options.md"

@@ -37,7 +37,8 @@ from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
+from fairseq_plugins.tasks.options import SpecDecConfig
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests import quick_options, quick_seeds
 
 quick_options.install()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.tasks.spec_dec import _SpecDecConfig
+from fairseq_plugins.tasks.options import _DecodingOptions
 from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
 from tests.support import (
     REPOSITORY,
@@ -95,7 +95,7 @@ def test_method_of_the_page_drafts(echo: MethodSpec, width: int, least: float) -
 
 
 def test_method_of_the_page_is_known_by_what_it_says(echo: MethodSpec) -> None:
-    config = methods.with_method_options(_SpecDecConfig)
+    config = methods.with_method_options(_DecodingOptions)
     option = next(option for option in fields(config) if option.name == "echo_width")
     assert (option.default, option.metadata["help"]) == (8, "echo: draft at most so many tokens")
     assert f"echo: {echo.summary}" in methods.decoder_help()

@@ -21,7 +21,7 @@ from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+from fairseq_plugins.tasks.options import SpecDecConfig
 
 Precision = Literal["fp32", "fp16", "bf16"]
 

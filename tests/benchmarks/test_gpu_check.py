@@ -42,7 +42,7 @@ def test_graphs_that_run_are_counted(place: Place, monkeypatch: pytest.MonkeyPat
     from tests.decoding.engine.test_graphed_decoder import Recorder
 
     recorder = Recorder()
-    monkeypatch.setattr("fairseq_plugins.tasks.spec_dec.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))
+    monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))
     monkeypatch.setattr("fairseq_plugins.decoding.engine.engine.Kernels.build", lambda *given, **more: None)
     outcome = exactness.fp32_is_fairseqs(place)
     assert outcome.state == PASSED

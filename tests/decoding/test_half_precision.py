@@ -257,7 +257,7 @@ def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compile
         assert engine.steady and (engine.kernels is not None) == compiled
     assert {parameter.dtype for parameter in half.parameters()} == {dtype}
     # One copy for both generators.
-    assert len(task._computed) == 1
+    assert len(task.decoding._computed) == 1
 
 
 def test_bf16_where_fairseq_does_not_heed_it() -> None:

@@ -10,7 +10,8 @@ import torch
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
+from fairseq_plugins.tasks.options import SpecDecConfig
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.conftest import Corpus
 from tests.support import make_sample
 

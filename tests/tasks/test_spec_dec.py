@@ -15,7 +15,8 @@ from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import Draft, Verification
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import block_nat_base
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig, SpecDecTask
+from fairseq_plugins.tasks.options import SpecDecConfig
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.support import Options, make_args, make_drafter, make_task, make_transformer
 

@@ -14,7 +14,7 @@ from fairseq_plugins.decoding.engine.engine import make_engine
 from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+from fairseq_plugins.tasks.options import SpecDecConfig
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, fitting, some
 from tests.support import (
     Options,

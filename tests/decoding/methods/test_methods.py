@@ -12,7 +12,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.method import MethodSpec, flag, plain
 from fairseq_plugins.decoding.methods import DECODERS, METHODS
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.tasks.spec_dec import SpecDecConfig
+from fairseq_plugins.tasks.options import SpecDecConfig
 
 CONFIG = {declared.name: declared for declared in fields(SpecDecConfig)}
 # Of every option that a method declares with a help text: the texts, and who has the option.

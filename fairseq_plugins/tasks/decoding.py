@@ -1,0 +1,298 @@
+"""How a task decodes: the generator of `--decoder`, with the settings of the one that the task itself makes."""
+
+import logging
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from fairseq.search import BeamSearch
+from fairseq.sequence_generator import SequenceGenerator
+from torch import nn
+
+from fairseq_plugins import tensorboard
+from fairseq_plugins.commands.files import destination
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.checks import check_fit, check_task_options
+from fairseq_plugins.decoding.constraints import refuse_search_options, refuse_unless_honoured
+from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from fairseq_plugins.decoding.engine.native.kernels import Packing
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
+from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
+from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.decoding.stats import DecodingStats
+from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
+from fairseq_plugins.ending import close_with
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import build_model, model_name, read_checkpoint, unwrap
+from fairseq_plugins.models.block_nat import BlockNat
+
+logger = logging.getLogger(__name__)
+
+
+class Decoding:
+    """Makes the generators of a task.
+
+    Args:
+        options: a `DecodingOptions`, or what has its fields: the configuration of a task.
+
+    Attributes:
+        options: as above; read anew for every generator.
+        drafters: path -> the drafter that was loaded from it.
+    """
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.drafters: dict[str, BlockNat] = {}
+        # Of models in half precision, what a CPU computes with.
+        self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+    def build(
+        self, task: Any, models: Sequence[nn.Module], args: Any, build_own: Callable[[], Any], allowed: Any = None
+    ) -> Any:
+        """Build the generator of `--decoder`; that of `beam` (and `--score-reference`) is the task's own.
+
+        Args:
+            task: the task, for dictionaries.
+            models: to decode with.
+            args: fairseq's generation options; the beam is set to 1 in it for decoders that keep one hypothesis.
+            build_own: makes the task's own generator.
+            allowed: fairseq's `prefix_allowed_tokens_fn`.
+
+        Raises:
+            ConfigurationError: for checkpoints or options that do not fit the decoder.
+        """
+        cfg = self.options
+        in_training = getattr(cfg, "eval_bleu", False) is True
+        is_one_run = getattr(task, "reports_summary", True) and not in_training
+        scores_reference = getattr(args, "score_reference", False)
+        spec, options = methods.chosen(cfg)
+        if drafter_in(models[0]) is not None and not scores_reference:
+            if spec.build is None and in_training:
+                # What a drafter can do alone.
+                spec = methods.find("nat")
+                options = spec.read(cfg)
+            elif spec.runs_verifier:
+                raise ConfigurationError(
+                    f"--path: is a drafter (block_nat), which --decoder {spec.name} cannot verify with; give the "
+                    "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
+                )
+        if cfg.trace_file is not None:
+            check_traceable(cfg.trace_file, spec, scores_reference, is_one_run)
+            if task.source_dictionary is None:
+                raise ConfigurationError(f"--trace-file {cfg.trace_file}: shows source tokens, and this task has none")
+        if cfg.stats_file is not None and is_one_run and (spec.build is None or scores_reference):
+            raise ConfigurationError(
+                f"--stats-file {cfg.stats_file}: fairseq's own search counts nothing; choose another --decoder, "
+                "or leave it out"
+            )
+        if spec.build is None or scores_reference:
+            if cfg.profile is True and is_one_run:
+                logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
+            return build_own()
+        refuse_search_options(args, allowed, spec.name, spec.searches_beams)
+        if not spec.searches_beams and (isinstance(args, Namespace) or hasattr(args, "beam")):
+            # fairseq prints the beam in its last line, and 5 is only its default.
+            args.beam = 1
+        own = build_own()
+        _check_own(own, task, spec)
+        # Of a task made by hand, without fairseq's command line, fields of fairseq's are unresolved references.
+        dtype = precision_of(models, cfg.bf16 is True)
+        graphs = None if in_training else Graphs(enabled=not cfg.no_cuda_graphs)
+        parts = Parts(
+            models,
+            self._drafter(task, models, spec, options),
+            task.source_dictionary,
+            task.target_dictionary,
+            # In training every validation has other weights, for which graphs would be captured anew.
+            make_engine(not cfg.no_compiled_steps, packing(cfg), cfg.int8, graphs, steady=dtype in HALVES),
+            own.temperature,
+            own.beam_size if spec.searches_beams else 1,
+            is_traced=cfg.trace_file is not None,
+        )
+        check_fit(spec, options, parts)
+        stats = tensorboard.decoding_stats(cfg, spec, options, is_one_run)
+        if parts.engine.has_graphs(next(models[0].parameters()).device):
+            stats.graphs = parts.engine.graphs
+        trace = None if cfg.trace_file is None else self._trace(spec, options, parts)
+        generator = generator_like(
+            own,
+            parts,
+            lambda: spec.build(computed(parts, dtype, self._computed), options),
+            stats,
+            trace=trace,
+            active_sentences=cfg.active_sentences,
+            searches_beams=spec.searches_beams,
+        )
+        if is_one_run:
+            close_with(generator, stats.close)
+        if trace is not None:
+            close_with(generator, trace.close)
+        if cfg.profile is True and is_one_run:
+            profile = Profile()
+            profile.attach(generator)
+            close_with(generator, profile.close)
+        return generator
+
+    def _trace(self, spec: MethodSpec, options: MethodOptions, parts: Parts) -> TraceWriter:
+        settings = {**asdict(options), "temperature": parts.temperature, "int8": self.options.int8}
+        if parts.drafter is not None and settings.get("block_size") is None:
+            settings["block_size"] = int(parts.drafter.decoder.trained_block_size)
+        return TraceWriter(self.options.trace_file, parts.source, parts.target, spec, settings)
+
+    def _drafter(
+        self, task: Any, models: Sequence[nn.Module], spec: MethodSpec, options: MethodOptions
+    ) -> BlockNat | None:
+        if not spec.needs_drafter(options):
+            return None
+        path = self.options.drafter_path
+        if path is None:
+            own = drafter_in(models[0])
+            if own is not None:
+                return own
+            raise ConfigurationError(
+                f"--decoder {spec.name}: needs a drafter; add --drafter-path DRAFTER.pt (train one with "
+                "fairseq-train --task spec_dec --arch block_nat)"
+            )
+        if path not in self.drafters:
+            self.drafters[path] = _load_drafter(path, models[0], task)
+        parameter = next(models[0].parameters())
+        return self.drafters[path].to(device=parameter.device, dtype=parameter.dtype)
+
+
+class DecodesWithDrafts:
+    """Mixin of tasks whose options have those of `DecodingOptions`: `build_generator` makes what `--decoder` names."""
+
+    # The command-line tools have no hook at the end of a run: the summary comes when the generator goes.
+    reports_summary = True
+    cfg: Any
+
+    @property
+    def decoding(self) -> Decoding:
+        """What makes the generators."""
+        if "_decoding" not in vars(self):
+            self._decoding = Decoding(options_of(self))
+        return self._decoding
+
+    @classmethod
+    def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
+        """Check the options before anything is loaded, then set the task up.
+
+        Raises:
+            ConfigurationError: naming option, value and remedy.
+        """
+        check_options(cfg)
+        return super().setup_task(cfg, **kwargs)  # type: ignore[misc]
+
+    def build_generator(self, models: Sequence[nn.Module], args: Any, *more: Any, **named: Any) -> Any:
+        """Build the decoder named by `--decoder`; see `Decoding.build`."""
+        allowed = named.get("prefix_allowed_tokens_fn")
+        return self.decoding.build(
+            self, models, args, lambda: self.own_generator(models, args, *more, **named), allowed
+        )
+
+    def own_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """What `build_generator` of the task itself makes."""
+        return super().build_generator(*args, **kwargs)  # type: ignore[misc]
+
+
+def check_options(cfg: Any) -> None:
+    """Refuse decoding options that contradict each other, and files that cannot be written.
+
+    Raises:
+        ConfigurationError: naming option, value and remedy.
+    """
+    check_task_options(cfg, methods.find(cfg.decoding_method))
+    methods.check_options(cfg)
+    for path, option in ((cfg.stats_file, "--stats-file"), (cfg.trace_file, "--trace-file")):
+        if path is not None:
+            destination(path, option)
+
+
+def options_of(task: Any) -> Any:
+    """The options of a task; those of fairseq's older ones are a namespace."""
+    cfg = getattr(task, "cfg", None)
+    return task.args if cfg is None else cfg
+
+
+def drafter_in(model: nn.Module) -> BlockNat | None:
+    """The drafter inside of fairseq's wrappers for distributed training, None for other models."""
+    model = unwrap(model)
+    return model if isinstance(model, BlockNat) else None
+
+
+def packing(cfg: Any) -> Packing:
+    """Which large weights are held a second time; AUTO unless an option says otherwise.
+
+    Raises:
+        ConfigurationError: where both do.
+    """
+    if cfg.packed_weights and cfg.no_packed_weights:
+        raise ConfigurationError("--packed-weights: contradicts --no-packed-weights; leave one of them out")
+    if cfg.packed_weights:
+        return Packing.ALWAYS
+    return Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
+
+
+def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
+    """Refuse a task whose own generator is another search than fairseq's beam search.
+
+    Raises:
+        ConfigurationError: naming what it is.
+    """
+    if type(own) is not SequenceGenerator or type(own.search) is not BeamSearch:
+        kind = type(own) if type(own) is not SequenceGenerator else type(own.search)
+        raise ConfigurationError(
+            f"--decoder {spec.name}: the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's "
+            "beam search; use --decoder beam"
+        )
+    refuse_unless_honoured(own, spec.searches_beams)
+
+
+def generator_like(
+    own: SequenceGenerator, parts: Parts, build_method: Callable[[], Any], stats: DecodingStats, **more: Any
+) -> DraftVerifyGenerator:
+    """A generator of ours with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
+    blocker = own.repeat_ngram_blocker
+    return DraftVerifyGenerator(
+        parts.models,
+        own.tgt_dict,
+        build_method=build_method,
+        stats=stats,
+        beam_size=parts.beam,
+        max_len_a=own.max_len_a,
+        max_len_b=own.max_len_b,
+        max_len=own.max_len,
+        min_len=own.min_len,
+        normalize_scores=own.normalize_scores,
+        len_penalty=own.len_penalty,
+        unk_penalty=own.unk_penalty,
+        temperature=own.temperature,
+        no_repeat_ngram_size=0 if blocker is None else blocker.no_repeat_ngram_size,
+        eos=own.eos,
+        symbols_to_strip_from_output=own.symbols_to_strip_from_output,
+        **more,
+    )
+
+
+def _load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
+    option = "--drafter-path"
+    state, cfg = read_checkpoint(path, option)
+    if model_name(cfg).startswith("block_nat"):
+        if getattr(cfg, "tune_verifier", False):
+            raise ConfigurationError(
+                f"{option} {path}: holds a verifier of its own (--tune-verifier); part them with "
+                "python -m train_scripts.tools split-verifier, and decode with both"
+            )
+        try:
+            # Before it is built: its options name layers and widths of its own verifier.
+            BlockNat.check_verifier(state["model"], cfg, verifier)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{option} {path}: {error} than --path; give the verifier that it was trained with as --path, or "
+                "train a drafter for this one"
+            ) from error
+    return build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)

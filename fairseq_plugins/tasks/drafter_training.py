@@ -1,0 +1,179 @@
+"""Training of drafters by a task: blocks of masks, glancing, and how much of its drafts a verifier accepts."""
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from fairseq.logging import metrics
+from torch import nn
+
+from fairseq_plugins import tensorboard
+from fairseq_plugins.criterions.block_reliability import logged_reliability
+from fairseq_plugins.data.block_masking import sample_blocks
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Parts
+from fairseq_plugins.decoding.stats import DecodingStats
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import load_model, unwrap
+from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
+from fairseq_plugins.tasks.decoding import drafter_in, generator_like, options_of, packing
+
+_DEFAULT_BLOCK_SIZE = 25
+
+
+class TrainsDrafters:
+    """Mixin of tasks whose options have those of `DrafterTrainingOptions` and `DecodingOptions`."""
+
+    _verifier: nn.Module | None = None
+    _validation: DraftVerifyGenerator | None = None
+
+    @classmethod
+    def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
+        """Check the options, then set the task up.
+
+        Raises:
+            ConfigurationError: naming option, value and remedy.
+        """
+        for name in ("glancing_start", "glancing_end"):
+            value = getattr(cfg, name)
+            if not 0 <= value <= 1:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(f"{flag} {value}: a share of the predictions; give a number from 0 to 1")
+        if cfg.blocks_per_sentence < 1:
+            raise ConfigurationError(f"--blocks-per-sentence {cfg.blocks_per_sentence}: give at least 1")
+        return super().setup_task(cfg, **kwargs)  # type: ignore[misc]
+
+    @property
+    def _options(self) -> Any:
+        return options_of(self)
+
+    def training_verifier(self) -> nn.Module | None:
+        """The model of `--verifier-path`, loaded once; None without the option."""
+        if self._verifier is None and self._options.verifier_path is not None:
+            verifier = load_model(self._options.verifier_path, self, "--verifier-path")
+            if isinstance(verifier, BlockNat):
+                raise ConfigurationError(
+                    f"--verifier-path {self._options.verifier_path}: is a drafter; give an autoregressive model"
+                )
+            self._verifier = verifier.requires_grad_(False)
+        return self._verifier
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
+        self.loading_checkpoint = from_checkpoint
+        if from_checkpoint and _is_drafter(cfg) and _needs_verifier(cfg) and self._options.verifier_path is None:
+            raise ConfigurationError(
+                "--path: is a drafter (block_nat), which reads the states of its verifier; give the verifier as --path "
+                "and the drafter as --drafter-path, with --decoder gad (in fairseq-validate: add --verifier-path)"
+            )
+        if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
+            self._options.block_size = _DEFAULT_BLOCK_SIZE
+        model = super().build_model(cfg, from_checkpoint)
+        if isinstance(model, BlockNat):
+            attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence
+            if attention == "full" and count > 1:
+                raise ConfigurationError(
+                    f"--blocks-per-sentence {count}: with --drafter-attention full a pass has one prefix; use 1 block "
+                    "or --drafter-attention prefix-causal"
+                )
+        return model
+
+    def glancing_ratio(self, update: int) -> float:
+        """Share of wrong predictions to reveal at an update: falls linearly from start to end."""
+        start, end = self._options.glancing_start, self._options.glancing_end
+        if start == end:
+            return start
+        updates = self._options.glancing_updates or self._options.max_update
+        if updates < 1:
+            raise ConfigurationError(
+                "--glancing-updates: not set, and --max-update gives no end of training to fall towards; "
+                "give --glancing-updates N"
+            )
+        return start + min(update / updates, 1.0) * (end - start)
+
+    def train_step(
+        self, sample: dict, model: nn.Module, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> tuple:
+        self._add_blocks(sample, model, self.glancing_ratio(update_num) if drafter_in(model) is not None else 0.0)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(self, sample: dict, model: nn.Module, criterion: Any) -> tuple:
+        self._add_blocks(sample, model, 0.0, seed=1)
+        loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
+        if self._validation is None:
+            self._validation = self._acceptance_generator(model)
+        if self._validation is not None:
+            before = self._validation.stats.tokens, self._validation.stats.iterations
+            # So that language tokens and the like are given as in decoding.
+            self.inference_step(self._validation, [self._verifier], sample)
+            logging_output["_tokens"] = self._validation.stats.tokens - before[0]
+            logging_output["_iterations"] = self._validation.stats.iterations - before[1]
+        return loss, sample_size, logging_output
+
+    def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
+        self._validation = None
+        generator = getattr(self, "sequence_generator", None)
+        if isinstance(generator, DraftVerifyGenerator):
+            generator.refresh()
+
+    def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
+        """Called by fairseq-train when a subset is validated."""
+        if tensorboard.logdir(self._options) is not None:
+            tensorboard.log_reliability(self._options, logged_reliability(agg), stats["num_updates"])
+            generator = self._acceptance_generator(model)
+            if generator is not None:
+                tensorboard.log_sample(self, generator, stats["num_updates"])
+
+    def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
+        super().reduce_metrics(logging_outputs, criterion)
+        iterations = sum(log.get("_iterations", 0) for log in logging_outputs)
+        if iterations > 0:
+            tokens = sum(log.get("_tokens", 0) for log in logging_outputs)
+            metrics.log_scalar("mean_accepted_tokens", tokens / iterations, iterations, round=3)
+
+    def _add_blocks(self, sample: dict, model: nn.Module, glancing_ratio: float, seed: int | None = None) -> None:
+        """Draw the blocks of a batch; with a seed they are the same every time, as validation wants them."""
+        drafter = drafter_in(model)
+        if drafter is None or not sample:
+            return
+        target = sample["target"]
+        generator = None if seed is None else torch.Generator(target.device).manual_seed(seed)
+        sample["blocks"] = sample_blocks(
+            target,
+            sample["net_input"]["prev_output_tokens"],
+            int(drafter.decoder.trained_block_size),
+            self._options.blocks_per_sentence,
+            drafter.decoder.drafter_attention,
+            pad=self.target_dictionary.pad(),
+            mask=drafter.decoder.mask_id,
+            generator=generator,
+        )
+        sample["glancing_ratio"] = glancing_ratio
+
+    def _acceptance_generator(self, model: nn.Module) -> DraftVerifyGenerator | None:
+        """Decodes validation batches with what is trained, to count accepted tokens: None where nothing drafts."""
+        drafter, verifier, name = drafter_in(model), self.training_verifier(), "gad"
+        options: dict[str, Any] = {"fixed_width": True}  # the drafter's tokens are counted, not those that paid
+        if isinstance(unwrap(model), BlockwiseTransformer):
+            verifier, name, options = unwrap(model), "blockwise", {}
+        elif drafter is None or verifier is None:
+            return None
+        else:
+            parameter = drafter.decoder.mask_vector
+            verifier.to(device=parameter.device, dtype=parameter.dtype)
+        spec = methods.find(name)
+        engine = make_engine(not self._options.no_compiled_steps, packing(self._options))
+        parts = Parts([verifier], drafter, self.source_dictionary, self.target_dictionary, engine)
+        own = self.own_generator([verifier], Namespace(beam=1))
+        return generator_like(own, parts, lambda: spec.build(parts, spec.options(**options)), DecodingStats(spec.name))
+
+
+def _needs_verifier(cfg: Any) -> bool:
+    return getattr(cfg, "share_encoder", False) or getattr(cfg, "drafter_context", None) == "features"
+
+
+def _is_drafter(cfg: Any) -> bool:
+    name = getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or ""
+    return str(name).startswith("block_nat")
