@@ -41,7 +41,7 @@ class Batch:
         keeps_ended: bool = False,
     ) -> None:
         source = sample["net_input"]["src_tokens"]
-        size = source.size(0)
+        size, device = source.size(0), source.device
         self.sample = sample
         self.pad = constraints.pad
         self.first_token = first_token
@@ -51,15 +51,16 @@ class Batch:
         self.waiting = list(range(size))
         if 0 < active_sentences < size:
             # The longest sources first, so that in the end no long sentence is left alone.
-            self.waiting = (source == self.pad).sum(1).argsort(stable=True).tolist()
+            self.waiting = sample["net_input"]["src_lengths"].argsort(descending=True, stable=True).tolist()
         # Room for max_len tokens, the symbols at both ends, and a last column where rows write what goes beyond.
         capacity = constraints.max_len + 3
         self.state = DecodingState(
-            tokens=source.new_empty(0, capacity),
-            lengths=source.new_empty(0),
+            # The source may be speech, whose numbers are no token ids.
+            tokens=torch.empty(0, capacity, dtype=torch.long, device=device),
+            lengths=torch.empty(0, dtype=torch.long, device=device),
             host_lengths=[],
             constraints=constraints,
-            log_probs=torch.empty(0, capacity, device=source.device),
+            log_probs=torch.empty(0, capacity, device=device),
         )
         if beam is not None:
             self.state.beams = Beams.begin(beam, 0, self.state.tokens)
@@ -185,9 +186,8 @@ class Batch:
 def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str, Any]:
     """Some sentences of a batch, without columns that are padding in all of them."""
     rows = from_host(sentences, sample["net_input"]["src_tokens"].device)
-    source = sample["net_input"]["src_tokens"][rows]
-    inputs = {
-        "src_tokens": source[:, (source != pad).any(0)],
-        "src_lengths": sample["net_input"]["src_lengths"][rows],
-    }
+    source, lengths = sample["net_input"]["src_tokens"][rows], sample["net_input"]["src_lengths"][rows]
+    # Frames of speech are padded with zeros, to the right.
+    used = (source != pad).any(0) if source.dim() == 2 else slice(int(lengths.max()))
+    inputs = {"src_tokens": source[:, used], "src_lengths": lengths}
     return {"net_input": inputs, **({"id": sample["id"][rows]} if "id" in sample else {})}

@@ -49,6 +49,8 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
     if context.engine.precision is Precision.INT8_WEIGHTS:
         _check_int8(context.models)
     asked = spec.copies_source(options)
+    if asked is not None and context.source is None:
+        raise ConfigurationError(f"{asked}: copies source tokens, and this task's source has none; use another decoder")
     if asked is not None and context.source != context.target:
         raise ConfigurationError(
             f"{asked}: copies source tokens into the output, but the dictionaries of source and "

@@ -77,7 +77,7 @@ class MethodContext:
     Attributes:
         models: the verifier, or several as an ensemble.
         drafter: of `--drafter-path`, for methods that need one.
-        source, target: dictionaries.
+        source, target: dictionaries; that of the source is None where it is speech.
         engine: what PyTorch's operations run with.
         weights: how the compiled kernels hold weights; None where they are not to be used.
         temperature: fairseq's `--temperature`.

@@ -1,5 +1,6 @@
 """What of fairseq's Transformers our decoding runs: everything else is refused by name, never silently wrong."""
 
+from fairseq.models.speech_to_text.s2t_transformer import TransformerDecoderScriptable
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
@@ -7,6 +8,8 @@ from torch import nn
 
 # Decoder methods that define what a decoder computes: a subclass that changes one of them is not what we run.
 _DECODER_METHODS = ("forward", "extract_features", "extract_features_scriptable", "output_layer")
+# Those of fairseq that compute the same.
+_SAME = {TransformerDecoderScriptable.extract_features}
 
 
 def unsupported_reason(decoder: nn.Module) -> str | None:
@@ -19,7 +22,8 @@ def unsupported_reason(decoder: nn.Module) -> str | None:
         return f"its decoder is a {type(decoder).__name__}, not a Transformer decoder"
     if not getattr(decoder, "runs_in_cached_decoder", False):
         for name in _DECODER_METHODS:
-            if getattr(type(decoder), name) is not getattr(TransformerDecoderBase, name):
+            own = getattr(type(decoder), name)
+            if own is not getattr(TransformerDecoderBase, name) and own not in _SAME:
                 return f"its decoder class {type(decoder).__name__} changes {name}()"
     if decoder.adaptive_softmax is not None:
         return "it uses an adaptive softmax"

@@ -15,6 +15,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, in_parts, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,11 @@ class FusedEncoder:
         if not self.engine.steady:
             return self.encoder.forward_torchscript(net_input)
         tokens = net_input["src_tokens"]
+        if tokens.dim() != 2:
+            raise ConfigurationError(
+                f"--fp16, --bf16: the encoder {type(self.encoder).__name__} reads no tokens, and what it gives in half "
+                "precision depends on the batch; leave the option out, or use --decoder beam"
+            )
         padding = tokens == self.encoder.dictionary.pad()
         outputs = [
             self.encoder.forward_torchscript({"src_tokens": row[real][None], "src_lengths": real.sum()[None]})
