@@ -90,6 +90,7 @@ def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
     if next(generator.parameters()).is_cuda:
         sample = utils.move_to_cuda(sample)
     notes = generator.trace = Notes()
+    generator.refresh()
     output = generator.generate([], sample)[0][0]["tokens"]
     source, target = sample["net_input"]["src_tokens"][0], sample["target"][0]
     texts = {

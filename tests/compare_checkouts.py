@@ -66,6 +66,7 @@ def dump(args: argparse.Namespace, checkout: Path) -> None:
                     decoding_method=decoder,
                     drafter_path=args.drafter_path if needs_drafter else None,
                     preset="high-quality" if decoder == "gad++" else "none",
+                    fixed_width=decoder == "gad",
                     stats_file=f"{folder}/stats",
                 )
                 try:

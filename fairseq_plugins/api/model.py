@@ -12,9 +12,8 @@ from torch import Tensor
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.state import Advance
+from fairseq_plugins.decoding.state import StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 
@@ -182,14 +181,14 @@ class Model:
             generator = self._take(1)
         statistics = self._own.statistics = CallStatistics()
         sample = self._sample([source], [0])
-        iterations, device = generator.iterate(sample), sample["net_input"]["src_tokens"].device
+        iterations = generator.steps(sample)
         output: list[int] = []
         try:
             while True:
-                with self._lock, torch.inference_mode(), exact_arithmetic(device):
+                with self._lock:
                     started = time.perf_counter()
                     try:
-                        step = self._step(next(iterations), output)
+                        step = self._step(next(iterations)[0], output)
                     except StopIteration as end:
                         statistics.add(self._translation(end.value[0][0], generator.stats.take()[0]))
                         return
@@ -200,17 +199,15 @@ class Model:
             iterations.close()
             self._give_back(generator)
 
-    def _step(self, advance: Advance, output: list[int]) -> Step:
+    def _step(self, step: StepOutput, output: list[int]) -> Step:
         """What an iteration did to the only sentence; appends its tokens to `output`."""
-        new = advance.tokens[0, : advance.host_emitted[0]].tolist()
-        output += new
-        drafted, width = advance.draft.num_drafted, advance.draft.tokens.size(1)
+        output += step.tokens
         return Step(
-            tokens=self._symbols(new),
-            drafted=width if drafted is None else int(drafted[0]),
-            accepted=int(advance.num_accepted[0]),
+            tokens=self._symbols(step.tokens),
+            drafted=step.drafted,
+            accepted=step.accepted,
             text=self._session.text(output),
-            finished=advance.finished[0],
+            finished=step.finished,
         )
 
     def tokenize(self, text: str) -> list[str]:

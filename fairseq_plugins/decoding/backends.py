@@ -46,8 +46,8 @@ CHOICES = (
     Choice(
         "native",
         "a CPU: the compiled kernels decode a batch in one call",
-        "ensembles, --trace-file, --no-compiled-steps, --decoder nat, --accept-score drafter, and what of a model the kernels "
-        "do not know (activations, projections of embeddings, other vocabulary projections)",
+        "ensembles, --trace-file, --no-compiled-steps, --decoder nat, --accept-score drafter, and what of a model the "
+        "kernels do not know (activations, projections of embeddings, other vocabulary projections)",
     ),
     Choice(
         "cuda-graphs",
@@ -76,7 +76,7 @@ def choose_backend(
     device = next(context.models[0].parameters()).device
     if device.type == "cpu":
         try:
-            return NativeBackend(spec, options, context)
+            return NativeBackend(spec, options, context, is_traced=trace is not None)
         except NotNative as refusal:
             name, reason = "torch", str(refusal)
     elif context.engine.has_graphs(device) and context.engine.graphs.enabled:

@@ -42,8 +42,8 @@ class DraftVerifyGenerator(SequenceGenerator):
     Args:
         models: fairseq models, as for `SequenceGenerator`.
         tgt_dict: target dictionary.
-        choose: chooses the backend; called at the first batch and after `refresh()`, so that the weights, the device and
-            the precision of that time are used.
+        choose: chooses the backend, given the trace; called at the first batch and after `refresh()`, so that the
+            weights, the device and the precision of that time are used.
         stats: where counts and times are recorded.
         trace: takes down every iteration; None for no trace.
         active_sentences: of a batch are decoded at a time, 0 for all.
@@ -58,7 +58,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self,
         models: list,
         tgt_dict: Any,
-        choose: Callable[[], Backend],
+        choose: Callable[[TraceWriter | None], Backend],
         stats: DecodingStats,
         trace: TraceWriter | None = None,
         active_sentences: int = 0,
@@ -83,7 +83,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         """What decodes, chosen when it is first needed."""
         if self._backend is None:
             with torch.inference_mode():
-                self._backend = self.choose()
+                self._backend = self.choose(self.trace)
             self.stats.backend = f"{self._backend.name}: {self._backend.reason}"
         return self._backend
 
@@ -103,7 +103,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         return self._finish(sample, self.backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
-        """Decode as `generate` does, and yield what every iteration does to each sentence; returns what `generate` returns.
+        """Decode as `generate` does, and yield what every iteration does to each sentence; returns what that returns.
 
         Args:
             sample: a fairseq batch.

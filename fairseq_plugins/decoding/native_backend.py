@@ -23,6 +23,7 @@ class NativeBackend:
         spec: the method.
         options: its options.
         context: what it is built from.
+        is_traced: every iteration is to be taken down.
 
     Raises:
         NotNative: in a few words, for what the kernels do not run.
@@ -30,8 +31,10 @@ class NativeBackend:
 
     name = "native"
 
-    def __init__(self, spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
-        refusal = _refusal(spec, context)
+    def __init__(
+        self, spec: MethodSpec, options: MethodOptions, context: MethodContext, is_traced: bool = False
+    ) -> None:
+        refusal = _refusal(spec, context, is_traced)
         if refusal is not None:
             raise NotNative(refusal)
         model = context.models[0]
@@ -142,11 +145,11 @@ class NativeBackend:
         return Decoded(outputs, [[count] for count in steps])
 
 
-def _refusal(spec: MethodSpec, context: MethodContext) -> str | None:
+def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str | None:
     """What of a method the kernels do not run, in a few words; None for nothing that is known before it is built."""
     if context.weights is None:
         return "--no-compiled-steps"
-    if context.is_traced:
+    if is_traced:
         return "--trace-file writes down what the kernels do not compute: scores of rejected tokens"
     if len(context.models) > 1:
         return "an ensemble of several models"

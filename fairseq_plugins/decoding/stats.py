@@ -50,6 +50,8 @@ class DecodingStats:
         self.tokens = 0
         self.iterations = 0
         self.seconds = 0.0
+        # Name of the backend, and why it was chosen.
+        self.backend = ""
         # Of a generator on a GPU.
         self.graphs: Graphs | None = None
         self._file = None if file is None else PartialFile(file, "--stats-file")
@@ -67,14 +69,15 @@ class DecodingStats:
         self.seconds += seconds
         if self._file is not None:
             for sentence in batch:
-                self._file.write(json.dumps(vars(sentence)) + "\n")
+                self._file.write(json.dumps({**vars(sentence), "backend": self.backend.partition(":")[0]}) + "\n")
 
     def summary(self) -> str:
         """The line that ends a run."""
         return (
             f"{self.decoder}: {self.sentences} sentences, {self.tokens} tokens, {self.iterations} iterations, "
             f"{self.mean_accepted_tokens:.2f} mean accepted tokens, "
-            f"{self.tokens / max(self.seconds, 1e-9):.1f} tokens/s" + (f"; {self.graphs}" if self.graphs else "")
+            f"{self.tokens / max(self.seconds, 1e-9):.1f} tokens/s; {self.backend}"
+            + (f"; {self.graphs}" if self.graphs else "")
         )
 
     def close(self) -> None:

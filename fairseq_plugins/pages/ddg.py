@@ -160,8 +160,9 @@ class _System:
 
     def __init__(self, generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str) -> None:
         self.options = generator
-        verifier = generator.build_method().verifier
-        assert isinstance(verifier, Verifier)
+        backend = generator.backend
+        assert isinstance(backend, TorchBackend) and isinstance(backend.method.verifier, Verifier)
+        verifier = backend.method.verifier
         self.verifier = verifier
         tokens = sample["net_input"]["src_tokens"]
         self.source = tokens[0][tokens[0] != generator.pad]

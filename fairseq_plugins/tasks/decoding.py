@@ -14,14 +14,16 @@ from torch import nn
 from fairseq_plugins import tensorboard
 from fairseq_plugins.commands.files import destination
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_fit, check_task_options
 from fairseq_plugins.decoding.constraints import refuse_search_options, refuse_unless_honoured
-from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.native.kernels import Packing
+from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
-from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, Parts
+from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
@@ -101,27 +103,30 @@ class Decoding:
         _check_own(own, task, spec)
         # Of a task made by hand, without fairseq's command line, fields of fairseq's are unresolved references.
         dtype = precision_of(models, cfg.bf16 is True)
+        # In training every validation has other weights, for which graphs would be captured anew.
         graphs = None if in_training else Graphs(enabled=not cfg.no_cuda_graphs)
-        parts = Parts(
+        context = MethodContext(
             models,
             self._drafter(task, models, spec, options),
             task.source_dictionary,
             task.target_dictionary,
-            # In training every validation has other weights, for which graphs would be captured anew.
-            make_engine(not cfg.no_compiled_steps, packing(cfg), cfg.int8, graphs, steady=dtype in HALVES),
+            Engine(precision_of_weights(cfg), graphs, steady=dtype in HALVES),
+            native_weights(cfg, batch_invariant=dtype in HALVES),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
             is_traced=cfg.trace_file is not None,
         )
-        check_fit(spec, options, parts)
+        check_fit(spec, options, context)
         stats = tensorboard.decoding_stats(cfg, spec, options, is_one_run)
-        if parts.engine.has_graphs(next(models[0].parameters()).device):
-            stats.graphs = parts.engine.graphs
-        trace = None if cfg.trace_file is None else self._trace(spec, options, parts)
+        if context.engine.has_graphs(next(models[0].parameters()).device):
+            stats.graphs = context.engine.graphs
+        trace = None if cfg.trace_file is None else self._trace(spec, options, context)
         generator = generator_like(
             own,
-            parts,
-            lambda: spec.build(computed(parts, dtype, self._computed), options),
+            context,
+            lambda trace: choose_backend(
+                spec, options, computed(context, dtype, self._computed), trace, cfg.active_sentences
+            ),
             stats,
             trace=trace,
             active_sentences=cfg.active_sentences,
@@ -137,11 +142,11 @@ class Decoding:
             close_with(generator, profile.close)
         return generator
 
-    def _trace(self, spec: MethodSpec, options: MethodOptions, parts: Parts) -> TraceWriter:
-        settings = {**asdict(options), "temperature": parts.temperature, "int8": self.options.int8}
-        if parts.drafter is not None and settings.get("block_size") is None:
-            settings["block_size"] = int(parts.drafter.decoder.trained_block_size)
-        return TraceWriter(self.options.trace_file, parts.source, parts.target, spec, settings)
+    def _trace(self, spec: MethodSpec, options: MethodOptions, context: MethodContext) -> TraceWriter:
+        settings = {**asdict(options), "temperature": context.temperature, "int8": self.options.int8}
+        if context.drafter is not None and settings.get("block_size") is None:
+            settings["block_size"] = int(context.drafter.decoder.trained_block_size)
+        return TraceWriter(self.options.trace_file, context.source, context.target, spec, settings)
 
     def _drafter(
         self, task: Any, models: Sequence[nn.Module], spec: MethodSpec, options: MethodOptions
@@ -237,6 +242,18 @@ def packing(cfg: Any) -> Packing:
     return Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
 
 
+def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:
+    """How the compiled kernels hold weights; None where the options turn them off."""
+    if cfg.no_compiled_steps:
+        return None
+    return NativeWeights(packing(cfg), precision_of_weights(cfg), batch_invariant)
+
+
+def precision_of_weights(cfg: Any) -> Precision:
+    """What linear layers compute with."""
+    return Precision.INT8_WEIGHTS if cfg.int8 else Precision.FP32
+
+
 def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
     """Refuse a task whose own generator is another search than fairseq's beam search.
 
@@ -253,16 +270,16 @@ def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
 
 
 def generator_like(
-    own: SequenceGenerator, parts: Parts, build_method: Callable[[], Any], stats: DecodingStats, **more: Any
+    own: SequenceGenerator, context: MethodContext, choose: Callable[[TraceWriter | None], Backend], stats: DecodingStats, **more: Any
 ) -> DraftVerifyGenerator:
     """A generator of ours with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
     blocker = own.repeat_ngram_blocker
     return DraftVerifyGenerator(
-        parts.models,
+        context.models,
         own.tgt_dict,
-        build_method=build_method,
+        choose=choose,
         stats=stats,
-        beam_size=parts.beam,
+        beam_size=context.beam,
         max_len_a=own.max_len_a,
         max_len_b=own.max_len_b,
         max_len=own.max_len,

@@ -11,15 +11,16 @@ from fairseq_plugins import tensorboard
 from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.backends import choose_backend
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import Parts
+from fairseq_plugins.decoding.method import MethodContext
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.tasks.decoding import drafter_in, generator_like, options_of, packing
+from fairseq_plugins.tasks.decoding import drafter_in, generator_like, options_of, native_weights
 
 _DEFAULT_BLOCK_SIZE = 25
 
@@ -164,10 +165,19 @@ class TrainsDrafters:
             parameter = drafter.decoder.mask_vector
             verifier.to(device=parameter.device, dtype=parameter.dtype)
         spec = methods.find(name)
-        engine = make_engine(not self._options.no_compiled_steps, packing(self._options))
-        parts = Parts([verifier], drafter, self.source_dictionary, self.target_dictionary, engine)
+        context = MethodContext(
+            [verifier],
+            drafter,
+            self.source_dictionary,
+            self.target_dictionary,
+            Engine(),
+            native_weights(self._options),
+        )
         own = self.own_generator([verifier], Namespace(beam=1))
-        return generator_like(own, parts, lambda: spec.build(parts, spec.options(**options)), DecodingStats(spec.name))
+        chosen = spec.options(**options)
+        return generator_like(
+            own, context, lambda trace: choose_backend(spec, chosen, context, trace), DecodingStats(spec.name)
+        )
 
 
 def _needs_verifier(cfg: Any) -> bool:

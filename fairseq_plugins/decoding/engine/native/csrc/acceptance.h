@@ -24,8 +24,8 @@ public:
 // Tokens among the best `beta` that lag the best by at most `tau` (GAD eq. 8-9).
 std::shared_ptr<Acceptance> accept_top_beta(int64_t beta, float tau);
 
-// Numbers at most `epsilon` away from the best (Stern et al. 2018, section 5.2); `values` [vocabulary] has NaN for symbols
-// that are no numbers.
+// Numbers at most `epsilon` away from the best (Stern et al. 2018, section 5.2); `values` [vocabulary] has NaN for
+// symbols that are no numbers.
 std::shared_ptr<Acceptance> accept_within_distance(float epsilon, std::vector<float> values);
 
 // The first `block` - 1 tokens in any case, others as `rule` says, which may be null (Stern et al. 2018, section 5.3).

@@ -13,26 +13,23 @@ namespace {
 
 constexpr float NOTHING = -HUGE_VALF;
 constexpr int64_t CHUNK = 512;  // tokens scored at a time; whole panels
-constexpr int64_t BLOCK = 64;   // tokens looked through at a time
 
-// The best tokens of a row, in no order; of equal ones those with the lower numbers.
+struct ScoredToken {
+    float score;
+    int64_t token;
+};
+
+// The best `wanted` tokens of a row, in no order; of equal ones those with the lower numbers.
 struct BestTokens {
-    explicit BestTokens(int64_t wanted) : wanted(wanted) {}
-
-    struct Entry {
-        float score;
-        int64_t token;
-    };
-
     bool takes(float score, int64_t token) const {
-        if (static_cast<int64_t>(entries.size()) < wanted) return score > NOTHING;
+        if (size < wanted) return score > NOTHING;
         return score > least || (score == least && token < entries[lowest].token);
     }
 
     void add(float score, int64_t token) {
-        if (static_cast<int64_t>(entries.size()) < wanted) {
-            entries.push_back({score, token});
-            if (static_cast<int64_t>(entries.size()) < wanted) return;
+        if (size < wanted) {
+            entries[size++] = {score, token};
+            if (size < wanted) return;
         } else {
             entries[lowest] = {score, token};
         }
@@ -47,19 +44,30 @@ struct BestTokens {
 
     // Adds the best of `count` scores of the tokens from `token` on; tokens come in their order.
     void look_through(const float* scores, int64_t count, int64_t token) {
-        for (int64_t begin = 0; begin < count; begin += BLOCK) {
-            const int64_t end = std::min(begin + BLOCK, count);
-            if (!(kernels().highest(scores + begin, end - begin) > least)) continue;
-            for (int64_t i = begin; i < end; ++i) {
-                if (scores[i] > least) add(scores[i], token + i);
-            }
-        }
+        const auto next = [&](int64_t begin) { return kernels().first_above(scores, begin, count, least); };
+        for (int64_t i = next(0); i < count; i = next(i + 1)) add(scores[i], token + i);
     }
 
     int64_t wanted;
-    std::vector<Entry> entries;
-    int64_t lowest = 0;
+    ScoredToken* entries;  // [wanted]
+    int64_t size = 0, lowest = 0;
     float least = NOTHING;  // of those that are kept, once there are enough
+};
+
+// The best tokens of several rows.
+class BestOfRows {
+public:
+    void begin(int64_t rows, int64_t wanted) {
+        memory.resize(rows * wanted);
+        best.clear();
+        for (int64_t row = 0; row < rows; ++row) best.push_back({wanted, memory.data() + row * wanted});
+    }
+
+    BestTokens& operator[](int64_t row) { return best[row]; }
+
+private:
+    std::vector<ScoredToken> memory;
+    std::vector<BestTokens> best;
 };
 
 struct Candidate {
@@ -114,9 +122,8 @@ public:
         }
         place_of.assign(batch.sentences(), 0);
         for (size_t index = 0; index < active.size(); ++index) place_of[active[index].number] = index;
-        decoder.run_beams(rows, [&](int64_t row) {
-            return active[place_of[row / beam]].ancestors.data() + row % beam * columns;
-        });
+        decoder.run_beams(
+            rows, [&](int64_t row) { return active[place_of[row / beam]].ancestors.data() + row % beam * columns; });
         score_rows();
         size_t row = 0;
         for (size_t index = 0; index < active.size(); ++index) {
@@ -139,21 +146,22 @@ private:
     std::vector<std::vector<Hypothesis>>& outputs;
     Rows rows;
     std::vector<size_t> of_row, place_of;
-    std::vector<BestTokens> best;   // of each row
+    BestOfRows best, found;          // of each row; of each row and part of the vocabulary
     std::vector<float> normalizers;  // of each row
 
     int64_t wanted() const { return std::min(2 * beam, batch.limits.vocabulary - 1); }
 
-    // The best tokens after every row. Only some hundred scores of a row are there at a time: of a row their sum is needed,
-    // and the best few.
+    // The best tokens after every row. Only some hundred scores of a row are there at a time: of a row their sum is
+    // needed, and the best few.
     void score_rows() {
         const Limits& limits = batch.limits;
         const int64_t count = rows.size(), vocabulary = limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
         std::vector<float> highest(count * chunks), sums(count * chunks);
         // Chunks are shared among threads; the best of all are among those of each.
         const int64_t products = count * model.projection->products();
-        const int64_t parts = std::max<int64_t>(1, std::min({threads::available(), chunks, products / threads::MIN_PRODUCTS}));
-        std::vector<BestTokens> found(parts * count, BestTokens(wanted()));
+        const int64_t parts =
+            std::max<int64_t>(1, std::min({threads::available(), chunks, products / threads::MIN_PRODUCTS}));
+        found.begin(parts * count, wanted());
         const auto score = [&](int64_t part) {
             thread_local Floats memory;
             float* values = at_least(memory, count * CHUNK);
@@ -181,7 +189,7 @@ private:
         } else {
             threads::run(parts, score);
         }
-        best.assign(count, BestTokens(wanted()));
+        best.begin(count, wanted());
         normalizers.resize(count);
         for (int64_t r = 0; r < count; ++r) {
             const float top = *std::max_element(&highest[r * chunks], &highest[r * chunks] + chunks);
@@ -191,10 +199,13 @@ private:
             }
             normalizers[r] = top + std::log(sum);
             if (std::isnan(normalizers[r])) {
-                throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
+                throw std::runtime_error(
+                    "the model's scores are not numbers (NaN): its weights or activations overflow");
             }
             for (int64_t part = 0; part < parts; ++part) {
-                for (const auto& [value, token] : found[part * count + r].entries) {
+                const BestTokens& own = found[part * count + r];
+                for (int64_t i = 0; i < own.size; ++i) {
+                    const auto& [value, token] = own.entries[i];
                     if (best[r].takes(value, token)) best[r].add(value, token);
                 }
             }
@@ -220,13 +231,14 @@ private:
         if (eos && limits.is_too_early(position)) *eos = NOTHING;
     }
 
-    // What ends, and what goes on. Of the candidates, the best first, those that end among the first `beam` are outputs; the
-    // first `beam` that do not end go on.
+    // What ends, and what goes on. Of the candidates, the best first, those that end among the first `beam` are
+    // outputs; the first `beam` that do not end go on.
     void advance(Sentence& sentence, size_t first_row, size_t last_row) {
         std::vector<Candidate> candidates;
         for (size_t r = first_row; r < last_row; ++r) {
             const auto parent = static_cast<int64_t>(r - first_row);
-            for (const auto& [score, token] : best[r].entries) {
+            for (int64_t i = 0; i < best[r].size; ++i) {
+                const auto& [score, token] = best[r].entries[i];
                 candidates.push_back({score - normalizers[r] + sentence.scores[parent], token, parent});
             }
         }

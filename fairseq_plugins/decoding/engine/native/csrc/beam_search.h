@@ -1,7 +1,7 @@
 // Beam search as fairseq has it, of the sentences of a batch until they have ended.
 //
-// Hypotheses of a sentence read its source together. Each has a row of the cache; a table of ancestors says in which row an
-// earlier slot stands, so that nothing is copied when a hypothesis is continued twice.
+// Hypotheses of a sentence read its source together. Each has a row of the cache; a table of ancestors says in which
+// row an earlier slot stands, so that nothing is copied when a hypothesis is continued twice.
 
 #pragma once
 

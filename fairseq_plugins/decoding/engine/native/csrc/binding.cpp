@@ -63,14 +63,14 @@ std::shared_ptr<Linear> linear(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device
     require(scale.has_value() == is_int8 && (!scale || static_cast<int>(scale->size()) == outputs),
             "the scales have another size");
     require(kernels().supports(format), "this processor does not compute with this weight format");
-    return kernels().make_linear({weight.data(), scale ? scale->data() : nullptr, bias ? bias->data() : nullptr, inputs, outputs,
-                        batch_invariant, owner_of(weight)},
-                       format);
+    return kernels().make_linear({weight.data(), scale ? scale->data() : nullptr, bias ? bias->data() : nullptr, inputs,
+                                  outputs, batch_invariant, owner_of(weight)},
+                                 format);
 }
 
 std::shared_ptr<Transformer> transformer(std::vector<Layer> layers, const Array<float, 2>& embedding, float scale,
-                                         const Maybe<float, 2>& positions, bool positions_every_layer, Norm embedding_norm,
-                                         Norm final_norm, SharedLinear projection) {
+                                         const Maybe<float, 2>& positions, bool positions_every_layer,
+                                         Norm embedding_norm, Norm final_norm, SharedLinear projection) {
     auto model = std::make_shared<Transformer>();
     model->width = static_cast<int>(embedding.shape(1));
     model->layers = std::move(layers);
@@ -91,7 +91,10 @@ public:
     Generator(std::shared_ptr<Transformer> encoder, std::shared_ptr<Transformer> verifier, SharedLinear expand,
               SharedLinear shrink, std::shared_ptr<Drafter> drafter, std::shared_ptr<Acceptance> acceptance,
               std::shared_ptr<Policy> policy, int64_t beam, int64_t least_together, int64_t rows_together)
-        : encoder(std::move(encoder)), verifier(verifier), policy(policy), beam(beam),
+        : encoder(std::move(encoder)),
+          verifier(verifier),
+          policy(policy),
+          beam(beam),
           greedy(verifier, {std::move(expand), std::move(shrink)}, std::move(drafter), std::move(acceptance), policy),
           search(verifier, std::max<int64_t>(beam, 1)) {
         require(this->verifier && this->verifier->projection, "a generator needs a decoder");
@@ -104,8 +107,8 @@ public:
     }
 
     // Begins a batch; see the docstring below.
-    void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token, int64_t min_len,
-               int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
+    void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
+               int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
                const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding, const Maybe<bool, 2>& padding) {
         const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
         Limits& limits = batch.limits;
@@ -117,7 +120,8 @@ public:
         if (prefix) {
             require(static_cast<int64_t>(prefix->shape(0)) == sentences, "prefixes of another number of sentences");
             prefixes.assign(prefix->data(), prefix->data() + prefix->size());
-            for (const int64_t token : prefixes) require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
+            for (const int64_t token : prefixes)
+                require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
             limits.prefix = prefixes.data();
             limits.prefix_width = static_cast<int64_t>(prefix->shape(1));
         }
@@ -131,7 +135,8 @@ public:
                         encoded->shape(1) == padding->shape(1) && (!embedding || embedding->size() == encoded->size()),
                     "encoded sources of another size");
             const bool has_tokens = encoded->shape(1) == source.shape(1);
-            batch.sources.take(has_tokens ? source.data() : nullptr, encoded->data(), embedding ? embedding->data() : nullptr,
+            batch.sources.take(has_tokens ? source.data() : nullptr, encoded->data(),
+                               embedding ? embedding->data() : nullptr,
                                reinterpret_cast<const uint8_t*>(padding->data()), sentences,
                                static_cast<int64_t>(encoded->shape(1)), dim);
         } else {
@@ -148,6 +153,7 @@ public:
     // Decodes until all sentences have ended, or have had so many iterations; returns whether all have ended.
     bool run(int64_t iterations) {
         const nb::gil_scoped_release release;
+        lengths_before = batch.lengths;
         Budget own = budget;
         own.iterations = iterations;
         greedy.run(batch, own);
@@ -163,10 +169,26 @@ public:
             tokens.insert(tokens.end(), batch.tokens.begin() + begin, batch.tokens.begin() + end);
             log_probs.insert(log_probs.end(), batch.log_probs.begin() + begin, batch.log_probs.begin() + end);
         }
-        return std::make_tuple(as_numpy(std::move(tokens)), as_numpy(std::move(log_probs)), batch.lengths, batch.emitted);
+        return std::make_tuple(as_numpy(std::move(tokens)), as_numpy(std::move(log_probs)), batch.lengths,
+                               batch.emitted);
     }
 
-    // Of every sentence its hypotheses (tokens, log-probabilities, score) in the order in which they ended; and its steps.
+    // Of every sentence what the last call of `run` did: tokens, how many were drafted and accepted in the last
+    // iteration, and whether the output has ended.
+    nb::list last_iteration() const {
+        nb::list result;
+        for (int64_t b = 0; b < batch.sentences(); ++b) {
+            const int64_t* output = batch.output(b);
+            const std::vector<int64_t> tokens(output + lengths_before[b], output + batch.lengths[b]);
+            const bool has_run = !tokens.empty();
+            result.append(nb::make_tuple(tokens, has_run ? batch.drafted[b] : 0, has_run ? batch.accepted[b] : 0,
+                                         batch.finished[b] != 0));
+        }
+        return result;
+    }
+
+    // Of every sentence its hypotheses (tokens, log-probabilities, score) in the order in which they ended; and its
+    // steps.
     auto run_beams() {
         std::vector<int64_t> steps;
         std::vector<std::vector<Hypothesis>> found;
@@ -205,7 +227,7 @@ private:
     BeamSearch search;
     Budget budget;
     Batch batch;
-    std::vector<int64_t> prefixes;
+    std::vector<int64_t> prefixes, lengths_before;
     double encoding = 0;
 };
 
@@ -237,12 +259,14 @@ void bind_layers(nb::module_& m) {
             },
             "x"_a, "Apply to x [R, inputs]; returns R * outputs numbers.");
     m.def("linear", &linear, "weight"_a, "bias"_a.none(), "scale"_a.none(), "format"_a, "batch_invariant"_a);
-    nb::class_<Norm>(m, "Norm").def(nb::init<>()).def(
-        "__init__",
-        [](Norm* self, const Array<float, 1>& weight, const Array<float, 1>& bias, float epsilon) {
-            new (self) Norm{floats(weight), floats(bias), epsilon};
-        },
-        "weight"_a, "bias"_a, "epsilon"_a);
+    nb::class_<Norm>(m, "Norm")
+        .def(nb::init<>())
+        .def(
+            "__init__",
+            [](Norm* self, const Array<float, 1>& weight, const Array<float, 1>& bias, float epsilon) {
+                new (self) Norm{floats(weight), floats(bias), epsilon};
+            },
+            "weight"_a, "bias"_a, "epsilon"_a);
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<>())
         .def_rw("heads", &Layer::heads)
@@ -259,8 +283,8 @@ void bind_layers(nb::module_& m) {
         .def_rw("fc2", &Layer::fc2)
         .def_rw("final_norm", &Layer::final_norm);
     nb::class_<Transformer>(m, "Transformer");
-    m.def("transformer", &transformer, "layers"_a, "embedding"_a, "scale"_a, "positions"_a.none(), "positions_every_layer"_a,
-          "embedding_norm"_a, "final_norm"_a, "projection"_a.none());
+    m.def("transformer", &transformer, "layers"_a, "embedding"_a, "scale"_a, "positions"_a.none(),
+          "positions_every_layer"_a, "embedding_norm"_a, "final_norm"_a, "projection"_a.none());
 }
 
 void bind_drafters(nb::module_& m) {
@@ -273,7 +297,8 @@ void bind_drafters(nb::module_& m) {
             if (after) {
                 require(before && static_cast<int>(ids.size()) == after->outputs, "a path scores other tokens");
                 path.before = table(before, after->inputs);
-                for (const int64_t id : path.ids) require(0 <= id && id < path.before.size, "a path has an unknown token");
+                for (const int64_t id : path.ids)
+                    require(0 <= id && id < path.before.size, "a path has an unknown token");
             }
             if (to_rank) {
                 const int gates = of_hidden->outputs;
@@ -289,7 +314,8 @@ void bind_drafters(nb::module_& m) {
     nb::class_<MaskFeed>(m, "MaskFeed")
         .def(
             "__init__",
-            [](MaskFeed* self, const Array<float, 1>& vector, SharedLinear copy_attention, const Maybe<float, 2>& positions) {
+            [](MaskFeed* self, const Array<float, 1>& vector, SharedLinear copy_attention,
+               const Maybe<float, 2>& positions) {
                 const auto width = static_cast<int64_t>(vector.size());
                 require(!copy_attention || (positions && copy_attention->outputs == width), "masks have another width");
                 new (self) MaskFeed{floats(vector), copy_attention, table(positions, width)};
@@ -298,16 +324,14 @@ void bind_drafters(nb::module_& m) {
     m.def(
         "feature_drafter",
         [](std::shared_ptr<Transformer> model, Path path, MaskFeed feed, std::vector<int> layers, SharedLinear reader,
-           std::vector<SharedLinear> projections, int64_t width) {
-            return make_feature_drafter(model, path, feed, {layers, reader, projections}, width);
-        },
+           std::vector<SharedLinear> projections,
+           int64_t width) { return make_feature_drafter(model, path, feed, {layers, reader, projections}, width); },
         "model"_a, "path"_a, "feed"_a, "layers"_a, "reader"_a, "projections"_a, "width"_a);
     m.def(
         "token_drafter",
         [](std::shared_ptr<Transformer> model, std::shared_ptr<Transformer> encoder, Path path, MaskFeed feed,
-           bool caches_prefix, int64_t width) {
-            return make_token_drafter(model, encoder, path, feed, caches_prefix, width);
-        },
+           bool caches_prefix,
+           int64_t width) { return make_token_drafter(model, encoder, path, feed, caches_prefix, width); },
         "model"_a, "encoder"_a.none(), "path"_a, "feed"_a, "caches_prefix"_a, "width"_a);
     m.def("source_copy_drafter", &make_source_copy_drafter, "pad"_a, "max_match"_a, "reads_output"_a);
     m.def(
@@ -354,9 +378,8 @@ void bind_policy(nb::module_& m) {
         .def(
             "learn",
             [counts](Policy& self, std::vector<double> tried, std::vector<double> right, std::vector<double> drafts,
-                     std::vector<double> worthy, std::vector<double> survival) {
-                self.learn(counts(tried, right, drafts, worthy, survival));
-            },
+                     std::vector<double> worthy,
+                     std::vector<double> survival) { self.learn(counts(tried, right, drafts, worthy, survival)); },
             "tried"_a, "right"_a, "drafts"_a, "worthy"_a, "survival"_a)
         .def("learn_length", &Policy::learn_length, "source"_a, "output"_a)
         .def("plan", &Policy::plan, "sentences"_a)
@@ -401,11 +424,12 @@ NB_MODULE(_kernels, m) {
                       int64_t>(),
              nb::kw_only(), "encoder"_a.none(), "verifier"_a, "expand"_a.none(), "shrink"_a.none(), "drafter"_a.none(),
              "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "least_together"_a, "rows_together"_a)
-        .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a, "min_len"_a,
-             "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "encoded"_a.none(), "embedding"_a.none(),
-             "padding"_a.none())
+        .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
+             "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "encoded"_a.none(),
+             "embedding"_a.none(), "padding"_a.none())
         .def("run", &Generator::run, "iterations"_a = -1)
         .def("outputs", &Generator::outputs)
+        .def("last_iteration", &Generator::last_iteration)
         .def("run_beams", &Generator::run_beams)
         .def("seconds", &Generator::seconds);
     m.def("set_threads", &threads::set, "count"_a);

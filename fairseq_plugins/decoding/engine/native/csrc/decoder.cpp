@@ -82,8 +82,8 @@ void Decoder::attend_source(size_t layer, const Rows& rows, const float* query, 
         const int64_t b = rows.sentence[row] / beam;
         int64_t last[MORE_ROWS];
         std::fill_n(last, some, sources->length(b) - 1);
-        kernels().attend(some, query + row * width, width, source.at(layer, sources->begins[b]), source.row_size, last, heads,
-               static_cast<int>(width) / heads, weights, out + row * width);
+        kernels().attend(some, query + row * width, width, source.at(layer, sources->begins[b]), source.row_size, last,
+                         heads, static_cast<int>(width) / heads, weights, out + row * width);
     });
 }
 
@@ -100,7 +100,8 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
         const int heads = model->layers[layer].heads;
         by_sentence(rows.sentence, 1, [&](int64_t row, int64_t some) {
             kernels().attend(some, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0), own.row_size,
-                   rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, weights, out + row * width);
+                             rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, weights,
+                             out + row * width);
         });
     };
     const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
@@ -137,8 +138,8 @@ void Decoder::run_beams(Rows& rows, const std::function<const int64_t*(int64_t)>
             const int64_t* ancestor = ancestors(own_row);
             for (int64_t s = 0; s < length; ++s) keys[s] = slot(layer, first + ancestor[s], s);
             std::fill_n(keys.begin() + length, FURTHER_KEYS, here);
-            kernels().attend_scattered(qkv + row * 3 * width, keys.data(), length + 1, heads, static_cast<int>(width) / heads, weights,
-                             out + row * width);
+            kernels().attend_scattered(qkv + row * 3 * width, keys.data(), length + 1, heads,
+                                       static_cast<int>(width) / heads, weights, out + row * width);
         }
     };
     const auto attend_to_source = [&](size_t layer, const float* query, float* out) {

@@ -42,8 +42,8 @@ public:
     // input(row, x): embeds a row without its position, where that is not its token's embedding; may be empty.
     void run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept) const;
 
-    // Runs one row of each of some hypotheses: rows.sentence has their rows of the cache. A hypothesis reads its slot `s`
-    // from row ancestors(row of the cache)[s] of its sentence.
+    // Runs one row of each of some hypotheses: rows.sentence has their rows of the cache. A hypothesis reads its slot
+    // `s` from row ancestors(row of the cache)[s] of its sentence.
     void run_beams(Rows& rows, const std::function<const int64_t*(int64_t)>& ancestors) const;
 
     // Where the keys and values of a slot are; `row` is the sentence without beams.

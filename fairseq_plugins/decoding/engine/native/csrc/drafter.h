@@ -24,13 +24,14 @@ struct Batch {
     Sources sources;
     Limits limits;
     int64_t first_token = 0;
-    int64_t columns = 0;                         // of tokens and log-probabilities
-    std::vector<int64_t> tokens;                 // [B][columns], the first token and the output
-    std::vector<float> log_probs;                // [B][columns]
-    std::vector<int64_t> lengths;                // [B], output tokens
-    std::vector<uint8_t> finished;               // [B]
-    std::vector<uint8_t> is_drafted;             // [B], whether a drafter takes part
-    std::vector<std::vector<int32_t>> emitted;   // [B], tokens of each iteration
+    int64_t columns = 0;                        // of tokens and log-probabilities
+    std::vector<int64_t> tokens;                // [B][columns], the first token and the output
+    std::vector<float> log_probs;               // [B][columns]
+    std::vector<int64_t> lengths;               // [B], output tokens
+    std::vector<uint8_t> finished;              // [B]
+    std::vector<uint8_t> is_drafted;            // [B], whether a drafter takes part
+    std::vector<std::vector<int32_t>> emitted;  // [B], tokens of each iteration
+    std::vector<int64_t> drafted, accepted;     // [B], tokens of the last iteration
 
     int64_t sentences() const { return sources.sentences(); }
 
@@ -51,6 +52,8 @@ struct Batch {
         finished.assign(count, 0);
         is_drafted.assign(count, 0);
         emitted.assign(count, {});
+        drafted.assign(count, 0);
+        accepted.assign(count, 0);
         for (int64_t b = 0; b < count; ++b) tokens[b * columns] = first_token;
     }
 };
@@ -129,10 +132,11 @@ struct Work {
     Batch& batch;
     std::vector<int64_t> active;  // numbers of the sentences; everything below is by index in this
     Drafts drafts;
-    Rows rows;                        // of the verification: of each sentence its last token and its draft
-    std::vector<int64_t> first_row;   // of each sentence
-    std::vector<int64_t> gained;      // tokens that the iteration emits of each
-    std::vector<int64_t> predicted;   // the best token after every row, for drafters that read all predictions
+    Rows rows;                       // of the verification: of each sentence its last token and its draft
+    std::vector<int64_t> first_row;  // of each sentence
+    std::vector<int64_t> gained;     // tokens that the iteration emits of each
+    std::vector<int64_t> accepted;   // drafted tokens among them
+    std::vector<int64_t> predicted;  // the best token after every row, for drafters that read all predictions
 };
 
 class Drafter {
@@ -145,8 +149,8 @@ public:
     // Begins a batch, whose sources have been read.
     virtual void begin_batch(const Batch& batch) = 0;
 
-    // Begins sentences, whose outputs are empty. Several threads may call this, `draft` and `observe` at a time, each for
-    // sentences of its own.
+    // Begins sentences, whose outputs are empty. Several threads may call this, `draft` and `observe` at a time, each
+    // for sentences of its own.
     virtual void begin(const Batch&, const std::vector<int64_t>&) {}
 
     // Drafts for the sentences of `work` that are drafted.

@@ -73,8 +73,12 @@ constexpr int64_t REFILL_SHARE = 4;
 
 GreedySearch::GreedySearch(std::shared_ptr<const Transformer> model, OutputHead head, std::shared_ptr<Drafter> drafter,
                            std::shared_ptr<Acceptance> acceptance, std::shared_ptr<Policy> policy)
-    : model(model), verifier(model), head(std::move(head)), drafter(std::move(drafter)),
-      acceptance(std::move(acceptance)), policy(std::move(policy)) {}
+    : model(model),
+      verifier(model),
+      head(std::move(head)),
+      drafter(std::move(drafter)),
+      acceptance(std::move(acceptance)),
+      policy(std::move(policy)) {}
 
 void GreedySearch::begin(Batch& batch) {
     batch.begin();
@@ -150,7 +154,8 @@ void GreedySearch::run(Batch& batch, const Budget& budget) {
         }
         worker.learn();
         for (int part = 0; part < PARTS; ++part) {
-            for (double before = sums[part]; !sums[part].compare_exchange_weak(before, before + worker.seconds[part]);) {
+            for (double before = sums[part];
+                 !sums[part].compare_exchange_weak(before, before + worker.seconds[part]);) {
             }
         }
     };

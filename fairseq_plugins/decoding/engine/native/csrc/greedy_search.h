@@ -1,8 +1,8 @@
-// Greedy decoding of a batch: draft, verify in one pass, keep the longest prefix that may stand and the verifier's own next
-// token, repeat.
+// Greedy decoding of a batch: draft, verify in one pass, keep the longest prefix that may stand and the verifier's own
+// next token, repeat.
 //
-// The sentences are independent. Each thread decodes its own ones and takes further ones as these end; a sentence that has
-// ended costs no row. Rows are packed: every sentence has as many as it has tokens to verify.
+// The sentences are independent. Each thread decodes its own ones and takes further ones as these end; a sentence that
+// has ended costs no row. Rows are packed: every sentence has as many as it has tokens to verify.
 
 #pragma once
 
@@ -29,9 +29,9 @@ struct OutputHead {
 
 // What runs of a batch: how long, and who may end it.
 struct Budget {
-    int64_t iterations = -1;  // of each sentence; below 0 for no end
+    int64_t iterations = -1;                         // of each sentence; below 0 for no end
     int64_t least_together = 8, rows_together = 24;  // sentences that a thread decodes together, or more with few rows
-    std::function<void()> check_signals;  // called now and then by the calling thread; may throw
+    std::function<void()> check_signals;             // called now and then by the calling thread; may throw
 };
 
 class GreedySearch {
@@ -43,7 +43,8 @@ public:
     // Begins a batch whose sources have been read and encoded.
     void begin(Batch& batch);
 
-    // Decodes until all sentences have ended or have had their iterations. Throws std::runtime_error where scores are NaN.
+    // Decodes until all sentences have ended or have had their iterations. Throws std::runtime_error where scores are
+    // NaN.
     void run(Batch& batch, const Budget& budget);
 
     // Profiles costs for this many sentences that share a call, where the policy does not know them yet.

@@ -3,37 +3,60 @@
 #include <cmath>
 #include <stdexcept>
 
+#ifdef SPEC_DEC_WITH_AMX
+#include <cpuid.h>
+#endif
+
 namespace spec_dec {
 
-// setup.py builds isa/ once for each of these that the compiler knows.
-#define SPEC_DEC_DECLARE(name)    \
-    namespace isa_##name {        \
-    const Kernels& get_kernels(); \
+// setup.py builds isa/ once for each instruction set that the compiler knows, and names it here: SPEC_DEC_WITH_AVX2 ...
+#define SPEC_DEC_DECLARE(name)        \
+    namespace isa_##name {            \
+        const Kernels& get_kernels(); \
     }
 SPEC_DEC_DECLARE(portable)
-#if defined(__x86_64__)
 SPEC_DEC_DECLARE(avx2)
 SPEC_DEC_DECLARE(avx512)
 SPEC_DEC_DECLARE(vnni)
 SPEC_DEC_DECLARE(amx)
-#endif
 
 namespace {
+
+#ifdef SPEC_DEC_WITH_AMX
+// Whether the processor has tiles of bfloat16 numbers, and vectors of float16 ones, which older compilers' names lack.
+bool has_amx_fp16() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+    constexpr unsigned AMX_BF16 = 1u << 22, AVX512_FP16 = 1u << 23, AMX_TILE = 1u << 24;
+    return (edx & AMX_BF16) && (edx & AVX512_FP16) && (edx & AMX_TILE);
+}
+#endif
 
 // The best first.
 std::vector<const Kernels*> runnable() {
     std::vector<const Kernels*> found;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-    // The system has to allow tiles, too: that is asked for once they are wanted.
-    if (vnni && isa_amx::get_kernels().supports(WeightFormat::FP16_AMX_TILES)) found.push_back(&isa_amx::get_kernels());
+    [[maybe_unused]] const bool avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                                         __builtin_cpu_supports("avx512vl");
+    [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+#ifdef SPEC_DEC_WITH_AMX
+    if (vnni && has_amx_fp16() && isa_amx::get_kernels().supports(WeightFormat::FP16_AMX_TILES)) {
+        found.push_back(&isa_amx::get_kernels());
+    }
+#endif
+#ifdef SPEC_DEC_WITH_VNNI
     if (vnni) found.push_back(&isa_vnni::get_kernels());
+#endif
+#ifdef SPEC_DEC_WITH_AVX512
     if (avx512) found.push_back(&isa_avx512::get_kernels());
+#endif
+#ifdef SPEC_DEC_WITH_AVX2
     if (avx2) found.push_back(&isa_avx2::get_kernels());
+#endif
 #endif
     found.push_back(&isa_portable::get_kernels());
     return found;

@@ -27,13 +27,13 @@ struct Kernels {
 
     // Attends from `rows` (at most MORE_ROWS) queries of one sentence, each to the slots 0 .. last[row].
     //
-    // A value stands heads * width numbers after its key; query, key_values: rows and slots are query_stride and slot_stride
-    // apart; weights: room for MORE_ROWS times `weights_size` of all slots; out: [rows][heads * width].
+    // A value stands heads * width numbers after its key; query, key_values: rows and slots are query_stride and
+    // slot_stride apart; weights: room for MORE_ROWS times `weights_size` of all slots; out: [rows][heads * width].
     void (*attend)(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
                    const int64_t* last, int heads, int width, float* weights, float* out);
 
-    // Attends from one query to `slots` keys and values that stand anywhere, as those of a hypothesis do. After the slots
-    // there are 16 further pointers that may be read.
+    // Attends from one query to `slots` keys and values that stand anywhere, as those of a hypothesis do. After the
+    // slots there are 16 further pointers that may be read.
     void (*attend_scattered)(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
                              float* weights, float* out);
 
@@ -41,13 +41,15 @@ struct Kernels {
     void (*normalize)(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width,
                       float* y);
 
-    // One step of a GRU for `rows` rows: state[rows][width] becomes the next one. read, recurrent: [rows][3][width] (reset,
-    // update, new), what is read and the state, each through its own layer.
+    // One step of a GRU for `rows` rows: state[rows][width] becomes the next one. read, recurrent: [rows][3][width]
+    // (reset, update, new), what is read and the state, each through its own layer.
     void (*update_gru)(const float* read, const float* recurrent, int64_t rows, int width, float* state);
 
-    // Of `size` scores: the sum of e^(score - top), the highest, and the index of the first of the highest.
+    // Of `size` scores: the sum of e^(score - top); the highest; the index, from `begin` on, of the first above `least`
+    // (else size); the index of the first of the highest.
     float (*sum_exponentials)(const float* scores, int64_t size, float top);
     float (*highest)(const float* scores, int64_t size);
+    int64_t (*first_above)(const float* scores, int64_t begin, int64_t size, float least);
     int64_t (*first_best)(const float* scores, int64_t size);
 
     // to[size] += from[size].

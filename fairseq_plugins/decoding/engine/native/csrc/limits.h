@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-
 namespace spec_dec {
 
 struct Limits {

@@ -69,7 +69,7 @@ struct Weight {
     const float* scale;  // null for float32
     const float* bias;   // null for none
     int inputs, outputs;
-    bool is_batch_invariant;  // whether a row's result may never depend on the number of rows
+    bool is_batch_invariant;            // whether a row's result may never depend on the number of rows
     std::shared_ptr<const void> owner;  // of `numbers`, for formats that read them where they are
 };
 

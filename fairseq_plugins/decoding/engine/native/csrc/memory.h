@@ -9,7 +9,6 @@
 #include <new>
 #include <vector>
 
-
 namespace spec_dec {
 
 // Numbers of which new ones are not set to zero: all are written before they are read.
@@ -65,8 +64,8 @@ private:
     size_t bytes = 0;
 };
 
-// Keys and values [layers][rows][2][D]: those of a sentence in a cache are `capacity` rows, those of a source as many as it
-// has tokens.
+// Keys and values [layers][rows][2][D]: those of a sentence in a cache are `capacity` rows, those of a source as many
+// as it has tokens.
 class KeyValues {
 public:
     void reset(int64_t layers, int64_t new_rows, int64_t width) {

@@ -7,7 +7,8 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
                   const std::vector<int64_t>& last, Drafts& drafts) const {
     thread_local Floats before_memory, added_memory, read_memory, gates_memory, recurrent_memory, state_memory;
     const int64_t count = which.size(), size = ids.size();
-    const int64_t rank = after ? after->inputs : 0, state_width = to_rank ? to_rank->inputs : 0, gates = 3 * state_width;
+    const int64_t rank = after ? after->inputs : 0, state_width = to_rank ? to_rank->inputs : 0,
+                  gates = 3 * state_width;
     float* context = at_least(before_memory, count * rank);
     float* added = at_least(added_memory, after ? count * size : 0);
     float *read = nullptr, *gate = nullptr, *recurrent = nullptr, *state = nullptr;
@@ -26,7 +27,8 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
             std::copy_n(before.numbers + previous[n] * rank, rank, context + n * rank);
         }
         if (to_rank) {
-            for (int64_t n = 0; n < count; ++n) std::copy_n(read + (n * width + position) * gates, gates, gate + n * gates);
+            for (int64_t n = 0; n < count; ++n)
+                std::copy_n(read + (n * width + position) * gates, gates, gate + n * gates);
             of_before->run(context, count, gate, Activation::NONE, true);
             of_state->run(state, count, recurrent);
             kernels().update_gru(gate, recurrent, count, static_cast<int>(state_width), state);
@@ -40,7 +42,8 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
             if (after) kernels().add(added + n * size, size, sums);
             const int64_t best = kernels().first_best(sums, size);
             previous[n] = ids[best];
-            const float probability = drafts.wants_probabilities ? 1 / kernels().sum_exponentials(sums, size, sums[best]) : 1;
+            const float probability =
+                drafts.wants_probabilities ? 1 / kernels().sum_exponentials(sums, size, sums[best]) : 1;
             any |= drafts.add(which[n], previous[n], probability);
         }
     }

@@ -21,7 +21,8 @@ struct Path {
     // Chooses the tokens of some drafts: at each position the one with the highest sum of its own score and that of
     // coming after the tokens before it.
     //
-    // scores: [n][width][N], changed; hidden: [n][width][D]; which: [n], indices in drafts; last: [n], the token before.
+    // scores: [n][width][N], changed; hidden: [n][width][D]; which: [n], indices in drafts; last: [n], the token
+    // before.
     void choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& which,
                 const std::vector<int64_t>& last, Drafts& drafts) const;
 };

@@ -21,7 +21,8 @@ void CostTable::add(double rows, double seconds) {
     if (place != points.begin()) seconds = std::max(seconds, std::prev(place)->second);
     if (place == points.end() || place->first != rows) place = points.insert(place, {rows, seconds});
     place->second = std::min(place->second, seconds);
-    for (auto later = std::next(place); later != points.end(); ++later) later->second = std::max(later->second, seconds);
+    for (auto later = std::next(place); later != points.end(); ++later)
+        later->second = std::max(later->second, seconds);
 }
 
 double CostTable::slope(double rows) const {

@@ -1,7 +1,7 @@
 // Whether to draft, how much, and what of a draft to verify: whatever promises most tokens a second.
 //
-// Costs are profiled on the real weights. How likely drafted tokens survive is what the drafter says, recalibrated by what
-// was accepted. With the same costs and counts the decisions are the same.
+// Costs are profiled on the real weights. How likely drafted tokens survive is what the drafter says, recalibrated by
+// what was accepted. With the same costs and counts the decisions are the same.
 
 #pragma once
 

@@ -53,8 +53,9 @@ void Sources::encode(const Transformer& encoder) {
                 const int64_t row = begins[b] - begin;
                 std::fill(whole.begin(), whole.end(), length(b) - 1);
                 in_parts(length(b), MORE_ROWS, [&](int64_t part, int64_t some) {
-                    kernels().attend(some, qkv + (row + part) * 3 * width, 3 * width, qkv + row * 3 * width + width, 3 * width,
-                           whole.data(), heads, static_cast<int>(width) / heads, weights, out + (row + part) * width);
+                    kernels().attend(some, qkv + (row + part) * 3 * width, 3 * width, qkv + row * 3 * width + width,
+                                     3 * width, whole.data(), heads, static_cast<int>(width) / heads, weights,
+                                     out + (row + part) * width);
                 });
             }
         };

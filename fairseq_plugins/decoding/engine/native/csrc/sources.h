@@ -28,8 +28,8 @@ struct Sources {
 
     // Takes what another encoder returned for the tokens [sentences][width] that are not `padding`: states
     // [sentences][width][dim], and embeddings or null.
-    void take(const int64_t* source, const float* encoded, const float* embedding, const uint8_t* padding, int64_t sentences,
-              int64_t width, int64_t dim);
+    void take(const int64_t* source, const float* encoded, const float* embedding, const uint8_t* padding,
+              int64_t sentences, int64_t width, int64_t dim);
 };
 
 }  // namespace spec_dec

@@ -88,12 +88,11 @@ thread_local bool is_inside = false;
 
 // A forked process has none of its parent's threads. No pool is made while a process forks, so that the child does not
 // find `making` locked by a thread that it does not have.
-const int handles_forks = pthread_atfork(
-    [] { making.lock(); }, [] { making.unlock(); },
-    [] {
-        pool = nullptr;
-        making.unlock();
-    });
+const int handles_forks = pthread_atfork([] { making.lock(); }, [] { making.unlock(); },
+                                         [] {
+                                             pool = nullptr;
+                                             making.unlock();
+                                         });
 
 }  // namespace
 

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 
-
 namespace spec_dec {
 namespace threads {
 

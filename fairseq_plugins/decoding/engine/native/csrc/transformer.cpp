@@ -117,8 +117,8 @@ void Transformer::run(float* x, int64_t rows, const int64_t* row_positions, cons
 int64_t Transformer::products() const {
     int64_t sum = projection ? projection->products() : 0;
     for (const Layer& layer : layers) {
-        for (const SharedLinear* linear : {&layer.self_qkv, &layer.self_out, &layer.cross_query, &layer.cross_out,
-                                           &layer.fc1, &layer.fc2}) {
+        for (const SharedLinear* linear :
+             {&layer.self_qkv, &layer.self_out, &layer.cross_query, &layer.cross_out, &layer.fc1, &layer.fc2}) {
             if (*linear) sum += (*linear)->products();
         }
     }

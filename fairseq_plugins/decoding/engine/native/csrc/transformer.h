@@ -47,7 +47,7 @@ public:
     std::vector<Layer> layers;
     Table embedding;  // of tokens
     float embedding_scale = 1;
-    Table positions;                       // later positions have the last embedding; empty for none
+    Table positions;                             // later positions have the last embedding; empty for none
     bool adds_positions_to_every_layer = false;  // --positions-every-layer of drafters
     Norm embedding_norm, final_norm;
     SharedLinear projection;  // to the vocabulary; null in an encoder

@@ -76,6 +76,8 @@ void Worker::iterate() {
         const int64_t b = work.active[index];
         batch.lengths[b] += work.gained[index];
         batch.emitted[b].push_back(static_cast<int32_t>(work.gained[index]));
+        batch.drafted[b] = work.drafts.count(index);
+        batch.accepted[b] = work.accepted[index];
         if (batch.finished[b] && search.policy) search.policy->learn_length(batch.sources.length(b), batch.lengths[b]);
     }
     const auto has_ended = [&](int64_t b) { return batch.finished[b] != 0; };
@@ -156,6 +158,7 @@ void Worker::verify() {
 
 void Worker::accept() {
     work.gained.assign(work.active.size(), 0);
+    work.accepted.assign(work.active.size(), 0);
     if (search.drafter && search.drafter->reads_all_predictions()) {
         predict_all();
     } else {
@@ -185,7 +188,9 @@ void Worker::predict_accepted() {
     std::iota(going.begin(), going.end(), 0);
     while (!going.empty()) {
         const int64_t each = std::max<int64_t>(1, together / static_cast<int64_t>(going.size()));
-        const auto ahead = [&](size_t index) { return std::min(each, work.drafts.count(index) + 1 - work.gained[index]); };
+        const auto ahead = [&](size_t index) {
+            return std::min(each, work.drafts.count(index) + 1 - work.gained[index]);
+        };
         int64_t rows = 0;
         for (const size_t index : going) rows += ahead(index);
         float* states = at_least(states_ahead, rows * dim);
@@ -251,14 +256,17 @@ bool Worker::choose(size_t index, int64_t rows, float* row) {
 
 // Adds a token to a sentence; returns whether it is the one that was drafted there, so that what follows counts.
 bool Worker::emit(size_t index, int64_t token, float log_prob) {
-    const int64_t b = work.active[index], t = work.gained[index]++, place = b * batch.columns + batch.lengths[b] + t + 1;
+    const int64_t b = work.active[index], t = work.gained[index]++,
+                  place = b * batch.columns + batch.lengths[b] + t + 1;
     if (std::isnan(log_prob)) {
         throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
     }
     batch.tokens[place] = token;
     batch.log_probs[place] = log_prob;
     batch.finished[b] = token == batch.limits.eos;
-    return !batch.finished[b] && t < work.drafts.count(index) && work.drafts.token(index, t) == token;
+    const bool was_drafted = t < work.drafts.count(index) && work.drafts.token(index, t) == token;
+    work.accepted[index] += was_drafted;
+    return was_drafted && !batch.finished[b];
 }
 
 void Worker::count_drafts() {

@@ -76,7 +76,8 @@ SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second) {
     return std::make_shared<FallbackDrafter>(std::move(first), std::move(second));
 }
 
-SharedDrafter make_replayed_drafter(SharedDrafter inner, std::vector<int64_t> tokens, int64_t width, float probability) {
+SharedDrafter make_replayed_drafter(SharedDrafter inner, std::vector<int64_t> tokens, int64_t width,
+                                    float probability) {
     return std::make_shared<ReplayedDrafter>(std::move(inner), std::move(tokens), width, probability);
 }
 

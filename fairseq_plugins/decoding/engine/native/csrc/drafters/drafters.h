@@ -21,8 +21,8 @@ struct MaskFeed {
 
 // Reads the verifier's states (--drafter-context features).
 struct FeatureReading {
-    std::vector<int> layers;               // of the verifier, 0 for the embedding
-    SharedLinear reader;                   // their states to what every layer reads, then what is added to the input
+    std::vector<int> layers;                // of the verifier, 0 for the embedding
+    SharedLinear reader;                    // their states to what every layer reads, then what is added to the input
     std::vector<SharedLinear> projections;  // keys and values of each layer; empty where the reader makes them
 };
 SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed,
@@ -38,11 +38,11 @@ SharedDrafter make_source_copy_drafter(int64_t pad, int64_t max_match, bool read
 
 // Fixed-point iteration: Santilli et al. 2023, Algorithms 1 to 3.
 struct JacobiOptions {
-    int64_t block = 0;     // positions solved together; 0 for `window_ratio` lengths of the source
+    int64_t block = 0;  // positions solved together; 0 for `window_ratio` lengths of the source
     double window_ratio = 1.5;
-    int64_t length = -1;   // solve in parallel up to this many tokens; below 0 for no end
-    int64_t initial = 0;   // first guess of every position; below 0 for the source token there
-    int64_t pool = 0;      // tokens of a pool (the vocabulary), 0 for no pool
+    int64_t length = -1;  // solve in parallel up to this many tokens; below 0 for no end
+    int64_t initial = 0;  // first guess of every position; below 0 for the source token there
+    int64_t pool = 0;     // tokens of a pool (the vocabulary), 0 for no pool
 };
 SharedDrafter make_jacobi_drafter(JacobiOptions options);
 

@@ -13,7 +13,11 @@ class FeatureDrafter final : public Drafter {
 public:
     FeatureDrafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed, FeatureReading reading,
                    int64_t width)
-        : model(model), decoder(model), path(std::move(path)), masks(std::move(feed)), reading(std::move(reading)),
+        : model(model),
+          decoder(model),
+          path(std::move(path)),
+          masks(std::move(feed)),
+          reading(std::move(reading)),
           width(width) {
         const int dim = model->width, count = static_cast<int>(model->layers.size());
         const bool at_once = this->reading.projections.empty();
@@ -103,7 +107,8 @@ public:
             int64_t stride = outputs;
             if (!reading.projections.empty()) {
                 float* context = at_least(context_memory, count * dim);
-                for (int64_t n = 0; n < count; ++n) std::copy_n(read + n * outputs + layer * dim, dim, context + n * dim);
+                for (int64_t n = 0; n < count; ++n)
+                    std::copy_n(read + n * outputs + layer * dim, dim, context + n * dim);
                 const Layer& own = model->layers[layer];
                 if (own.normalize_before) own.self_norm.run(context, count, context);
                 float* projected = at_least(projected_memory, count * 2 * dim);
@@ -137,7 +142,8 @@ private:
 
 SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed,
                                    FeatureReading reading, int64_t width) {
-    return std::make_shared<FeatureDrafter>(std::move(model), std::move(path), std::move(feed), std::move(reading), width);
+    return std::make_shared<FeatureDrafter>(std::move(model), std::move(path), std::move(feed), std::move(reading),
+                                            width);
 }
 
 }  // namespace spec_dec

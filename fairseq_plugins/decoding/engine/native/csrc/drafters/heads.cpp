@@ -11,7 +11,9 @@ namespace {
 class HeadsDrafter final : public Drafter {
 public:
     HeadsDrafter(SharedLinear expand, SharedLinear others, SharedLinear projection)
-        : expand(std::move(expand)), others(std::move(others)), projection(std::move(projection)),
+        : expand(std::move(expand)),
+          others(std::move(others)),
+          projection(std::move(projection)),
           heads(this->others->outputs / this->projection->inputs) {
         const bool fits = this->expand->inputs == this->projection->inputs &&
                           this->others->inputs == this->expand->outputs &&

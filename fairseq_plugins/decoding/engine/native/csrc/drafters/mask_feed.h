@@ -63,14 +63,15 @@ private:
                 std::copy_n(embedding, width, to + width);
             }
         }
-        if (static_cast<int64_t>(own.inputs.size()) < end * width) own.inputs.resize(std::max(end, 2 * own.known) * width);
+        if (static_cast<int64_t>(own.inputs.size()) < end * width)
+            own.inputs.resize(std::max(end, 2 * own.known) * width);
         float* weights = at_least(weights_memory, MORE_ROWS * weights_size(length));
         int64_t last[MORE_ROWS];
         std::fill_n(last, MORE_ROWS, length - 1);
         in_parts(end - own.known, MORE_ROWS, [&](int64_t part, int64_t some) {
             const int64_t position = own.known + part;
             kernels().attend(some, queries.data() + position * width, width, own.key_values.data(), 2 * width, last, 1,
-                   static_cast<int>(width), weights, own.inputs.data() + position * width);
+                             static_cast<int>(width), weights, own.inputs.data() + position * width);
         });
         for (int64_t i = own.known * width; i < end * width; ++i) own.inputs[i] += feed.vector[i % width];
         own.known = end;

@@ -48,7 +48,8 @@ private:
 
     // Tokens before `end` that equal the last tokens of the output. Both texts begin alike, which counts as a token: at
     // first the whole source is copied.
-    int64_t common_suffix(const Text& text, int64_t end, const int64_t* output, int64_t length, bool begins_alike) const {
+    int64_t common_suffix(const Text& text, int64_t end, const int64_t* output, int64_t length,
+                          bool begins_alike) const {
         int64_t count = 0;
         for (; count < max_match && count < end && count < length; ++count) {
             if (text.tokens[end - 1 - count] != output[length - 1 - count]) return count;

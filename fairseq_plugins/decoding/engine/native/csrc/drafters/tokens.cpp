@@ -1,7 +1,7 @@
 // The trained drafter of GAD and SpecDec (section 3.1): masks after the accepted tokens, filled in one pass.
 //
-// With prefix-causal attention accepted tokens stay in the drafter's cache, and a draft runs only the new ones; with full
-// attention the whole prefix runs again.
+// With prefix-causal attention accepted tokens stay in the drafter's cache, and a draft runs only the new ones; with
+// full attention the whole prefix runs again.
 
 #include "drafters.h"
 #include "mask_feed.h"
@@ -13,8 +13,13 @@ class TokenDrafter final : public Drafter {
 public:
     TokenDrafter(std::shared_ptr<const Transformer> model, std::shared_ptr<const Transformer> encoder, Path path,
                  MaskFeed feed, bool caches_prefix, int64_t width)
-        : model(model), encoder(std::move(encoder)), decoder(model), path(std::move(path)), masks(std::move(feed)),
-          caches_prefix(caches_prefix), width(width) {}
+        : model(model),
+          encoder(std::move(encoder)),
+          decoder(model),
+          path(std::move(path)),
+          masks(std::move(feed)),
+          caches_prefix(caches_prefix),
+          width(width) {}
 
     int64_t max_width(const Batch&) const override { return width; }
 

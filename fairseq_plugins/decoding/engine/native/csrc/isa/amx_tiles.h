@@ -1,9 +1,10 @@
-// Products of float32 rows and float16 weights on AMX tiles, which multiply bfloat16 numbers and add up in float32: sixteen
-// rows take as long as one.
+// Products of float32 rows and float16 weights on AMX tiles, which multiply bfloat16 numbers and add up in float32:
+// sixteen rows take as long as one.
 //
-// Nothing is rounded for it. A float32 number is the sum of three bfloat16 numbers (the first eight bits of its significand,
-// the next eight and the last); a float16 number is the sum of two. Of the six products of such parts, that of the last
-// parts, less than 2^-24 of the whole, is left out. The order of the sums does not depend on the number of rows.
+// Nothing is rounded for it. A float32 number is the sum of three bfloat16 numbers (the first eight bits of its
+// significand, the next eight and the last); a float16 number is the sum of two. Of the six products of such parts,
+// that of the last parts, less than 2^-24 of the whole, is left out. The order of the sums does not depend on the
+// number of rows.
 
 #pragma once
 
@@ -25,9 +26,10 @@ constexpr int ROWS = 16, INPUTS = 32, OUTPUTS = 16;  // of a tile of rows, and o
 constexpr int PARTS = 3, WEIGHT_PARTS = 2;
 constexpr int LINE = 64, TILE = 16 * LINE;  // bytes
 
-// Weights are held times 1024, [outputs / 16][inputs / 2][16][2] in float16, so that they and their parts are normal numbers.
-// Such a number without its last three bits, shifted by three, is a bfloat16 number whose exponent is too small by 112.
-// Rows are scaled up so that nothing is lost to that, and results are scaled to make up for all three factors.
+// Weights are held times 1024, [outputs / 16][inputs / 2][16][2] in float16, so that they and their parts are normal
+// numbers. Such a number without its last three bits, shifted by three, is a bfloat16 number whose exponent is too
+// small by 112. Rows are scaled up so that nothing is lost to that, and results are scaled to make up for all three
+// factors.
 constexpr float WEIGHT_SCALE = 1024, ROW_SCALE = 0x1p60f, RESULT_SCALE = 0x1p42f;
 
 // Whether the system lets this process use the tiles; it has to be asked.
@@ -136,10 +138,12 @@ struct Weights {
 
 // The products of parts in the order of their sum: the part of the rows, and that of the weights.
 constexpr int PRODUCTS = 5, PART_OF_ROWS[PRODUCTS] = {0, 1, 2, 0, 1}, PART_OF_WEIGHTS[PRODUCTS] = {0, 0, 0, 1, 1};
-inline bool are_other_weights(int product) { return product == 0 || PART_OF_WEIGHTS[product] != PART_OF_WEIGHTS[product - 1]; }
+inline bool are_other_weights(int product) {
+    return product == 0 || PART_OF_WEIGHTS[product] != PART_OF_WEIGHTS[product - 1];
+}
 
-// Multiplies up to 16 rows; sums have `line` bytes a row. Three panels at a time, each with a sum of its own, because a sum
-// has to wait for itself; there is room for the sums of missing panels.
+// Multiplies up to 16 rows; sums have `line` bytes a row. Three panels at a time, each with a sum of its own, because a
+// sum has to wait for itself; there is room for the sums of missing panels.
 //
 // Vectors and tiles work at the same time if their instructions alternate. So the weights of the next block are split
 // meanwhile, some lines after every product.
@@ -185,13 +189,15 @@ inline void multiply_few(const uint8_t* x, const Weights<3>& weights, float* sum
 }
 
 // Multiplies 32 rows, of which `others` are the last 16, two panels at a time.
-inline void multiply_more(const uint8_t* x, const uint8_t* others, const Weights<2>& weights, float* sums, int64_t line) {
+inline void multiply_more(const uint8_t* x, const uint8_t* others, const Weights<2>& weights, float* sums,
+                          int64_t line) {
     constexpr int PANELS = 2;
     alignas(LINE) uint8_t memory[2][PANELS][WEIGHT_PARTS][TILE];
     for (int i = 0; i < PANELS; ++i) weights.splitting(0, i, 0, memory[0][0][0]).split(16);
     bool turn = false;
     float* other_sums = sums + ROWS * line / static_cast<int64_t>(sizeof(float));
-    for (int64_t panel = 0; panel < weights.panels; panel += PANELS, sums += PANELS * OUTPUTS, other_sums += PANELS * OUTPUTS) {
+    for (int64_t panel = 0; panel < weights.panels;
+         panel += PANELS, sums += PANELS * OUTPUTS, other_sums += PANELS * OUTPUTS) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);

@@ -45,7 +45,8 @@ void weigh(const float* weights, int64_t row_stride, int64_t slots, const float*
             for (int row = 0; row < ROWS; ++row) {
                 Vector sum = {};
                 for (int64_t i = 0; i < slots; ++i) {
-                    sum = fma(splat(weights[row * row_stride + i]), load_some(values + i * stride + begin, columns), sum);
+                    sum =
+                        fma(splat(weights[row * row_stride + i]), load_some(values + i * stride + begin, columns), sum);
                 }
                 std::memcpy(out + row * out_stride + begin, &sum, columns * sizeof(float));
             }
@@ -76,8 +77,8 @@ void score_slots(const float* query, int64_t query_stride, const float* keys, in
 }
 
 template <int ROWS>
-void attend_rows(const float* query, int64_t query_stride, const float* key_values, int64_t stride,
-                 const int64_t* last, int heads, int width, float* weights, float* out) {
+void attend_rows(const float* query, int64_t query_stride, const float* key_values, int64_t stride, const int64_t* last,
+                 int heads, int width, float* weights, float* out) {
     constexpr int OUTPUTS = ROWS == 1 ? std::min(8, LANES) : OUTPUTS_OF<ROWS>;
     const int64_t total = static_cast<int64_t>(heads) * width;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
@@ -156,7 +157,8 @@ void attend_scattered(const float* query, const float* const* key_values, int64_
         }
         for (; column < width; ++column) {
             float sum = 0;
-            for (int64_t slot = 0; slot < slots; ++slot) sum += weights[slot] * key_values[slot][total + offset + column];
+            for (int64_t slot = 0; slot < slots; ++slot)
+                sum += weights[slot] * key_values[slot][total + offset + column];
             out[offset + column] = sum;
         }
     }

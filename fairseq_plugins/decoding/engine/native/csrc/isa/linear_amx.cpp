@@ -72,7 +72,8 @@ private:
     static void finish_sums(float* sums, int columns, const float* bias, const Target& target, float* to) {
         const int whole = is_simple(target) ? columns / LANES * LANES : 0;
         for (int c = 0; c < whole; c += LANES) {
-            finish_vector(load(sums + c) * amx::RESULT_SCALE, bias ? bias + c : nullptr, target, to + c);
+            finish_vector(load(sums + c) * amx::RESULT_SCALE, bias ? bias + c : nullptr,
+                          target.activation == Activation::RELU, target.add, to + c);
         }
         if (whole == columns) return;
         for (int c = whole; c < columns; ++c) sums[c] *= amx::RESULT_SCALE;

@@ -30,14 +30,17 @@ void panels_by_rows(const Number* weight, const float* bias, int inputs, const f
     constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL];
-    const bool is_plain = is_simple(target);
+    // Not read from memory again after every result.
+    const bool is_plain = is_simple(target), is_relu = target.activation == Activation::RELU, add = target.add;
+    const int64_t stride = target.stride;
+    float* const results = target.to;
     int begin = 0;
     for (; begin + PANELS * PANEL <= outputs; begin += PANELS * PANEL) {
         const float* own_bias = bias ? bias + begin : nullptr;
         const auto put = [&](int row, int v, Vector sums) {
-            float* to = target.to + row * target.stride + begin + v * LANES;
             if (is_plain) {
-                finish_vector(sums, own_bias ? own_bias + v * LANES : nullptr, target, to);
+                finish_vector(sums, own_bias ? own_bias + v * LANES : nullptr, is_relu, add,
+                              results + row * stride + begin + v * LANES);
             } else {
                 store(result[row] + v * LANES, sums);
             }
@@ -78,8 +81,8 @@ void multiply_in_panels(const Number* weight, const float* bias, int inputs, con
         const int count = std::min(block, outputs - from);
         in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t some) {
             const Target own{target.to + row * target.stride + from, target.stride, target.activation, target.add};
-            PANELS_BY_ROWS<Number>[some - 1](weight + static_cast<int64_t>(from) * inputs, bias ? bias + from : nullptr,
-                                             inputs, x + row * inputs, count, own);
+            PANELS_BY_ROWS<Number>[some - 1](weight + static_cast<int64_t>(from)* inputs, bias ? bias + from : nullptr,
+                                             inputs, x + row* inputs, count, own);
         });
     }
 }
@@ -172,9 +175,9 @@ private:
             in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t some) {
                 const Target own{target.to + row * target.stride + from - begin, target.stride, target.activation,
                                  target.add};
-                OUTPUTS_BY_ROWS<Number>[some - 1](numbers + static_cast<int64_t>(from) * inputs,
+                OUTPUTS_BY_ROWS<Number>[some - 1](numbers + static_cast<int64_t>(from)* inputs,
                                                   scale.empty() ? nullptr : scale.data() + from, bias_at(from), inputs,
-                                                  x + row * inputs, count, own);
+                                                  x + row* inputs, count, own);
             });
         }
     }
@@ -183,7 +186,8 @@ private:
         if constexpr (std::is_same_v<Number, float>) {
             for (int from = begin; from < end; from += PACKED_OUTPUTS) {
                 const int count = std::min(PACKED_OUTPUTS, end - from);
-                const Weight part{numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
+                const Weight part{
+                    numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
                 const std::vector<float> panels = in_panels<float>(part, [](float number) { return number; });
                 const Target own{target.to + from - begin, target.stride, target.activation, target.add};
                 multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, own);

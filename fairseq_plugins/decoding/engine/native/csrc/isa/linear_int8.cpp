@@ -13,8 +13,8 @@ namespace {
 
 constexpr int PANEL = Linear::PANEL, INPUTS_AT_ONCE = 4;
 
-// Processors multiply unsigned by signed bytes, so inputs, rounded to -127 .. 127, are shifted; where there is no sum of
-// four products in 32 bits, they are not, but their signs go to the weights. Two products then fit 16 bits, at most
+// Processors multiply unsigned by signed bytes, so inputs, rounded to -127 .. 127, are shifted; where there is no sum
+// of four products in 32 bits, they are not, but their signs go to the weights. Two products then fit 16 bits, at most
 // 2 * 127 * 127, so that every processor comes to the same sums.
 #ifdef SPEC_DEC_VNNI
 constexpr int SHIFT = 128;
@@ -45,14 +45,19 @@ float round_row(const float* x, int inputs, uint8_t* rounded) {
     for (; i + LANES <= inputs; i += LANES) highest = larger(highest, larger(load(x + i), -load(x + i)));
     if (i < inputs) highest = larger(highest, larger(load_some(x + i, inputs - i), -load_some(x + i, inputs - i)));
     const float largest = highest_lane(highest), steps = largest > 0 ? 127 / largest : 0;
-    constexpr int ABOVE_ZERO = 128;  // so that cutting off digits rounds down
-    for (i = 0; i < inputs; ++i) {
+    // Half a step more, so that cutting off digits rounds; above zero, so that it rounds down.
+    constexpr int ABOVE_ZERO = 128;
+    for (i = 0; i < inputs; i += LANES) {
+        const int count = std::min(LANES, inputs - i);
+        const Vector value = (count == LANES ? load(x + i) : load_some(x + i, count)) * splat(steps);
         // A row with NaN or infinity has some number there.
-        const float value = x[i] * steps, bounded = value > -127 ? value : -127;
-        rounded[i] = static_cast<uint8_t>(static_cast<int>((bounded < 127 ? bounded : 127) + ABOVE_ZERO + 0.5f) -
-                                          ABOVE_ZERO + SHIFT);
+        const Vector low = value > -127 ? value : splat(-127), bounded = low < 127 ? low : splat(127);
+        const Integers whole = __builtin_convertvector(bounded + (ABOVE_ZERO + 0.5f), Integers) - (ABOVE_ZERO - SHIFT);
+        int32_t numbers[LANES];
+        std::memcpy(numbers, &whole, sizeof(numbers));
+        for (int lane = 0; lane < count; ++lane) rounded[i + lane] = static_cast<uint8_t>(numbers[lane]);
     }
-    for (; i % INPUTS_AT_ONCE; ++i) rounded[i] = SHIFT;
+    for (i = inputs; i % INPUTS_AT_ONCE; ++i) rounded[i] = SHIFT;
     return largest / 127;
 }
 
@@ -117,7 +122,8 @@ void int8_by_rows(const Int8Weight& weight, const float* bias, int size, int fir
     for (; panel < panels; ++panel) multiply(std::integral_constant<int, IN_PANEL>(), panel);
 }
 
-using Int8ByRows = void (*)(const Int8Weight&, const float*, int, int, int, const uint8_t*, const float*, const Target&);
+using Int8ByRows = void (*)(const Int8Weight&, const float*, int, int, int, const uint8_t*, const float*,
+                            const Target&);
 template <int... COUNTS>
 constexpr std::array<Int8ByRows, sizeof...(COUNTS)> int8_table(std::integer_sequence<int, COUNTS...>) {
     return {int8_by_rows<COUNTS + 1>...};
@@ -140,7 +146,8 @@ Int8Weight rounded(const Weight& weight) {
         for (int64_t i = 0; i < inputs; ++i) {
             const float steps = std::nearbyint(from[i] / scale);
             const auto step = static_cast<int8_t>(std::min(std::max(steps, -127.0f), 127.0f));
-            panel[i / INPUTS_AT_ONCE * INPUTS_AT_ONCE * PANEL + output % PANEL * INPUTS_AT_ONCE + i % INPUTS_AT_ONCE] = step;
+            panel[i / INPUTS_AT_ONCE * INPUTS_AT_ONCE * PANEL + output % PANEL * INPUTS_AT_ONCE + i % INPUTS_AT_ONCE] =
+                step;
             result.sums[output] += step;
         }
     }

@@ -25,7 +25,9 @@ constexpr int ACCUMULATORS = 12, MAX_ROWS = 6;
 
 // As many panels as have accumulators in registers: more for fewer rows.
 template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (Linear::PANEL / LANES))>
-constexpr int PANELS_OF = FITTING >= 4 ? 4 : FITTING >= 2 ? 2 : 1;
+constexpr int PANELS_OF = FITTING >= 4   ? 4
+                          : FITTING >= 2 ? 2
+                                         : 1;
 
 // Calls `run(begin, end)` for ranges of outputs in whole panels, on as many threads as the products are worth.
 template <typename Run>
@@ -44,11 +46,11 @@ void share_outputs(const Linear& layer, int64_t rows, int first, int last, int64
 void finish(float* products, int columns, const float* scale, const float* bias, const Target& target, float* to);
 
 // The same for a vector that is not scaled, with no activation or ReLU: most are, and in registers it costs nothing.
-__attribute__((always_inline)) inline void finish_vector(Vector sums, const float* bias, const Target& target,
+__attribute__((always_inline)) inline void finish_vector(Vector sums, const float* bias, bool is_relu, bool add,
                                                          float* to) {
     if (bias) sums += load(bias);
-    if (target.activation == Activation::RELU) sums = sums < 0 ? Vector{} : sums;
-    store(to, target.add ? sums + load(to) : sums);
+    if (is_relu) sums = sums < 0 ? Vector{} : sums;
+    store(to, add ? sums + load(to) : sums);
 }
 
 inline bool is_simple(const Target& target) {

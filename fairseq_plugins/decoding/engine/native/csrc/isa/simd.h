@@ -139,10 +139,36 @@ inline float sum_of_lanes(Vector values) {
     return values[0];
 }
 
-inline float highest_lane(Vector values) {
-    float highest = values[0];
-    for (int lane = 1; lane < LANES; ++lane) highest = values[lane] > highest ? values[lane] : highest;
-    return highest;
+// Every lane has the value of the one STEP further.
+template <int STEP, int... LANE>
+inline Vector turn_lanes(Vector values, std::integer_sequence<int, LANE...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(values, values, ((LANE + STEP) % LANES)...);
+#else
+    return __builtin_shuffle(values, Integers{((LANE + STEP) % LANES)...});
+#endif
+}
+
+template <int STEP = LANES / 2>
+__attribute__((always_inline)) inline float highest_lane(Vector values) {
+    if constexpr (STEP > 0) {
+        return highest_lane<STEP / 2>(
+            larger(values, turn_lanes<STEP>(values, std::make_integer_sequence<int, LANES>())));
+    }
+    return values[0];
+}
+
+// Whether a comparison holds in any lane.
+inline bool any_lane(Integers holds) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)holds, (__m256i)holds);
+#else
+    int32_t any = 0;
+    for (int lane = 0; lane < LANES; ++lane) any |= holds[lane];
+    return any != 0;
+#endif
 }
 
 // e to the power of numbers up to 0, within about 1e-7 of it; 0 below -87, NaN for NaN.
@@ -153,7 +179,8 @@ inline Vector exponential(Vector x) {
     const Vector whole = __builtin_convertvector(power, Vector);
     const Vector rest = fma(whole, splat(-LN2_LOW), fma(whole, splat(-LN2_HIGH), bounded));
     Vector series = splat(1 / 720.f);
-    for (const float factor : {1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f}) series = fma(series, rest, splat(factor));
+    for (const float factor : {1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f})
+        series = fma(series, rest, splat(factor));
     return x < LEAST ? Vector{} : series * (Vector)((power + 127) << 23);
 }
 

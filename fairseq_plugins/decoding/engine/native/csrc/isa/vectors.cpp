@@ -42,23 +42,34 @@ std::unique_ptr<Linear> make_linear(const Weight& weight, WeightFormat format) {
     return make_float_linear(weight, format);
 }
 
-void normalize(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width, float* y) {
+// The sum of `term(i)` over vectors from 0 on, and of `rest(i)` over the numbers after them.
+template <typename Term, typename Rest>
+float sum_up(int width, const Term& term, const Rest& rest) {
+    constexpr int CHAINS = 4;  // a sum waits for the one before
+    Vector sums[CHAINS] = {};
+    int i = 0;
+    for (; i + CHAINS * LANES <= width; i += CHAINS * LANES) {
+        for (int c = 0; c < CHAINS; ++c) sums[c] = term(i + c * LANES, sums[c]);
+    }
+    for (; i + LANES <= width; i += LANES) sums[0] = term(i, sums[0]);
+    float sum = sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i < width; ++i) sum += rest(i);
+    return sum;
+}
+
+void normalize(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width,
+               float* y) {
     for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
-        Vector sums = {};
-        int i = 0;
-        for (; i + LANES <= width; i += LANES) sums += load(x + i);
-        float sum = sum_of_lanes(sums);
-        for (; i < width; ++i) sum += x[i];
-        const float mean = sum / width;
-        sums = Vector{};
-        for (i = 0; i + LANES <= width; i += LANES) {
+        const auto load_sum = [&](int i, Vector sum) { return sum + load(x + i); };
+        const float mean = sum_up(width, load_sum, [&](int i) { return x[i]; }) / width;
+        const auto add_square = [&](int i, Vector sum) {
             const Vector difference = load(x + i) - splat(mean);
-            sums = fma(difference, difference, sums);
-        }
-        float squares = sum_of_lanes(sums);
-        for (; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
+            return fma(difference, difference, sum);
+        };
+        const float squares = sum_up(width, add_square, [&](int i) { return (x[i] - mean) * (x[i] - mean); });
         const float scale = 1 / std::sqrt(squares / width + epsilon);
-        for (i = 0; i + LANES <= width; i += LANES) {
+        int i = 0;
+        for (; i + LANES <= width; i += LANES) {
             const Vector normal = (load(x + i) - splat(mean)) * splat(scale);
             store(y + i, fma(normal, load(weight + i), load(bias + i)));
         }
@@ -75,7 +86,9 @@ void update_gru(const float* read, const float* recurrent, int64_t rows, int wid
     for (int64_t row = 0; row < rows; ++row, read += 3 * width, recurrent += 3 * width, state += width) {
         for (int i = 0; i < width; i += LANES) {
             const int count = std::min(LANES, width - i);
-            const auto part = [&](const float* from, int number) { return load_some(from + number * width + i, count); };
+            const auto part = [&](const float* from, int number) {
+                return load_some(from + number * width + i, count);
+            };
             const Vector reset = sigmoid(part(read, 0) + part(recurrent, 0));
             const Vector update = sigmoid(part(read, 1) + part(recurrent, 1));
             const Vector fresh = 2 * sigmoid(2 * (part(read, 2) + reset * part(recurrent, 2))) - 1;  // tanh
@@ -95,28 +108,35 @@ float sum_exponentials(const float* scores, int64_t size, float top) {
 }
 
 float highest(const float* scores, int64_t size) {
-    Vector found = splat(scores[0]);
+    constexpr int CHAINS = 4;  // a maximum waits for the one before
+    Vector found[CHAINS];
+    for (Vector& chain : found) chain = splat(scores[0]);
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) found = larger(found, load(scores + i));
-    float result = highest_lane(found);
+    for (; i + CHAINS * LANES <= size; i += CHAINS * LANES) {
+        for (int c = 0; c < CHAINS; ++c) found[c] = larger(found[c], load(scores + i + c * LANES));
+    }
+    for (; i + LANES <= size; i += LANES) found[0] = larger(found[0], load(scores + i));
+    float result = highest_lane(larger(larger(found[0], found[1]), larger(found[2], found[3])));
     for (; i < size; ++i) result = scores[i] > result ? scores[i] : result;
     return result;
 }
 
-int64_t first_best(const float* scores, int64_t size) {
-    constexpr int64_t CHUNK = 64;
-    float best = scores[0];
-    int64_t chunk = 0;
-    for (int64_t begin = 0; begin < size; begin += CHUNK) {
-        const float here = highest(scores + begin, std::min(CHUNK, size - begin));
-        if (here > best) {
-            best = here;
-            chunk = begin;
-        }
+int64_t first_above(const float* scores, int64_t begin, int64_t size, float least) {
+    for (; begin + LANES <= size; begin += LANES) {
+        const Integers is_above = load(scores + begin) > least;
+        if (any_lane(is_above)) break;
     }
+    while (begin < size && !(scores[begin] > least)) ++begin;
+    return begin;
+}
+
+int64_t first_best(const float* scores, int64_t size) {
+    const float best = highest(scores, size);
+    int64_t i = 0;
+    while (i + LANES <= size && !any_lane(load(scores + i) == best)) i += LANES;
     // Bounded, because nothing equals NaN.
-    while (chunk + 1 < size && scores[chunk] != best) ++chunk;
-    return chunk;
+    while (i + 1 < size && scores[i] != best) ++i;
+    return i;
 }
 
 void add(const float* from, int64_t size, float* to) {
@@ -160,6 +180,7 @@ const Kernels& get_kernels() {
                                   &update_gru,
                                   &sum_exponentials,
                                   &highest,
+                                  &first_above,
                                   &first_best,
                                   &add};
     return table;
