@@ -26,15 +26,20 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.drafters import Drafter, StatelessDrafter
-from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native.model import NativeWeights
+from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import Method, Parts
+from fairseq_plugins.decoding.method import Method, MethodContext
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import Rule, exact
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.decoding.torch_backend import TorchBackend
+from fairseq_plugins.decoding.trace import TraceWriter
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
@@ -213,7 +218,7 @@ class Options:
     def __repr__(self) -> str:
         return f"Options({self.given})"
 
-    def parts(
+    def context(
         self,
         models: list[nn.Module],
         drafter: BlockNat | None,
@@ -221,15 +226,28 @@ class Options:
         engine: Engine | None = None,
         temperature: float = 1.0,
         beam: int = 1,
-    ) -> Parts:
-        """What the method is made of; with the compiled kernels, unless an engine is given."""
-        engine = engine or make_engine(int8=self.int8)
-        return Parts(models, drafter, task.source_dictionary, task.target_dictionary, engine, temperature, beam)
+    ) -> MethodContext:
+        """What the method is built from; on the compiled kernels, unless an engine for PyTorch is given."""
+        precision = Precision.INT8_WEIGHTS if self.int8 else Precision.FP32
+        return MethodContext(
+            models,
+            drafter,
+            task.source_dictionary,
+            task.target_dictionary,
+            engine or Engine(precision),
+            NativeWeights(precision=precision) if engine is None else None,
+            temperature,
+            beam,
+        )
 
-    def build(self, *parts: Any, **more: Any) -> Method:
-        """The method, of the same arguments as `parts`."""
+    def backend(self, context: MethodContext, trace: TraceWriter | None = None, active: int = 0) -> Backend:
+        """What decodes with the method."""
+        return choose_backend(self.spec, self.options, context, trace, active)
+
+    def build(self, *arguments: Any, **more: Any) -> Method:
+        """The method in PyTorch, of the same arguments as `context`."""
         assert self.spec.build is not None
-        return self.spec.build(self.parts(*parts, **more), self.options)
+        return self.spec.build(self.context(*arguments, **more), self.options)
 
 
 def decode(
@@ -265,7 +283,7 @@ def decode_all(
         method: a method by its options, or a drafter to be put together with `rule`.
         model: the trained drafter for methods that have one.
         rule: what is accepted, when a drafter is given.
-        engine: what everything runs on (default: the compiled kernels).
+        engine: what PyTorch's operations run with, on the loop in PyTorch (default: the fastest backend).
         options: as for `fairseq_greedy`.
     """
     per_batch = _per_batch(options)
@@ -273,15 +291,16 @@ def decode_all(
     searches_beams = isinstance(method, Options) and method.spec.searches_beams
     beam = min(options.get("beam_size", 1), len(task.target_dictionary) - 1)
 
-    def build() -> Method:
+    def choose(trace: TraceWriter | None) -> Backend:
         if isinstance(method, Options):
-            return method.build(models, model, task, engine, temperature, beam=beam)
-        runs_on = engine or make_engine()
-        return Method(Verifier(models, runs_on, temperature), method, GreedySearch(rule, runs_on))
+            context = method.context(models, model, task, engine, temperature, beam)
+            return method.backend(context, trace, options.get("active_sentences", 0))
+        verifier = Verifier(models, engine or Engine(), temperature)
+        return TorchBackend(Method(verifier, method, GreedySearch(rule)), trace=trace)
 
     stats = RecordedStats()
     generator = DraftVerifyGenerator(
-        models, task.target_dictionary, build, stats, searches_beams=searches_beams, **options
+        models, task.target_dictionary, choose, stats, searches_beams=searches_beams, **options
     )
     found = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
     return found, stats.recorded

@@ -85,7 +85,7 @@ public:
         const int bin = bin_of(probability);
         survival[index] *= right_rate[bin];
         if (survival[index] < threshold) {
-            room[index] = counts[index];
+            end(index);
             return false;
         }
         const int64_t place = index * width + counts[index];
@@ -98,6 +98,9 @@ public:
         ++counts[index];
         return goes_on(index);
     }
+
+    // Ends the draft of a sentence.
+    void end(size_t index) { room[index] = counts[index]; }
 
     // Ends all drafts that have tokens; others may have up to this many.
     void limit_empty(int64_t most) {

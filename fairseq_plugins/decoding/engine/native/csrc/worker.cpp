@@ -130,7 +130,7 @@ void Worker::draft() {
     search.drafter->draft(work);
 }
 
-// The given beginnings of outputs are their first drafts.
+// The given beginnings of outputs are their first drafts, even where they are empty.
 void Worker::draft_prefix() {
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];
@@ -138,6 +138,7 @@ void Worker::draft_prefix() {
         for (int64_t t = 0; work.drafts.goes_on(index) && batch.limits.forced(b, t) >= 0; ++t) {
             work.drafts.add(index, batch.limits.forced(b, t));
         }
+        work.drafts.end(index);
     }
 }
 

@@ -1,0 +1,306 @@
+"""The compiled kernels beside the loop in PyTorch: outputs, scores and iterations, with any number of threads."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.stats import SentenceStats
+from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.learned import learned_drafter
+from tests.strategies import (
+    BLOCK_SIZES,
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SEARCHES,
+    SOURCES,
+    STEADY_MODELS,
+    TRANSFORMERS,
+    fitting,
+    some,
+)
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    decode_all,
+    emitted_per_iteration,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+    scores,
+)
+
+# What the kernels do not know: other activations, embeddings of other widths.
+NATIVE = TRANSFORMERS.filter(
+    lambda o: o.get("activation_fn") != "tanh" and not {"decoder_input_dim", "decoder_output_dim"} & o.keys()
+)
+PREFIXES = st.sampled_from([None, None, None, [[5, 6]], [[7, 1]], [[1, 1]], [[6, 5, 2]]])
+
+
+def prefixed(search: dict[str, Any], prefix: list[list[int]] | None, sentences: int) -> dict[str, Any]:
+    """Generation options with a prefix for every second sentence, which others do not have."""
+    if prefix is None:
+        return search
+    rows = torch.tensor(prefix * sentences)
+    rows[1::2] = 1
+    return {**search, "prefix_tokens": rows}
+
+
+def check(
+    models: list,
+    task: Any,
+    sample: dict[str, Any],
+    how: Options,
+    *drafter: Any,
+    expected: list | None = None,
+    **search: Any,
+) -> list[SentenceStats]:
+    """Outputs, scores and iterations of both backends, and fairseq's output; returns the kernels' statistics."""
+    ours, stats = decode(models, task, sample, how, *drafter, **search)
+    reference, expected_stats = decode(models, task, sample, how, *drafter, engine=Engine(), **search)
+    assert_same_output(ours, reference)
+    assert [s.emitted for s in stats] == [s.emitted for s in expected_stats]
+    if expected is not None:
+        assert_same_output(ours, expected)
+    return stats
+
+
+@settings(STEADY_MODELS, max_examples=some(60))
+@given(
+    options=NATIVE,
+    drafter_options=st.one_of(FEATURE_DRAFTERS, DRAFTERS),
+    sources=SOURCES,
+    block_size=BLOCK_SIZES,
+    search=SEARCHES,
+    prefix=PREFIXES,
+    thresholds=st.sampled_from([None, None, (1, 0.5), (5, 3.0), (1000, float("inf"))]),
+    seed=st.integers(0, 1000),
+)
+def test_trained_drafters(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    block_size: int,
+    search: dict[str, Any],
+    prefix: list[list[int]] | None,
+    thresholds: tuple[int, float] | None,
+    seed: int,
+) -> None:
+    task = make_task(40)
+    verifier = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    search = prefixed(search, prefix, len(sources))
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    check([verifier], task, sample, Options("greedy"), expected=expected, **search)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    if thresholds is None:
+        how = Options("gad", block_size, fp32_drafts=True)
+        check([verifier], task, sample, how, drafter, expected=expected, **search)
+        rounded, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, **search)
+        assert_same_output(rounded, expected)
+    else:
+        how = Options("gad++", block_size, top_beta=thresholds[0], tau=thresholds[1], fp32_drafts=True)
+        check([verifier], task, sample, how, drafter, **search)
+
+
+@settings(STEADY_MODELS, max_examples=some(50))
+@given(
+    options=NATIVE,
+    sources=SOURCES,
+    search=SEARCHES,
+    prefix=PREFIXES,
+    how=st.sampled_from(
+        [
+            Options("iad"),
+            Options("iad", iad_lookup="recent"),
+            Options("jacobi"),
+            Options("jacobi", jacobi_init="source"),
+            Options("jacobi", jacobi_pool=True),
+            Options("gs-jacobi", 3),
+            Options("gs-jacobi", 1),
+            Options("gs-jacobi", 7, jacobi_init="unk"),
+            Options("hybrid-jacobi", 4, jacobi_length=6, jacobi_init="source"),
+        ]
+    ),
+    vocabulary=st.sampled_from([9, 30]),
+    seed=st.integers(0, 1000),
+)
+def test_drafters_without_training(
+    options: dict[str, Any],
+    sources: list[int],
+    search: dict[str, Any],
+    prefix: list[list[int]] | None,
+    how: Options,
+    vocabulary: int,
+    seed: int,
+) -> None:
+    task = make_task(vocabulary)
+    verifier = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    search = prefixed(search, prefix, len(sources))
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    check([verifier], task, sample, how, expected=expected, **search)
+
+
+@settings(STEADY_MODELS, max_examples=some(20))
+@given(options=NATIVE, sources=SOURCES, search=SEARCHES, seed=st.integers(0, 1000))
+def test_a_drafter_that_helps_out(
+    options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
+) -> None:
+    task = make_task(30)
+    verifier = make_transformer(task, seed, **options)
+    sample = make_sample(task, sources, seed)
+    drafter = make_drafter(
+        task, seed + 1, verifier=verifier, **fitting({"drafter_context": "features"}, options)
+    )
+    expected = fairseq_greedy([verifier], task, sample, **search)
+    how = Options("iad", 4, iad_fallback="gad", fp32_drafts=True)
+    check([verifier], task, sample, how, drafter, expected=expected, **search)
+
+
+@settings(STEADY_MODELS, max_examples=some(30))
+@given(
+    options=NATIVE,
+    identity=st.booleans(),
+    how=st.sampled_from(
+        [
+            Options("blockwise"),
+            Options("blockwise", 2),
+            Options("blockwise", top_beta=3),
+            Options("blockwise", 3, top_beta=12, tau=2.0),
+            Options("blockwise", min_block=2),
+        ]
+    ),
+    sources=SOURCES,
+    search=SEARCHES,
+    seed=st.integers(0, 1000),
+)
+def test_heads(
+    options: dict[str, Any], identity: bool, how: Options, sources: list[int], search: dict[str, Any], seed: int
+) -> None:
+    task, model = make_blockwise(seed, identity_first_head=identity, **options)
+    check([model], task, make_sample(task, sources, seed), how, **search)
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[Any, Any, Any, Any, list]:
+    """A task, a verifier, more sentences than are decoded together, a drafter that knows some of them, and outputs."""
+    task = make_task(100)
+    verifier = make_transformer(task, 11)
+    sample = make_sample(task, [0, 1, 33, 7, 2, 19, 0, 40, *range(24)])
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
+    drafter = learned_drafter(task, verifier, sample, ids(expected), drafter_context="features")
+    return task, verifier, sample, drafter, expected
+
+
+@pytest.mark.parametrize("block_size", [3, 25])
+def test_learned_drafts_are_accepted(learned: tuple, block_size: int) -> None:
+    """Equal iterations say little where nothing is accepted."""
+    task, verifier, sample, drafter, expected = learned
+    how = Options("gad", block_size, fp32_drafts=True)
+    stats = check([verifier], task, sample, how, drafter, expected=expected, max_len_b=40)
+    assert emitted_per_iteration(stats) > 1.2
+
+
+@pytest.mark.parametrize("identity", [True, False])
+def test_learned_heads_are_accepted(identity: bool) -> None:
+    task, model = make_blockwise(3, 9, identity_first_head=identity)
+    sample = make_sample(task, [0, 1, 33, 7])
+    expected = fairseq_greedy([model], task, sample, max_len_b=30)
+    stats = check([model], task, sample, Options("blockwise"), expected=expected, max_len_b=30)
+    assert emitted_per_iteration(stats) > 1.3
+
+
+def test_relaxed_acceptance_changes_the_output() -> None:
+    task = make_task(40)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [5, 9, 3], 1)
+    how = Options("gad++", 4, top_beta=1000, tau=100.0)
+    ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=30)
+    assert ids(ours) != ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("how", [Options("greedy"), Options("gad", 5), Options("iad"), Options("fast-beam")], ids=str)
+def test_threads_change_no_bit(learned: tuple, how: Options, threads: int) -> None:
+    task, verifier, sample, drafter, _ = learned
+    beam = {"beam_size": 3} if how.spec.searches_beams else {}
+    results = []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        results.append(decode([verifier], task, sample, how, drafter, max_len_b=40, **beam))
+    (alone, alone_stats), (shared, shared_stats) = results
+    assert ids(alone) == ids(shared)
+    assert all(torch.equal(a, b) for a, b in zip(scores(alone), scores(shared), strict=True))
+    assert [s.emitted for s in alone_stats] == [s.emitted for s in shared_stats]
+
+
+@pytest.mark.parametrize("fixed_width", [True, False])
+def test_batches_change_no_bit(learned: tuple, fixed_width: bool) -> None:
+    """One sentence after the other, in the same memory, and all together."""
+    task, verifier, sample, drafter, expected = learned
+    pad = task.source_dictionary.pad()
+    sources = [row[row != pad][None] for row in sample["net_input"]["src_tokens"]]
+    nets = [{"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])} for source in sources]
+    singles = [{"id": torch.tensor([n]), "net_input": net} for n, net in enumerate(nets)]
+    how = Options("gad", 5, fixed_width=fixed_width)
+    alone, _ = decode_all([verifier], task, singles, how, drafter, max_len_b=40)
+    together, _ = decode([verifier], task, sample, how, drafter, max_len_b=40)
+    assert_same_output(alone, expected)
+    assert ids(alone) == ids(together)
+    assert all(torch.equal(a, b) for a, b in zip(scores(alone), scores(together), strict=True))
+    assert not any(hypothesis[0]["tokens"].is_inference() for hypothesis in alone)
+
+
+def test_out_of_vocabulary_token_is_rejected() -> None:
+    task = make_task(20)
+    model = make_transformer(task, 1)
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        decode([model], task, make_sample(task, [4]), Options("greedy"), max_len_b=9, bos_token=99)
+    sample = make_sample(task, [4])
+    sample["net_input"]["src_tokens"][0, 0] = 77
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        decode([model], task, sample, Options("greedy"), max_len_b=9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_broken_drafters_change_nothing(learned: tuple, value: float) -> None:
+    """Their tokens are verified, whatever their probabilities are."""
+    task, verifier, sample, _, expected = learned
+    transition = {"transition_rank": 3, "transition_state": 5}
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features", **transition)
+    shared = {parameter.data_ptr() for parameter in verifier.parameters()}
+    own = [(name, weight) for name, weight in drafter.named_parameters() if weight.data_ptr() not in shared]
+    assert len(own) > 20
+    for fixed_width in (True, False):
+        for name, parameter in own:
+            kept = parameter.data.clone()
+            parameter.data.view(-1)[:: max(1, parameter.numel() // 3)] = value
+            how = Options("gad", 5, fixed_width=fixed_width)
+            ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=40)
+            assert ids(ours) == ids(expected), name
+            parameter.data.copy_(kept)
+            if not fixed_width:
+                break
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("how", [Options("greedy"), Options("fast-beam")], ids=str)
+def test_scores_that_are_nan_are_an_error(how: Options, value: float) -> None:
+    task = make_task(20)
+    model = make_transformer(task, 1)
+    beam = {"beam_size": 3} if how.spec.searches_beams else {}
+    for part in (model.encoder.layers[0].fc1, model.decoder.layers[1].fc2, model.decoder.layers[0].encoder_attn.q_proj):
+        kept = part.weight.data.clone()
+        part.weight.data[1, 2] = value
+        with pytest.raises(RuntimeError, match="not numbers"):
+            decode([model], task, make_sample(task, [4, 9]), how, max_len_b=9, **beam)
+        part.weight.data.copy_(kept)
