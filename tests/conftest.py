@@ -158,12 +158,3 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: tests that collect garbage need not look at its 300,000 objects."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _kernels_are_built_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Processes that begin at the same time would all compile them."""
-    if SPREAD:
-        from fairseq_plugins.decoding.engine.native import build
-
-        made_once(tmp_path_factory, "kernels", lambda folder: build.library())

@@ -33,7 +33,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import Method, MethodContext
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import Rule, exact
 from fairseq_plugins.decoding.state import DecodingState, Draft
@@ -288,10 +288,9 @@ def decode_all(
     """
     per_batch = _per_batch(options)
     temperature = options.get("temperature", 1.0)
-    searches_beams = isinstance(method, Options) and method.spec.searches_beams
     beam = min(options.get("beam_size", 1), len(task.target_dictionary) - 1)
 
-    def choose(trace: TraceWriter | None) -> Backend:
+    def choose(spec: MethodSpec, trace: TraceWriter | None) -> Backend:
         if isinstance(method, Options):
             context = method.context(models, model, task, engine, temperature, beam)
             return method.backend(context, trace, options.get("active_sentences", 0))
@@ -299,9 +298,8 @@ def decode_all(
         return TorchBackend(Method(verifier, method, GreedySearch(rule)), trace=trace)
 
     stats = RecordedStats()
-    generator = DraftVerifyGenerator(
-        models, task.target_dictionary, choose, stats, searches_beams=searches_beams, **options
-    )
+    spec = method.spec if isinstance(method, Options) else methods.find("gad")
+    generator = DraftVerifyGenerator(models, task.target_dictionary, spec, choose, stats, **options)
     found = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
     return found, stats.recorded
 

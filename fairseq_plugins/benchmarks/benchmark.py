@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fairseq_plugins.benchmarks import arithmetic, by_length, ctranslate, gpu_use, long_run, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import by_length, ctranslate, gpu_use, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import warn_if_lossy
 from fairseq_plugins.benchmarks.contenders import identity_note, lossy_note, reference_contender
 from fairseq_plugins.benchmarks.machine import machine
@@ -163,22 +163,6 @@ def run_by_length(setting: Setting, argv: Sequence[str], load: float) -> None:
     _publish(setting, "by_length", [("Cost against length", by_length.table(times))], lines, record)
 
 
-def run_arithmetic(setting: Setting, argv: Sequence[str], load: float) -> None:
-    """`--arithmetic`: measure, print, write."""
-    args, bench = setting.args, setting.bench
-    chosen = bench.first(args.timing_sentences)
-    batch = bench.cfg.dataset.batch_size or 1
-    parts, sentences = arithmetic.measure(bench, bench.runnable(setting.wanted), chosen, args.repeats, batch)
-    lines = [
-        *_origin(setting, argv, load),
-        f"{len(chosen)} sentences, batch size {batch}; *times* and *iterations* are means of a sentence, *rows* "
-        "what each of these has. Not all rows of a verification are projected to the vocabulary: none after a "
-        "rejected token.",
-    ]
-    record = arithmetic.as_json(parts, sentences, lines)
-    _publish(setting, "arithmetic", arithmetic.tables(parts, sentences), lines, record)
-
-
 def _publish(
     setting: Setting, name: str, sections: Sequence[tuple[str, str]], lines: Sequence[str], record: str
 ) -> None:
@@ -201,8 +185,6 @@ def run(argv: Sequence[str]) -> None:
         return run_long(setting, argv, load)
     if args.by_length is not None:
         return run_by_length(setting, argv, load)
-    if args.arithmetic:
-        return run_arithmetic(setting, argv, load)
     sentences = args.timing_sentences
     plan = Plan(args.timing_batch_sizes, sentences, args.repeats, args.timing_seconds, warm_up_sentences=sentences)
     references = bench.references(args.reference)

@@ -10,6 +10,7 @@ from fairseq_plugins.commands.tables import table as markdown_table
 from fairseq_plugins.decoding.engine.attention_backend import attention_seen
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.torch_backend import TorchBackend
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class GpuUse:
 
 def graphs_of(generator: DraftVerifyGenerator) -> Graphs | None:
     """The graphs of a generator that has decoded; None where it has none."""
-    assert generator.method is not None
-    return generator.method.verifier.engine.graphs
+    backend = generator.backend
+    return backend.method.verifier.engine.graphs if isinstance(backend, TorchBackend) else None
 
 
 def attention_of(bench: Bench, contender: Contender) -> str:

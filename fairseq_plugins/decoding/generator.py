@@ -17,6 +17,7 @@ from fairseq_plugins.decoding.constraints import (
     refuse_unless_honoured,
     working_repeat_blocker,
 )
+from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace import TraceWriter
@@ -42,13 +43,13 @@ class DraftVerifyGenerator(SequenceGenerator):
     Args:
         models: fairseq models, as for `SequenceGenerator`.
         tgt_dict: target dictionary.
-        choose: chooses the backend, given the trace; called at the first batch and after `refresh()`, so that the
-            weights, the device and the precision of that time are used.
+        spec: the method.
+        choose: chooses the backend of a method, given the trace; called at the first batch and after `refresh()`, so that
+            the weights, the device and the precision of that time are used.
         stats: where counts and times are recorded.
         trace: takes down every iteration; None for no trace.
         active_sentences: of a batch are decoded at a time, 0 for all.
-        searches_beams: the method keeps `beam_size` hypotheses of every sentence, instead of one.
-        kwargs: as for `SequenceGenerator`; `beam_size` must be 1 without `searches_beams`.
+        kwargs: as for `SequenceGenerator`; `beam_size` must be 1 for methods that keep one hypothesis.
 
     Raises:
         ConfigurationError: for options that change the output and are not honoured here.
@@ -58,16 +59,16 @@ class DraftVerifyGenerator(SequenceGenerator):
         self,
         models: list,
         tgt_dict: Any,
-        choose: Callable[[TraceWriter | None], Backend],
+        spec: MethodSpec,
+        choose: Callable[[MethodSpec, TraceWriter | None], Backend],
         stats: DecodingStats,
         trace: TraceWriter | None = None,
         active_sentences: int = 0,
-        searches_beams: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
-        refuse_unless_honoured(self, searches_beams)
-        self.searches_beams = searches_beams
+        refuse_unless_honoured(self, spec.searches_beams)
+        self.spec = spec
         if self.repeat_ngram_blocker is not None and working_repeat_blocker(self) is None:
             logger.warning(
                 "--no-repeat-ngram-size: forbids nothing, as in fairseq 0.12's own search without its CUDA extension"
@@ -83,7 +84,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         """What decodes, chosen when it is first needed."""
         if self._backend is None:
             with torch.inference_mode():
-                self._backend = self.choose(self.trace)
+                self._backend = self.choose(self.spec, self.trace)
             self.stats.backend = f"{self._backend.name}: {self._backend.reason}"
         return self._backend
 
@@ -178,7 +179,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         size = len(source_tokens)
         ids = sample["id"].tolist() if "id" in sample else list(range(size))
         together = min(size, self.active_sentences or size)
-        if self.searches_beams:
+        if self.spec.searches_beams:
             # Every step adds a token to the hypotheses that go on: to the best one, until it ends.
             lengths = [len(found[0]["tokens"]) for found in hypotheses]
             emitted = [

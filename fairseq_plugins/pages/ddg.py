@@ -17,6 +17,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.constraints import constraints_of
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
+from fairseq_plugins.decoding.torch_backend import TorchBackend
 from fairseq_plugins.decoding.verifier import Verifier
 
 SOURCE = -1

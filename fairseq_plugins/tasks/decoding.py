@@ -124,13 +124,13 @@ class Decoding:
         generator = generator_like(
             own,
             context,
-            lambda trace: choose_backend(
+            spec,
+            lambda spec, trace: choose_backend(
                 spec, options, computed(context, dtype, self._computed), trace, cfg.active_sentences
             ),
             stats,
             trace=trace,
             active_sentences=cfg.active_sentences,
-            searches_beams=spec.searches_beams,
         )
         if is_one_run:
             close_with(generator, stats.close)
@@ -270,13 +270,19 @@ def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
 
 
 def generator_like(
-    own: SequenceGenerator, context: MethodContext, choose: Callable[[TraceWriter | None], Backend], stats: DecodingStats, **more: Any
+    own: SequenceGenerator,
+    context: MethodContext,
+    spec: MethodSpec,
+    choose: Callable[[MethodSpec, TraceWriter | None], Backend],
+    stats: DecodingStats,
+    **more: Any,
 ) -> DraftVerifyGenerator:
     """A generator of ours with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
     blocker = own.repeat_ngram_blocker
     return DraftVerifyGenerator(
         context.models,
         own.tgt_dict,
+        spec=spec,
         choose=choose,
         stats=stats,
         beam_size=context.beam,

@@ -176,7 +176,11 @@ class TrainsDrafters:
         own = self.own_generator([verifier], Namespace(beam=1))
         chosen = spec.options(**options)
         return generator_like(
-            own, context, lambda trace: choose_backend(spec, chosen, context, trace), DecodingStats(spec.name)
+            own,
+            context,
+            spec,
+            lambda spec, trace: choose_backend(spec, chosen, context, trace),
+            DecodingStats(spec.name),
         )
 
 

@@ -16,6 +16,7 @@ from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.engine.attention_backend import attention_seen
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.profile import Profile
+from fairseq_plugins.decoding.torch_backend import TorchBackend
 
 HEADS, HEAD_WIDTH = 8, 64
 # Batch, rows of a sentence and slots, none of which any other check has.
@@ -60,7 +61,7 @@ def one_synchronisation(place: Place) -> Outcome:
             decoded(bench, generator, bench.order, place.batch_sizes[1])
         sample = bench.session.batch(bench.dataset, bench.order[: place.batch_sizes[1]])
         with torch.inference_mode(), _warns_of_waiting(place):
-            counts = count_waits(generator.iterate(sample))
+            counts = count_waits(generator.steps(sample))
         good &= max(counts) == 1 or not place.is_gpu
         rows.append([contender.name, str(len(counts)), str(max(counts))])
     return judged(good, "once an iteration" if good else "not once an iteration", rows=rows)
@@ -139,9 +140,9 @@ def retirements(place: Place) -> Outcome:
     size = place.batch_sizes[1]
     for _ in range(PASSES):
         decoded(bench, generator, bench.order, size)
-    assert generator.method is not None
+    assert isinstance(generator.backend, TorchBackend)
     taken: list[int] = []
-    for decoder in generator.method.verifier.decoders:
+    for decoder in generator.backend.method.verifier.decoders:
         _count_selections(decoder, taken)
     if place.is_gpu:
         torch.cuda.reset_peak_memory_stats()
