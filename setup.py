@@ -17,7 +17,16 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("fairseq_plugins/decoding/engine/native/csrc")
-FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
+FLAGS = [
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+]
 _AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 # In the order in which they are linked: of a function of the standard library that several contain, the linker keeps the
 # first one, which runs on all processors that run the later ones.
@@ -46,10 +55,16 @@ class BuildKernels(build_ext):
         fast = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"] if sanitize else []
         units = [(folder / "src/nb_combined.cpp", "nanobind", ["-Os", "-fno-strict-aliasing", "-w"])]
         for source in sorted([*CSRC.glob("*.cpp"), *CSRC.glob("drafters/*.cpp")]):
-            units.append((source, "all", [*defines, "-Os" if source.stem == "binding" else "-O2", *fast]))
+            units.append((source, "all", [*defines, "-O2", *fast]))
+        units += [(source, "python", [*defines, "-Os", *fast]) for source in sorted(CSRC.glob("python/*.cpp"))]
         for name in sets:
             # GCC 12 warns of its own header for AVX-512 (bug 105593).
-            flags = [f"-DSPEC_DEC_ISA=isa_{name}", *INSTRUCTION_SETS[name], "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+            flags = [
+                f"-DSPEC_DEC_ISA=isa_{name}",
+                *INSTRUCTION_SETS[name],
+                "-Wno-uninitialized",
+                "-Wno-maybe-uninitialized",
+            ]
             units += [(source, name, ["-O3", *flags, *fast]) for source in sorted(CSRC.glob("isa/*.cpp"))]
         newest_header = max(path.stat().st_mtime for path in [*CSRC.rglob("*.h"), Path(__file__)])
 
@@ -60,7 +75,18 @@ class BuildKernels(build_ext):
             newest = max(source.stat().st_mtime, newest_header)
             if not target.exists() or target.stat().st_mtime < newest:
                 include_flags = [f"-I{path}" for path in include]
-                self.compiler.spawn([*self.compiler.compiler_so_cxx[:1], *FLAGS, *flags, *include_flags, "-c", str(source), "-o", str(target)])
+                self.compiler.spawn(
+                    [
+                        *self.compiler.compiler_so_cxx[:1],
+                        *FLAGS,
+                        *flags,
+                        *include_flags,
+                        "-c",
+                        str(source),
+                        "-o",
+                        str(target),
+                    ]
+                )
             return str(target)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -82,7 +108,9 @@ class BuildKernels(build_ext):
 
     def _compiler_knows(self, flags: list[str]) -> bool:
         try:
-            self.compiler.spawn([*self.compiler.compiler_so_cxx[:1], *flags, "-E", "-x", "c++", os.devnull, "-o", os.devnull])
+            self.compiler.spawn(
+                [*self.compiler.compiler_so_cxx[:1], *flags, "-E", "-x", "c++", os.devnull, "-o", os.devnull]
+            )
         except Exception:
             return False
         return True

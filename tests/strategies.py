@@ -16,6 +16,7 @@ def some(examples: int) -> int:
     """Half of so many examples, so that a run of all tests is soon over; all of them with SPEC_DEC_EXAMPLES=all."""
     return examples if os.environ.get("SPEC_DEC_EXAMPLES") == "all" else (examples + 1) // 2
 
+
 _EMBEDDINGS: list[dict[str, Any]] = [
     {},
     {"share_decoder_input_output_embed": True},

@@ -161,9 +161,7 @@ def fairseq_greedy(models: list[nn.Module], task: SpecDecTask, sample: dict[str,
     return fairseq_beam(models, task, sample, 1, **options)
 
 
-def fairseq_beam(
-    models: list[nn.Module], task: SpecDecTask, sample: dict[str, Any], beam: int, **options: Any
-) -> list:
+def fairseq_beam(models: list[nn.Module], task: SpecDecTask, sample: dict[str, Any], beam: int, **options: Any) -> list:
     """The same at any beam."""
     per_batch = _per_batch(options)
     generator = SequenceGenerator(models, task.target_dictionary, beam_size=beam, **options)

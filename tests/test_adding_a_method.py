@@ -74,9 +74,7 @@ def test_method_of_the_page_is_lossless(
     model = make_transformer(task, seed, **options)
     sample = make_sample(task, sources, seed)
     expected = fairseq_greedy([model], task, sample, **search)
-    drafted, stats = decode(
-        [model], task, sample, Options("echo", echo_width=width), active_sentences=active, **search
-    )
+    drafted, stats = decode([model], task, sample, Options("echo", echo_width=width), active_sentences=active, **search)
     assert_same_output(drafted, expected)
     assert max(max(sentence.emitted) for sentence in stats) <= width + 1
     assert echo.is_lossless

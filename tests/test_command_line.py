@@ -116,9 +116,7 @@ def test_fast_beam_prints_what_fairseq_prints(corpus: Corpus, options: str) -> N
 
 def test_what_fast_beam_counts(corpus: Corpus, tmp_path: Path) -> None:
     file = tmp_path / "stats.jsonl"
-    run = generate(
-        corpus, f"--task spec_dec --decoder fast-beam --beam 3 --batch-size 7 --stats-file {file} --profile"
-    )
+    run = generate(corpus, f"--task spec_dec --decoder fast-beam --beam 3 --batch-size 7 --stats-file {file} --profile")
     records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     lengths = {number: len(text.split()) + 1 for number, text in hypotheses(run.stdout).items()}
     assert len(records) == 36

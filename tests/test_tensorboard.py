@@ -33,9 +33,7 @@ def scalars(events: EventAccumulator, name: str) -> dict[int, float]:
 
 def texts(events: EventAccumulator, name: str) -> dict[int, str]:
     """Step -> text."""
-    return {
-        event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{name}/text_summary")
-    }
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{name}/text_summary")}
 
 
 def train(corpus: Corpus, folder: Path, *more: str) -> str:

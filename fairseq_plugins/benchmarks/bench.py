@@ -203,9 +203,7 @@ def read_references(file: str, sentences: int) -> dict[int, str]:
         lines = Path(file).read_bytes().decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise ConfigurationError(
-            f"--reference {file}: {reason}; give the raw text of the target side"
-        ) from error
+        raise ConfigurationError(f"--reference {file}: {reason}; give the raw text of the target side") from error
     if lines[-1] == "":  # the end of the last line, not one more
         lines.pop()
     if len(lines) != sentences:

@@ -42,9 +42,7 @@ from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.errors import ConfigurationError
 
 
-def notes(
-    setting: Setting, plan: Plan, timed: int, argv: Sequence[str], has_bleu: bool, load: float
-) -> list[str]:
+def notes(setting: Setting, plan: Plan, timed: int, argv: Sequence[str], has_bleu: bool, load: float) -> list[str]:
     """Lines that say what the numbers mean and how they were measured; `load` is the machine's before the run."""
     cfg = setting.bench.cfg
     lines = [

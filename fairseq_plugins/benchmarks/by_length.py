@@ -1,6 +1,6 @@
 """Cost against length: milliseconds per sentence for sentences of a few stated lengths, drafting beside greedy.
 
-    spec-dec-bench --replay base --by-length 10,50,100,200,500 --results FOLDER
+spec-dec-bench --replay base --by-length 10,50,100,200,500 --results FOLDER
 """
 
 import json

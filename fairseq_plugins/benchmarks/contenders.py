@@ -48,6 +48,7 @@ GREEDY = "greedy"
 
 DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"
 
+
 def _rows(spec: MethodSpec) -> list[Contender]:
     """The rows of one of our methods."""
     needs_drafter = spec.needs_drafter(spec.options())

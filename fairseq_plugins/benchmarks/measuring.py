@@ -96,9 +96,7 @@ class Plan:
         return f" of at least {self.timing_seconds:g} s each" if self.timing_seconds else ""
 
 
-def measure(
-    bench: Bench, contenders: Sequence[Contender], plan: Plan, references: dict[int, str] | None
-) -> list[Row]:
+def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, references: dict[int, str] | None) -> list[Row]:
     """Decode the subset once for quality, then part of it repeatedly for speed; one row per contender."""
     timed = bench.first(plan.timing_sentences)
     warm_up = timed[-plan.warm_up_sentences :]

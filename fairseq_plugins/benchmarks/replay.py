@@ -6,13 +6,12 @@ geometric distribution truncated at the block size; the probability is chosen fo
 is taken to say of each token, where only those are verified that pay.
 """
 
-import ctypes
-import math
 import os
 import random
 import shutil
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,10 @@ from fairseq_cli import preprocess
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.drafters import Drafter
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter, inner_of
-from fairseq_plugins.decoding.drafters.compiled import CompiledDrafter
+from fairseq_plugins.decoding.drafters.trained import TrainedDrafterOptions, drafted_tokens
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.method import Method, MethodContext, NativeMethod
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.errors import ConfigurationError
 
@@ -52,102 +49,37 @@ _SEED = 1
 # ------------------------------------------------------------------------------------------------ the drafter
 
 
-class ReplayedDrafter(CompiledDrafter):
-    """Drafts the verifier's own output, wrong at drawn positions, at the cost of another drafter.
+class Replay:
+    """The verifier's own outputs, wrong at drawn positions.
 
     Args:
-        inner: runs at every draft; its tokens are thrown away.
         outputs: sentence id -> token ids of the verifier's output.
-        probability: that a drafted token is right. Which ones are does not depend on what else is in the batch.
         words: two symbols that are no special ones; one of them is the wrong token.
     """
 
-    kernel_part = "drafter"
-
-    def __init__(
-        self, inner: Drafter, outputs: Mapping[int, Sequence[int]], probability: float, words: tuple[int, int]
-    ) -> None:
-        self.inner = inner
+    def __init__(self, outputs: Mapping[int, Sequence[int]], words: tuple[int, int]) -> None:
         self.row_of = {number: row for row, number in enumerate(outputs)}
         self.outputs = nn.utils.rnn.pad_sequence(
             [torch.tensor(tokens) for tokens in outputs.values()], batch_first=True, padding_value=words[0]
         )
-        self.probability = probability
         self.words = words
-        self.rows = torch.empty(0, dtype=torch.long)
-        self.projection = getattr(inner, "projection", None)
-        self.drafts = self._drafts()
+        self.draw(1.0)
 
-    def _drafts(self) -> Tensor:
-        """The outputs with drawn positions made wrong, the same ones every time."""
+    def draw(self, probability: float) -> None:
+        """Make tokens wrong, but for a share of them; which ones does not depend on what else is in the batch."""
+        self.probability = probability
         generator = torch.Generator().manual_seed(_SEED)
         # Position by position, so that longer outputs change nothing.
-        right = torch.rand(self.outputs.t().shape, generator=generator).t() < self.probability
+        right = torch.rand(self.outputs.t().shape, generator=generator).t() < probability
         wrong = torch.where(self.outputs == self.words[0], self.words[1], self.words[0])
-        return torch.where(right.to(wrong.device), self.outputs, wrong)
+        self.tokens = torch.where(right, self.outputs, wrong)
 
-    @property
-    def width(self) -> int:
-        """How many tokens the next drafts have."""
-        return self.inner.width
-
-    @width.setter
-    def width(self, width: int) -> None:
-        self.inner.width = width
-
-    @property
-    def widest(self) -> int:
-        return self.inner.width
-
-    @property
-    def is_compiled(self) -> bool:
-        return isinstance(self.inner, CompiledDrafter) and self.inner.is_compiled
-
-    def structure(self, slots: int, batch: int, verifier_width: int) -> tuple[ctypes.Structure, list[Any]] | None:
-        compiled = isinstance(self.inner, CompiledDrafter)
-        known = self.inner.structure(slots, batch, verifier_width) if compiled else None
-        if known is None:
-            return None
-        structure, held = known
-        told = self.drafts[self.rows]
-        structure.told, structure.told_width = told.data_ptr(), told.size(1)
-        structure.told_log_prob = math.log(self.probability)
-        return structure, [*held, told]
-
-    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.inner.start(sample, encoder_out)
-        self.rows = self._rows(sample)
-        self.outputs, self.drafts = self.outputs.to(self.rows.device), self.drafts.to(self.rows.device)
-
-    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        self.inner.append_rows(sample, encoder_out)
-        self.rows = torch.cat([self.rows, self._rows(sample)])
-
-    def _rows(self, sample: dict[str, Any]) -> Tensor:
-        device = sample["net_input"]["src_tokens"].device
-        return from_host([self.row_of[number] for number in sample["id"].tolist()], device)
-
-    def draft(self, state: DecodingState) -> Draft:
-        draft = self.inner.draft(state)
-        columns = torch.arange(draft.tokens.size(1), device=draft.tokens.device)
-        position = (state.lengths[:, None] + columns).clamp(max=self.drafts.size(1) - 1)
-        survival = self.probability ** (1 + columns).float()
-        return Draft(
-            self.drafts[self.rows[:, None], position],
-            draft.num_drafted,
-            draft.log_probs,
-            survival.expand(len(self.rows), -1),
-        )
-
-    def observe(self, advance: Advance) -> None:
-        self.inner.observe(advance)
-
-    def select_rows(self, rows: Tensor) -> None:
-        self.inner.select_rows(rows)
-        self.rows = self.rows.index_select(0, rows)
+    def of(self, sample: Mapping[str, Any]) -> Tensor:
+        """What is drafted for the sentences of a fairseq batch, [B, T]."""
+        return self.tokens[[self.row_of[number] for number in sample["id"].tolist()]]
 
     @torch.inference_mode()
-    def learn(self, sample: dict[str, Any], hypotheses: Sequence[Sequence[dict[str, Tensor]]]) -> None:
+    def learn(self, sample: Mapping[str, Any], hypotheses: Sequence[Sequence[dict[str, Tensor]]]) -> None:
         """What the verifier says of a batch is what is drafted the next time.
 
         Where two tokens score alike, another batch may say the other one, and another sentence from there on.
@@ -158,7 +90,40 @@ class ReplayedDrafter(CompiledDrafter):
         for number, found in zip(sample["id"].tolist(), hypotheses, strict=True):
             tokens = found[0]["tokens"]
             self.outputs[self.row_of[number], : len(tokens)] = tokens
-        self.drafts = self._drafts()
+        self.draw(self.probability)
+
+
+class ReplayedDrafter(Drafter):
+    """Runs a drafter and replaces its tokens by those of a `Replay`; for the loop in PyTorch."""
+
+    def __init__(self, inner: Drafter, replay: Replay) -> None:
+        self.inner, self.replay = inner, replay
+        self.tokens = torch.empty(0)
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.inner.start(sample, encoder_out)
+        self.tokens = self._tokens(sample)
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.inner.append_rows(sample, encoder_out)
+        self.tokens = torch.cat([self.tokens, self._tokens(sample)])
+
+    def _tokens(self, sample: dict[str, Any]) -> Tensor:
+        return self.replay.of(sample).to(sample["net_input"]["src_tokens"].device)
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = self.inner.draft(state)
+        columns = torch.arange(draft.tokens.size(1), device=draft.tokens.device)
+        positions = (state.lengths[:, None] + columns).clamp(max=self.tokens.size(1) - 1)
+        survival = (self.replay.probability ** (1 + columns).float()).expand(len(positions), -1)
+        return replace(draft, tokens=self.tokens.gather(1, positions), survival=survival)
+
+    def observe(self, advance: Advance) -> None:
+        self.inner.observe(advance)
+
+    def select_rows(self, rows: Tensor) -> None:
+        self.inner.select_rows(rows)
+        self.tokens = self.tokens.index_select(0, rows)
 
 
 def acceptance_probability(tokens: float, block_size: int) -> float:
@@ -192,24 +157,34 @@ def replay_drafts(
         tokens: mean tokens per iteration to draw, the verifier's own included.
         words: two symbols that are no special ones.
     """
-    build, generate = generator.build_method, generator._generate
+    spec, generate = generator.spec, generator._generate
+    replay = Replay(outputs, words)
+
+    def draw(context: MethodContext, options: TrainedDrafterOptions) -> None:
+        assert context.drafter is not None
+        replay.draw(acceptance_probability(tokens, drafted_tokens(context.drafter, options.block_size)))
+
+    def build(context: MethodContext, options: TrainedDrafterOptions) -> Method:
+        assert spec.build is not None
+        draw(context, options)
+        method = spec.build(context, options)
+        return replace(method, drafter=ReplayedDrafter(method.drafter, replay))
+
+    def build_native(context: MethodContext, options: TrainedDrafterOptions) -> NativeMethod:
+        assert spec.build_native is not None
+        draw(context, options)
+        method = spec.build_native(context, options)
+        drafter = method.weights.module.ReplayedDrafter(method.drafter, replay.probability)
+        return replace(method, drafter=drafter, on_batch=lambda sample: drafter.replay(replay.of(sample)))
 
     def learning(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         hypotheses = generate(sample, *args, **kwargs)
-        inner_of(generator.method.drafter).learn(sample, hypotheses)
+        replay.learn(sample, hypotheses)
         return hypotheses
 
-    def replayed() -> Method:
-        method = build()
-        inner = inner_of(method.drafter)
-        replayed = ReplayedDrafter(inner, outputs, acceptance_probability(tokens, inner.block_size), words)
-        if not isinstance(method.drafter, AdaptiveDrafter):
-            return Method(method.verifier, replayed, method.search)
-        method.drafter.inner = replayed
-        return method
-
-    generator.build_method = replayed
+    generator.spec = replace(spec, build=build, build_native=build_native)
     generator._generate = learning
+    generator.refresh()
 
 
 # ------------------------------------------------------------------------------------------------ the models
@@ -321,9 +296,7 @@ def _parse(arguments: list[str]) -> Namespace:
 def _save(path: Path, args: Namespace, model: nn.Module) -> None:
     """Write what fairseq's loader needs of a checkpoint, in half precision as training with --fp16 saves it."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    weights = {
-        name: weight.half() if name in parameters else weight for name, weight in model.state_dict().items()
-    }
+    weights = {name: weight.half() if name in parameters else weight for name, weight in model.state_dict().items()}
     history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
     state = {"args": args, "model": weights, "optimizer_history": [history], "extra_state": {"epoch": 1}}
     torch.save(state, path)

@@ -29,7 +29,6 @@ BATCH_SIZES = [1, 4, 8, 16, 32]
 # Rows that are there for study, not for speed; --decoders names them.
 _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 _BY_LENGTH = ("greedy", "gad fixed width (replayed)")
-_ARITHMETIC = ("greedy", "gad fixed width")
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,20 @@ def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser
     group.add_argument("--threads", type=positive, help="threads on the CPU (default: what OMP_NUM_THREADS says)")
     group.add_argument("--no-memory", action="store_true", help="do not measure memory, for which models load again")
     add = group.add_argument
-    add("--long-run", type=positive, metavar="N", help="decode N sentences, those of the subset again and again, at "
-        "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else")
-    add("--arithmetic", action="store_true", help="on a CPU: time the matrix products of every part by themselves, and "
-        "--timing-sentences whole sentences at --batch-size (default: 1), of greedy and gad fixed width (or "
-        "--decoders); nothing else")
-    add("--varied", action="store_true", help="with --long-run: draw the size of every batch, up to --batch-size, and "
+    add(
+        "--long-run",
+        type=positive,
+        metavar="N",
+        help="decode N sentences, those of the subset again and again, at "
+        "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else",
+    )
+    add(
+        "--varied",
+        action="store_true",
+        help="with --long-run: draw the size of every batch, up to --batch-size, and "
         "its block size, up to --block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in "
-        "half precision of our greedy)")
+        "half precision of our greedy)",
+    )
     _add_replay_options(group)
     return parser
 
@@ -146,11 +151,9 @@ def configure(argv: Sequence[str]) -> Setting:
     usual = [row.name for row in rows if row.name not in _NOT_BY_DEFAULT]
     if args.by_length is not None:
         usual = list(_BY_LENGTH)
-    if args.arithmetic:
-        usual = [row.name for row in rows if row.name.removesuffix(" (replayed)") in _ARITHMETIC]
     named = args.decoders or ",".join(usual)
     wanted = choose(named, rows, kind=precision(cfg))
-    if args.long_run is not None or args.by_length is not None or args.arithmetic:
+    if args.long_run is not None or args.by_length is not None:
         # No comparison with fairseq's search, which would take most of the time.
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
     return Setting(args, bench, wanted)
@@ -164,9 +167,7 @@ def _check_replay(args: argparse.Namespace) -> None:
     lengths = args.by_length or args.replay_lengths
     text = ",".join(map(str, lengths))
     if args.replay_vocabulary < replay.MIN_VOCABULARY:
-        raise ConfigurationError(
-            f"--replay-vocabulary {args.replay_vocabulary}: give at least {replay.MIN_VOCABULARY}"
-        )
+        raise ConfigurationError(f"--replay-vocabulary {args.replay_vocabulary}: give at least {replay.MIN_VOCABULARY}")
     if args.by_length:
         if args.replay is None:
             raise ConfigurationError(f"--by-length {text}: is for random weights; add --replay SHAPE")

@@ -100,9 +100,7 @@ def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
         "model_overrides": cfg.common_eval.model_overrides,
         "fp16": cfg.common.fp16,
         **({"bf16": True} if cfg.common.bf16 else {}),
-        "text": [
-            str(part) for part in (cfg.common_eval.post_process, cfg.get("bpe"), cfg.get("tokenizer"))
-        ],
+        "text": [str(part) for part in (cfg.common_eval.post_process, cfg.get("bpe"), cfg.get("tokenizer"))],
         "machine": f"{machine.cpu_model()}, {torch.get_num_threads()} threads, {device}, torch {torch.__version__}",
     }
     return json.loads(json.dumps(found, default=str))  # as it will be read back

@@ -34,8 +34,14 @@ def table_2(results: Mapping[Cell, Result]) -> str:
         name = cell.baseline or ("GAD" if cell.exact else f"GAD++ (top-{cell.top_beta}, τ = {cell.tau:g})")
         accepted = "/" if result.mean_accepted_tokens is None else f"{result.mean_accepted_tokens:.2f}"
         rows.append(
-            ["" if name == before else name, cell.block_size or "/", accepted, f"{result.bleu:.2f}",
-             f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
+            [
+                "" if name == before else name,
+                cell.block_size or "/",
+                accepted,
+                f"{result.bleu:.2f}",
+                f"{result.rate / slowest:.2f}×",
+                f"{result.rate:.1f}",
+            ]
         )
         before = name
     return table(rows, ["Models", "k", "Tok.", "BLEU", "Speed", "sentences/s"], "pipe")
@@ -64,9 +70,15 @@ def table_of_all(results: Mapping[Cell, Result]) -> str:
     greedy = results[Cell(baseline=GREEDY)]
     rows = [
         [
-            str(cell), f"{result.mean_accepted_tokens:.2f}", f"{result.iterations:.2f}", f"{result.bleu:.2f}",
-            f"{result.bleu - greedy.bleu:+.2f}", f"{result.rate:.1f}", f"{result.rate / greedy.rate:.2f}×",
-            "●" if cell in by_tokens else "", "●" if cell in by_rate else "",
+            str(cell),
+            f"{result.mean_accepted_tokens:.2f}",
+            f"{result.iterations:.2f}",
+            f"{result.bleu:.2f}",
+            f"{result.bleu - greedy.bleu:+.2f}",
+            f"{result.rate:.1f}",
+            f"{result.rate / greedy.rate:.2f}×",
+            "●" if cell in by_tokens else "",
+            "●" if cell in by_rate else "",
         ]
         for cell, result in sorted(settings.items())
     ]

@@ -60,9 +60,7 @@ def baselines(rows: Sequence[Row]) -> list[Row]:
 
 def latency_table(rows: Sequence[Row]) -> str:
     """Milliseconds of a sentence on its own: percentiles over the sentences."""
-    body = [
-        [row.name, *(f"{value * 1000:.1f}" for value in np.percentile(row.latencies, PERCENTILES))] for row in rows
-    ]
+    body = [[row.name, *(f"{value * 1000:.1f}" for value in np.percentile(row.latencies, PERCENTILES))] for row in rows]
     return table(body, ["ms per sentence, batch 1", *(f"p{percent}" for percent in PERCENTILES)])
 
 

@@ -21,8 +21,10 @@ class BlockwiseLossConfig(FairseqDataclass):
     label_smoothing: float = field(default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none"})
     head_loss: ChoiceEnum(["sampled", "mean"]) = field(  # type: ignore[valid-type]
         default="sampled",
-        metadata={"help": "sampled = the loss of one head, drawn for every batch (Stern et al. 2018, section 6); "
-                  "mean = of all heads"},
+        metadata={
+            "help": "sampled = the loss of one head, drawn for every batch (Stern et al. 2018, section 6); "
+            "mean = of all heads"
+        },
     )
 
 

@@ -171,9 +171,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         score = score / length**self.len_penalty if self.normalize_scores else score.clone()
         return _as_fairseq(output.tokens.clone(), score, output.log_probs.clone(), torch.empty(0))
 
-    def _record(
-        self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float
-    ) -> None:
+    def _record(self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float) -> None:
         """Note what decoding a batch took, of every sentence the tokens that each iteration emitted."""
         source_tokens = sample["net_input"]["src_lengths"].tolist()
         size = len(source_tokens)
@@ -182,9 +180,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         if self.spec.searches_beams:
             # Every step adds a token to the hypotheses that go on: to the best one, until it ends.
             lengths = [len(found[0]["tokens"]) for found in hypotheses]
-            emitted = [
-                [1] * length + [0] * (sum(each) - length) for length, each in zip(lengths, emitted, strict=True)
-            ]
+            emitted = [[1] * length + [0] * (sum(each) - length) for length, each in zip(lengths, emitted, strict=True)]
         self.stats.record(
             [
                 SentenceStats(ids[i], source_tokens[i], sum(each), len(each), each, together, seconds / size)

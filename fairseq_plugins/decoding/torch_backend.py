@@ -63,9 +63,7 @@ class TorchBackend:
 
     def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
         if constraints.prefix is not None and self.active_sentences:
-            raise ConfigurationError(
-                "--active-sentences: is not supported with --prefix-size; leave one of them out"
-            )
+            raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
         # On a GPU, rows of sentences that have ended are taken out several at a time.
         device = sample["net_input"]["src_tokens"].device
         keeps_ended = self.method.verifier.engine.has_graphs(device)
@@ -108,7 +106,12 @@ class TorchBackend:
         drafted = advance.draft.num_drafted
         widths = [advance.draft.tokens.size(1)] * len(rows) if drafted is None else drafted.tolist()
         found = zip(
-            rows, advance.tokens.tolist(), advance.host_emitted, widths, advance.num_accepted.tolist(), advance.finished,
+            rows,
+            advance.tokens.tolist(),
+            advance.host_emitted,
+            widths,
+            advance.num_accepted.tolist(),
+            advance.finished,
             strict=True,
         )
         for row, tokens, count, width, accepted, finished in found:

@@ -96,26 +96,20 @@ def subject_phrase(rng: Random, organization: bool = False) -> Phrase:
     if style < 0.74:
         return values.person(rng)
     if style < 0.84:
-        return values.noun_phrase(
-            rng, ("person",), rng.choice(("the", "many", "several", "some", "all")), plural=True
-        )
+        return values.noun_phrase(rng, ("person",), rng.choice(("the", "many", "several", "some", "all")), plural=True)
     if style < 0.92:
         return values.noun_phrase(rng, ("person",), "number", plural=True)
     return with_relative_clause(rng, values.noun_phrase(rng, ("person",), "the", plural=rng.random() < 0.25))
 
 
-def object_phrase(
-    rng: Random, kinds: tuple[str, ...], subject: Phrase | None = None, bare: bool = False
-) -> Phrase:
+def object_phrase(rng: Random, kinds: tuple[str, ...], subject: Phrase | None = None, bare: bool = False) -> Phrase:
     """Something that is acted on; ``bare`` allows human pronouns and names."""
     human = all(k in ("person", "family") or values.BY_NAME.get(k, [None])[0] in _HUMANS for k in kinds)
     kind = rng.choice(kinds)
     style = rng.random()
     if kind in ("person", "family"):
         if bare and style < 0.15 and human:
-            choices = [
-                k for k in ("I", "he", "she", "they", "we", "you") if subject is None or k != subject.ref
-            ]
+            choices = [k for k in ("I", "he", "she", "they", "we", "you") if subject is None or k != subject.ref]
             return grammar.PRONOUNS[rng.choice(choices)]
         if kind == "family":
             return values.noun_phrase(rng, ("family",), "owner", owner=_owner(rng, subject))
@@ -274,9 +268,7 @@ def passive(rng: Random) -> Clause:
             and v.base not in ("meet", "take", "lose", "see", "use", "know")
         ]
     )
-    subject = object_phrase(
-        rng, tuple(k for k in verb.objects if k not in ("person", "family")) or ("person",)
-    )
+    subject = object_phrase(rng, tuple(k for k in verb.objects if k not in ("person", "family")) or ("person",))
     tense = rng.choice(("past", "past", "past", "future", "perfect", "must", "had"))
     if "mishap" in verb.flags:
         tense = "past"
@@ -299,28 +291,16 @@ def with_relative_clause(rng: Random, phrase: Phrase) -> Phrase:
     if human:
         verb = choose_verb(rng, ("acc", "goal", "loc", "auf+acc", "für+acc"), organization=False)
         who = Phrase("who", {"nom": relative[0]}, agr=phrase.agr, ref=phrase.ref)
-        clause = clauses.verb_clause(
-            verb, who, verb_objects(rng, verb, who), rng.choice(TENSES[time][:2]), expression
-        )
+        clause = clauses.verb_clause(verb, who, verb_objects(rng, verb, who), rng.choice(TENSES[time][:2]), expression)
         english, german = clause.english(), clause.verb_final()
     else:
-        verbs = [
-            v for v in VERBS if v.complement == "acc" and phrase.head in v.objects and "org" not in v.flags
-        ]
+        verbs = [v for v in VERBS if v.complement == "acc" and phrase.head in v.objects and "org" not in v.flags]
         if not verbs:
             return phrase
         verb = rng.choice(verbs)
-        who = (
-            values.person(rng)
-            if rng.random() < 0.7
-            else grammar.PRONOUNS[rng.choice(("I", "we", "she", "he"))]
-        )
+        who = values.person(rng) if rng.random() < 0.7 else grammar.PRONOUNS[rng.choice(("I", "we", "she", "he"))]
         gap = Phrase("", {"acc": relative[1]})
-        clause = clauses.verb_clause(
-            verb, who, {"acc": gap}, rng.choice(TENSES[time][:2]), expression, relative="acc"
-        )
+        clause = clauses.verb_clause(verb, who, {"acc": gap}, rng.choice(TENSES[time][:2]), expression, relative="acc")
         english, german = "that " + clause.english(), join(relative[1], clause.verb_final())
     forms = {case: f"{text}, {german}," for case, text in phrase.forms.items()}
-    return Phrase(
-        f"{phrase.en} {english}", forms, "", phrase.agr, phrase.gender, phrase.ref, phrase.order, phrase.head
-    )
+    return Phrase(f"{phrase.en} {english}", forms, "", phrase.agr, phrase.gender, phrase.ref, phrase.order, phrase.head)

@@ -122,11 +122,7 @@ class Clause:
 
     def verb_final(self) -> str:
         """The order of subordinate clauses."""
-        last = (
-            self.end.removesuffix("-") + self.finite
-            if self.end.endswith("-")
-            else f"{self.end} {self.finite}"
-        )
+        last = self.end.removesuffix("-") + self.finite if self.end.endswith("-") else f"{self.end} {self.finite}"
         return join(self.subject, self._middle(True), last)
 
 
@@ -141,9 +137,7 @@ TENSES: dict[str, tuple[tuple[str, str, str] | None, str, str, str]] = {
 }
 
 
-def english_predicate(
-    verb: Verb, tense: str, agr: str, negative: str = "", before: str = ""
-) -> tuple[str, str, str]:
+def english_predicate(verb: Verb, tense: str, agr: str, negative: str = "", before: str = "") -> tuple[str, str, str]:
     """(auxiliary, negation or adverb, verb) of an English declarative clause; no auxiliary is "".
 
     :param tense: a key of ``TENSES`` or of ``lexicon.MODALS``
@@ -190,9 +184,7 @@ def verb_clause(
     :param tense: a key of ``TENSES`` or ``lexicon.MODALS``
     :param relative: name of the object that is the relative pronoun, whose place is the front: "acc" or ""
     """
-    english_objects = [
-        objects[k].form("obj") for k in ("dat", "acc", "prep") if k in objects and k != relative
-    ]
+    english_objects = [objects[k].form("obj") for k in ("dat", "acc", "prep") if k in objects and k != relative]
     if verb.recipient_last and "dat" in objects:
         english_objects = [objects[k].form("obj") for k in ("acc",) if k != relative] + [
             "to " + objects["dat"].form("obj")
@@ -280,18 +272,14 @@ def passive_clause(
     )
 
 
-def infinitive(
-    verb: Verb, subject: Phrase, objects: dict[str, Phrase], place: Phrase | None = None
-) -> tuple[str, str]:
+def infinitive(verb: Verb, subject: Phrase, objects: dict[str, Phrase], place: Phrase | None = None) -> tuple[str, str]:
     """The infinitive clause of a verb, without its ``subject``: ("buy the car", "das Auto zu kaufen")."""
     clause = verb_clause(verb, subject, objects, "future", None, place)
     english = clause.en.removeprefix(subject.en + " will ")
     return english, join(clause.middle.replace("@", ""), verb.zu())
 
 
-def middle_field(
-    verb: Verb, subject: Phrase, objects: dict[str, Phrase], place: Phrase | None, negative: str
-) -> str:
+def middle_field(verb: Verb, subject: Phrase, objects: dict[str, Phrase], place: Phrase | None, negative: str) -> str:
     """German middle field with "@" for the adverb: pronouns, time, definite objects, not, place, the rest."""
     early, definite, late = [], [], []
     if "sich" in verb.flags:
@@ -301,11 +289,7 @@ def middle_field(
         bare.reverse()
     for case, phrase in bare:
         group = (
-            early
-            if phrase.order == "pronoun"
-            else definite
-            if phrase.order == "definite" or case == "dat"
-            else late
+            early if phrase.order == "pronoun" else definite if phrase.order == "definite" or case == "dat" else late
         )
         group.append(phrase.form(case))
     goal = []

@@ -69,9 +69,7 @@ def _distinct_pairs(count: int, rng: Random) -> Iterator[tuple[str, str]]:
         if min(lengths) < SHORTEST or max(lengths) > LONGEST or english in sources or german in targets:
             repeated += 1
             if repeated > 10_000:
-                raise ValueError(
-                    f"the patterns give no more than {len(sources)} sentences, {count} were asked for"
-                )
+                raise ValueError(f"the patterns give no more than {len(sources)} sentences, {count} were asked for")
             continue
         repeated = 0
         sources.add(english)
@@ -103,9 +101,7 @@ def is_complete(folder: Path, train: int, valid: int, test: int, seed: int) -> b
         recorded = json.loads((folder / PARAMETERS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    files = (
-        folder / f"{split}.{language}" for split in ("train", "valid", "test") for language in ("en", "de")
-    )
+    files = (folder / f"{split}.{language}" for split in ("train", "valid", "test") for language in ("en", "de"))
     return recorded == _parameters(train, valid, test, seed) and all(file.is_file() for file in files)
 
 
@@ -180,9 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(
-        f"wrote {options.train} train, {options.valid} valid and {options.test} test pairs to {options.out}"
-    )
+    print(f"wrote {options.train} train, {options.valid} valid and {options.test} test pairs to {options.out}")
     return 0
 
 

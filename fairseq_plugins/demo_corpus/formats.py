@@ -58,8 +58,7 @@ def compact(rng: Random, scales: tuple[int, ...]) -> tuple[str, str]:
     """A number with million or billion: 3.5 million, 3,5 Millionen."""
     value = rng.choice((rng.randint(2, 90), rng.randint(11, 399) / 10)) * rng.choice(scales)
     return tuple(
-        plain(numbers.format_compact_decimal(value, format_type="long", fraction_digits=1, locale=x))
-        for x in (EN, DE)
+        plain(numbers.format_compact_decimal(value, format_type="long", fraction_digits=1, locale=x)) for x in (EN, DE)
     )
 
 
@@ -167,13 +166,10 @@ def spoken_clock(rng: Random) -> tuple[str, str]:
 
 @functools.cache
 def _delta(unit: str, count: int) -> tuple[str, str]:
-    seconds = {"minute": 60, "hour": 3600, "day": 86400, "week": 604800, "month": 2629800, "year": 31557600}[
-        unit
-    ]
+    seconds = {"minute": 60, "hour": 3600, "day": 86400, "week": 604800, "month": 2629800, "year": 31557600}[unit]
     span = datetime.timedelta(seconds=seconds * count)
     return tuple(
-        dates.format_timedelta(span, granularity=unit, threshold=10_000, add_direction=True, locale=x)
-        for x in (EN, DE)
+        dates.format_timedelta(span, granularity=unit, threshold=10_000, add_direction=True, locale=x) for x in (EN, DE)
     )
 
 
@@ -185,8 +181,7 @@ def span(rng: Random, unit: str, low: int, high: int) -> Phrase:
     dative = _delta(unit, count)[1].removeprefix("in ")
     if count <= 12 and rng.random() < 0.6:
         english, german, dative = (
-            text.replace(str(count), words(count)[i], 1)
-            for text, i in ((english, 0), (german, 1), (dative, 1))
+            text.replace(str(count), words(count)[i], 1) for text, i in ((english, 0), (german, 1), (dative, 1))
         )
     return fixed(english, german, dat=dative)
 

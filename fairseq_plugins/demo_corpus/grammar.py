@@ -158,9 +158,7 @@ def parse_nouns(kind: str, table: str) -> list[list[Noun]]:
             gender, german = reading.split()
             german, german_plural = german.split("/")
             readings.append(
-                Noun(
-                    kind, singular, plural or singular + "s", gender[0], "w" in gender, german, german_plural
-                )
+                Noun(kind, singular, plural or singular + "s", gender[0], "w" in gender, german, german_plural)
             )
         rows.append(readings)
     return rows

@@ -195,19 +195,19 @@ NOUNS: dict[str, str] = {
 # English adjective and German stem, in the order in which several would stand before an English noun.
 ADJECTIVES: dict[str, str] = {
     "person": "nice nett, friendly freundlich, polite höflich, experienced erfahren, tall groß, young jung, old alt, "
-              "new neu",
+    "new neu",
     "document": "important wichtig, interesting interessant, long lang, short kurz, new neu",
     "paper": "important wichtig, new neu, old alt",
     "vehicle": "beautiful schön, expensive teur, cheap billig, big groß, small klein, new neu, old alt, used gebraucht, "
-               "red rot, blue blau, black schwarz, white weiß, green grün",
+    "red rot, blue blau, black schwarz, white weiß, green grün",
     "transport": "full voll, next nächst, last letzt",
     "clothes": "beautiful schön, elegant elegant, expensive teur, cheap billig, warm warm, long lang, short kurz, "
-               "new neu, old alt, red rot, blue blau, black schwarz, white weiß, green grün, dark dunkl",
+    "new neu, old alt, red rot, blue blau, black schwarz, white weiß, green grün, dark dunkl",
     "device": "expensive teur, cheap billig, small klein, modern modern, new neu, old alt, used gebraucht, "
-              "black schwarz, white weiß",
+    "black schwarz, white weiß",
     "object": "beautiful schön, expensive teur, big groß, small klein, new neu, old alt, red rot, black schwarz",
     "furniture": "comfortable bequem, beautiful schön, expensive teur, cheap billig, big groß, small klein, new neu, "
-                 "old alt, white weiß, brown braun, dark dunkl",
+    "old alt, white weiß, brown braun, dark dunkl",
     "food": "good gut, fresh frisch, big groß, small klein",
     "place": "beautiful schön, big groß, small klein, modern modern, new neu, old alt",
     "event": "important wichtig, interesting interessant, long lang, short kurz, last letzt, next nächst",
@@ -215,9 +215,17 @@ ADJECTIVES: dict[str, str] = {
     "organization": "successful erfolgreich, well-known bekannt, big groß, small klein, young jung, new neu",
 }
 # Of each group a noun takes one at most.
-EXCLUSIVE_ADJECTIVES = ("expensive cheap", "big small long short tall", "new old young modern used",
-                        "red blue black white green brown dark", "nice friendly polite experienced",
-                        "next last", "good fresh", "beautiful elegant comfortable", "important interesting successful")
+EXCLUSIVE_ADJECTIVES = (
+    "expensive cheap",
+    "big small long short tall",
+    "new old young modern used",
+    "red blue black white green brown dark",
+    "nice friendly polite experienced",
+    "next last",
+    "good fresh",
+    "beautiful elegant comfortable",
+    "important interesting successful",
+)
 DEFINITE_ADJECTIVES = ("next", "last")  # never with "a", "my", numbers
 NATIONAL = "de en fr it es pl tr sv da ru el cs hu pt ja zh ko nl"  # CLDR languages, used as adjectives
 NATIONAL_CLASSES = ("person", "vehicle", "furniture", "organization", "document")
@@ -361,8 +369,13 @@ TERRITORIES_WITH_ARTICLE: dict[str, tuple[str, str, str, str, str]] = {
     "US": ("the ", "p", "Vereinigten Staaten", "Vereinigten Staaten", "Vereinigten Staaten"),
     "NL": ("the ", "p", "Niederlande", "Niederlanden", "Niederlande"),
     "PH": ("the ", "p", "Philippinen", "Philippinen", "Philippinen"),
-    "AE": ("the ", "p", "Vereinigten Arabischen Emirate", "Vereinigten Arabischen Emiraten",
-           "Vereinigten Arabischen Emirate"),
+    "AE": (
+        "the ",
+        "p",
+        "Vereinigten Arabischen Emirate",
+        "Vereinigten Arabischen Emiraten",
+        "Vereinigten Arabischen Emirate",
+    ),
     "MV": ("the ", "p", "Malediven", "Malediven", "Malediven"),
     "SC": ("the ", "p", "Seychellen", "Seychellen", "Seychellen"),
 }

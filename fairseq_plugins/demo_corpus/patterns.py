@@ -250,7 +250,14 @@ _TEXTS = """
 {thing} {thing.is} on the table => {thing} {thing.liegt} auf dem Tisch
 {thing} {thing.has} not been translated yet => {thing} {thing.ist} noch nicht übersetzt worden
 """
-COMMENTS = {"vehicle": _GOODS, "device": _GOODS, "furniture": _GOODS, "clothes": _GOODS, "object": _GOODS, "document": _TEXTS}
+COMMENTS = {
+    "vehicle": _GOODS,
+    "device": _GOODS,
+    "furniture": _GOODS,
+    "clothes": _GOODS,
+    "object": _GOODS,
+    "document": _TEXTS,
+}
 
 # What is followed by an infinitive.
 INTENTIONS = """

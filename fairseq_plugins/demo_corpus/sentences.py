@@ -164,9 +164,7 @@ def sequence_sentence(rng: Random) -> Pair:
     if rng.random() < 0.5:
         before = clauses.verb_clause(first, who, verb_objects(rng, first, who), "pluperfect")
         after = clauses.verb_clause(second, he, verb_objects(rng, second, he), "past")
-        return f"after {before.english()}, {after.english()}", after.inverted(
-            f"nachdem {before.verb_final()},"
-        )
+        return f"after {before.english()}, {after.english()}", after.inverted(f"nachdem {before.verb_final()},")
     one = clauses.verb_clause(first, who, verb_objects(rng, first, who), "past", time_expression(rng, "past"))
     two = clauses.verb_clause(second, he, verb_objects(rng, second, he), "past")
     english, german = main_order(rng, one)

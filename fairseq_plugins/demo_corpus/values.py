@@ -116,9 +116,7 @@ def name(rng: Random) -> Phrase:
         )
     if kind < 0.75:
         man = rng.choice(lexicon.MEN.split())
-        return Phrase(
-            man, dict.fromkeys(("nom", "acc", "dat"), man) | {"gen": f"von {man}"}, ref="he", gender="m"
-        )
+        return Phrase(man, dict.fromkeys(("nom", "acc", "dat"), man) | {"gen": f"von {man}"}, ref="he", gender="m")
     surname = rng.choice(lexicon.SURNAMES.split())
     if kind < 0.88:
         german = f"Frau {surname}"

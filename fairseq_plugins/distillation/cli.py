@@ -119,8 +119,12 @@ def merge_parser() -> argparse.ArgumentParser:
     add("--gen-subset", default="train", metavar="NAME,NAME", help="what to merge (default: train)")
     add("--source-lang", "-s")
     add("--target-lang", "-t")
-    add("--max-length-ratio", type=float, metavar="R", help="train: leave out pairs in which one side has more than R "
-        "times the tokens of the other (default: none)")
+    add(
+        "--max-length-ratio",
+        type=float,
+        metavar="R",
+        help="train: leave out pairs in which one side has more than R times the tokens of the other (default: none)",
+    )
     add("--keep-raw", action="store_true", help="train: add the original pairs too")
     add("--workers", type=positive, default=1, help="processes that binarise")
     return parser

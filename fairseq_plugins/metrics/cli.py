@@ -107,8 +107,10 @@ def report(
         rows = [
             (
                 test["metric"],
-                *(f"{test[side]['score']:.2f} ({test[side]['mean']:.2f} ± {test[side]['interval']:.2f})"
-                  for side in ("baseline", "here")),
+                *(
+                    f"{test[side]['score']:.2f} ({test[side]['mean']:.2f} ± {test[side]['interval']:.2f})"
+                    for side in ("baseline", "here")
+                ),
                 f"{test['p']:.4f}",
             )
             for test in tests

@@ -164,9 +164,7 @@ def run(argv: Sequence[str]) -> None:
     try:
         from fairseq_plugins.pages import ddgviz_figure, ddgviz_page
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{error.name} is not installed; install it with: pip install '.[reports]'"
-        ) from error
+        raise ConfigurationError(f"{error.name} is not installed; install it with: pip install '.[reports]'") from error
     numbers, folder = sentence_numbers(args.sentences), output_folder(args.output)
     session = load(cfg)
     dataset = session.load(cfg.dataset.gen_subset)

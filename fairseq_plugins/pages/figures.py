@@ -173,9 +173,7 @@ def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]],
     return draw(paint, dark=dark)
 
 
-def accepted_by_position(
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], dark: bool = False
-) -> bytes:
+def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], dark: bool = False) -> bytes:
     """Probability that drafted tokens are accepted, by position in the draft.
 
     Args:

@@ -20,6 +20,7 @@ EDITS = {"source": "output against source", "reference": "output against referen
 # A task that leaves more than half of its input alone rewrites it.
 _REWRITING = 0.5
 
+
 def sample_evenly(count: int, keep: int) -> set[int]:
     """Return `keep` of the numbers from 0 to `count` - 1, at even distances; all of them where `keep` is enough."""
     if keep >= count:

@@ -20,7 +20,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.tasks.decoding import drafter_in, generator_like, options_of, native_weights
+from fairseq_plugins.tasks.decoding import drafter_in, generator_like, native_weights, options_of
 
 _DEFAULT_BLOCK_SIZE = 25
 

@@ -107,8 +107,10 @@ class DrafterTrainingOptions(FairseqDataclass):
     )
     glancing_start: float = field(
         default=0.5,
-        metadata={"help": "share of wrong predictions revealed at the first update (Qian et al. 2021); 0 with "
-                  "--glancing-end 0: no glancing"},
+        metadata={
+            "help": "share of wrong predictions revealed at the first update (Qian et al. 2021); 0 with "
+            "--glancing-end 0: no glancing"
+        },
     )
     glancing_end: float = field(default=0.3, metadata={"help": "the same at the last update"})
     glancing_updates: Optional[int] = field(

@@ -136,8 +136,17 @@ def _row(name: str, seconds: float, **more: object) -> Row:
     times = {1: [seconds, 2 * seconds, 4 * seconds], 16: [seconds / 4] * 3}
     latencies = [seconds / 100 * number for number in range(1, 102)]
     return Row(
-        name, None, 4, 4, {1: 2, 16: 2}, 10, seconds=times, latencies=latencies, peak_memory={1: 5_000_000},
-        on_paper={1: 4_000_000}, **more
+        name,
+        None,
+        4,
+        4,
+        {1: 2, 16: 2},
+        10,
+        seconds=times,
+        latencies=latencies,
+        peak_memory={1: 5_000_000},
+        on_paper={1: 4_000_000},
+        **more,
     )
 
 
@@ -150,7 +159,9 @@ def test_tables() -> None:
     assert cells(tables.speed_table(rows, [1, 16]))[3] == ["gad", "5.0 (2.5–10.0)", "40.0 (40.0–40.0)"]
     assert [row.name for row in tables.baselines(rows)] == [BEAM_5, BEAM_1]
     assert cells(tables.speed_up_table(rows, [1, 16], rows[1]))[1:] == [
-        [BEAM_5, "0.50", "0.50"], [BEAM_1, "1.00", "1.00"], ["gad", "2.00", "2.00"]
+        [BEAM_5, "0.50", "0.50"],
+        [BEAM_1, "1.00", "1.00"],
+        ["gad", "2.00", "2.00"],
     ]
     assert cells(tables.latency_table(rows))[3] == ["gad", "510.0", "910.0", "1000.0"]
     memory = cells(tables.memory_table(rows, [1, 16]))
@@ -167,9 +178,7 @@ def test_tables() -> None:
         "efficient."
     ]
     assert cells(gpu_use.table([("gad", use)]))[1] == ["gad", "on", "7", "1", "300", "12", "efficient"]
-    assert cells(tables.output_table(rows, [1, 16]))[3][:6] == [
-        "gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"
-    ]
+    assert cells(tables.output_table(rows, [1, 16]))[3][:6] == ["gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"]
     assert [kind(row) for row in rows] == ["fairseq", "fairseq", "lossless"]
     assert speed_figure(rows, [1, 16]).startswith(b"\x89PNG")
 

@@ -217,9 +217,7 @@ def test_ensemble_and_choice(trained: Namespace, capsys: pytest.CaptureFixture[s
         (["--block-size", "0"], "--block-size 0: "),
     ],
 )
-def test_errors(
-    trained: Namespace, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_errors(trained: Namespace, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert compare.main([*_quick(trained), *arguments]) == 2
     printed, log = capsys.readouterr()
     assert printed == ""
@@ -231,9 +229,7 @@ def test_reference_must_fit(trained: Namespace, tmp_path: Path, capsys: pytest.C
     short = tmp_path / "short.de"
     short.write_text("eine Zeile\n", encoding="utf-8")
     assert compare.main([*_quick(trained), "--reference", str(short)]) == 2
-    assert (
-        f"--reference {short}: 1 lines, but the decoded subset has {SENTENCES}; " in capsys.readouterr().err
-    )
+    assert f"--reference {short}: 1 lines, but the decoded subset has {SENTENCES}; " in capsys.readouterr().err
 
 
 def test_references_are_split_at_line_ends_only(tmp_path: Path) -> None:

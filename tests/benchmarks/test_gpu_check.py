@@ -135,9 +135,7 @@ def test_rates_against_targets() -> None:
     assert programs.judged_rates(rates).state == PASSED
 
 
-def test_the_benchmark_of_a_cpu(
-    place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_benchmark_of_a_cpu(place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program, whose numbers are read."""
     monkeypatch.setattr(sys, "executable", str(request.getfixturevalue("programs") / "python"))
     outcome = programs.benchmark(place)

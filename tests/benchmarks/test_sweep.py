@@ -60,7 +60,9 @@ def test_table_3_of_the_paper() -> None:
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
     for row, (tokens_3, bleu_3, tokens_5, bleu_5) in zip(rows, TABLE_3.values(), strict=True):
         assert [cell.strip("*") for cell in row[1:]] == [
-            "6.13/26.62", f"{tokens_3:.2f}/{bleu_3:.2f}", f"{tokens_5:.2f}/{bleu_5:.2f}"
+            "6.13/26.62",
+            f"{tokens_3:.2f}/{bleu_3:.2f}",
+            f"{tokens_5:.2f}/{bleu_5:.2f}",
         ]
     # At tau 4 both beta are on the front, at the others top-5 accepts more at no lower BLEU.
     assert rows[3][2] == "**10.04/26.78**" and rows[3][3] == "**10.50/26.74**"

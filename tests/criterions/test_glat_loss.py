@@ -28,9 +28,7 @@ def training_sample(
     sample["target"], sample["net_input"]["prev_output_tokens"] = target, previous
     if model is not None:
         generator = torch.Generator().manual_seed(0)
-        sample["blocks"] = sample_blocks(
-            target, previous, 3, 2, "prefix-causal", 1, model.decoder.mask_id, generator
-        )
+        sample["blocks"] = sample_blocks(target, previous, 3, 2, "prefix-causal", 1, model.decoder.mask_id, generator)
         sample["glancing_ratio"] = ratio
     return sample
 

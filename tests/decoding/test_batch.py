@@ -82,9 +82,7 @@ def advance_by(batch: Batch, emitted: list[list[int]]) -> Advance:
     source_lengths=st.randoms(use_true_random=False),
     active=st.integers(0, 6),
 )
-def test_every_sentence_gets_its_own_output(
-    outputs: list[list[list[int]]], source_lengths: Any, active: int
-) -> None:
+def test_every_sentence_gets_its_own_output(outputs: list[list[list[int]]], source_lengths: Any, active: int) -> None:
     """`outputs`: of every sentence the tokens that each iteration emits; the last of them ends it."""
     outputs = [[*blocks, [EOS]] if index % 2 else [*blocks, [8, EOS]] for index, blocks in enumerate(outputs)]
     lengths = [source_lengths.randint(1, 6) for _ in outputs]

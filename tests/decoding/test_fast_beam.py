@@ -7,6 +7,10 @@ from unittest import mock
 import pytest
 import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq_plugins.decoding.engine.native.beam import choose_hypotheses
+from fairseq_plugins.decoding.engine.native.kernels import Packing
+from fairseq_plugins.decoding.one_call import ITERATIONS
+from fairseq_plugins.decoding.one_call_of_beams import BeamsInOneCall
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,11 +18,7 @@ from fairseq_plugins.decoding import generator
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Span
-from fairseq_plugins.decoding.engine.native.beam import choose_hypotheses
-from fairseq_plugins.decoding.engine.native.kernels import Packing
 from fairseq_plugins.decoding.methods.fast_beam import BeamVerifier
-from fairseq_plugins.decoding.one_call import ITERATIONS
-from fairseq_plugins.decoding.one_call_of_beams import BeamsInOneCall
 from fairseq_plugins.decoding.search.beam import BeamSearch, choose
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
 from fairseq_plugins.errors import ConfigurationError
@@ -105,9 +105,7 @@ def test_every_batch_size(beam: int, batch_size: int) -> None:
     task = make_task(200)
     model = make_transformer(task, 5)
     lengths = [(7 * number) % 23 for number in range(32)]
-    samples = [
-        make_sample(task, lengths[begin : begin + batch_size], begin) for begin in range(0, 32, batch_size)[:4]
-    ]
+    samples = [make_sample(task, lengths[begin : begin + batch_size], begin) for begin in range(0, 32, batch_size)[:4]]
     expected = [found for sample in samples for found in fairseq_beam([model], task, sample, beam, max_len_b=30)]
     # PyTorch's operations, which take longest, with every beam and with every batch size, but not with all of both.
     engines = ENGINES.values() if beam == 5 or batch_size == 7 else [make_engine]

@@ -186,9 +186,7 @@ class Known:
 
     def check(self, script: Script, width: int) -> list[int]:
         """Decode with a script, compare with fairseq; return iterations of every sentence."""
-        drafted, stats = decode(
-            [self.verifier], self.task, self.sample, ScriptedDrafter(script, width), **self.search
-        )
+        drafted, stats = decode([self.verifier], self.task, self.sample, ScriptedDrafter(script, width), **self.search)
         assert_same_output(drafted, self.expected)
         return [sentence.iterations for sentence in stats]
 

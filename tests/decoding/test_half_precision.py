@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from fairseq.models.transformer import TransformerModel
+from fairseq_plugins.decoding.engine.native.kernels import MAX_ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.engine import Engine, make_engine
 from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows, in_parts
-from fairseq_plugins.decoding.engine.native.kernels import MAX_ROWS
 from fairseq_plugins.decoding.half_precision import computed
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask

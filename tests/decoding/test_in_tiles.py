@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq_plugins.decoding.engine.native.build import library
+from fairseq_plugins.decoding.engine.native.layers import HALVES_IN_TILES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.native import kernels as native
-from fairseq_plugins.decoding.engine.native.build import library
-from fairseq_plugins.decoding.engine.native.layers import HALVES_IN_TILES
 from fairseq_plugins.decoding.method import Method
 from tests.strategies import SOURCES, STEADY_MODELS, some
 from tests.support import (
@@ -25,9 +25,7 @@ from tests.support import (
     make_transformer,
 )
 
-pytestmark = pytest.mark.skipif(
-    library() is None or not library().has_tiles(), reason="no tiles on this processor"
-)
+pytestmark = pytest.mark.skipif(library() is None or not library().has_tiles(), reason="no tiles on this processor")
 WIDE = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "decoder_ffn_embed_dim": 96}
 
 

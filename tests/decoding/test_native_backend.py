@@ -157,9 +157,7 @@ def test_a_drafter_that_helps_out(
     task = make_task(30)
     verifier = make_transformer(task, seed, **options)
     sample = make_sample(task, sources, seed)
-    drafter = make_drafter(
-        task, seed + 1, verifier=verifier, **fitting({"drafter_context": "features"}, options)
-    )
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting({"drafter_context": "features"}, options))
     expected = fairseq_greedy([verifier], task, sample, **search)
     how = Options("iad", 4, iad_fallback="gad", fp32_drafts=True)
     check([verifier], task, sample, how, drafter, expected=expected, **search)

@@ -29,9 +29,7 @@ def pairs() -> list[tuple[str, str]]:
     return list(corpus.generate_pairs(3000, seed=3))
 
 
-def noun_phrase(
-    english: str, determiner: str, *adjectives: str, plural: bool = False, **options
-) -> grammar.Phrase:
+def noun_phrase(english: str, determiner: str, *adjectives: str, plural: bool = False, **options) -> grammar.Phrase:
     return grammar.noun_phrase(values.BY_NAME[english][0], determiner, list(adjectives), plural, **options)
 
 
@@ -273,17 +271,13 @@ YESTERDAY = Adverb("yesterday", "gestern")
             "ich das Auto nicht verkauft habe",
         ),
         (
-            clauses.verb_clause(
-                verb("buy"), ANNA, {"acc": noun_phrase("car", "no")}, "future", negative="no"
-            ),
+            clauses.verb_clause(verb("buy"), ANNA, {"acc": noun_phrase("car", "no")}, "future", negative="no"),
             "Anna will not buy a car",
             "Anna wird kein Auto kaufen",
             "Anna kein Auto kaufen wird",
         ),
         (
-            clauses.verb_clause(
-                verb("register for"), PRONOUNS["we"], {"prep": noun_phrase("course", "the")}, "must"
-            ),
+            clauses.verb_clause(verb("register for"), PRONOUNS["we"], {"prep": noun_phrase("course", "the")}, "must"),
             "we have to register for the course",
             "wir müssen uns für den Kurs anmelden",
             "wir uns für den Kurs anmelden müssen",
@@ -325,9 +319,7 @@ YESTERDAY = Adverb("yesterday", "gestern")
             "sie aus der Schweiz zurückgekommen waren",
         ),
         (
-            clauses.passive_clause(
-                verb("sign"), noun_phrase("contract", "the", plural=True), "past", YESTERDAY, ANNA
-            ),
+            clauses.passive_clause(verb("sign"), noun_phrase("contract", "the", plural=True), "past", YESTERDAY, ANNA),
             "the contracts were signed by Anna yesterday",
             "die Verträge wurden gestern von Anna unterschrieben",
             "die Verträge gestern von Anna unterschrieben wurden",
@@ -372,9 +364,7 @@ def test_relative_clauses_take_gender_of_the_noun_and_case_of_the_gap():
 
 
 def test_pronouns_agree_with_the_german_noun():
-    row = next(
-        r for r in actions.parse_patterns(patterns.SENTENCES) if r[0].startswith("{the_clothes} was too")
-    )
+    row = next(r for r in actions.parse_patterns(patterns.SENTENCES) if r[0].startswith("{the_clothes} was too"))
     known = {"the_clothes": noun_phrase("coat", "the"), "person": ANNA}
     english, german, _ = actions.fill(Random(0), *row, known)
     assert english == "the coat was too expensive, so Anna did not buy it"
@@ -451,9 +441,7 @@ def test_numbers_that_cannot_be_generated_are_refused(monkeypatch):
         corpus.generate_pairs(10**9, seed=1)
     with pytest.raises(ValueError):
         corpus.generate_pairs(-1, seed=1)
-    monkeypatch.setattr(
-        corpus, "sentence", lambda rng: (f"a b c {rng.randint(1, 5)}", f"d e f {rng.randint(1, 9)}")
-    )
+    monkeypatch.setattr(corpus, "sentence", lambda rng: (f"a b c {rng.randint(1, 5)}", f"d e f {rng.randint(1, 9)}"))
     with pytest.raises(ValueError, match="no more than"):
         list(corpus.generate_pairs(50, seed=1))
 

@@ -260,9 +260,7 @@ def test_shards_of_something_else(
     refused("was begun with other decoder", capsys, *decode_again, *path, "--gen-subset", "valid", *shard)
 
 
-def test_shards_of_another_drafter_or_rule(
-    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_of_another_drafter_or_rule(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What gad++ says depends on them; what gad says does not."""
     common = ["--gen-subset", "valid", "--batch-size", "30"]
     decode(corpus, tmp_path / "gad", *common, "--decoder", "gad", "--drafter-path", str(corpus.own_encoder))

@@ -53,7 +53,10 @@ def files(tmp_path: Path) -> SimpleNamespace:
     """The sentences above as files."""
     written = {}
     for name, lines in (
-        ("reference", REFERENCE), ("second", SECOND), ("hypothesis", HYPOTHESIS), ("baseline", BASELINE),
+        ("reference", REFERENCE),
+        ("second", SECOND),
+        ("hypothesis", HYPOTHESIS),
+        ("baseline", BASELINE),
         ("source", SOURCE),
     ):
         path = tmp_path / f"{name}.txt"
@@ -146,9 +149,7 @@ def test_tokens_given(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("stemmer", [False, True])
-def test_rouge_equals_rouge_score(
-    stemmer: bool, files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rouge_equals_rouge_score(stemmer: bool, files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     """Of several references the best counts, and `<q>` parts sentences for the summary-level variant."""
     english = {
         "h": ["the cats sat<q>a dog barked loudly", "he was running"],

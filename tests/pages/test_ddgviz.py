@@ -332,7 +332,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
 
 
 def test_tokens_cannot_break_the_page() -> None:
-    sentence = make_sentence("</script> <!-- & \" </s>", [1, 2, 3, 4, 5])
+    sentence = make_sentence('</script> <!-- & " </s>', [1, 2, 3, 4, 5])
     page = ddgviz_page.page([sentence])
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     assert data is not None

@@ -130,8 +130,9 @@ def test_report_in_iterations(runs: list[str], tmp_path: Path, capsys: pytest.Ca
     assert _image_names(markdown) == [f"{name}.png" for name in names]
     for name in names:
         assert (folder / f"{name}.png").read_bytes().startswith(PNG)
-    summary, latency = ([cell.strip() for cell in row.split("|")[1:-1]] for row in markdown.splitlines()
-                        if row.startswith("| gad  "))
+    summary, latency = (
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in markdown.splitlines() if row.startswith("| gad  ")
+    )
     # 20 sentences of 4 + 3 + 1 + 4 tokens in 4 iterations, and 20 of 3 + 1 + 4 in 3; median of 12/4 and 8/3
     assert summary[:5] == ["gad", "40", "400", "140", "2.86"]
     assert summary[6] == "2.83"
@@ -271,7 +272,7 @@ def _record(**changed: Any) -> str:
         (f"{_record()}\nnot json\n", "line 2: is not JSON; give a file that --stats-file wrote"),
         ("epoch,loss\n1,2\n", "line 1: is not JSON; "),
         ('{"loss": 1}\n', "line 1: has no field 'id'; give a file that --stats-file wrote"),
-        ('[1, 2]\n', "line 1: has no field 'id'; "),
+        ("[1, 2]\n", "line 1: has no field 'id'; "),
         (f"{_record(tokens=5)}\n", "line 1: 'emitted' must be the tokens of each iteration and add up to 'tokens'; "),
         (f"{_record(emitted=None)}\n", "line 1: 'emitted' must be "),
         (f"{_record(seconds='fast')}\n", "line 1: 'emitted' must be "),

@@ -82,9 +82,7 @@ def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, prog
         return train_step(self, *arguments, **named)
 
     with mock.patch.object(SpecDecTask, "train_step", seeded):
-        one = run_in_process(
-            "train", options(corpus, tmp_path / "one", f"--update-freq 2 --max-update {UPDATES}")
-        )
+        one = run_in_process("train", options(corpus, tmp_path / "one", f"--update-freq 2 --max-update {UPDATES}"))
     two = [finish_command(process) for process in processes]
     assert [process.returncode for process in two] == [0, 0], two[0].stderr + two[1].stderr
     expected, found = logged(one.stdout + one.stderr, "loss"), logged(two[0].stdout + two[0].stderr, "loss")

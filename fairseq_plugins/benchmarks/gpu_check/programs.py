@@ -100,8 +100,9 @@ def benchmark(place: Place) -> Outcome:
     if status != 0:
         return judged(False, f"not finished in time: {last_line(said)}" if status is None else last_line(said))
     record = json.loads((results / "benchmark.json").read_text(encoding="utf-8"))
-    rates = {row["name"]: {int(size): rate for size, rate in row["sentences_per_second"].items()} for row in
-             record["rows"]}
+    rates = {
+        row["name"]: {int(size): rate for size, rate in row["sentences_per_second"].items()} for row in record["rows"]
+    }
     return judged_rates(rates)
 
 

@@ -127,7 +127,13 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
     reading = [linear(decoder.reader.linear), *(without_query(layer.self_qkv) for layer in layers)]
     reader, *projections = map(weights.linear, reading if whole is None else [whole])
     return module.feature_drafter(
-        transformer, path, feed, layers=decoder.reader.feature_layers, reader=reader, projections=projections, width=width
+        transformer,
+        path,
+        feed,
+        layers=decoder.reader.feature_layers,
+        reader=reader,
+        projections=projections,
+        width=width,
     )
 
 

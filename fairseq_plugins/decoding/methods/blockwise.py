@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.search.rules import Rule, TopBeta, at_least, exact
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.blockwise_transformer import BlockwiseDecoder, BlockwiseTransformer
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 
 class BlockwiseDrafter:

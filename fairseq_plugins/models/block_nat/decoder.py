@@ -39,9 +39,7 @@ class BlockNatDecoder(TransformerDecoder):
             self.transition = TransitionScores(len(dictionary), rank, self.output_embed_dim, state, dropout)
         self.copy_attention = nn.Linear(self.embed_dim, width) if args.src_embedding_copy else None
         for layer in self.layers:
-            attention = MaskedAttention(
-                self.embed_dim, layer.nh, dropout=args.attention_dropout, self_attention=True
-            )
+            attention = MaskedAttention(self.embed_dim, layer.nh, dropout=args.attention_dropout, self_attention=True)
             attention.load_state_dict(layer.self_attn.state_dict())
             layer.self_attn = attention
         # Kept in the checkpoint, so that decoding can refuse what does not fit.
@@ -66,9 +64,7 @@ class BlockNatDecoder(TransformerDecoder):
         padding = encoder_out["encoder_padding_mask"][0]
         # Left-padded sources: the first real token has position 0.
         position = ((~padding).cumsum(1) - 1).clamp(min=0, max=table.size(0) - 1)
-        copied = F.scaled_dot_product_attention(
-            query, source + table[position], source, attn_mask=~padding[:, None, :]
-        )
+        copied = F.scaled_dot_product_attention(query, source + table[position], source, attn_mask=~padding[:, None, :])
         return self.mask_vector + copied
 
     def block_logits(self, hidden: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:

@@ -48,9 +48,7 @@ def add_options(parser: ArgumentParser) -> None:
         help="read the frozen encoder of --verifier-path instead of training one; the checkpoint then holds "
         "the decoder only, and the drafter works with this verifier only",
     )
-    parser.add_argument(
-        "--init-encoder-from", metavar="VERIFIER.pt", help="start the encoder from this checkpoint's"
-    )
+    parser.add_argument("--init-encoder-from", metavar="VERIFIER.pt", help="start the encoder from this checkpoint's")
     parser.add_argument(
         "--init-decoder-from",
         metavar="MODEL.pt",

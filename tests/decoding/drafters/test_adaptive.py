@@ -7,13 +7,13 @@ from unittest import mock
 import numpy
 import pytest
 import torch
+from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
+from fairseq_plugins.decoding.drafters.policy import Policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.drafters import StatelessDrafter, adaptive
 from fairseq_plugins.decoding.drafters import policy as policies
-from fairseq_plugins.decoding.drafters.adaptive import AdaptiveDrafter
-from fairseq_plugins.decoding.drafters.policy import Policy
 from fairseq_plugins.decoding.methods import gad
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting, some
@@ -122,9 +122,7 @@ def test_drafting_stops_within_a_batch_where_it_is_seen_not_to_pay() -> None:
 
 
 @pytest.mark.parametrize("device, measured", [("cpu", True), ("cuda", False)])
-def test_what_pays_is_measured_on_a_cpu_only(
-    device: str, measured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_pays_is_measured_on_a_cpu_only(device: str, measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU times would be those of capturing graphs: all that is drafted is verified."""
     weight = mock.Mock(device=torch.device(device))
     model = mock.Mock()

@@ -18,13 +18,13 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-
-from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.native.beam import run_beams
 from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import IN_PANELS, NativeLinear, Prediction
 from fairseq_plugins.decoding.engine.native.source import NativeLinears, encode
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.layout import Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.rows import rows_of
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.models.transition import TransitionScores
@@ -260,25 +260,29 @@ def _odd_layout(given: dict[str, Any], step: Step, sizes: Sizes, choose: random.
     layout = step.layout
     if isinstance(layout, Chain):
         last = torch.zeros(len(layout.lengths), layout.width, dtype=torch.long)
-        given["layout"] = choose.choice([
-            replace(layout, lengths=_put_odd(layout.lengths, choose)),
-            replace(layout, lengths=layout.lengths[:-1]),
-            replace(layout, lengths=layout.lengths.int()),
-            replace(layout, width=choose.choice([-1, 0, layout.width + 1])),
-            replace(layout, span=Span(0, choose.choice([-30, -1, 500]))),
-            replace(layout, last_visible=_put_odd(last, choose)),
-            replace(layout, last_visible=last[:, :-1]),
-        ])
+        given["layout"] = choose.choice(
+            [
+                replace(layout, lengths=_put_odd(layout.lengths, choose)),
+                replace(layout, lengths=layout.lengths[:-1]),
+                replace(layout, lengths=layout.lengths.int()),
+                replace(layout, width=choose.choice([-1, 0, layout.width + 1])),
+                replace(layout, span=Span(0, choose.choice([-30, -1, 500]))),
+                replace(layout, last_visible=_put_odd(last, choose)),
+                replace(layout, last_visible=last[:, :-1]),
+            ]
+        )
         return
     name = choose.choice(["sentence", "position", "slot", "last_visible"])
     array = getattr(layout, name)
-    given["layout"] = choose.choice([
-        replace(layout, **{name: _put_odd(array, choose)}),
-        replace(layout, **{name: array[:-1]}),
-        replace(layout, **{name: array.int()}),
-        replace(layout, **{name: array[:, None]}),
-        replace(layout, slots=choose.choice([-1, 0, 500])),
-    ])
+    given["layout"] = choose.choice(
+        [
+            replace(layout, **{name: _put_odd(array, choose)}),
+            replace(layout, **{name: array[:-1]}),
+            replace(layout, **{name: array.int()}),
+            replace(layout, **{name: array[:, None]}),
+            replace(layout, slots=choose.choice([-1, 0, 500])),
+        ]
+    )
 
 
 def _other_layout(given: dict[str, Any], step: Step, sizes: Sizes, choose: random.Random) -> None:
@@ -305,24 +309,28 @@ def _masks(given: dict[str, Any], step: Step, sizes: Sizes, choose: random.Rando
 def _fed(given: dict[str, Any], step: Step, sizes: Sizes, choose: random.Random) -> None:
     given["tokens"] = torch.full_like(step.tokens, sizes.vocabulary)
     sentences, positions = choose.choice([0, 1, 5]), choose.choice([0, 1, 20])
-    given["fed"] = choose.choice([
-        torch.randn(sentences, positions, sizes.width),
-        torch.randn(1, 1, sizes.width).expand(sentences, positions, -1),
-        torch.randn(sentences, positions, 2 * sizes.width)[..., ::2],
-        torch.randn(positions, sizes.width),
-        torch.randn(sizes.width).double(),
-    ])
+    given["fed"] = choose.choice(
+        [
+            torch.randn(sentences, positions, sizes.width),
+            torch.randn(1, 1, sizes.width).expand(sentences, positions, -1),
+            torch.randn(sentences, positions, 2 * sizes.width)[..., ::2],
+            torch.randn(positions, sizes.width),
+            torch.randn(sizes.width).double(),
+        ]
+    )
 
 
 def _added(given: dict[str, Any], step: Step, sizes: Sizes, choose: random.Random) -> None:
-    shape = choose.choice([
-        (1, sizes.width),
-        (len(step.tokens), sizes.width),
-        (len(step.tokens), 1, sizes.width),
-        (1, len(step.tokens), sizes.width),
-        (0, 1, sizes.width),
-        (sizes.width,),
-    ])
+    shape = choose.choice(
+        [
+            (1, sizes.width),
+            (len(step.tokens), sizes.width),
+            (len(step.tokens), 1, sizes.width),
+            (1, len(step.tokens), sizes.width),
+            (0, 1, sizes.width),
+            (sizes.width,),
+        ]
+    )
     given["added"] = torch.randn(shape)
 
 

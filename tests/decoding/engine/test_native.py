@@ -12,14 +12,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.engine.encoder import FusedEncoder
-from fairseq_plugins.decoding.engine.engine import Engine, make_engine
-from fairseq_plugins.decoding.engine.native import build, layers
-from fairseq_plugins.decoding.engine.native import kernels as native
 from fairseq_plugins.decoding.engine.native.kernels import Kernels, Packing
 from fairseq_plugins.decoding.engine.native.layers import (
     HALVES_IN_PANELS,
@@ -29,6 +21,14 @@ from fairseq_plugins.decoding.engine.native.layers import (
     INT8_IN_PANELS,
     NativeLinear,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.encoder import FusedEncoder
+from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.native import build, layers
+from fairseq_plugins.decoding.engine.native import kernels as native
 from fairseq_plugins.decoding.engine.weights import Linear, Precision, quantized
 from tests.strategies import (
     DRAFTERS,
@@ -414,9 +414,7 @@ def test_what_they_cannot_run_is_left_to_pytorch() -> None:
 @pytest.mark.parametrize("rows", [1, 300])
 @pytest.mark.parametrize("inputs", [7, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_fastest_linear_layer(
-    rows: int, inputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_linear_layer(rows: int, inputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows of a wide layer are PyTorch's; the results of several may also go to where they are wanted."""
     calls = []
     write = NativeLinear.write

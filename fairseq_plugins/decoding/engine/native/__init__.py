@@ -32,6 +32,8 @@ def kernels() -> ModuleType:
     if wanted:
         runnable = module.runnable_instruction_sets()
         if wanted not in runnable:
-            raise ConfigurationError(f"SPEC_DEC_ISA={wanted}: this processor runs {', '.join(runnable)}; name one of these")
+            raise ConfigurationError(
+                f"SPEC_DEC_ISA={wanted}: this processor runs {', '.join(runnable)}; name one of these"
+            )
         module.use_instruction_set(wanted)
     return module

@@ -190,7 +190,9 @@ class NativeWeights:
             if own is None:
                 raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
             projection = self.linear(own)
-        return self._transformer(decoder, [self.layer(read_decoder_layer(layer)) for layer in decoder.layers], projection)
+        return self._transformer(
+            decoder, [self.layer(read_decoder_layer(layer)) for layer in decoder.layers], projection
+        )
 
     def encoder(self, encoder: nn.Module) -> Any:
         """Return a fairseq encoder; None where it is not fairseq's plain Transformer, and PyTorch runs it."""
@@ -243,9 +245,7 @@ class NativeWeights:
                 layers["of_state"] = self.linear((cell.weight_hh_l0, cell.bias_hh_l0), exact)
                 layers["to_rank"] = self.linear((transition.of_state.weight, None), exact)
         names = ("after", "of_hidden", "of_before", "of_state", "to_rank")
-        return self.module.Path(
-            _array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names}
-        )
+        return self.module.Path(_array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names})
 
     def mask_feed(self, decoder: BlockNatDecoder) -> Any:
         """Return what the masks of a drafter are fed."""

@@ -52,7 +52,31 @@ SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear others, Share
 // Drafts with `first`, and with `second` for sentences where that has nothing.
 SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second);
 
-// Runs a drafter and replaces its tokens, for benchmarks: tokens [B][width] of every position of the outputs.
-SharedDrafter make_replayed_drafter(SharedDrafter inner, std::vector<int64_t> tokens, int64_t width, float probability);
+// Runs a drafter and replaces its tokens, for benchmarks.
+class ReplayedDrafter final : public Drafter {
+public:
+    // probability: that a token is right, for the policy.
+    ReplayedDrafter(SharedDrafter inner, float probability) : inner(std::move(inner)), probability(probability) {}
+
+    // tokens: [B][width], what the next batch drafts at every position of its outputs; profiled batches draft any.
+    void replay(std::vector<int64_t> new_tokens, int64_t new_width) {
+        tokens = std::move(new_tokens);
+        width = new_width;
+    }
+
+    int64_t max_width(const Batch& batch) const override { return inner->max_width(batch); }
+    std::vector<int> layers_read() const override { return inner->layers_read(); }
+    bool reads_all_predictions() const override { return inner->reads_all_predictions(); }
+    void begin_batch(const Batch& batch) override { inner->begin_batch(batch); }
+    void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { inner->begin(batch, sentences); }
+    void observe(const Work& work) override { inner->observe(work); }
+    void draft(Work& work) override;
+
+private:
+    const SharedDrafter inner;
+    const float probability;
+    std::vector<int64_t> tokens;
+    int64_t width = 0;
+};
 
 }  // namespace spec_dec

@@ -1,0 +1,144 @@
+// The Python classes of drafters, acceptance and the policy.
+
+#include "../drafters/drafters.h"
+
+#include "../acceptance.h"
+#include "../policy.h"
+#include "binding.h"
+
+namespace spec_dec {
+namespace {
+
+void bind_policy(nb::module_& m) {
+    using Points = std::vector<std::pair<double, double>>;
+    nb::class_<Plan>(m, "Plan")
+        .def_ro("width", &Plan::width)
+        .def_ro("threshold", &Plan::threshold)
+        .def_ro("rate", &Plan::rate)
+        .def_ro("pays", &Plan::pays);
+    const auto counts = [](std::vector<double> tried, std::vector<double> right, std::vector<double> drafts,
+                           std::vector<double> worthy, std::vector<double> survival) {
+        Counts result;
+        if (!tried.empty()) {
+            require(tried.size() == BINS && right.size() == BINS, "counts of another number of bins");
+            result.tried = std::move(tried);
+            result.right = std::move(right);
+        }
+        require(drafts.size() == worthy.size() && drafts.size() == survival.size(), "counts of several widths");
+        result.drafts = std::move(drafts);
+        result.worthy = std::move(worthy);
+        result.survival = std::move(survival);
+        return result;
+    };
+    const std::vector<double> none;
+    nb::class_<Policy>(m, "Policy")
+        .def(nb::init<int64_t>(), "width"_a)
+        .def(
+            "learn",
+            [counts](Policy& self, std::vector<double> tried, std::vector<double> right, std::vector<double> drafts,
+                     std::vector<double> worthy,
+                     std::vector<double> survival) { self.learn(counts(tried, right, drafts, worthy, survival)); },
+            "tried"_a, "right"_a, "drafts"_a, "worthy"_a, "survival"_a)
+        .def("learn_length", &Policy::learn_length, "source"_a, "output"_a)
+        .def("plan", &Policy::plan, "sentences"_a)
+        .def("drafts", &Policy::drafts, "sentences"_a, "source"_a)
+        .def("right_rate", &Policy::right_rate)
+        .def_prop_ro("width", [](const Policy& self) { return self.width; })
+        .def_prop_rw(
+            "costs",
+            [](const Policy& self) {
+                nb::dict result;
+                result["step"] = self.costs.step.measured();
+                result["verify"] = self.costs.verify.measured();
+                result["draft"] = self.costs.draft.measured();
+                result["prepare"] = self.costs.prepare.measured();
+                return result;
+            },
+            [](Policy& self, const nb::dict& costs) {
+                self.costs = Costs();
+                const auto fill = [&](const char* name, CostTable& into) {
+                    for (const auto& [rows, seconds] : nb::cast<Points>(costs[name])) into.add(rows, seconds);
+                };
+                fill("step", self.costs.step);
+                fill("verify", self.costs.verify);
+                fill("draft", self.costs.draft);
+                fill("prepare", self.costs.prepare);
+            });
+}
+
+}  // namespace
+
+void bind_drafters(nb::module_& m) {
+    nb::class_<Drafter>(m, "Drafter");
+    nb::class_<Path>(m, "Path").def(
+        "__init__",
+        [](Path* self, const Array<int64_t, 1>& ids, const Maybe<float, 2>& before, SharedLinear after,
+           SharedLinear of_hidden, SharedLinear of_before, SharedLinear of_state, SharedLinear to_rank) {
+            Path path{integers(ids), {}, after, of_hidden, of_before, of_state, to_rank};
+            if (after) {
+                require(before && static_cast<int>(ids.size()) == after->outputs, "a path scores other tokens");
+                path.before = table(before, after->inputs);
+                for (const int64_t id : path.ids)
+                    require(0 <= id && id < path.before.size, "a path has an unknown token");
+            }
+            if (to_rank) {
+                const int gates = of_hidden->outputs;
+                require(of_before->outputs == gates && of_state->outputs == gates && of_state->inputs * 3 == gates &&
+                            to_rank->inputs == of_state->inputs && to_rank->outputs == after->inputs &&
+                            of_before->inputs == after->inputs,
+                        "the layers of a path do not fit each other");
+            }
+            new (self) Path(std::move(path));
+        },
+        "ids"_a, "before"_a.none(), "after"_a.none(), "of_hidden"_a.none(), "of_before"_a.none(), "of_state"_a.none(),
+        "to_rank"_a.none());
+    nb::class_<MaskFeed>(m, "MaskFeed")
+        .def(
+            "__init__",
+            [](MaskFeed* self, const Array<float, 1>& vector, SharedLinear copy_attention,
+               const Maybe<float, 2>& positions) {
+                const auto width = static_cast<int64_t>(vector.size());
+                require(!copy_attention || (positions && copy_attention->outputs == width), "masks have another width");
+                new (self) MaskFeed{floats(vector), copy_attention, table(positions, width)};
+            },
+            "vector"_a, "copy_attention"_a.none(), "positions"_a.none());
+    m.def(
+        "feature_drafter",
+        [](std::shared_ptr<Transformer> model, Path path, MaskFeed feed, std::vector<int> layers, SharedLinear reader,
+           std::vector<SharedLinear> projections,
+           int64_t width) { return make_feature_drafter(model, path, feed, {layers, reader, projections}, width); },
+        "model"_a, "path"_a, "feed"_a, "layers"_a, "reader"_a, "projections"_a, "width"_a);
+    m.def(
+        "token_drafter",
+        [](std::shared_ptr<Transformer> model, std::shared_ptr<Transformer> encoder, Path path, MaskFeed feed,
+           bool caches_prefix,
+           int64_t width) { return make_token_drafter(model, encoder, path, feed, caches_prefix, width); },
+        "model"_a, "encoder"_a.none(), "path"_a, "feed"_a, "caches_prefix"_a, "width"_a);
+    m.def("source_copy_drafter", &make_source_copy_drafter, "pad"_a, "max_match"_a, "reads_output"_a);
+    m.def(
+        "jacobi_drafter",
+        [](int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool) {
+            return make_jacobi_drafter({block, window_ratio, length, initial, pool});
+        },
+        "block"_a, "window_ratio"_a, "length"_a, "initial"_a, "pool"_a);
+    m.def("heads_drafter", &make_heads_drafter, "expand"_a, "others"_a, "projection"_a);
+    m.def("fallback_drafter", &make_fallback_drafter, "first"_a, "second"_a);
+    nb::class_<ReplayedDrafter, Drafter>(m, "ReplayedDrafter", "Runs a drafter and replaces its tokens.")
+        .def(nb::init<SharedDrafter, float>(), "inner"_a, "probability"_a)
+        .def(
+            "replay",
+            [](ReplayedDrafter& self, const Array<int64_t, 2>& tokens) {
+                self.replay({tokens.data(), tokens.data() + tokens.size()}, static_cast<int64_t>(tokens.shape(1)));
+            },
+            "tokens"_a, "What the next batch drafts at every position of its outputs, [B, T].");
+    nb::class_<Acceptance>(m, "Acceptance");
+    m.def("accept_top_beta", &accept_top_beta, "beta"_a, "tau"_a);
+    m.def(
+        "accept_within_distance",
+        [](float epsilon, const Array<float, 1>& values) { return accept_within_distance(epsilon, floats(values)); },
+        "epsilon"_a, "values"_a);
+    m.def("accept_at_least", &accept_at_least, "block"_a, "rule"_a.none());
+    bind_policy(m);
+}
+
+}  // namespace spec_dec

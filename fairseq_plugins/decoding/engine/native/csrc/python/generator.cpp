@@ -1,0 +1,176 @@
+// The Python class of a method put together, which decodes batches.
+
+#include "../beam_search.h"
+#include "../greedy_search.h"
+#include "binding.h"
+
+namespace spec_dec {
+namespace {
+
+// A method put together, with memory that is used again for every batch.
+class Generator {
+public:
+    Generator(std::shared_ptr<Transformer> encoder, std::shared_ptr<Transformer> verifier, SharedLinear expand,
+              SharedLinear shrink, std::shared_ptr<Drafter> drafter, std::shared_ptr<Acceptance> acceptance,
+              std::shared_ptr<Policy> policy, int64_t beam, int64_t least_together, int64_t rows_together)
+        : encoder(std::move(encoder)),
+          verifier(verifier),
+          policy(policy),
+          beam(beam),
+          greedy(verifier, {std::move(expand), std::move(shrink)}, std::move(drafter), std::move(acceptance), policy),
+          search(verifier, std::max<int64_t>(beam, 1)) {
+        require(this->verifier && this->verifier->projection, "a generator needs a decoder");
+        budget.least_together = least_together;
+        budget.rows_together = rows_together;
+        budget.check_signals = [] {
+            nb::gil_scoped_acquire lock;
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        };
+    }
+
+    // Begins a batch; see the docstring below.
+    void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
+               int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
+               const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding, const Maybe<bool, 2>& padding) {
+        const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
+        Limits& limits = batch.limits;
+        limits = {verifier->projection->outputs, pad, unk, eos, min_len, max_len, unk_penalty, temperature, nullptr, 0};
+        for (const int64_t token : {pad, unk, eos, first_token}) {
+            require(0 <= token && token < limits.vocabulary, "a special symbol is outside of the vocabulary");
+        }
+        require(min_len <= max_len && max_len >= 0, "no output has such a length");
+        if (prefix) {
+            require(static_cast<int64_t>(prefix->shape(0)) == sentences, "prefixes of another number of sentences");
+            prefixes.assign(prefix->data(), prefix->data() + prefix->size());
+            for (const int64_t token : prefixes)
+                require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
+            limits.prefix = prefixes.data();
+            limits.prefix_width = static_cast<int64_t>(prefix->shape(1));
+        }
+        batch.first_token = first_token;
+        const nb::gil_scoped_release release;
+        const double began = seconds_now();
+        if (encoded) {
+            const auto dim = static_cast<int64_t>(encoded->shape(2));
+            require(padding.has_value() && dim == verifier->layers[0].cross_key_value->inputs, "other encoded sources");
+            require(encoded->shape(0) == source.shape(0) && padding->shape(0) == source.shape(0) &&
+                        encoded->shape(1) == padding->shape(1) && (!embedding || embedding->size() == encoded->size()),
+                    "encoded sources of another size");
+            const bool has_tokens = encoded->shape(1) == source.shape(1);
+            batch.sources.take(has_tokens ? source.data() : nullptr, encoded->data(),
+                               embedding ? embedding->data() : nullptr,
+                               reinterpret_cast<const uint8_t*>(padding->data()), sentences,
+                               static_cast<int64_t>(encoded->shape(1)), dim);
+        } else {
+            require(encoder != nullptr, "a generator without encoder needs encoded sources");
+            batch.sources.read(source.data(), sentences, width, pad);
+            batch.sources.encode(*encoder);
+        }
+        encoding += seconds_now() - began;
+        if (beam > 0) return;
+        if (policy) greedy.profile(sentences, budget);
+        greedy.begin(batch);
+    }
+
+    // Decodes until all sentences have ended, or have had so many iterations; returns whether all have ended.
+    bool run(int64_t iterations) {
+        const nb::gil_scoped_release release;
+        lengths_before = batch.lengths;
+        Budget own = budget;
+        own.iterations = iterations;
+        greedy.run(batch, own);
+        return std::all_of(batch.finished.begin(), batch.finished.end(), [](uint8_t ended) { return ended != 0; });
+    }
+
+    // Tokens and log-probabilities of all outputs, one after the other, their lengths, and tokens by iteration.
+    auto outputs() const {
+        std::vector<int64_t> tokens;
+        std::vector<float> log_probs;
+        for (int64_t b = 0; b < batch.sentences(); ++b) {
+            const int64_t begin = b * batch.columns + 1, end = begin + batch.lengths[b];
+            tokens.insert(tokens.end(), batch.tokens.begin() + begin, batch.tokens.begin() + end);
+            log_probs.insert(log_probs.end(), batch.log_probs.begin() + begin, batch.log_probs.begin() + end);
+        }
+        return std::make_tuple(as_numpy(std::move(tokens)), as_numpy(std::move(log_probs)), batch.lengths,
+                               batch.emitted);
+    }
+
+    // Of every sentence what the last call of `run` did: tokens, how many were drafted and accepted in the last
+    // iteration, and whether the output has ended.
+    nb::list last_iteration() const {
+        nb::list result;
+        for (int64_t b = 0; b < batch.sentences(); ++b) {
+            const int64_t* output = batch.output(b);
+            const std::vector<int64_t> tokens(output + lengths_before[b], output + batch.lengths[b]);
+            const bool has_run = !tokens.empty();
+            result.append(nb::make_tuple(tokens, has_run ? batch.drafted[b] : 0, has_run ? batch.accepted[b] : 0,
+                                         batch.finished[b] != 0));
+        }
+        return result;
+    }
+
+    // Of every sentence its hypotheses (tokens, log-probabilities, score) in the order in which they ended; and its
+    // steps.
+    auto run_beams() {
+        std::vector<int64_t> steps;
+        std::vector<std::vector<Hypothesis>> found;
+        {
+            const nb::gil_scoped_release release;
+            found = search.run(batch, budget, steps);
+        }
+        nb::list result;
+        for (auto& hypotheses : found) {
+            nb::list of_sentence;
+            for (auto& hypothesis : hypotheses) {
+                of_sentence.append(nb::make_tuple(as_numpy(std::move(hypothesis.tokens)),
+                                                  as_numpy(std::move(hypothesis.log_probs)), hypothesis.score));
+            }
+            result.append(of_sentence);
+        }
+        return std::make_pair(result, steps);
+    }
+
+    // Seconds by part, summed over threads.
+    nb::dict seconds() const {
+        PartSeconds sums = greedy.seconds;
+        for (int part = 0; part < PARTS; ++part) sums[part] += search.seconds[part];
+        sums[ENCODE] += encoding;
+        nb::dict result;
+        const char* names[PARTS] = {"encode", "prepare", "draft", "verify", "accept", "observe"};
+        for (int part = 0; part < PARTS; ++part) result[names[part]] = sums[part];
+        return result;
+    }
+
+private:
+    const std::shared_ptr<Transformer> encoder, verifier;
+    const std::shared_ptr<Policy> policy;
+    const int64_t beam;
+    GreedySearch greedy;
+    BeamSearch search;
+    Budget budget;
+    Batch batch;
+    std::vector<int64_t> prefixes, lengths_before;
+    double encoding = 0;
+};
+
+}  // namespace
+
+void bind_generator(nb::module_& m) {
+    nb::exception<std::domain_error>(m, "NothingMayEnd", PyExc_ValueError);
+    nb::class_<Generator>(m, "Generator")
+        .def(nb::init<std::shared_ptr<Transformer>, std::shared_ptr<Transformer>, SharedLinear, SharedLinear,
+                      std::shared_ptr<Drafter>, std::shared_ptr<Acceptance>, std::shared_ptr<Policy>, int64_t, int64_t,
+                      int64_t>(),
+             nb::kw_only(), "encoder"_a.none(), "verifier"_a, "expand"_a.none(), "shrink"_a.none(), "drafter"_a.none(),
+             "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "least_together"_a, "rows_together"_a)
+        .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
+             "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "encoded"_a.none(),
+             "embedding"_a.none(), "padding"_a.none())
+        .def("run", &Generator::run, "iterations"_a = -1)
+        .def("outputs", &Generator::outputs)
+        .def("last_iteration", &Generator::last_iteration)
+        .def("run_beams", &Generator::run_beams)
+        .def("seconds", &Generator::seconds);
+}
+
+}  // namespace spec_dec

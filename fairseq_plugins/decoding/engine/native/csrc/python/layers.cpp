@@ -1,0 +1,101 @@
+// The Python classes of layers and weights.
+
+#include "../kernels.h"
+#include "../transformer.h"
+#include "binding.h"
+
+namespace spec_dec {
+namespace {
+
+std::shared_ptr<Linear> linear(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> weight,
+                               const Maybe<float, 1>& bias, const Maybe<float, 1>& scale, WeightFormat format,
+                               bool batch_invariant) {
+    const bool is_int8 = format == WeightFormat::INT8_ROWS;
+    require(weight.dtype() == (is_int8 ? nb::dtype<int8_t>() : nb::dtype<float>()), "a weight has another type");
+    require(weight.size() > 0, "a weight is empty");
+    const auto outputs = static_cast<int>(weight.shape(0)), inputs = static_cast<int>(weight.shape(1));
+    require(!bias || static_cast<int>(bias->size()) == outputs, "a bias has another size");
+    require(scale.has_value() == is_int8 && (!scale || static_cast<int>(scale->size()) == outputs),
+            "the scales have another size");
+    require(kernels().supports(format), "this processor does not compute with this weight format");
+    return kernels().make_linear({weight.data(), scale ? scale->data() : nullptr, bias ? bias->data() : nullptr, inputs,
+                                  outputs, batch_invariant, owner_of(weight)},
+                                 format);
+}
+
+std::shared_ptr<Transformer> transformer(std::vector<Layer> layers, const Array<float, 2>& embedding, float scale,
+                                         const Maybe<float, 2>& positions, bool positions_every_layer,
+                                         Norm embedding_norm, Norm final_norm, SharedLinear projection) {
+    auto model = std::make_shared<Transformer>();
+    model->width = static_cast<int>(embedding.shape(1));
+    model->layers = std::move(layers);
+    model->embedding = table(embedding, model->width);
+    model->embedding_scale = scale;
+    model->positions = table(positions, model->width);
+    model->adds_positions_to_every_layer = positions_every_layer;
+    model->embedding_norm = std::move(embedding_norm);
+    model->final_norm = std::move(final_norm);
+    model->projection = std::move(projection);
+    model->check();
+    return model;
+}
+
+}  // namespace
+
+void bind_layers(nb::module_& m) {
+    nb::enum_<WeightFormat>(m, "WeightFormat")
+        .value("PANELS", WeightFormat::PANELS)
+        .value("ROWS", WeightFormat::ROWS)
+        .value("FP16_PANELS", WeightFormat::FP16_PANELS)
+        .value("FP16_AMX_TILES", WeightFormat::FP16_AMX_TILES)
+        .value("INT8_ROWS", WeightFormat::INT8_ROWS)
+        .value("INT8_PANELS", WeightFormat::INT8_PANELS);
+    nb::enum_<Activation>(m, "Activation")
+        .value("RELU", Activation::RELU)
+        .value("GELU", Activation::GELU)
+        .value("SILU", Activation::SILU);
+    m.def(
+        "supports", [](WeightFormat format) { return kernels().supports(format); }, "format"_a,
+        "Whether this processor computes with a weight format.");
+    nb::class_<Linear>(m, "Linear")
+        .def_ro("inputs", &Linear::inputs)
+        .def_ro("outputs", &Linear::outputs)
+        .def(
+            "__call__",
+            [](const Linear& self, const Array<float, 2>& x) {
+                require(static_cast<int>(x.shape(1)) == self.inputs, "the input has another width");
+                std::vector<float> y(x.shape(0) * self.outputs);
+                self.run(x.data(), static_cast<int64_t>(x.shape(0)), y.data());
+                return as_numpy(std::move(y));
+            },
+            "x"_a, "Apply to x [R, inputs]; returns R * outputs numbers.");
+    m.def("linear", &linear, "weight"_a, "bias"_a.none(), "scale"_a.none(), "format"_a, "batch_invariant"_a);
+    nb::class_<Norm>(m, "Norm")
+        .def(nb::init<>())
+        .def(
+            "__init__",
+            [](Norm* self, const Array<float, 1>& weight, const Array<float, 1>& bias, float epsilon) {
+                new (self) Norm{floats(weight), floats(bias), epsilon};
+            },
+            "weight"_a, "bias"_a, "epsilon"_a);
+    nb::class_<Layer>(m, "Layer")
+        .def(nb::init<>())
+        .def_rw("heads", &Layer::heads)
+        .def_rw("normalize_before", &Layer::normalize_before)
+        .def_rw("activation", &Layer::activation)
+        .def_rw("self_qkv", &Layer::self_qkv)
+        .def_rw("self_out", &Layer::self_out)
+        .def_rw("self_norm", &Layer::self_norm)
+        .def_rw("cross_query", &Layer::cross_query)
+        .def_rw("cross_key_value", &Layer::cross_key_value)
+        .def_rw("cross_out", &Layer::cross_out)
+        .def_rw("cross_norm", &Layer::cross_norm)
+        .def_rw("fc1", &Layer::fc1)
+        .def_rw("fc2", &Layer::fc2)
+        .def_rw("final_norm", &Layer::final_norm);
+    nb::class_<Transformer>(m, "Transformer");
+    m.def("transformer", &transformer, "layers"_a, "embedding"_a, "scale"_a, "positions"_a.none(),
+          "positions_every_layer"_a, "embedding_norm"_a, "final_norm"_a, "projection"_a.none());
+}
+
+}  // namespace spec_dec

@@ -1,0 +1,15 @@
+// The Python module.
+
+#include "../kernels.h"
+#include "binding.h"
+
+NB_MODULE(_kernels, m) {
+    using namespace spec_dec;
+    m.def("instruction_set", [] { return std::string(kernels().name); }, "The instruction set in use.");
+    m.def("runnable_instruction_sets", &runnable_instruction_sets, "Those that this processor runs, the best first.");
+    m.def("use_instruction_set", &use_instruction_set, "name"_a);
+    m.def("set_threads", &threads::set, "count"_a);
+    bind_layers(m);
+    bind_drafters(m);
+    bind_generator(m);
+}
