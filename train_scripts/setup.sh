@@ -64,7 +64,7 @@ say "Set-up: what pip says goes to $log."
 : >"$log"
 
 install_quietly --upgrade pip || die "pip could not be brought up to date: is a package index reachable?"
-install_quietly cython numpy 'setuptools<81' wheel || die "the build tools could not be installed (the reason is above)"
+install_quietly cython nanobind numpy 'setuptools<81' wheel || die "the build tools could not be installed (the reason is above)"
 
 if installed fairseq-fixed; then
     say "Set-up 1/3: fairseq is there."

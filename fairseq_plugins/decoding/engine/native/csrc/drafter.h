@@ -9,15 +9,9 @@
 
 #include "decoder.h"
 #include "limits.h"
+#include "survival.h"
 
 namespace spec_dec {
-
-constexpr int BINS = 10;  // of the probabilities that a drafter gives its tokens
-
-// The bin of a probability; NaN is in the first.
-inline int bin_of(float probability) {
-    return probability > 0 ? std::min(static_cast<int>(std::min(probability, 1.0f) * BINS), BINS - 1) : 0;
-}
 
 // The sentences of a batch and what is decoded of them.
 struct Batch {
@@ -60,8 +54,7 @@ struct Batch {
 
 // The drafts of some sentences, filled in token by token.
 //
-// With a threshold a draft ends before the first token that is less likely than this to survive. That is the product of
-// how often tokens of such probabilities were right.
+// With a threshold a draft ends before the first token that is less likely than this to survive.
 class Drafts {
 public:
     // Begins drafts of at most most[i] tokens, none of them longer than `width`.
@@ -82,16 +75,16 @@ public:
     // Adds a token that is right with this probability, says the drafter, given those before it. Returns whether the
     // draft goes on: not after a token that was not worth its row, which is left out.
     bool add(size_t index, int64_t token, float probability = 1) {
-        const int bin = bin_of(probability);
-        survival[index] *= right_rate[bin];
-        if (survival[index] < threshold) {
-            end(index);
-            return false;
-        }
-        const int64_t place = index * width + counts[index];
-        if (expected_survival) {
-            expected_survival[counts[index]] += survival[index];
-            expected_rows[counts[index]] += 1;
+        const int64_t position = counts[index], place = index * width + position;
+        survival[index] *= probability;
+        const int bin = bin_of(survival[index]);
+        if (seen) {
+            const size_t of_rates = seen->place(position, bin);
+            seen->seen[of_rates] += 1;
+            if (rates && rates->rate[of_rates] < threshold) {
+                end(index);
+                return false;
+            }
         }
         tokens[place] = token;
         bins[place] = static_cast<uint8_t>(bin);
@@ -115,11 +108,13 @@ public:
     int64_t longest() const { return counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end()); }
     int64_t room_of(size_t index) const { return room[index]; }
 
-    // Set by the policy: see policy.h.
+    // Set where a policy decides (policy.h): counts what is made, and ends drafts that are not worth their rows.
+    SurvivalCounts* seen = nullptr;
+    const SurvivalRates* rates = nullptr;
     float threshold = 0;
-    std::vector<float> right_rate = std::vector<float>(BINS, 1);
-    double *expected_survival = nullptr, *expected_rows = nullptr;  // [width], sums over drafts
-    bool wants_probabilities = false;
+
+    // Whether the probabilities of tokens are read.
+    bool wants_probabilities() const { return seen != nullptr; }
 
 private:
     int64_t width = 0;

@@ -87,9 +87,17 @@ void GreedySearch::begin(Batch& batch) {
     if (drafter) drafter->begin_batch(batch);
 }
 
+// How many sentences a thread decodes at a time: so many that their rows are as many as the model wants.
 int64_t GreedySearch::together(const Batch& batch, const Budget& budget) const {
+    const auto with_drafts = [&](int64_t width) {
+        return std::max({int64_t{1}, budget.least_together, budget.rows_together / (1 + width)});
+    };
     const int64_t width = drafter ? drafter->max_width(batch) : 0;
-    return std::max({int64_t{1}, budget.least_together, budget.rows_together / (1 + width)});
+    if (!policy) return with_drafts(width);
+    const int64_t without = std::min(with_drafts(0), batch.sentences());
+    const int64_t fewer = std::min(with_drafts(policy->plan(without).width), without);
+    const bool pays = policy->plan(fewer).rate * policy->costs.step.seconds(without) > without;
+    return policy->always_drafts || pays ? fewer : without;
 }
 
 void GreedySearch::run(Batch& batch, const Budget& budget) {
@@ -168,12 +176,14 @@ void GreedySearch::run(Batch& batch, const Budget& budget) {
     if (failure) std::rethrow_exception(failure);
 }
 
-double GreedySearch::profile_batch(int64_t sentences, int64_t width, PartSeconds& parts) {
-    constexpr int64_t SOURCE = 16, WARM_UP = 2, ITERATIONS = 5;
+// Profiles a batch of made-up sources, as it is in its first iterations.
+void GreedySearch::profile(int64_t sentences, int64_t width) {
+    constexpr int64_t SOURCE = 16, LEAST = 2, MOST = 6;
+    constexpr double SECONDS = 0.005;
     Batch batch;
     batch.limits.vocabulary = model->projection->outputs;
     // An output that never ends: any token may stand for EOS, which may not be there.
-    batch.limits.min_len = batch.limits.max_len = SOURCE + (WARM_UP + ITERATIONS) * (width + 1);
+    batch.limits.min_len = batch.limits.max_len = SOURCE + MOST * (width + 1);
     batch.limits.pad = 1 % batch.limits.vocabulary;
     batch.limits.eos = 2 % batch.limits.vocabulary;
     for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * SOURCE);
@@ -189,39 +199,35 @@ double GreedySearch::profile_batch(int64_t sentences, int64_t width, PartSeconds
     std::vector<int64_t> all(sentences);
     for (int64_t b = 0; b < sentences; ++b) all[b] = b;
     worker.admit(all, sentences);
-    if (width > 0) policy->costs.prepare.add(SOURCE, worker.seconds[PREPARE] / sentences);
-    std::array<std::vector<double>, PARTS> seen;
-    for (int64_t i = 0; i < WARM_UP + ITERATIONS; ++i) {
-        worker.seconds.fill(0);
+    Costs& costs = policy->costs;
+    if (width > 0) costs.prepare.add(SOURCE, worker.seconds[PREPARE] / sentences);
+    double spent = 0;
+    for (int64_t i = 0; i < MOST && (i < LEAST || spent < SECONDS); ++i) {
+        PartSeconds& took = worker.seconds;
+        took.fill(0);
         worker.iterate();
-        for (int part = 0; i >= WARM_UP && part < PARTS; ++part) seen[part].push_back(worker.seconds[part]);
+        const double accepting = took[ACCEPT] + took[OBSERVE];
+        spent += took[DRAFT] + took[VERIFY] + accepting;
+        if (width == 0) {
+            costs.step.add(sentences, took[DRAFT] + took[VERIFY] + accepting);
+        } else {
+            costs.draft.add(sentences * width, took[DRAFT]);
+            costs.verify.add(sentences * (1 + width), took[VERIFY]);
+            costs.accept.add(sentences, accepting);
+        }
     }
-    double whole = 0;
-    for (int part = 0; part < PARTS; ++part) {
-        std::nth_element(seen[part].begin(), seen[part].begin() + ITERATIONS / 2, seen[part].end());
-        parts[part] = seen[part][ITERATIONS / 2];
-        whole += parts[part];
-    }
-    return whole;
 }
 
-void GreedySearch::profile(int64_t sentences, const Budget& budget) {
-    Batch batch;
-    batch.sources.begins = {0, 1};
-    if (!policy || !drafter) return;
-    const int64_t most = std::min(together(batch, budget), sentences);
-    Costs& costs = policy->costs;
-    PartSeconds parts{};
-    for (int64_t n = 1; !costs.step.covers(most); n = std::min(2 * n, most)) {
-        if (!costs.step.covers(n)) costs.step.add(n, profile_batch(n, 0, parts));
-    }
-    for (int64_t n = 1; !costs.draft.covers(most * policy->width); n = std::min(4 * n, most)) {
-        for (const int64_t width : {int64_t{1}, (policy->width + 1) / 2, policy->width}) {
-            if (costs.draft.covers(n * width)) continue;
-            const double whole = profile_batch(n, width, parts);
-            costs.draft.add(n * width, parts[DRAFT]);
-            costs.verify.add(n * (1 + width), whole - parts[DRAFT]);
-        }
+void GreedySearch::profile(const Budget& budget) {
+    // Rows beyond these cost what a further one costs here.
+    constexpr int64_t MOST_ROWS = 64;
+    if (!policy || !drafter || policy->always_drafts) return;
+    for (const int64_t sentences : {1, 4, 16}) {
+        if (sentences > std::max(budget.least_together, budget.rows_together)) break;
+        profile(sentences, 0);
+        const int64_t most = std::min({policy->width, budget.rows_together, MOST_ROWS / sentences - 1});
+        if (sentences == 1 && most > 1) profile(1, 1);
+        profile(sentences, std::min<int64_t>(most, 8));
     }
 }
 

@@ -47,8 +47,8 @@ public:
     // NaN.
     void run(Batch& batch, const Budget& budget);
 
-    // Profiles costs for this many sentences that share a call, where the policy does not know them yet.
-    void profile(int64_t sentences, const Budget& budget);
+    // Profiles the costs that the policy reckons with.
+    void profile(const Budget& budget);
 
     PartSeconds seconds{};
 
@@ -56,7 +56,7 @@ private:
     friend class Worker;
 
     int64_t together(const Batch& batch, const Budget& budget) const;
-    double profile_batch(int64_t sentences, int64_t width, PartSeconds& parts);
+    void profile(int64_t sentences, int64_t width);
 
     std::shared_ptr<const Transformer> model;
     Decoder verifier;

@@ -43,7 +43,7 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
             const int64_t best = kernels().first_best(sums, size);
             previous[n] = ids[best];
             const float probability =
-                drafts.wants_probabilities ? 1 / kernels().sum_exponentials(sums, size, sums[best]) : 1;
+                drafts.wants_probabilities() ? 1 / kernels().sum_exponentials(sums, size, sums[best]) : 1;
             any |= drafts.add(which[n], previous[n], probability);
         }
     }

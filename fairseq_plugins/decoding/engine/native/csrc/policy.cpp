@@ -1,8 +1,5 @@
 #include "policy.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace spec_dec {
 namespace {
 
@@ -10,75 +7,77 @@ namespace {
 constexpr double EXPLORATION = 0.005;
 // What earlier drafts count for after each new one, and earlier sentences for their lengths.
 constexpr double MEMORY = 0.995;
-// Evidence, in tokens, for what a drafter says of its own tokens.
+// Evidence, in tokens, for what the drafter says of a bin, and for what all positions of a bin say of one of them.
 constexpr double PRIOR_TOKENS = 8;
+// Rounds of Dinkelbach's method (1967), which converges faster than linearly.
+constexpr int ROUNDS = 3;
 
 }  // namespace
 
-void CostTable::add(double rows, double seconds) {
-    auto place = std::lower_bound(points.begin(), points.end(), std::make_pair(rows, 0.0));
-    // More rows never take less time: what is measured otherwise is noise.
-    if (place != points.begin()) seconds = std::max(seconds, std::prev(place)->second);
-    if (place == points.end() || place->first != rows) place = points.insert(place, {rows, seconds});
-    place->second = std::min(place->second, seconds);
-    for (auto later = std::next(place); later != points.end(); ++later)
-        later->second = std::max(later->second, seconds);
+Policy::Policy(int64_t width, bool always_drafts) : width(width), always_drafts(always_drafts), known(width) {
+    update_rates();
 }
 
-double CostTable::slope(double rows) const {
-    if (points.empty()) return 0;
-    if (points.size() == 1) return points[0].second / points[0].first;
-    auto after = std::upper_bound(points.begin(), points.end(), std::make_pair(rows, HUGE_VAL));
-    if (after == points.begin()) ++after;
-    if (after == points.end()) --after;
-    const auto before = std::prev(after);
-    return (after->second - before->second) / (after->first - before->first);
-}
-
-double CostTable::seconds(double rows) const {
-    if (points.empty()) return 0;
-    auto after = std::upper_bound(points.begin(), points.end(), std::make_pair(rows, HUGE_VAL));
-    const auto before = after == points.begin() ? after : std::prev(after);
-    return std::max(before->second + (rows - before->first) * slope(rows), 1e-9);
-}
-
-Policy::Policy(int64_t width) : width(width) { known.clear(width); }
-
-std::vector<std::pair<double, double>> Policy::positions() const {
-    std::vector<std::pair<double, double>> result;
-    double survives = 1, is_worthy = 1, ratio = 1;
-    for (int64_t t = 0; t < width; ++t) {
-        // One draft more than were seen, as likely to go on as it was before.
-        const double next = (known.survival[t] + survives * ratio) / (known.drafts[t] + 1);
-        is_worthy = (known.worthy[t] + is_worthy * ratio) / (known.drafts[t] + 1);
-        ratio = survives > 0 ? std::min(next / survives, 1.0) : 0;
-        survives = next;
-        result.emplace_back(survives, std::max(is_worthy, survives));
+void Policy::update_rates() {
+    SurvivalRates rates;
+    double tried[BINS], right[BINS];
+    for (int bin = 0; bin < BINS; ++bin) {
+        tried[bin] = PRIOR_TOKENS;
+        right[bin] = PRIOR_TOKENS * (bin + 0.5) / BINS;
+        for (int64_t t = 0; t < width; ++t) {
+            tried[bin] += known.tried[t * BINS + bin];
+            right[bin] += known.right[t * BINS + bin];
+        }
     }
-    return result;
+    for (int64_t t = 0; t < width; ++t) {
+        for (int bin = 0; bin < BINS; ++bin) {
+            const size_t place = t * BINS + bin;
+            const double usual = right[bin] / tried[bin];
+            rates.rate.push_back((known.right[place] + PRIOR_TOKENS * usual) / (known.tried[place] + PRIOR_TOKENS));
+            // One draft more than were made, all of whose tokens are likely: what is unknown is tried.
+            rates.reach.push_back((known.seen[place] + (bin == BINS - 1)) / (known.drafts[t] + 1));
+        }
+    }
+    current = std::make_shared<const SurvivalRates>(std::move(rates));
 }
 
 Plan Policy::plan(double sentences) const {
-    std::lock_guard<std::mutex> lock(mutex);
-    Plan best{1, 0, 0, false};
-    double tokens = 1, rows = 1, rows_of_best = 1;
-    int64_t t = 0;
-    for (const auto& [survives, is_worthy] : positions()) {
-        tokens += survives;
-        rows += is_worthy;
-        const double seconds = costs.draft.seconds(sentences * ++t) + costs.verify.seconds(sentences * rows);
-        if (sentences * tokens <= best.rate * seconds) continue;
-        best.rate = sentences * tokens / seconds;
-        best.width = t;
-        rows_of_best = rows;
+    if (always_drafts) return {width, 0, 0, true};
+    const std::shared_ptr<const SurvivalRates> known_rates = rates();
+    const double without = sentences / costs.step.seconds(sentences);
+    Plan best;
+    double rate = without, rows_of_best = 1, tokens_of_best = 1;
+    for (int round = 0; round < ROUNDS; ++round) {
+        // A row is worth its time where its token is likelier than what that time brings elsewhere.
+        const double row = rate * costs.verify.slope(sentences * rows_of_best);
+        const double token = rate * costs.accept.slope(sentences * tokens_of_best);
+        const double threshold = row / std::max(1 - token, 0.1);
+        Plan found{1, static_cast<float>(threshold), 0, false};
+        double tokens = 1, rows = 1;
+        for (int64_t t = 0; t < width; ++t) {
+            for (int bin = 0; bin < BINS; ++bin) {
+                const double reach = known_rates->reach[t * BINS + bin], survives = known_rates->rate[t * BINS + bin];
+                if (survives < threshold) continue;
+                rows += reach;
+                tokens += reach * survives;
+            }
+            const double seconds = costs.draft.seconds(sentences * (t + 1)) + costs.verify.seconds(sentences * rows) +
+                                   costs.accept.seconds(sentences * tokens);
+            if (sentences * tokens <= found.rate * seconds) continue;
+            found.rate = sentences * tokens / seconds;
+            found.width = t + 1;
+            rows_of_best = rows;
+            tokens_of_best = tokens;
+        }
+        if (found.rate > best.rate) best = found;
+        rate = std::max(found.rate, without);
     }
-    // A row is worth its time where its token is more likely than what that time brings elsewhere (Dinkelbach 1967).
-    best.threshold = costs.verify.slope(sentences * rows_of_best) * best.rate;
-    best.pays = best.rate * costs.step.seconds(sentences) > sentences;
+    best.pays = best.rate > without;
     return best;
 }
 
 bool Policy::drafts(double sentences, double source) {
+    if (always_drafts) return true;
     const double rate = plan(sentences).rate;
     std::lock_guard<std::mutex> lock(mutex);
     // Of a sentence, which has its share of the call.
@@ -94,32 +93,33 @@ bool Policy::drafts(double sentences, double source) {
     return true;
 }
 
-std::vector<float> Policy::right_rate() const {
+void Policy::learn(const SurvivalCounts& more) {
+    if (more.width() == 0 || more.drafts[0] == 0) return;
     std::lock_guard<std::mutex> lock(mutex);
-    std::vector<float> rates;
-    for (int bin = 0; bin < BINS; ++bin) {
-        rates.push_back((PRIOR_TOKENS * (bin + 0.5) / BINS + known.right[bin]) / (PRIOR_TOKENS + known.tried[bin]));
-    }
-    return rates;
-}
-
-void Policy::learn(const Counts& counts) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (counts.drafts.empty()) return;
-    const double kept = std::pow(MEMORY, counts.drafts[0]);
-    const auto add = [&](std::vector<double>& sums, const std::vector<double>& more) {
-        for (size_t i = 0; i < std::min(sums.size(), more.size()); ++i) sums[i] = kept * sums[i] + more[i];
+    const double kept = always_drafts ? 1 : std::pow(MEMORY, more.drafts[0]);
+    const auto add = [&](std::vector<double>& sums, const std::vector<double>& values) {
+        for (size_t i = 0; i < std::min(sums.size(), values.size()); ++i) sums[i] = kept * sums[i] + values[i];
     };
-    add(known.tried, counts.tried);
-    add(known.right, counts.right);
-    add(known.drafts, counts.drafts);
-    add(known.worthy, counts.worthy);
-    add(known.survival, counts.survival);
+    add(known.drafts, more.drafts);
+    add(known.seen, more.seen);
+    add(known.tried, more.tried);
+    add(known.right, more.right);
+    update_rates();
 }
 
 void Policy::learn_length(double source, double output) {
     std::lock_guard<std::mutex> lock(mutex);
     output_per_source = MEMORY * output_per_source + (1 - MEMORY) * output / source;
+}
+
+std::shared_ptr<const SurvivalRates> Policy::rates() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return current;
+}
+
+SurvivalCounts Policy::counts() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return known;
 }
 
 }  // namespace spec_dec

@@ -88,46 +88,54 @@ void Worker::iterate() {
 void Worker::learn() {
     if (!search.policy) return;
     search.policy->learn(counts);
-    counts.clear(search.policy->width);
+    counts = SurvivalCounts(search.policy->width);
 }
 
 void Worker::draft() {
+    const int64_t sentences = work.active.size();
     int64_t drafted = 0, width = search.drafter ? search.drafter->max_width(batch) : 0;
     for (const int64_t b : work.active) drafted += batch.is_drafted[b];
     Drafts& drafts = work.drafts;
-    if (profiled_width) {
-        width = *profiled_width;
-        drafts.wants_probabilities = true;
-    } else if (search.policy && drafted > 0) {
-        const int64_t sentences = work.active.size();
-        plan = search.policy->plan(sentences);
+    drafts.seen = nullptr;
+    drafts.rates = nullptr;
+    if (search.policy && drafted > 0) {
+        plan_for(sentences);
         // A drafter that misses an iteration of a sentence cannot go on. One by itself is drafted to see how that goes.
         if (!plan.pays && drafted == sentences && sentences > 1) {
             for (const int64_t b : work.active) batch.is_drafted[b] = 0;
             drafted = 0;
         }
-        width = plan.width;
-        drafts.right_rate = search.policy->right_rate();
-        drafts.wants_probabilities = true;
+        width = std::min(width, plan.width);
+        drafts.seen = &counts;
+        drafts.rates = profiled_width ? nullptr : rates.get();
+        drafts.threshold = plan.threshold;
     }
-    drafts.threshold = 0;
-    drafts.expected_survival = drafts.expected_rows = nullptr;
     std::vector<int64_t> most;
     for (const int64_t b : work.active) most.push_back(batch.is_drafted[b] || batch.limits.prefix ? batch.left(b) : 0);
     drafts.begin(std::max(drafted > 0 ? width : 0, batch.limits.prefix_width), std::move(most));
     if (batch.limits.prefix) draft_prefix();
     drafts.limit_empty(width);
     if (drafted == 0) return;
-    if (search.policy && !profiled_width) {
-        drafts.threshold = static_cast<float>(plan.threshold);
-        drafts.expected_survival = counts.survival.data();
-        drafts.expected_rows = counts.worthy.data();
-        for (size_t index = 0; index < work.active.size(); ++index) {
-            const int64_t room = batch.is_drafted[work.active[index]] ? drafts.room_of(index) - drafts.count(index) : 0;
-            for (int64_t t = 0; t < room; ++t) counts.drafts[t] += 1;
-        }
+    for (size_t index = 0; drafts.seen && index < work.active.size(); ++index) {
+        if (!batch.is_drafted[work.active[index]]) continue;
+        const int64_t room = std::min(drafts.room_of(index) - drafts.count(index), counts.width());
+        for (int64_t t = 0; t < room; ++t) counts.drafts[t] += 1;
     }
     search.drafter->draft(work);
+}
+
+// Plans anew where the number of sentences or what is known of drafts has changed.
+void Worker::plan_for(int64_t sentences) {
+    if (profiled_width) {
+        plan.width = *profiled_width;
+        plan.pays = true;
+        return;
+    }
+    auto newest = search.policy->rates();
+    if (newest == rates && sentences == planned_for) return;
+    rates = std::move(newest);
+    planned_for = sentences;
+    plan = search.policy->plan(sentences);
 }
 
 // The given beginnings of outputs are their first drafts, even where they are empty.
@@ -274,10 +282,10 @@ void Worker::count_drafts() {
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];
         if (!batch.is_drafted[b] || (batch.limits.prefix && batch.lengths[b] == 0)) continue;
-        for (int64_t t = 0; t < std::min(work.gained[index], work.drafts.count(index)); ++t) {
-            const int bin = work.drafts.bin(index, t);
-            counts.tried[bin] += 1;
-            counts.right[bin] += batch.output(b)[batch.lengths[b] + t] == work.drafts.token(index, t);
+        for (int64_t t = 0; t < work.drafts.count(index); ++t) {
+            const size_t place = counts.place(t, work.drafts.bin(index, t));
+            counts.tried[place] += 1;
+            counts.right[place] += t < work.accepted[index];
         }
     }
 }

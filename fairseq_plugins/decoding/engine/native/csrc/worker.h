@@ -12,7 +12,7 @@ namespace spec_dec {
 class Worker {
 public:
     Worker(GreedySearch& search, Batch& batch) : search(search), work(batch), batch(batch) {
-        if (search.policy) counts.clear(search.policy->width);
+        if (search.policy) counts = SurvivalCounts(search.policy->width);
     }
 
     // Takes sentences that have no output yet. `share`: sentences that a call has together.
@@ -40,13 +40,15 @@ private:
     bool emit(size_t index, int64_t token, float log_prob);
     void draft_prefix();
     void count_drafts();
+    void plan_for(int64_t sentences);
 
     GreedySearch& search;
     Work work;
     Batch& batch;
-    Counts counts;
-    int64_t iterations = 0;
-    Plan plan{0, 0, 0, false};
+    SurvivalCounts counts;
+    int64_t iterations = 0, planned_for = 0;
+    Plan plan;
+    std::shared_ptr<const SurvivalRates> rates;
     Floats scores, head_states, states_ahead;
     std::vector<BestToken> best;
 };

@@ -44,11 +44,13 @@ SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second) {
 }
 
 void ReplayedDrafter::draft(Work& work) {
-    Drafts replayed = work.drafts;
+    thread_local SurvivalCounts ignored(1);
     // The inner drafter drafts all that it may.
-    work.drafts.threshold = 0;
-    work.drafts.expected_survival = nullptr;
+    Drafts replayed = work.drafts;
+    work.drafts.rates = nullptr;
+    work.drafts.seen = replayed.seen ? &ignored : nullptr;
     inner->draft(work);
+    if (tokens.empty()) return;
     std::swap(work.drafts, replayed);
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index], length = work.batch.lengths[b];

@@ -9,61 +9,71 @@
 namespace spec_dec {
 namespace {
 
+std::vector<double> doubles(const Array<double, 2>& array, int64_t width) {
+    require(static_cast<int64_t>(array.shape(0)) == width && array.shape(1) == BINS, "counts have another shape");
+    return {array.data(), array.data() + array.size()};
+}
+
+// Between Python's dictionaries of points and tables of costs.
+template <typename Change>
+void of_costs(Costs& costs, const Change& change) {
+    change("step", costs.step);
+    change("draft", costs.draft);
+    change("verify", costs.verify);
+    change("accept", costs.accept);
+    change("prepare", costs.prepare);
+}
+
 void bind_policy(nb::module_& m) {
-    using Points = std::vector<std::pair<double, double>>;
+    m.attr("BINS") = BINS;
     nb::class_<Plan>(m, "Plan")
         .def_ro("width", &Plan::width)
         .def_ro("threshold", &Plan::threshold)
         .def_ro("rate", &Plan::rate)
         .def_ro("pays", &Plan::pays);
-    const auto counts = [](std::vector<double> tried, std::vector<double> right, std::vector<double> drafts,
-                           std::vector<double> worthy, std::vector<double> survival) {
-        Counts result;
-        if (!tried.empty()) {
-            require(tried.size() == BINS && right.size() == BINS, "counts of another number of bins");
-            result.tried = std::move(tried);
-            result.right = std::move(right);
-        }
-        require(drafts.size() == worthy.size() && drafts.size() == survival.size(), "counts of several widths");
-        result.drafts = std::move(drafts);
-        result.worthy = std::move(worthy);
-        result.survival = std::move(survival);
-        return result;
-    };
-    const std::vector<double> none;
     nb::class_<Policy>(m, "Policy")
-        .def(nb::init<int64_t>(), "width"_a)
+        .def(nb::init<int64_t, bool>(), "width"_a, "always_drafts"_a = false)
         .def(
             "learn",
-            [counts](Policy& self, std::vector<double> tried, std::vector<double> right, std::vector<double> drafts,
-                     std::vector<double> worthy,
-                     std::vector<double> survival) { self.learn(counts(tried, right, drafts, worthy, survival)); },
-            "tried"_a, "right"_a, "drafts"_a, "worthy"_a, "survival"_a)
+            [](Policy& self, const Array<double, 1>& drafts, const Array<double, 2>& seen,
+               const Array<double, 2>& tried, const Array<double, 2>& right) {
+                SurvivalCounts counts;
+                const auto width = static_cast<int64_t>(drafts.size());
+                counts.drafts = {drafts.data(), drafts.data() + width};
+                counts.seen = doubles(seen, width);
+                counts.tried = doubles(tried, width);
+                counts.right = doubles(right, width);
+                self.learn(counts);
+            },
+            "drafts"_a, "seen"_a, "tried"_a, "right"_a,
+            "Adds drafts [W] that might have had a token at a place, and tokens [W, BINS] made, verified, accepted.")
+        .def(
+            "counts",
+            [](const Policy& self) {
+                const SurvivalCounts counts = self.counts();
+                return std::make_tuple(counts.drafts, counts.seen, counts.tried, counts.right);
+            },
+            "What `learn` has been told, and what was decoded.")
         .def("learn_length", &Policy::learn_length, "source"_a, "output"_a)
         .def("plan", &Policy::plan, "sentences"_a)
         .def("drafts", &Policy::drafts, "sentences"_a, "source"_a)
-        .def("right_rate", &Policy::right_rate)
-        .def_prop_ro("width", [](const Policy& self) { return self.width; })
+        .def_ro("width", &Policy::width)
         .def_prop_rw(
             "costs",
-            [](const Policy& self) {
+            [](Policy& self) {
                 nb::dict result;
-                result["step"] = self.costs.step.measured();
-                result["verify"] = self.costs.verify.measured();
-                result["draft"] = self.costs.draft.measured();
-                result["prepare"] = self.costs.prepare.measured();
+                of_costs(self.costs, [&](const char* name, CostTable& table) { result[name] = table.measured(); });
                 return result;
             },
             [](Policy& self, const nb::dict& costs) {
                 self.costs = Costs();
-                const auto fill = [&](const char* name, CostTable& into) {
-                    for (const auto& [rows, seconds] : nb::cast<Points>(costs[name])) into.add(rows, seconds);
-                };
-                fill("step", self.costs.step);
-                fill("verify", self.costs.verify);
-                fill("draft", self.costs.draft);
-                fill("prepare", self.costs.prepare);
-            });
+                of_costs(self.costs, [&](const char* name, CostTable& table) {
+                    if (!costs.contains(name)) return;
+                    for (const auto& [rows, seconds] : nb::cast<std::vector<std::pair<double, double>>>(costs[name]))
+                        table.add(rows, seconds);
+                });
+            },
+            "Seconds by size of each table, (rows, seconds).");
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ public:
         require(this->verifier && this->verifier->projection, "a generator needs a decoder");
         budget.least_together = least_together;
         budget.rows_together = rows_together;
+        greedy.profile(budget);
         budget.check_signals = [] {
             nb::gil_scoped_acquire lock;
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -68,7 +69,6 @@ public:
         }
         encoding += seconds_now() - began;
         if (beam > 0) return;
-        if (policy) greedy.profile(sentences, budget);
         greedy.begin(batch);
     }
 
