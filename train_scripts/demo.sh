@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a table of what draft-and-verify decoding gains. Usually run by `make train`, or `make demo DATA=...`.
 #
-#   train_scripts/demo.sh                                       a generated corpus
+#   train_scripts/demo.sh                                       the text of examples/cldr.en-de
 #   DATA=folder NAME=mytext.en-de train_scripts/demo.sh         a folder of raw text: train, valid (val, dev) and test
 #
 # The recipe that takes least time: the verifier is its own teacher, nothing is swept. Training ends after so many epochs, so that
@@ -65,7 +65,7 @@ get_text() {
         copy_text "$1"
         return
     fi
-    logged "$logs/corpus.log" spec-dec-corpus --out "$1" --train "$TRAIN_PAIRS" --valid "$VALID_PAIRS" --test "$TEST_PAIRS"
+    perform "${tool[@]}" example-text "$1" --train "$TRAIN_PAIRS" --valid "$VALID_PAIRS" --test "$TEST_PAIRS"
 }
 
 run_recipe

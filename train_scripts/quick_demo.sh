@@ -27,7 +27,7 @@ for file in "$correcting"/{verifier,drafter}.pt "$teacher/verifier.pt"; do
 done
 mkdir -p data-bin results checkpoints
 rm -rf "$work" "$results" "$models"
-mkdir -p "$work/ua-gec" "$work/generated" "$logs" "$models"
+mkdir -p "$work/ua-gec" "$logs" "$models"
 trap on_exit EXIT
 
 # binarise FOLDER MODEL SRC TGT SETS: the text of FOLDER with the dictionaries and subwords of MODEL, into FOLDER/bin.
@@ -62,10 +62,7 @@ logged "$logs/page.log" spec-dec-trace "$results/trace.jsonl" --html "$results/t
 say "Step through what was drafted and accepted: $results/trace.html"
 say
 say "2. A drafter from scratch: one layer for $teacher, $UPDATES updates on what that model says of $TRAIN_PAIRS generated sentences."
-logged "$logs/corpus.log" spec-dec-corpus --out "$work/generated/text" --train "$TRAIN_PAIRS" --valid 50 --test "$TEST_PAIRS"
-for set in train valid test; do
-    for language in en de; do cp "$work/generated/text/$set.$language" "$work/generated"; done
-done
+"${tool[@]}" example-text "$work/generated" --train "$TRAIN_PAIRS" --valid 50 --test "$TEST_PAIRS"
 binarise "$work/generated" "$teacher" en de "train valid test"
 logged "$logs/distil.log" spec-dec-distill decode "$work/generated/bin" --source-lang en --target-lang de --gen-subset train,valid \
     --path "$teacher/verifier.pt" --decoder greedy --max-tokens 3000 --max-len-b 60 --output "$work/generated/shards"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,34 @@ def run(*arguments: object) -> int:
 def test_lines_are_cleaned(tmp_path: Path) -> None:
     text = write(tmp_path / "text", ODD_LINES)
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.read_bytes()))
-    run("clean-lines", text, tmp_path / "clean", tmp_path / "text.gz", tmp_path / "unpacked")
-    assert read(tmp_path / "clean") == read(tmp_path / "unpacked") == CLEAN_LINES
+    (tmp_path / "text.xz").write_bytes(lzma.compress(text.read_bytes()))
+    for name in ("text", "text.gz", "text.xz"):
+        run("clean-lines", tmp_path / name, tmp_path / "clean")
+        assert read(tmp_path / "clean") == CLEAN_LINES
+
+
+def test_example_text(tmp_path: Path) -> None:
+    """The first pairs of each set; all sentences of a language differ, so that no set holds one of another."""
+    assert run("example-text", tmp_path / "all", "--train", 48000, "--valid", 500, "--test", 500) == 0
+    assert run("example-text", tmp_path / "few", "--train", 3, "--valid", 2, "--test", 1) == 0
+    for language, first in (
+        ("en", "You can help your uncle on January 20."),
+        ("de", "Sie können am 20. Januar Ihrem Onkel helfen."),
+    ):
+        sets = {name: read(tmp_path / f"all/{name}.{language}") for name in ("train", "valid", "test")}
+        assert {name: len(lines) for name, lines in sets.items()} == {"train": 48000, "valid": 500, "test": 500}
+        assert len(set().union(*sets.values())) == 49000
+        assert sets["test"][0] == first
+        for name, size in (("train", 3), ("valid", 2), ("test", 1)):
+            assert read(tmp_path / f"few/{name}.{language}") == sets[name][:size]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 501])
+def test_sizes_beyond_the_example_text_are_refused(tmp_path: Path, size: int) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"^--test {size}: must be from 1 to 500, the pairs in examples/cldr.en-de$"
+    ):
+        run("example-text", tmp_path, "--train", 1, "--valid", 1, "--test", size)
 
 
 @pytest.mark.parametrize(

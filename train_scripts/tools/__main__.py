@@ -39,6 +39,10 @@ def _clean_lines(args: argparse.Namespace) -> None:
         text.clean_lines(source, target)
 
 
+def _example_text(args: argparse.Namespace) -> None:
+    text.example_text(args.out, {"train": args.train, "valid": args.valid, "test": args.test})
+
+
 def _clean_pairs(args: argparse.Namespace) -> None:
     sources, targets, *outs = (Path(f"{side}.{end}") for side in (args.prefix, args.out) for end in args.languages)
     kept, total = text.clean_pairs(sources, targets, (outs[0], outs[1]), args.max_length, args.max_ratio)
@@ -92,7 +96,12 @@ def get_parser() -> argparse.ArgumentParser:
         return sub.add_argument
 
     add = tool("clean-lines", _clean_lines, "copy text with every kind of white space as one blank")
-    add("files", nargs="+", type=Path, metavar="IN OUT", help="text (.gz: compressed), and where it goes")
+    add("files", nargs="+", type=Path, metavar="IN OUT", help="text (.gz, .xz: compressed), and where it goes")
+
+    add = tool("example-text", _example_text, "write the first sentences of examples/cldr.en-de")
+    add("out", type=Path, help="folder for the sets")
+    for name, size in (("train", 24000), ("valid", 500), ("test", 500)):
+        add(f"--{name}", type=int, default=size, metavar="N", help="number of pairs (default: %(default)s)")
 
     add = tool("clean-pairs", _clean_pairs, "leave out pairs with an empty or too long side, or of unlike lengths")
     add("prefix", help="of the two files")
@@ -136,8 +145,12 @@ def get_parser() -> argparse.ArgumentParser:
                "make a text a little unlike what models were trained on")  # fmt: skip
     add("source", type=Path, help="the text")
     add("target", type=Path, help="where the altered sentences go")
-    add("--how", required=True, choices=alter.WAYS, help="cut: the first half of every sentence; lower: in lower case; "
-        "joined: every two sentences as one")
+    add(
+        "--how",
+        required=True,
+        choices=alter.WAYS,
+        help="cut: the first half of every sentence; lower: in lower case; joined: every two sentences as one",
+    )
 
     add = tool("apply-gpt2-bpe", lambda a: subwords.apply_gpt2(a.folder, file_pairs(a.files)),
                "cut text as GPT-2 and BART do")  # fmt: skip

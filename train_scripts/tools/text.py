@@ -1,6 +1,7 @@
 """Raw text: one sentence a line, line n of one side belongs to line n of the other."""
 
 import gzip
+import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/cldr.en-de"
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 TED_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
@@ -24,16 +27,15 @@ def refuse(message: str) -> NoReturn:
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, compressed where its name ends in .gz, with every kind of white space as one blank.
+    """The lines of a UTF-8 file (.gz, .xz: compressed), with every kind of white space as one blank.
 
     Only a line feed ends a line: what else looks like a line end, such as U+2028, would break pairs.
 
     Raises:
         ConfigurationError: where it is not UTF-8.
     """
-    opener = gzip.open if file.suffix == ".gz" else open
     try:
-        with opener(file, "rt", encoding="utf-8", newline="\n") as lines:
+        with OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", newline="\n") as lines:
             for line in lines:
                 yield " ".join(line.split())
     except UnicodeDecodeError:
@@ -49,6 +51,25 @@ def write_lines(file: Path, lines: Iterable[str]) -> None:
 def clean_lines(source: Path, target: Path) -> None:
     """Copy a file with its white space made regular (see `read_lines`)."""
     write_lines(target, read_lines(source))
+
+
+def example_text(out: Path, sizes: dict[str, int]) -> None:
+    """Write the first sentences of the English-German text in `examples`.
+
+    Args:
+        out: folder for {train,valid,test}.{en,de}; it is made where it is missing.
+        sizes: number of pairs of each set.
+
+    Raises:
+        ConfigurationError: where a set has fewer pairs.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for name, size in sizes.items():
+        for language in ("en", "de"):
+            lines = list(read_lines(EXAMPLE / f"{name}.{language}.xz"))
+            if not 1 <= size <= len(lines):
+                refuse(f"--{name} {size}: must be from 1 to {len(lines)}, the pairs in examples/{EXAMPLE.name}")
+            write_lines(out / f"{name}.{language}", lines[:size])
 
 
 def clean_pairs(
