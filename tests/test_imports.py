@@ -18,7 +18,7 @@ LAYERS = (
     ("decoding",),
     ("metrics",),
     ("pages",),
-    ("averaging", "benchmarks", "demo_corpus", "distillation", "tensorboard"),
+    ("averaging", "benchmarks", "distillation", "tensorboard"),
     ("criterions",),
     ("tasks",),
     ("api",),

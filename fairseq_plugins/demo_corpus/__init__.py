@@ -1,1 +1,0 @@
-"""The corpus of the demo: sentences in English and German, generated from the Unicode CLDR."""
