@@ -12,7 +12,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -221,21 +221,18 @@ class Options:
         models: list[nn.Module],
         drafter: BlockNat | None,
         task: SpecDecTask,
-        engine: Engine | None = None,
+        engine: Engine | NativeWeights | None = None,
         temperature: float = 1.0,
         beam: int = 1,
     ) -> MethodContext:
-        """What the method is built from; on the compiled kernels, unless an engine for PyTorch is given."""
-        precision = Precision.INT8_WEIGHTS if self.int8 else Precision.FP32
+        """Return what the method is built from; on the compiled kernels, unless an engine for PyTorch is given."""
+        weights = None if isinstance(engine, Engine) else engine
+        if engine is None:
+            weights = NativeWeights(precision=Precision.INT8_WEIGHTS if self.int8 else Precision.FP32)
+        if weights is not None:
+            engine = Engine(weights.precision, steady=weights.batch_invariant)
         return MethodContext(
-            models,
-            drafter,
-            task.source_dictionary,
-            task.target_dictionary,
-            engine or Engine(precision),
-            NativeWeights(precision=precision) if engine is None else None,
-            temperature,
-            beam,
+            models, drafter, task.source_dictionary, task.target_dictionary, engine, weights, temperature, beam
         )
 
     def backend(self, context: MethodContext, trace: TraceWriter | None = None, active: int = 0) -> Backend:
@@ -252,13 +249,13 @@ def decode(
     models: list[nn.Module],
     task: SpecDecTask,
     sample: dict[str, Any],
-    method: Options | Drafter,
+    method: Options | Drafter | Method,
     model: BlockNat | None = None,
     rule: Rule = exact,
-    engine: Engine | None = None,
+    engine: Engine | NativeWeights | None = None,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
-    """What our generator returns, and its statistics; arguments as for `decode_all`, of one batch."""
+    """What our generator returns, and its statistics; arguments as for `make_generator`, of one batch."""
     return decode_all(models, task, [sample], method, model, rule, engine, **options)
 
 
@@ -266,40 +263,68 @@ def decode_all(
     models: list[nn.Module],
     task: SpecDecTask,
     samples: list[dict[str, Any]],
-    method: Options | Drafter,
+    method: Options | Drafter | Method,
     model: BlockNat | None = None,
     rule: Rule = exact,
-    engine: Engine | None = None,
+    engine: Engine | NativeWeights | None = None,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
     """What one generator returns for all batches, one after the other, and its statistics.
 
     Args:
-        models: the verifiers.
-        task: gives the dictionary.
         samples: fairseq batches.
-        method: a method by its options, or a drafter to be put together with `rule`.
-        model: the trained drafter for methods that have one.
-        rule: what is accepted, when a drafter is given.
-        engine: what PyTorch's operations run with, on the loop in PyTorch (default: the fastest backend).
+        models, task, method, model, rule, engine: as for `make_generator`.
         options: as for `fairseq_greedy`.
     """
     per_batch = _per_batch(options)
+    generator, stats = make_generator(models, task, method, model, rule, engine, **options)
+    found = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
+    return found, stats.recorded
+
+
+def make_generator(
+    models: list[nn.Module],
+    task: SpecDecTask,
+    method: Options | Drafter | Method,
+    model: BlockNat | None = None,
+    rule: Rule = exact,
+    engine: Engine | NativeWeights | None = None,
+    trace: TraceWriter | None = None,
+    **options: Any,
+) -> tuple[DraftVerifyGenerator, "RecordedStats"]:
+    """Return a generator of ours, and the statistics that it fills.
+
+    Args:
+        models: the verifiers.
+        task: gives the dictionary.
+        method: a method by its options, one put together, or a drafter to be put together with `rule`.
+        model: the trained drafter for methods that have one.
+        rule: what is accepted, when a drafter is given.
+        engine: what PyTorch's operations run with, on the loop in PyTorch; or how the compiled kernels hold weights
+            (default: the fastest backend).
+        trace: takes down every iteration.
+        options: as for fairseq's generator.
+    """
     temperature = options.get("temperature", 1.0)
     beam = min(options.get("beam_size", 1), len(task.target_dictionary) - 1)
 
     def choose(spec: MethodSpec, trace: TraceWriter | None) -> Backend:
         if isinstance(method, Options):
             context = method.context(models, model, task, engine, temperature, beam)
+            # As the task does with --trace-file.
+            context = replace(context, is_traced=trace is not None)
             return method.backend(context, trace, options.get("active_sentences", 0))
-        verifier = Verifier(models, engine or Engine(), temperature)
-        return TorchBackend(Method(verifier, method, GreedySearch(rule)), trace=trace)
+        active = options.get("active_sentences", 0)
+        if isinstance(method, Method):
+            return TorchBackend(method, trace=trace, active_sentences=active)
+        operations = engine if isinstance(engine, Engine) else Engine()
+        verifier = Verifier(models, operations, temperature)
+        return TorchBackend(Method(verifier, method, GreedySearch(rule)), trace=trace, active_sentences=active)
 
     stats = RecordedStats()
     spec = method.spec if isinstance(method, Options) else methods.find("gad")
-    generator = DraftVerifyGenerator(models, task.target_dictionary, spec, choose, stats, **options)
-    found = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
-    return found, stats.recorded
+    generator = DraftVerifyGenerator(models, task.target_dictionary, spec, choose, stats, trace=trace, **options)
+    return generator, stats
 
 
 def _per_batch(options: dict[str, Any]) -> dict[str, Any]:
