@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding import generator
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.stats import SentenceStats
@@ -47,10 +47,14 @@ ACTIVE = st.integers(1, 5)
 def check(
     models: list, task: Any, sample: dict, method: Options, active: int, model: Any = None, **search: Any
 ) -> list[SentenceStats]:
-    """As fairseq's output, and every sentence in the iterations it has when all are decoded at once; the statistics."""
+    """As fairseq's output, and every sentence in the iterations it has when all are decoded at once; the statistics.
+
+    On the loop in PyTorch: the compiled kernels let sentences in by themselves (tests/decoding/test_native_backend.py).
+    """
     expected = fairseq_greedy(models, task, sample, **search)
-    _, at_once = decode(models, task, sample, method, model, **search)
-    drafted, stats = decode(models, task, sample, method, model, active_sentences=active, **search)
+    _, at_once = decode(models, task, sample, method, model, engine=Engine(), **search)
+    how = {"engine": Engine(), "active_sentences": active}
+    drafted, stats = decode(models, task, sample, method, model, **how, **search)
     assert_same_output(drafted, expected)
     # The window of jacobi is one and a half times the longest source beside it, and what a pool remembers of a sentence
     # near its limit depends on how far the others are.
@@ -144,7 +148,6 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
         return verify(self, state, draft)
 
     monkeypatch.setattr(Verifier, "verify", spy)
-    monkeypatch.setattr(generator, "_in_one_call", lambda method: None)
     lengths = [5, 30, 2, 9, 14, 0, 22, 7, 3, 11, 19, 1] * 4
     sample = make_sample(task, lengths)
     _, stats = decode([verifier], task, sample, NoDrafter(), active_sentences=8, max_len_b=30)
@@ -159,8 +162,11 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forced_beginnings_are_refused() -> None:
+    """By the loop in PyTorch; the compiled kernels take them."""
     task = make_task(12)
-    sample = make_sample(task, [3, 4, 5])
+    model, sample = make_transformer(task), make_sample(task, [3, 4, 5])
+    search = {"prefix_tokens": torch.full((3, 1), 7), "max_len_b": 20}
     with pytest.raises(ConfigurationError, match="--active-sentences.*--prefix-size"):
-        prefix = torch.full((3, 1), 7)
-        decode([make_transformer(task)], task, sample, NoDrafter(), active_sentences=2, prefix_tokens=prefix)
+        decode([model], task, sample, NoDrafter(), active_sentences=2, **search)
+    ours, _ = decode([model], task, sample, Options("greedy"), active_sentences=2, **search)
+    assert_same_output(ours, fairseq_greedy([model], task, sample, **search))

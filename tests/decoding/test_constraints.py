@@ -73,7 +73,7 @@ def test_the_best_of_scores_is_that_of_log_probabilities(
     scores = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
     before = scores.clone()
     where = torch.tensor(lengths), min(lengths), max(lengths)
-    best = constraints.best(scores, *where, lambda x: x.argmax(-1))
+    best = constraints.best(scores, *where)
     assert torch.equal(scores, before)
     log_probs = scores.float().log_softmax(-1)
     chosen = constraints.of_chosen(log_probs.gather(2, best[:, :, None])[:, :, 0], best)

@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.rules import TopBeta
-from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from tests.learned import learned_drafter
@@ -40,6 +38,7 @@ from tests.support import (
     fairseq_greedy,
     ids,
     make_drafter,
+    make_generator,
     make_sample,
     make_task,
     make_transformer,
@@ -358,7 +357,7 @@ def test_other_searches_are_refused(known: Known, options: dict[str, Any], named
 
 
 def test_constraints_are_refused(known: Known) -> None:
-    generator = DraftVerifyGenerator([known.verifier], known.task.target_dictionary, None, DecodingStats("greedy"))
+    generator, _ = make_generator([known.verifier], known.task, Options("greedy"))
     with pytest.raises(ConfigurationError, match="--constraints"):
         generator.generate([], known.sample, constraints=torch.zeros(7, 1))
 

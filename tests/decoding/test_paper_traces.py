@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.blockwise import BlockwiseDrafter
 from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
@@ -21,7 +20,7 @@ from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 from tests.strategies import STEADY, some
-from tests.support import RecordedStats, SpecDecTask, ids, make_sample, make_task, make_transformer
+from tests.support import SpecDecTask, decode, ids, make_sample, make_task, make_transformer
 
 # (position, whether all before it is right) -> the token that the verifier wants there
 Wish = Callable[[int, bool], int]
@@ -59,11 +58,9 @@ def run(
     sample = make_sample(task, [len(source) - 1])
     sample["net_input"]["src_tokens"] = torch.tensor([source])
     method = Method(ScriptedVerifier(output, len(task.target_dictionary), wish), drafter, GreedySearch())
-    stats = RecordedStats()
-    models = [make_transformer(task, ending=False)]
-    generator = DraftVerifyGenerator(models, task.target_dictionary, lambda: method, stats, max_len_b=60)
-    assert ids(generator.generate(models, sample))[0] == output
-    return stats.recorded[0].emitted
+    found, (stats,) = decode([make_transformer(task, ending=False)], task, sample, method, max_len_b=60)
+    assert ids(found)[0] == output
+    return stats.emitted
 
 
 def numbered(*texts: list[str]) -> tuple[SpecDecTask, list[list[int]]]:

@@ -5,25 +5,30 @@ import time
 
 import pytest
 
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.profile import PARTS, Profile
-from fairseq_plugins.decoding.stats import DecodingStats
 from tests.conftest import Corpus
-from tests.support import Options, ids, make_drafter, make_sample, make_task, make_transformer, run_in_process
+from tests.support import (
+    Options,
+    ids,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+    run_in_process,
+)
 
 
-def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_parts_add_up(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
     verifier, drafter = make_transformer(task), make_drafter(task, block_size=4)
-    options = Options("gad", block_size=4)
-
-    def build() -> Method:
-        return options.build([verifier], drafter, task)
-
-    generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, DecodingStats("gad"))
+    how = Options("gad", block_size=4)
+    generator, _ = make_generator([verifier], task, how, drafter, engine=Engine() if backend == "torch" else None)
     sample = make_sample(task, [3, 8, 5])
     expected = ids(generator.generate([verifier], sample))
+    assert generator.backend.name == backend
     # Not the time in which other processes had the core.
     monkeypatch.setattr(time, "perf_counter", time.process_time)
     profile = Profile()
@@ -39,24 +44,36 @@ def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(part[1] for part in parts) == pytest.approx(total[1])
 
 
-def test_what_a_warm_up_has_made_is_kept() -> None:
+def test_beam_search_has_a_profile() -> None:
+    """On the kernels, whose own counters are read: the search is a part of the verifier's."""
+    task = make_task()
+    generator, _ = make_generator([make_transformer(task)], task, Options("fast-beam"), beam_size=3)
+    profile = Profile()
+    profile.attach(generator)
+    generator.generate([], make_sample(task, [3, 8, 5]))
+    assert generator.backend.name == "native"
+    used = {name for name, seconds in profile.seconds.items() if seconds > 0}
+    assert used == {"verifier's encoder", "verifier", "other"}
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_what_a_warm_up_has_made_is_kept(backend: str) -> None:
     """Weights that were read, and on a GPU captured graphs: a profile of making them again says nothing."""
     task = make_task()
     verifier = make_transformer(task)
-    generator = DraftVerifyGenerator(
-        [verifier], task.target_dictionary, lambda: Options("greedy").build([verifier], None, task), DecodingStats("x")
-    )
+    engine = Engine() if backend == "torch" else None
+    generator, _ = make_generator([verifier], task, Options("greedy"), engine=engine)
     sample = make_sample(task, [3, 8, 5])
     generator.generate([verifier], sample)
-    warm = generator.method
+    warm = generator.backend
     profile = Profile()
     profile.attach(generator)
     generator.generate([verifier], sample)
-    assert generator.method is warm and profile.seconds["verifier"] > 0
+    assert generator.backend is warm and profile.seconds["verifier"] > 0
     generator.refresh()
     before = profile.seconds["verifier"]
     generator.generate([verifier], sample)
-    assert generator.method is not warm and profile.seconds["verifier"] > before
+    assert generator.backend is not warm and profile.seconds["verifier"] > before
 
 
 def test_inner_parts_are_taken_off_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,26 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.drafters import Drafter, StatelessDrafter
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.engine.engine import make_engine
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import everything
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.trace import Trace, TraceWriter, check_traceable, count_sentences, read_trace
-from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
+from fairseq_plugins.decoding.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.learned import learned_drafter, learned_rewriter
 from tests.support import (
     REPOSITORY,
     Options,
-    RecordedStats,
     ScriptedDrafter,
     always_right,
     always_wrong,
     fairseq_greedy,
     ids,
     make_drafter,
+    make_generator,
     make_sample,
     make_task,
     make_transformer,
@@ -70,22 +69,12 @@ def traced(
 ) -> tuple[Trace, list]:
     """Decode with a trace; return the trace as it is read back, and the hypotheses."""
 
-    def make() -> Method:
-        if isinstance(method, Options):
-            # As the task does with --trace-file.
-            return method.spec.build(replace(method.parts([verifier], model, task), is_traced=True), method.options)
-        if isinstance(method, Method):
-            return method
-        return Method(Verifier([verifier], make_engine()), method, GreedySearch())
-
     spec = methods.find("nat" if isinstance(method, Method) else "gad")
     if isinstance(method, Options):
         spec = method.spec
     settings = asdict(method.options) if isinstance(method, Options) else {}
     writer = TraceWriter(str(path), task.source_dictionary, task.target_dictionary, spec, settings)
-    generator = DraftVerifyGenerator(
-        [verifier], task.target_dictionary, make, RecordedStats(), trace=writer, max_len_b=20
-    )
+    generator, _ = make_generator([verifier], task, method, model, trace=writer, max_len_b=20)
     hypotheses = generator.generate([verifier], sample, **more)
     assert not path.exists(), "has its name before the run has ended"
     writer.close()
@@ -239,7 +228,7 @@ def test_what_the_drafter_says_of_its_tokens(tmp_path: Path, task: Any, verifier
     model = make_drafter(task, 1, block_size=6, **transitions)
     if transitions:
         torch.nn.init.normal_(model.decoder.transition.after.weight)
-    drafter = Listening(NatDrafter(model, 6, make_engine(), DraftOptions(keep_log_probs=True, with_survival=True)))
+    drafter = Listening(NatDrafter(model, 6, Engine(), DraftOptions(keep_log_probs=True, with_survival=True)))
     trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), drafter)
     assert_consistent(trace, hypotheses)
     for number, sentence in enumerate(trace.sentences):
@@ -301,7 +290,7 @@ class Alone(ScriptedDrafter):
 def test_a_forbidden_draft_without_a_verifier(tmp_path: Path, task: Any, verifier: Any) -> None:
     """The end is drafted at once, which is not allowed: the best token that is stands there, and nobody drafted it."""
     drafter = Alone(lambda sentence, done, width: [[EOS, 5, 6], [8, 9, EOS]][min(done, 1)], 3)
-    method = Method(DrafterIsVerifier(make_engine()), drafter, GreedySearch(everything))
+    method = Method(DrafterIsVerifier(Engine()), drafter, GreedySearch(everything))
     trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, [4]), method)
     assert_consistent(trace, hypotheses, [4])
     assert trace.sentences[0].output == [7, 8, 9, EOS]
@@ -354,15 +343,23 @@ def test_forbidden_tokens_have_no_score(tmp_path: Path, task: Any, verifier: Any
     assert trace.sentences[0].iterations[0].draft_log_probs == [None] * 3
 
 
-def test_decoding_without_a_trace_touches_none(task: Any, verifier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
+def test_decoding_without_a_trace_touches_none(
+    task: Any, verifier: Any, engine: Engine | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("__init__", "iteration", "write"):
         monkeypatch.setattr(TraceWriter, name, lambda *args, **more: pytest.fail("traced without being asked to"))
-    stats = RecordedStats()
-    generator = DraftVerifyGenerator(
-        [verifier], task.target_dictionary, lambda: Options("greedy").build([verifier], None, task), stats
-    )
+    generator, stats = make_generator([verifier], task, Options("greedy"), engine=engine)
     generator.generate([verifier], make_sample(task, LENGTHS))
     assert generator.trace is None and len(stats.recorded) == len(LENGTHS)
+
+
+def test_the_backend_says_why_a_trace_takes_the_loop(tmp_path: Path, task: Any, verifier: Any) -> None:
+    writer = TraceWriter(str(tmp_path / "t"), task.src_dict, task.tgt_dict, methods.find("greedy"), {})
+    for trace, name in ((writer, "torch"), (None, "native")):
+        generator, stats = make_generator([verifier], task, Options("greedy"), trace=trace)
+        assert generator.backend.name == name
+        assert ("--trace-file" in stats.backend) == (trace is not None)
 
 
 def test_same_output_with_and_without_trace(tmp_path: Path, task: Any, verifier: Any) -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import (
@@ -24,7 +23,7 @@ from fairseq_plugins.decoding.search.rules import (
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 from fairseq_plugins.decoding.verifier import verification
 from tests.strategies import STEADY, some
-from tests.support import RecordedStats, ScriptedDrafter, decode, ids, make_sample, make_task, make_transformer
+from tests.support import ScriptedDrafter, decode, ids, make_sample, make_task, make_transformer
 
 
 def log_probs_of(*rows: list[float]) -> torch.Tensor:
@@ -226,12 +225,9 @@ def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> 
         return [number[word] for word in next(turns)[done:]][:width]
 
     method = Method(PrintedVerifier(verified, number, best, gap), ScriptedDrafter(script, 10), GreedySearch(rule))
-    stats = RecordedStats()
-    models = [make_transformer(task, 0, ending=False)]
-    generator = DraftVerifyGenerator(models, task.target_dictionary, lambda: method, stats)
-    tokens = ids(generator.generate(models, make_sample(task, [1])))[0]
+    found, (stats,) = decode([make_transformer(task, 0, ending=False)], task, make_sample(task, [1]), method)
     assert not list(turns), "every printed iteration took place"
-    return task.target_dictionary.string(tokens), stats.recorded[0].emitted
+    return task.target_dictionary.string(ids(found)[0]), stats.emitted
 
 
 @pytest.mark.parametrize(
