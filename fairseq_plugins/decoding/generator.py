@@ -100,7 +100,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         bos_token: int | None = None,
     ) -> Hypotheses:
         started = time.perf_counter()
-        request = self._request(sample, prefix_tokens, constraints, bos_token)
+        request = self.request(sample, prefix_tokens, constraints, bos_token)
         return self._finish(sample, self.backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
@@ -111,17 +111,17 @@ class DraftVerifyGenerator(SequenceGenerator):
             kwargs: as for `generate`.
         """
         started = time.perf_counter()
-        decoded = yield from self.backend.steps(*self._request(sample, **kwargs))
+        decoded = yield from self.backend.steps(*self.request(sample, **kwargs))
         return self._finish(sample, decoded, started, False)
 
-    def _request(
+    def request(
         self,
         sample: dict[str, Any],
         prefix_tokens: Tensor | None = None,
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> tuple[dict[str, Any], Constraints, int]:
-        """What a backend is asked for.
+        """Return what a backend is asked for: arguments of `Backend.decode`.
 
         Raises:
             ConfigurationError: for what is not for this decoder.

@@ -61,6 +61,12 @@ class TorchBackend:
                 return Decoded(batch.outputs, batch.emitted)
             yield self._step_outputs(advance, rows or batch.state.sentences, len(batch.outputs))
 
+    def advances(
+        self, sample: dict[str, Any], constraints: Constraints, first_token: int
+    ) -> Iterator[Advance | BeamAdvance]:
+        """Decode a batch, and yield what every iteration adds, on the device: `steps` waits for it to read tokens."""
+        return self._loop(self._batch(sample, constraints, first_token))
+
     def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
         if constraints.prefix is not None and self.active_sentences:
             raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")

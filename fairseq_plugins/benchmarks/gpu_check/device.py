@@ -60,8 +60,10 @@ def one_synchronisation(place: Place) -> Outcome:
         for _ in range(PASSES):
             decoded(bench, generator, bench.order, place.batch_sizes[1])
         sample = bench.session.batch(bench.dataset, bench.order[: place.batch_sizes[1]])
+        backend = generator.backend
+        assert isinstance(backend, TorchBackend)
         with torch.inference_mode(), _warns_of_waiting(place):
-            counts = count_waits(generator.steps(sample))
+            counts = count_waits(backend.advances(*generator.request(sample)))
         good &= max(counts) == 1 or not place.is_gpu
         rows.append([contender.name, str(len(counts)), str(max(counts))])
     return judged(good, "once an iteration" if good else "not once an iteration", rows=rows)

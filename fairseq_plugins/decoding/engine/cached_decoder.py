@@ -165,10 +165,10 @@ class CachedDecoder:
         assert self.cache is not None and self.cross is not None, "call start() first"
         self._grow(layout.slots)
         fed = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
-        x = self._run(tokens, layout, states, masks, fed, added)
+        x = self._run_layers(tokens, layout, states, masks, fed, added)
         return x if self.project_out is None else self.project_out(x)
 
-    def _run(
+    def _run_layers(
         self,
         tokens: Tensor,
         layout: Chain | StepLayout | BeamLayout,

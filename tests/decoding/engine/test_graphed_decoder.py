@@ -25,7 +25,7 @@ from fairseq_plugins.decoding.engine import cached_decoder as cached_decoder_mod
 from fairseq_plugins.decoding.engine import graphed_decoder
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
-from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, capture_on_cuda
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, Shape, cached_decoder
 from fairseq_plugins.decoding.engine.layout import Chain, Span
@@ -44,7 +44,6 @@ from tests.strategies import (
 )
 from tests.support import (
     Options,
-    RecordedStats,
     assert_same_hypotheses,
     assert_same_output,
     fairseq_beam,
@@ -52,6 +51,7 @@ from tests.support import (
     ids,
     make_args,
     make_drafter,
+    make_generator,
     make_sample,
     make_task,
     make_transformer,
@@ -138,23 +138,10 @@ def graphing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, **limits: int)
     return Engine(graphs=Graphs(recorder, "cpu"))
 
 
-def make_generator(
-    engine: Engine, models: list, task: Any, method: Options, model: Any = None, **search: Any
-) -> tuple[DraftVerifyGenerator, RecordedStats]:
-    """A generator that can decode several batches."""
-    temperature = search.get("temperature", 1.0)
-    stats = RecordedStats()
-    beam = search.get("beam_size", 1)
-    build = lambda: method.build(models, model, task, engine, temperature, beam=beam)  # noqa: E731
-    searches_beams = method.spec.searches_beams
-    dictionary = task.target_dictionary
-    return DraftVerifyGenerator(models, dictionary, build, stats, searches_beams=searches_beams, **search), stats
-
-
 def decoders(generator: DraftVerifyGenerator) -> list[CachedDecoder]:
     """The verifiers' and the drafter's."""
-    assert generator.method is not None
-    verifier, drafter = generator.method.verifier, generator.method.drafter
+    method = generator.backend.method
+    verifier, drafter = method.verifier, method.drafter
     return [*getattr(verifier, "decoders", []), *([drafter.decoder.cached] if hasattr(drafter, "make_draft") else [])]
 
 
@@ -173,13 +160,15 @@ def check(
     """Decode batch after batch with and without graphs; lossless methods also as fairseq does."""
     search = dict(search)
     per_batch = {"bos_token": search.pop("bos_token")} if "bos_token" in search else {}
-    plain, plain_stats = make_generator(Engine(), models, task, method, model, active_sentences=active, **search)
+    plain, plain_stats = make_generator(models, task, method, model, active_sentences=active, engine=Engine(), **search)
     samples = [make_sample(task, sources, seed + number) for number, sources in enumerate(batches)]
     expected = [plain.generate(models, sample, **per_batch) for sample in samples]
     recorder = Recorder()
     with monkeypatch.context() as patch:
         engine = graphing(patch, recorder, **(limits or {}))
-        graphed, graphed_stats = make_generator(engine, models, task, method, model, active_sentences=active, **search)
+        graphed, graphed_stats = make_generator(
+            models, task, method, model, active_sentences=active, engine=engine, **search
+        )
         for sample, wanted in zip(samples, expected, strict=True):
             ours = graphed.generate(models, sample, **per_batch)
             assert_same_hypotheses(ours, wanted)
@@ -369,7 +358,7 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
         search = {"beam_size": 3} if method == "fast-beam" else {}
         options = Options(method, 5) if method == "gad" else Options(method)
         engine = graphing(monkeypatch, recorder, EAGER_USES=uses)
-        generator, _ = make_generator(engine, [verifier], task, options, drafter, max_len_b=12, **search)
+        generator, _ = make_generator([verifier], task, options, drafter, max_len_b=12, engine=engine, **search)
         for seed in range(2):
             generator.generate([], make_sample(task, [5, 30, 2, 9, 14], seed))
         captures.append(recorder.captures)
@@ -391,18 +380,18 @@ def test_scores_do_not_depend_on_how_often_a_shape_came_up(steady: bool, monkeyp
     sample = make_sample(task, [5, 30, 2, 9, 14], 3)
     recorder = Recorder()
     engine = replace(graphing(monkeypatch, recorder), steady=steady)
-    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=20)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=engine)
     replays, outputs = [], []
     for _ in range(4):
         outputs.append(bits(generator.generate([], sample)))
         replays.append(recorder.replays)
     assert replays[0] < replays[2] < replays[3]
     off = replace(engine, graphs=Graphs(recorder, "cpu", enabled=False))
-    generator, _ = make_generator(off, [verifier], task, Options("gad", 5), drafter, max_len_b=20)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=off)
     outputs.append(bits(generator.generate([], sample)))
     assert all(output == outputs[0] for output in outputs)
     assert off.graphs.captures == 0 < off.graphs.launched and not off.graphs.are_on
-    plain, _ = make_generator(Engine(), [verifier], task, Options("gad", 5), drafter, max_len_b=20)
+    plain, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=Engine())
     # That the comparison can fail.
     assert steady or bits(plain.generate([], sample)) != outputs[0]
 
@@ -426,7 +415,7 @@ def test_other_errors_are_seen_and_do_not_switch_graphs_off(
 
     engine = Engine(graphs=Graphs(capture, "cpu"))
     monkeypatch.setattr(graphed_decoder, "EAGER_USES", 0)
-    generator, _ = make_generator(engine, [verifier], task, Options("greedy"), max_len_b=20)
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=20, engine=engine)
     with pytest.raises(type(error), match=str(error)):
         generator.generate([], sample)
     assert engine.graphs.are_on and not caplog.messages
@@ -459,7 +448,9 @@ def test_rows_go_several_at_a_time(method: str, active: int, monkeypatch: pytest
     taken = []
     recorder = Recorder()
     engine = graphing(monkeypatch, recorder)
-    generator, stats = make_generator(engine, [verifier], task, options, drafter, active_sentences=active, **search)
+    generator, stats = make_generator(
+        [verifier], task, options, drafter, active_sentences=active, engine=engine, **search
+    )
     generator.generate([], make_sample(task, lengths[0]))
     assert taken and all(4 * (before - after) >= before for before, after in taken)
     if method != "fast-beam":
@@ -510,8 +501,8 @@ def test_an_iteration_waits_once_and_sends_nothing(
     verifier = make_transformer(task, 8)
     drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
     engine = graphing(monkeypatch, Recorder(), EAGER_USES=10**9)
-    generator, _ = make_generator(engine, [verifier], task, method, drafter, max_len_b=20)
-    iterations = generator.iterate(make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7]))
+    generator, _ = make_generator([verifier], task, method, drafter, max_len_b=20, engine=engine)
+    iterations = generator.backend.advances(*generator.request(make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7])))
     seen, rows = [], []
     with torch.inference_mode():
         next(iterations)
@@ -547,7 +538,7 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
     recorder = Recorder()
     engine = graphing(monkeypatch, recorder)
-    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
     for seed in range(6):
         generator.generate([], make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7], seed))
     eager = len(steps) - 2 * recorder.captures
@@ -565,7 +556,7 @@ def test_what_other_batches_leave_in_memory_is_not_read(monkeypatch: pytest.Monk
     expected = [fairseq_greedy([verifier], task, sample, max_len_b=40) for sample in samples]
     recorder = Recorder()
     engine = graphing(monkeypatch, recorder, EAGER_USES=0)
-    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
     for sample, wanted in zip(samples, expected, strict=True):
         assert_same_output(generator.generate([], sample), wanted)
         with torch.inference_mode():
@@ -581,7 +572,9 @@ def test_memory_is_that_of_the_largest_shape(monkeypatch: pytest.MonkeyPatch) ->
     """However many batches there are, keys, values and results of all shapes lie in the same place."""
     task = make_task(60)
     verifier = make_transformer(task, 8, ending=False)
-    generator, _ = make_generator(graphing(monkeypatch, Recorder()), [verifier], task, Options("greedy"), max_len_b=40)
+    generator, _ = make_generator(
+        [verifier], task, Options("greedy"), max_len_b=40, engine=graphing(monkeypatch, Recorder())
+    )
     sizes = []
     for sources in ([40] * 6, [3] * 5, [7], [22] * 3, [40] * 6):
         generator.generate([], make_sample(task, sources))
@@ -598,7 +591,7 @@ def test_the_graph_that_was_not_used_for_longest_goes(monkeypatch: pytest.Monkey
     verifier = make_transformer(task, 8, ending=False)
     recorder = Recorder()
     engine = graphing(monkeypatch, recorder, EAGER_USES=1, MAX_GRAPHS=2)
-    generator, _ = make_generator(engine, [verifier], task, Options("greedy"), max_len_b=10)
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=10, engine=engine)
     shapes = []
     for size in (4, 1, 4, 2, 2, 1):
         generator.generate([], make_sample(task, [5] * size))
@@ -624,7 +617,7 @@ def test_giving_up_takes_one_line(
     recorder = Recorder(fails_from)
     engine = graphing(monkeypatch, recorder)
     with caplog.at_level(logging.INFO):
-        generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
+        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
         for sample in samples:
             expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
             assert_same_output(generator.generate([], sample), expected)
@@ -632,7 +625,7 @@ def test_giving_up_takes_one_line(
     assert "operation would make the capture fail" in line and "--no-cuda-graphs" in line and "\n" not in line
     assert recorder.captures == fails_from
     # Decoders of this engine that are made later do not try.
-    again, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
+    again, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
     again.generate([], samples[0])
     assert recorder.captures == fails_from and engine.graphs.failed
 
@@ -650,7 +643,7 @@ def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(CachedDecoder, "_embed", waits)
     engine = graphing(monkeypatch, Recorder())
-    generator, _ = make_generator(engine, [verifier], task, Options("greedy"), max_len_b=40)
+    generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40, engine=engine)
     generator.generate([], make_sample(task, [5, 7]))
     assert engine.graphs.failed
 
@@ -683,8 +676,9 @@ def test_switch() -> None:
     verifier = make_transformer(task, 8)
     for off, eval_bleu, wanted in ((False, False, True), (True, False, False), (False, True, None)):
         task.cfg.decoding_method, task.cfg.no_cuda_graphs, task.cfg.eval_bleu = "greedy", off, eval_bleu
+        task.cfg.no_compiled_steps = True
         generator = task.build_generator([verifier], make_args(beam=1))
-        engine = generator.build_method().verifier.engine
+        engine = generator.backend.method.verifier.engine
         assert (None if engine.graphs is None else engine.graphs.are_on) == wanted
         if engine.graphs is not None:
             assert engine.graphs.capture is capture_on_cuda and engine.graphs.device_type == "cuda"
@@ -703,8 +697,8 @@ def test_cuda_graphs(drafter_options: dict[str, Any]) -> None:
     expected = [ids(fairseq_greedy([verifier], task, sample, max_len_b=40)) for sample in samples]
     outputs = []
     for wanted in (True, False):
-        engine = make_engine(graphs=Graphs(enabled=wanted))
-        generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, max_len_b=40)
+        engine = Engine(graphs=Graphs(enabled=wanted))
+        generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
         outputs.append([ids(generator.generate([], sample)) for sample in samples])
         assert any(getattr(decoder, "graphs", None) for decoder in decoders(generator)) == wanted
         assert not engine.graphs.failed and (engine.graphs.captures > 0) == wanted
@@ -720,8 +714,8 @@ def test_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
     verifier = make_transformer(task, 8).to(dtype).cuda()
     drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(dtype).cuda()
     search = {"max_len_a": 0, "max_len_b": 30}
-    engine = make_engine(graphs=Graphs(), steady=True)
-    greedy, _ = make_generator(engine, [verifier], task, Options("greedy"), **search)
+    engine = Engine(graphs=Graphs(), steady=True)
+    greedy, _ = make_generator([verifier], task, Options("greedy"), engine=engine, **search)
     sample = make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7])
     sources = sample["net_input"]["src_tokens"]
     expected = []
@@ -729,7 +723,7 @@ def test_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
         tokens = row[row != task.source_dictionary.pad()][None]
         alone = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}}
         expected += ids(greedy.generate([], utils.move_to_cuda(alone)))
-    generator, _ = make_generator(engine, [verifier], task, Options("gad", 5), drafter, **search)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, engine=engine, **search)
     for _ in range(4):
         assert ids(generator.generate([], utils.move_to_cuda(sample))) == expected
     assert engine.graphs.are_on and engine.graphs.replays > 0
