@@ -125,13 +125,14 @@ class Sentence:
         }
 
 
+@torch.inference_mode()
 def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str = "pad") -> Trace:
     """Solve one sentence by Parallel Jacobi iterations (Algorithm 1) and note what happened.
 
     The length of the target is not given: iterations go on until the first EOS and all before it are a fixed point.
 
     Args:
-        generator: a drafting generator, for its models and generation options.
+        generator: a drafting generator on the loop in PyTorch, for its models and generation options.
         sample: a fairseq batch of one sentence.
         initial: first guess of every token: "pad" as in the paper, "unk", or "source" for the token at its position.
     """

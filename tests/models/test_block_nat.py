@@ -12,7 +12,7 @@ from fairseq_plugins.data.block_masking import Blocks, sample_blocks
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
@@ -67,7 +67,7 @@ def test_training_computes_what_decoding_computes(options: dict[str, Any], atten
         prefix = int(blocks.positions[row, blocks.prefix_width]) - 1
         source = sample["net_input"]["src_tokens"][row : row + 1]
         alone = {"net_input": {"src_tokens": source, "src_lengths": sample["net_input"]["src_lengths"][row : row + 1]}}
-        drafter = NatDrafter(model, 4, make_engine(), DraftOptions(keep_log_probs=True))
+        drafter = NatDrafter(model, 4, Engine(), DraftOptions(keep_log_probs=True))
         drafter.start(alone, verifier.encoder(**alone["net_input"]))
         tokens = torch.cat([previous[row : row + 1, : prefix + 1], torch.full((1, 20), 1)], dim=1)
         state = DecodingState(tokens, torch.tensor([prefix]), [prefix], constraints, torch.zeros(tokens.shape))

@@ -20,29 +20,20 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from PIL import Image
 
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.stats import DecodingStats
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages import ddgviz, ddgviz_figure, ddgviz_page, fonts
 from fairseq_plugins.pages.ddg import SOURCE, Sentence, Trace, trace
 from tests.conftest import Corpus
-from tests.support import Options, fairseq_greedy, ids, make_sample, make_task, make_transformer, scores
+from tests.support import Options, fairseq_greedy, ids, make_generator, make_sample, make_task, make_transformer, scores
 
 # ---------------------------------------------------------------------------------------------- the iterations
 
 
 def solve(models: list, task: Any, sample: dict, initial: str = "pad", **options: Any) -> Trace:
-    """The Jacobi iterations of a sample of one sentence."""
-    temperature = options.get("temperature", 1.0)
-    generator = DraftVerifyGenerator(
-        models,
-        task.target_dictionary,
-        build_method=lambda: Options("greedy").build(models, None, task, temperature=temperature),
-        stats=DecodingStats("test"),
-        **options,
-    )
-    with torch.no_grad():
-        return trace(generator, sample, initial)
+    """Return the Jacobi iterations of a sample of one sentence."""
+    generator, _ = make_generator(models, task, Options("greedy"), engine=Engine(), **options)
+    return trace(generator, sample, initial)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -140,7 +140,7 @@ def test_drafter_as_verifier_is_refused() -> None:
 def fit(task: SpecDecTask, decoder: str, drafter: Any = None, models: Any = None, **options: Any) -> None:
     chosen = Options(decoder, **options)
     models = models or [make_transformer(task, ending=False)]
-    check_fit(chosen.spec, chosen.options, chosen.parts(models, drafter, task))
+    check_fit(chosen.spec, chosen.options, chosen.context(models, drafter, task))
 
 
 def test_block_size_beyond_the_trained_is_refused() -> None:

@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.engine import weights
-from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import everything
 from fairseq_plugins.decoding.state import Draft
@@ -78,7 +78,7 @@ def test_training_computes_what_decoding_computes(
     logits = model.decoder.output_layer(model.decoder.block_hidden(blocks, encoder_out, features))
     log_probs = logits.log_softmax(-1)
 
-    engine = make_engine()
+    engine = Engine()
     judge = Verifier([verifier], engine, feature_layers=model.decoder.reader.feature_layers)
     prefixes = blocks.positions[:, blocks.prefix_width :].view(4, 3, 4)[:, :, 0]
     tokens = torch.cat([previous, torch.full((4, 20), 1)], dim=1)
@@ -294,7 +294,7 @@ def test_bad_use() -> None:
     model = make_drafter(task, verifier=verifier, **FEATURES)
     with pytest.raises(ConfigurationError, match="--decoder nat.*--decoder gad"):
         alone = Options("nat")
-        check_fit(alone.spec, alone.options, alone.parts([verifier], model, task))
+        check_fit(alone.spec, alone.options, alone.context([verifier], model, task))
     with pytest.raises(ConfigurationError, match="--position-decay -1"):
         GlatLoss(task, 0.1, position_decay=-1.0)
     with pytest.raises(ConfigurationError, match="--soft-targets 1.5"):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.models.block_nat import BlockNat
 from tests.strategies import DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting, some
@@ -40,7 +40,7 @@ def fresh_log_probs(
     source = sample["net_input"]["src_tokens"][row]
     source = source[source != 1][None]
     net_input = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
-    alone = NatDrafter(model, width, make_engine(), DraftOptions(keep_log_probs=True))
+    alone = NatDrafter(model, width, Engine(), DraftOptions(keep_log_probs=True))
     alone.start({"net_input": net_input}, encoder(**net_input))
     length = known.numel() - 1
     log_probs = alone.draft(make_state(known[None], [length], length + width)).log_probs
@@ -55,7 +55,7 @@ class CheckedDrafter(NatDrafter):
     """
 
     def __init__(self, model: BlockNat, block_size: int, outputs: list[list[int]], encoder: Any, seed: int) -> None:
-        super().__init__(model, block_size, make_engine(), DraftOptions(keep_log_probs=True))
+        super().__init__(model, block_size, Engine(), DraftOptions(keep_log_probs=True))
         self.outputs = outputs
         self.verifier_encoder = encoder
         self.generator = random.Random(seed)
@@ -119,7 +119,7 @@ def test_accepted_tokens_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch, atte
     """With prefix-causal attention an iteration runs the new tokens and the masks, with full attention all tokens."""
     task = make_task(60)
     verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4, drafter_attention=attention)
-    drafter, widths = NatDrafter(model, 5, make_engine()), []
+    drafter, widths = NatDrafter(model, 5, Engine()), []
     step = drafter.decoder.step
 
     def spy(tokens: Tensor, *arguments: Any) -> Tensor:
@@ -159,6 +159,7 @@ def test_uneven_batches_run_the_new_tokens_only(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("attention", ["prefix-causal", "full"])
+@torch.no_grad()
 def test_drafter_alone_writes_its_own_drafts(attention: str) -> None:
     """`--decoder nat`: blocks follow each other until EOS or the limit, scores are the drafter's."""
     task = make_task(60)

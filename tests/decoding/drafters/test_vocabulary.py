@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, frequent_tokens, spread
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
@@ -80,6 +80,7 @@ def test_the_output_stays_the_same(
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}, {"transition_rank": 3}])
+@torch.no_grad()
 def test_only_chosen_tokens_are_drafted_with_the_scores_they_have(options: dict[str, Any]) -> None:
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 3)
@@ -95,8 +96,8 @@ def test_only_chosen_tokens_are_drafted_with_the_scores_they_have(options: dict[
     assert not set(drafts[0].flatten().tolist()) <= set(chosen)
     assert set(drafts[1].flatten().tolist()) <= set(chosen)
     hidden = torch.randn(2, 3, 16)
-    everything = CachedDecoder(drafter.decoder, make_engine()).project(hidden)
-    some = CachedDecoder(drafter.decoder, make_engine(), torch.tensor(chosen)).project(hidden)
+    everything = CachedDecoder(drafter.decoder, Engine()).project(hidden)
+    some = CachedDecoder(drafter.decoder, Engine(), torch.tensor(chosen)).project(hidden)
     torch.testing.assert_close(some, everything[..., chosen])
     spread_out = spread(some, torch.tensor(chosen), VOCABULARY)
     assert torch.equal(spread_out[..., chosen], some)
@@ -110,9 +111,9 @@ def test_checkpoints_that_did_not_count() -> None:
     old = {name: value for name, value in drafter.state_dict().items() if "target_counts" not in name}
     drafter.load_state_dict(old)
     plain, some = Options("gad"), Options("gad", draft_vocabulary=0.5)
-    check_fit(plain.spec, plain.options, plain.parts([], drafter, task))
+    check_fit(plain.spec, plain.options, plain.context([], drafter, task))
     with pytest.raises(ConfigurationError, match="--draft-vocabulary 0.5: this drafter was trained before.*train it"):
-        check_fit(some.spec, some.options, some.parts([], drafter, task))
+        check_fit(some.spec, some.options, some.context([], drafter, task))
 
 
 @pytest.mark.parametrize(

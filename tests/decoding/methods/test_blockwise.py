@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding import generator
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
@@ -104,12 +104,14 @@ def test_one_model_call_an_iteration(monkeypatch: pytest.MonkeyPatch, minimum: i
         return verify(self, *arguments)
 
     monkeypatch.setattr(Verifier, "verify", spy)
-    monkeypatch.setattr(generator, "_in_one_call", lambda method: None)
     task, model = make_blockwise(1)
-    sample = make_sample(task, [6], 1)
-    drafted, stats = decode([model], task, sample, Options("blockwise", min_block=minimum), max_len_b=20, min_len=20)
+    sample, options = make_sample(task, [6], 1), Options("blockwise", min_block=minimum)
+    search: dict[str, Any] = {"max_len_b": 20, "min_len": 20}
+    drafted, stats = decode([model], task, sample, options, engine=Engine(), **search)
     tokens = len(ids(drafted)[0])
     assert tokens == 21 and len(calls) == stats[0].iterations
     assert 1 + math.ceil((tokens - 1) / 4) <= len(calls) <= math.ceil(tokens / minimum) + 1
     if minimum == 4:
         assert len(calls) == 1 + math.ceil((tokens - 1) / 4) <= tokens / 4 + 1
+    on_kernels, same = decode([model], task, sample, options, **search)
+    assert ids(on_kernels) == ids(drafted) and same[0].emitted == stats[0].emitted

@@ -1,0 +1,105 @@
+"""How a draft's tokens are chosen: the compiled kernels beside PyTorch, token by token, and their probabilities."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.drafters import Drafter
+from fairseq_plugins.decoding.drafters.trained import native_drafter
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native import kernels
+from fairseq_plugins.decoding.method import MethodContext, NativeMethod
+from fairseq_plugins.decoding.state import DecodingState, Draft
+from tests.strategies import STEADY_MODELS, some
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    make_drafter,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+# Sums of a vocabulary differ by rounding.
+ROUNDING = 1e-3
+
+
+class Watched:
+    """Drafts as another drafter does, and keeps position and survival probability of every token."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.seen: list[tuple[int, float]] = []
+
+    def draft(self, state: DecodingState) -> Draft:
+        draft = self.inner.draft(state)
+        for row, length in enumerate(state.host_lengths if draft.tokens.size(1) else []):
+            assert draft.survival is not None
+            self.seen += enumerate(draft.survival[row, : state.max_len - length].tolist())
+        return draft
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def assert_in_bins(counts: list[list[float]], seen: list[tuple[int, float]]) -> None:
+    """Check counts [width, bins] of probabilities, where rounding may move some to the next bin."""
+    for position, row in enumerate(counts):
+        found, total = torch.tensor([value for at, value in seen if at == position]), 0.0
+        for number, count in enumerate(row[:-1], 1):
+            total += count
+            limit = number / len(row)
+            assert (found * (1 + ROUNDING) < limit).sum() <= total <= (found * (1 - ROUNDING) < limit).sum()
+        assert sum(row) == len(found)
+
+
+@settings(STEADY_MODELS, max_examples=some(60))
+@given(
+    context=st.sampled_from(["tokens", "features"]),
+    sources=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    width=st.integers(1, 6),
+    vocabulary=st.integers(9, 200),
+    rank=st.sampled_from([0, 1, 3, 20]),
+    state=st.sampled_from([0, 1, 8, 19]),
+    share=st.sampled_from([1.0, 0.7]),
+    seed=st.integers(0, 99),
+)
+def test_kernels_choose_what_pytorch_chooses(
+    context: str, sources: list[int], width: int, vocabulary: int, rank: int, state: int, share: float, seed: int
+) -> None:
+    """Whatever is drafted is accepted, so that outputs are made of drafts; they are equally likely, too."""
+    task = make_task(vocabulary)
+    verifier = make_transformer(task, seed)
+    sizes = {"transition_rank": rank, "transition_state": state if rank else 0, "drafter_context": context}
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **sizes)
+    drafter.decoder.target_counts[:] = torch.arange(vocabulary) + 1
+    sample, search = make_sample(task, sources, seed), {"max_len_b": 20}
+    how = Options("gad++", width, top_beta=vocabulary, tau=float("inf"), draft_vocabulary=share, fp32_drafts=True)
+    in_pytorch = replace(how.context([verifier], drafter, task, Engine()), is_traced=True)
+    assert how.spec.build is not None
+    method = how.spec.build(in_pytorch, how.options)
+    watched = Watched(method.drafter)
+    expected, stats = decode([verifier], task, sample, replace(method, drafter=watched), **search)
+
+    policy = kernels().Policy(width, always_drafts=True)
+
+    def build(context: MethodContext, options: Any) -> NativeMethod:
+        assert context.weights is not None
+        accept = kernels().accept_top_beta(options.top_beta, options.tau)
+        return NativeMethod(context.weights, native_drafter(context, options), accept, policy)
+
+    how.spec = replace(how.spec, build_native=build)
+    ours, same = decode([verifier], task, sample, how, drafter, **search)
+    assert_same_output(ours, expected)
+    assert [sentence.emitted for sentence in same] == [sentence.emitted for sentence in stats]
+    _, seen, tried, right = policy.counts()
+    emitted = [count for sentence in same for count in sentence.emitted]
+    assert seen == tried and sum(right) >= sum(emitted) - len(emitted)
+    # Most drafts are allowed everywhere: no padding, no end at once.
+    assert width < 3 or max(sources) < 3 or max(emitted) > 2
+    bins = kernels().BINS
+    assert_in_bins([seen[t * bins : (t + 1) * bins] for t in range(width)], watched.seen)
