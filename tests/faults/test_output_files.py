@@ -28,6 +28,7 @@ from tests.faults.released import Released, options, prepare
 from tests.support import REPOSITORY
 
 SENTENCE = SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5)
+RECORD = {**vars(SENTENCE), "backend": "torch"}
 SENTENCES = 300
 INSTALLED = Path(sys.executable).parent
 FULL = "cannot be written (No space left on device); make room there, or give a path elsewhere"
@@ -46,23 +47,30 @@ def failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "_has_failed", False)
 
 
+def open_stats(path: Path | str) -> DecodingStats:
+    """Return the statistics of a run with `--stats-file`."""
+    stats = DecodingStats("gad", str(path))
+    stats.backend = "torch: an ensemble of several models"
+    return stats
+
+
 def write_stats(path: Path | str) -> None:
     """What a run of one sentence does with `--stats-file`."""
-    stats = DecodingStats("gad", str(path))
+    stats = open_stats(path)
     stats.record([SENTENCE], 1.0)
     stats.close()
 
 
 def write_content(path: Path | str) -> None:
     """The same content through the function that the spec-dec-* commands use."""
-    write_atomically(Path(path), json.dumps(vars(SENTENCE)) + "\n", "--stats-file")
+    write_atomically(Path(path), json.dumps(RECORD) + "\n", "--stats-file")
 
 
 WRITERS = pytest.mark.parametrize("write", [write_stats, write_content])
 
 
 def is_written(text: str | bytes) -> bool:
-    return json.loads(text) == vars(SENTENCE)
+    return json.loads(text) == RECORD
 
 
 # ----------------------------------------------------------------------------------- what is not a regular file
@@ -116,7 +124,7 @@ def test_link_to_nothing_yet(tmp_path: Path, write: object) -> None:
 
 def test_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     (tmp_path / "stats").write_text("old")
-    stats = DecodingStats("gad", str(tmp_path / "stats"))
+    stats = open_stats(tmp_path / "stats")
     stats.record([SENTENCE], 1.0)
     assert (tmp_path / "stats").read_text() == "old" and is_written((tmp_path / "stats.partial").read_text())
     stats.close()
@@ -174,7 +182,7 @@ def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.Captur
     """One line, however many sentences follow; what was written is kept, and the old file too."""
     path = tmp_path / "stats"
     path.write_text("old")
-    stats = DecodingStats("gad", str(path))
+    stats = open_stats(path)
     with files_of_at_most(1000):
         for _ in range(50):
             stats.record([SENTENCE], 1.0)
@@ -210,7 +218,7 @@ def test_old_content_survives_a_failed_write(tmp_path: Path) -> None:
 
 @as_root
 def test_full_file_system(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stats = DecodingStats("gad", str(small_disk / "stats"))
+    stats = open_stats(small_disk / "stats")
     for _ in range(500):
         stats.record([SENTENCE], 1.0)
     stats.close()
