@@ -1,5 +1,6 @@
 """The backend in PyTorch's operations: the loop, on a GPU with its steps captured as CUDA graphs."""
 
+from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -43,8 +44,8 @@ class TorchBackend:
         """As `Backend.decode`."""
         batch = self._batch(sample, constraints, first_token)
         with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
-            for _ in self._loop(batch):
-                pass
+            # Scores of a whole vocabulary: none is held while the next iteration runs.
+            deque(self._loop(batch), maxlen=0)
         return Decoded(batch.outputs, batch.emitted)
 
     def steps(
@@ -55,11 +56,13 @@ class TorchBackend:
         advances = self._loop(batch)
         while True:
             with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
-                rows = list(batch.state.sentences)
                 advance = next(advances, None)
             if advance is None:
                 return Decoded(batch.outputs, batch.emitted)
-            yield self._step_outputs(advance, rows or batch.state.sentences, len(batch.outputs))
+            # The loop has not taken rows out yet.
+            outputs = self._step_outputs(advance, batch)
+            del advance
+            yield outputs
 
     def advances(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
@@ -105,10 +108,11 @@ class TorchBackend:
         return None if given is None else Draft(*given)
 
     @staticmethod
-    def _step_outputs(advance: Advance | BeamAdvance, rows: list[int], sentences: int) -> list[StepOutput]:
-        """What an iteration did to each sentence of the batch, of which `rows` were being decoded."""
+    def _step_outputs(advance: Advance | BeamAdvance, batch: Batch) -> list[StepOutput]:
+        """Return what an iteration did to each sentence of the batch."""
         assert isinstance(advance, Advance), "hypotheses of a beam do not grow by themselves"
-        outputs = [StepOutput([], 0, 0, True) for _ in range(sentences)]
+        rows = batch.state.sentences
+        outputs = [StepOutput([], 0, 0, bool(ended)) for ended in batch.outputs]
         drafted = advance.draft.num_drafted
         widths = [advance.draft.tokens.size(1)] * len(rows) if drafted is None else drafted.tolist()
         found = zip(
@@ -121,5 +125,6 @@ class TorchBackend:
             strict=True,
         )
         for row, tokens, count, width, accepted, finished in found:
-            outputs[row] = StepOutput(tokens[:count], width, accepted, finished)
+            if count:
+                outputs[row] = StepOutput(tokens[:count], width, accepted, finished)
         return outputs

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError
@@ -145,6 +146,43 @@ def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int
     assert ids(hypotheses) == batch.outputs[: len(sources)]
     # The commonest token again and again, in drafts of 10, would give 1.24.
     assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [Options("greedy"), Options("gad", 5, fp32_drafts=True), Options("iad"), Options("gs-jacobi", 4)],
+    ids=lambda how: how.spec.name,
+)
+@pytest.mark.parametrize("active", [0, 5])
+def test_steps_say_what_every_iteration_does(batch: Batch, how: Options, active: int) -> None:
+    """On both backends the same, and together what `generate` returns."""
+    drafter = batch.drafter("features") if how.spec.name == "gad" else None
+    sizes = [len(tokens) for tokens in batch.outputs]
+    seen = []
+    for engine in (None, Engine()):
+        generator, stats = make_generator(
+            [batch.verifier], batch.task, how, drafter, engine=engine, max_len_b=40, active_sentences=active
+        )
+        steps, told = generator.steps(batch.sample), []
+        try:
+            while True:
+                told.append(next(steps))
+        except StopIteration as end:
+            assert ids(end.value) == batch.outputs
+        of_sentences = list(zip(*told, strict=True))
+        for sentence, own in enumerate(of_sentences):
+            assert [token for step in own for token in step.tokens] == batch.outputs[sentence]
+            assert [len(step.tokens) for step in own if step.tokens] == stats.recorded[sentence].emitted
+            assert all(step.accepted <= min(step.drafted, len(step.tokens)) for step in own)
+            done = 0
+            for step in own:
+                # The loop may draft beyond the longest output.
+                step.drafted = min(step.drafted, 40 - done)
+                done += len(step.tokens)
+                assert step.finished == (done == sizes[sentence])
+        seen.append([[step for step in own if step.tokens] for own in of_sentences])
+    assert seen[0] == seen[1]
+    assert (how.spec.name == "greedy") == all(step.drafted == 0 for own in seen[0] for step in own)
 
 
 @settings(STEADY_MODELS, max_examples=some(12))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.cached_decoder import ROOM, CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
-from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.verifier import Verifier
@@ -29,6 +29,7 @@ from tests.support import (
     fairseq_greedy,
     ids,
     make_args,
+    make_generator,
     make_sample,
     make_task,
     make_transformer,
@@ -42,12 +43,10 @@ def teacher_forced(model: TransformerModel, sample: dict[str, Any], tokens: torc
         return model(net_input["src_tokens"], net_input["src_lengths"], tokens)[0]
 
 
-@pytest.fixture(params=["compiled", "operations"])
+@pytest.fixture(params=["any shapes", "fixed shapes"])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """The compiled kernels, and PyTorch's operations."""
-    engine = make_engine(compiled=request.param == "compiled")
-    assert (engine.kernels is not None) == (request.param == "compiled")
-    return engine
+    """PyTorch's operations, as they are and in fixed shapes."""
+    return Engine(steady=request.param == "fixed shapes")
 
 
 @settings(STEADY_MODELS, max_examples=some(25))
@@ -159,7 +158,8 @@ def test_cache_holds_the_sentence_and_one_draft(
     assert len({rows for *_, rows in seen}) > 1, "finished sentences leave the cache"
 
 
-def test_no_scores_are_kept_between_iterations(engine: Engine) -> None:
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_no_scores_are_kept_between_iterations(engine: Engine, by_steps: bool) -> None:
     """No tensor of batch x draft x vocabulary outlives the iteration that computed it."""
     task = make_task(700)
     model = make_transformer(task, 2, ending=False)
@@ -172,8 +172,13 @@ def test_no_scores_are_kept_between_iterations(engine: Engine) -> None:
             found.extend(t.shape for t in large)
         return [5] * width
 
-    decode([model], task, sample, ScriptedDrafter(script, 4), engine=engine, max_len_b=12)
-    assert not found
+    generator, stats = make_generator([model], task, ScriptedDrafter(script, 4), engine=engine, max_len_b=12)
+    if by_steps:
+        for _ in generator.steps(sample):
+            pass
+    else:
+        generator.generate([], sample)
+    assert stats.iterations > 10 and not found
 
 
 def _light_convolutions() -> LightConvModel:
@@ -208,7 +213,7 @@ def test_what_cannot_be_run_is_refused_by_name(make: Any, reason: str) -> None:
     decoder = make()
     assert reason in (unsupported_reason(decoder) or "")
     with pytest.raises(ConfigurationError, match="--decoder beam"):
-        CachedDecoder(decoder, make_engine())
+        CachedDecoder(decoder, Engine())
 
 
 def test_changed_subclasses_are_refused() -> None:
