@@ -235,10 +235,6 @@ class Options:
             models, drafter, task.source_dictionary, task.target_dictionary, engine, weights, temperature, beam
         )
 
-    def backend(self, context: MethodContext, trace: TraceWriter | None = None, active: int = 0) -> Backend:
-        """What decodes with the method."""
-        return choose_backend(self.spec, self.options, context, trace, active)
-
     def build(self, *arguments: Any, **more: Any) -> Method:
         """The method in PyTorch, of the same arguments as `context`."""
         assert self.spec.build is not None
@@ -309,12 +305,12 @@ def make_generator(
     beam = min(options.get("beam_size", 1), len(task.target_dictionary) - 1)
 
     def choose(spec: MethodSpec, trace: TraceWriter | None) -> Backend:
+        active = options.get("active_sentences", 0)
         if isinstance(method, Options):
             context = method.context(models, model, task, engine, temperature, beam)
             # As the task does with --trace-file.
             context = replace(context, is_traced=trace is not None)
-            return method.backend(context, trace, options.get("active_sentences", 0))
-        active = options.get("active_sentences", 0)
+            return choose_backend(spec, method.options, context, trace, active)
         if isinstance(method, Method):
             return TorchBackend(method, trace=trace, active_sentences=active)
         operations = engine if isinstance(engine, Engine) else Engine()

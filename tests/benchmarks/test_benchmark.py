@@ -20,18 +20,17 @@ from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GR
 from fairseq_plugins.benchmarks.gpu_use import GpuUse
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
-from fairseq_plugins.decoding.drafters.nat import NatDrafter
-from fairseq_plugins.decoding.engine.engine import make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import (
     Options,
-    RecordedStats,
-    decode,
     fairseq_greedy,
     ids,
     make_drafter,
+    make_generator,
     make_sample,
     make_task,
     make_transformer,
@@ -222,17 +221,21 @@ def test_script_without_models() -> None:
 # Replay
 
 
-def _wrong(replayed: replay.ReplayedDrafter) -> list[list[int]]:
-    """The positions of all sentences that are drafted wrongly."""
-    differs = replayed.drafts != replayed.outputs
-    return [row.nonzero().flatten().tolist() for row in differs]
+def _replay(outputs: list[list[int]], probability: float) -> replay.Replay:
+    replayed = replay.Replay(dict(enumerate(outputs)), (4, 5))
+    replayed.draw(probability)
+    return replayed
+
+
+def _wrong(replayed: replay.Replay) -> list[list[int]]:
+    """Return the positions of all sentences that are drafted wrongly."""
+    return [row.nonzero().flatten().tolist() for row in replayed.tokens != replayed.outputs]
 
 
 def test_drawn_lengths_have_the_stated_mean() -> None:
     probability = replay.acceptance_probability(6.13, 25)
     assert sum(probability**power for power in range(26)) == pytest.approx(6.13)
-    outputs = {number: [4] * 400 for number in range(100)}
-    replayed = replay.ReplayedDrafter(mock.Mock(), outputs, probability, (4, 5))
+    replayed = _replay([[4] * 400] * 100, probability)
     emitted = []
     for wrong in _wrong(replayed):
         ends, position = iter([*wrong, 10**6]), 0
@@ -244,35 +247,42 @@ def test_drawn_lengths_have_the_stated_mean() -> None:
                 end = next(ends)
     assert sum(emitted) / len(emitted) == pytest.approx(6.13, abs=0.15)
     assert min(emitted) == 1 and max(emitted) == 26
-    longer = replay.ReplayedDrafter(mock.Mock(), {number: [4] * 500 for number in range(100)}, probability, (4, 5))
-    assert torch.equal(longer.drafts[:, :400], replayed.drafts)
+    longer = _replay([[4] * 500] * 100, probability)
+    assert torch.equal(longer.tokens[:, :400], replayed.tokens)
     with pytest.raises(ConfigurationError, match="--block-size 5: too short to replay 6.13 tokens per iteration"):
         replay.acceptance_probability(6.13, 5)
 
 
-def test_replayed_drafts_are_accepted_as_drawn_in_any_batch() -> None:
+BACKENDS = pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
+
+
+@BACKENDS
+def test_replayed_drafts_are_accepted_as_drawn_in_any_batch(engine: Engine | None) -> None:
     task = make_task()
-    verifier = make_transformer(task)
+    verifier, model = make_transformer(task), make_drafter(task, block_size=6)
     sample = make_sample(task, [3, 9, 6, 12])
     expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
     seen = {}
     for numbers in ([0, 1, 2, 3], [2]):
         source = sample["net_input"]["src_tokens"][numbers]
         part = {"id": torch.tensor(numbers), "net_input": {"src_tokens": source, "src_lengths": (source != 1).sum(1)}}
-        drafter = NatDrafter(make_drafter(task, block_size=6), 6, make_engine())
-        replayed = replay.ReplayedDrafter(drafter, dict(enumerate(expected)), 0.7, (4, 5))
-        outputs, stats = decode([verifier], task, part, replayed, max_len_b=30)
-        assert ids(outputs) == [expected[number] for number in numbers]
-        seen.update({(len(numbers), sentence.id): sentence.emitted for sentence in stats})
+        generator, stats = make_generator([verifier], task, Options("gad", 6), model, engine=engine, max_len_b=30)
+        replay.replay_drafts(generator, dict(enumerate(expected)), 3.0, (4, 5))
+        assert ids(generator.generate([verifier], part)) == [expected[number] for number in numbers]
+        seen.update({(len(numbers), sentence.id): sentence.emitted for sentence in stats.recorded})
+    replayed = _replay(expected, replay.acceptance_probability(3.0, 6))
     assert seen[4, 2] == seen[1, 2]
-    position, wrong = 0, _wrong(replayed)[2]
-    for emitted in seen[1, 2][:-1]:
-        first_wrong = next((number for number in wrong if number >= position), 10**6)
-        assert emitted == min(6, first_wrong - position) + 1
-        position += emitted
+    for sentence, wrong in enumerate(_wrong(replayed)):
+        position = 0
+        for emitted in seen[4, sentence][:-1]:
+            first_wrong = next((number for number in wrong if number >= position), 10**6)
+            assert emitted == min(6, first_wrong - position) + 1
+            position += emitted
+    assert max(max(emitted) for emitted in seen.values()) > 2
 
 
-def test_replayed_drafts_stay_right_when_the_verifier_says_something_else() -> None:
+@BACKENDS
+def test_replayed_drafts_stay_right_when_the_verifier_says_something_else(engine: Engine | None) -> None:
     """What was recorded goes on with other words after the second one; the next pass knows better."""
     task = make_task()
     verifier, drafter = make_transformer(task), make_drafter(task, block_size=6)
@@ -281,16 +291,15 @@ def test_replayed_drafts_stay_right_when_the_verifier_says_something_else() -> N
     other = [[*tokens[:2], *(5 if token == 4 else 4 for token in tokens[2:])] for tokens in expected]
     emitted = []
     for recorded in (expected, other):
-        stats = RecordedStats()
-        build = lambda: Options("gad").build([verifier], drafter, task)  # noqa: E731
-        generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, stats, max_len_b=30)
+        generator, stats = make_generator([verifier], task, Options("gad"), drafter, engine=engine, max_len_b=30)
         replay.replay_drafts(generator, dict(enumerate(recorded)), 5.0, (4, 5))
         for _ in range(2):
             assert ids(generator.generate([verifier], sample)) == expected
             emitted.append([sentence.emitted for sentence in stats.recorded])
             stats.recorded.clear()
     right, again, lost, learned = emitted
-    assert right == again == learned and sum(map(len, lost)) > 1.2 * sum(map(len, right))
+    assert right == again == learned and sum(map(sum, right)) > 1.5 * sum(map(len, right))
+    assert sum(map(len, lost)) > 1.2 * sum(map(len, right))
 
 
 @pytest.mark.parametrize(("drafter", "tokens"), [("tokens", 6.13), ("features", 3.5)])
@@ -329,62 +338,6 @@ def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsy
     printed, log = capsys.readouterr()
     assert "| gad " in printed and "| nat " not in printed
     assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
-
-
-def test_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All products are there, as often and with as many rows as decoding has them."""
-    replayed = replay.prepare(tmp_path / "made", "tiny", "features", 3, (6, 9), 200)
-    limits = "--cpu --repeats 2 --timing-sentences 3 --threads 1 --block-size 4 --arithmetic"
-    assert benchmark.main([*replayed, *limits.split(), "--results", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "arithmetic.json").read_text(encoding="utf-8"))
-    parts = {(part["row"], part["name"]): part for part in record["parts"]}
-    sentences = {sentence["row"]: sentence for sentence in record["sentences"]}
-    assert list(sentences) == ["greedy", "gad fixed width"]
-    verifier = {"encoder", "source for the verifier", "verification"}
-    assert {name for row, name in parts if row == "greedy"} == verifier
-    drafter = {"source for the drafter", "draft", "states read by the drafter"}
-    assert {name for row, name in parts if row == "gad fixed width"} == verifier | drafter
-    for row, sentence in sentences.items():
-        verification = parts[row, "verification"]
-        assert verification["times"] == sentence["iterations"] > 1
-        assert verification["rows"] == (1 if row == "greedy" else 5)
-        mine = [part for (owner, _), part in parts.items() if owner == row]
-        products = sum(part["times"] * part["seconds"] for part in mine)
-        whole = (sentence["iterations"], 1e3 * products, 1e3 * sentence["seconds"], sentence["seconds"] / products)
-        told = "| {} | {:.2f} | {:.3f} | {:.3f} | {:.2f} |".format(row, *whole)
-        assert told in re.sub(" +", " ", (tmp_path / "arithmetic.md").read_text(encoding="utf-8"))
-    assert parts["gad fixed width", "draft"]["rows"] == 4 and ("greedy", "draft") not in parts
-    saved = torch.load(replayed[replayed.index("--path") + 1], weights_only=False)
-    sizes = ("embed_dim", "ffn_embed_dim", "layers")
-    width, wide, layers = (getattr(saved["args"], f"decoder_{name}") for name in sizes)
-    vocabulary = len(saved["model"]["decoder.embed_tokens.weight"])
-    expected = layers * (6 * width * width + 2 * width * wide) + vocabulary * width
-    assert parts["greedy", "verification"]["products"] == expected
-    printed = capsys.readouterr().out
-    assert "## Products" in printed and "| gad fixed width | states read by the drafter |" in re.sub(" +", " ", printed)
-    assert benchmark.main([*replayed, *limits.split(), "--batch-size", "3", "--results", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "arithmetic.json").read_text(encoding="utf-8"))
-    together = {(part["row"], part["name"]): part for part in record["parts"]}
-    for name, part in together.items():
-        assert part["rows"] == 3 * parts[name]["rows"] and part["products"] == parts[name]["products"]
-    for sentence in record["sentences"]:
-        assert together[sentence["row"], "verification"]["times"] == pytest.approx(sentence["iterations"] / 3)
-        assert together[sentence["row"], "encoder"]["times"] == pytest.approx(1 / 3)
-    assert "3 sentences, batch size 3" in capsys.readouterr().out
-    assert benchmark.main([*replayed, *limits.split(), "--decoders", "gad", "--results", str(tmp_path)]) == 2
-    assert "gad verifies as many tokens as pay" in capsys.readouterr().err
-
-
-def test_arithmetic_of_replayed_drafts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(replay, "VOCABULARY", 200)
-    limits = "--replay tiny --replay-drafter features --replay-lengths 6,9 --replay-tokens 3 --block-size 4"
-    more = ["--arithmetic", "--cpu", "--repeats", "1", "--timing-sentences", "2"]
-    assert benchmark.main([*limits.split(), *more, "--results", str(tmp_path)]) == 0
-    parts = json.loads((tmp_path / "arithmetic.json").read_text(encoding="utf-8"))["parts"]
-    rows = {part["name"]: part["rows"] for part in parts if part["row"] != "greedy"}
-    assert (rows["verification"], rows["draft"], rows["states read by the drafter"]) == (5, 4, 5)
 
 
 # Long runs and cost against length
@@ -427,8 +380,9 @@ def test_a_varied_long_run(
 
     def spy(self: DraftVerifyGenerator, sample: dict[str, Any], *rest: Any, **more: Any) -> Any:
         result = original(self, sample, *rest, **more)
-        drafter = getattr(self.method.drafter, "inner", self.method.drafter)
-        seen.append((sample["nsentences"], getattr(drafter, "block_size", 0)))
+        assert isinstance(self.backend, NativeBackend)
+        policy = self.backend.method.policy
+        seen.append((sample["nsentences"], 0 if policy is None else policy.width))
         return result
 
     with mock.patch.object(DraftVerifyGenerator, "_generate", spy):

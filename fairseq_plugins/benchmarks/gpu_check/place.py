@@ -58,7 +58,8 @@ class Place:
         return [
             *("--replay", self.shape, "--replay-lengths", f"{shortest},{longest}"),
             *("--replay-vocabulary", str(self.vocabulary), "--timing-sentences", str(self.sentences)),
-            *([] if self.is_gpu else ["--cpu"]),
+            # The loop in PyTorch, as on a GPU.
+            *([] if self.is_gpu else ["--cpu", "--no-compiled-steps"]),
             *options,
         ]
 
