@@ -10,9 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.engine.attention_backend import attention_seen
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from tests.decoding.engine.test_graphed_decoder import make_generator
-from tests.support import Options, make_sample, make_task, make_transformer
+from fairseq_plugins.decoding.engine.engine import Engine
+from tests.support import Options, make_generator, make_sample, make_task, make_transformer
 
 MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 GPU = torch.device("cuda")
@@ -77,13 +76,14 @@ def test_decoding_runs_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.append(device.type)
         return exact_arithmetic(device)
 
-    monkeypatch.setattr("fairseq_plugins.decoding.generator.exact_arithmetic", spy)
-    from fairseq_plugins.decoding.engine.engine import Engine
-
-    generator, _ = make_generator(Engine(), [verifier], task, Options("greedy"), max_len_b=5)
-    assert isinstance(generator, DraftVerifyGenerator)
+    monkeypatch.setattr("fairseq_plugins.decoding.torch_backend.exact_arithmetic", spy)
+    generator, _ = make_generator([verifier], task, Options("greedy"), engine=Engine(), max_len_b=5)
     generator.generate([], make_sample(task, [3]))
     assert devices == ["cpu"]
+    devices.clear()
+    iterations = len(list(generator.steps(make_sample(task, [3]))))
+    # Every time, and not for whoever looks at a step in between.
+    assert devices == ["cpu"] * (iterations + 1)
 
 
 @pytest.mark.parametrize("backend, name", [(SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.MATH, "math")])

@@ -4,31 +4,14 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.decoding.engine import encoder
+from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.native.kernels import Packing
-from fairseq_plugins.decoding.engine.native.layers import NativeLayers
-from fairseq_plugins.decoding.engine.native.source import NativeLinears
+from fairseq_plugins.decoding.engine.native.model import Packing
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.support import assert_same_output, fairseq_greedy, ids, make_args, make_sample, make_task, make_transformer
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list to which every call of compiled layers is added."""
-    made: list[str] = []
-    for kind, name in ((NativeLayers, "stack"), (encoder, "encode"), (NativeLinears, "__call__")):
-        original = getattr(kind, name)
-
-        def spy(*given: Any, original: Any = original, name: str = name, **more: Any) -> Any:
-            made.append(name)
-            return original(*given, **more)
-
-        monkeypatch.setattr(kind, name, spy)
-    return made
 
 
 def make_generator(task: SpecDecTask, model: Any, **options: Any) -> Any:
@@ -39,8 +22,11 @@ def make_generator(task: SpecDecTask, model: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("compiled_first", [True, False])
-def test_two_generators_keep_their_engines(compiled_first: bool, calls: list[str]) -> None:
+def test_two_generators_keep_their_backends(compiled_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they take turns, and also once they read the weights anew."""
+    steps: list[CachedDecoder] = []
+    step = CachedDecoder.step
+    monkeypatch.setattr(CachedDecoder, "step", lambda self, *args, **kw: steps.append(self) or step(self, *args, **kw))
     task = make_task(60)
     model = make_transformer(task, 8)
     choices = [compiled_first, not compiled_first]
@@ -51,10 +37,11 @@ def test_two_generators_keep_their_engines(compiled_first: bool, calls: list[str
         for compiled, generator in zip(choices, generators, strict=True):
             if seed == 2:
                 generator.refresh()
-            calls.clear()
+            steps.clear()
             assert_same_output(generator.generate([model], sample), expected)
-            assert (set(calls) == {"stack", "encode", "__call__"}) if compiled else not calls
-            assert (generator.method.verifier.decoders[0].native_layers is not None) == compiled
+            assert bool(steps) == (not compiled), "steps of PyTorch"
+            assert generator.backend.name == ("native" if compiled else "torch")
+            assert compiled or generator.backend.reason == "--no-compiled-steps"
 
 
 def test_precision_and_copies_are_a_generators_own() -> None:
@@ -67,9 +54,9 @@ def test_precision_and_copies_are_a_generators_own() -> None:
     for _ in range(2):
         assert ids(plain.generate([model], sample)) == ids(expected)
         assert ids(rounded.generate([model], sample)) != ids(expected)
-    engines = [generator.method.verifier.engine for generator in (plain, rounded)]
-    assert [engine.precision for engine in engines] == [Precision.FP32, Precision.INT8_WEIGHTS]
-    assert [engine.kernels.packing for engine in engines] == [Packing.AUTO, Packing.ALWAYS]
+    weights = [generator.backend.method.weights for generator in (plain, rounded)]
+    assert [held.precision for held in weights] == [Precision.FP32, Precision.INT8_WEIGHTS]
+    assert [held.packing for held in weights] == [Packing.AUTO, Packing.ALWAYS]
 
 
 def test_giving_up_on_graphs_is_an_engines_own() -> None:
@@ -83,6 +70,6 @@ def test_to_pack_and_not_to_pack() -> None:
     model = make_transformer(task, 8)
     sparing = make_generator(task, model, packed_weights=False, no_packed_weights=True)
     sparing.generate([model], make_sample(task, [5]))
-    assert sparing.method.verifier.engine.kernels.packing is Packing.NEVER
+    assert sparing.backend.method.weights.packing is Packing.NEVER
     with pytest.raises(ConfigurationError, match="--packed-weights: contradicts --no-packed-weights; leave one of"):
         make_generator(task, model, packed_weights=True)
