@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_plugins.decoding.checks import check_fit
-from fairseq_plugins.decoding.engine.engine import Engine, make_engine
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.engine.weights import Precision, quantized
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.methods.test_untrained import METHODS
@@ -43,12 +44,10 @@ from tests.support import (
 )
 
 
-@pytest.fixture(params=["compiled", "operations"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+@pytest.fixture(params=[NativeWeights, Engine], ids=["native", "torch"])
+def engine(request: pytest.FixtureRequest) -> Engine | NativeWeights:
     """With rounded weights, on the compiled kernels and on PyTorch's operations."""
-    engine = make_engine(compiled=request.param == "compiled", int8=True)
-    assert (engine.kernels is not None) == (request.param == "compiled")
-    return engine
+    return request.param(precision=Precision.INT8_WEIGHTS)
 
 
 def rounded(model: TransformerModel) -> TransformerModel:
@@ -78,7 +77,7 @@ def rounded(model: TransformerModel) -> TransformerModel:
     seed=st.integers(0, 99),
 )
 def test_linear_layers_of_any_size(
-    engine: Engine, rows: int, inputs: int, outputs: int, has_bias: bool, seed: int
+    engine: Engine | NativeWeights, rows: int, inputs: int, outputs: int, has_bias: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
@@ -89,13 +88,14 @@ def test_linear_layers_of_any_size(
     assert ((restored - weight).abs() <= step / 2 + 1e-6).all()
     assert layer.weight.dtype == torch.int8
     y = engine.linear(layer)(x)
+    y = torch.from_numpy(y).view(rows, outputs) if isinstance(engine, NativeWeights) else y
     torch.testing.assert_close(y, F.linear(x, restored, layer.bias), rtol=1e-4, atol=1e-4)
 
 
 @settings(STEADY_MODELS, max_examples=some(12))
 @given(options=TRANSFORMERS, sources=SOURCES, search=SEARCHES, seed=st.integers(0, 1000))
 def test_greedy_is_fairseqs_with_rounded_weights(
-    engine: Engine, options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
+    engine: Engine | NativeWeights, options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
 ) -> None:
     task = make_task(12)
     model = make_transformer(task, seed, **options)
@@ -114,7 +114,7 @@ def test_greedy_is_fairseqs_with_rounded_weights(
     seed=st.integers(0, 1000),
 )
 def test_gad_says_what_greedy_says(
-    engine: Engine,
+    engine: Engine | NativeWeights,
     options: dict[str, Any],
     drafter_options: dict[str, Any],
     sources: list[int],
@@ -132,18 +132,20 @@ def test_gad_says_what_greedy_says(
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_other_drafters_too(engine: Engine, method: Options) -> None:
+def test_other_drafters_too(engine: Engine | NativeWeights, method: Options) -> None:
     task = make_task(9)
     models = [make_transformer(task, 3), make_transformer(task, 4, decoder_layers=1)]
     sample = make_sample(task, [4, 0, 12, 7], 3)
-    greedy, _ = decode(models, task, sample, Options("greedy"), engine=engine, max_len_b=20)
-    drafted, stats = decode(models, task, sample, method, engine=engine, max_len_b=20)
-    assert_same_output(drafted, greedy)
-    if method.spec.name == "jacobi":
-        assert emitted_per_iteration(stats) > 1.4
+    # One model by itself, and an ensemble, which the kernels leave to PyTorch.
+    for verifiers in (models[:1], models):
+        greedy, _ = decode(verifiers, task, sample, Options("greedy"), engine=engine, max_len_b=20)
+        drafted, stats = decode(verifiers, task, sample, method, engine=engine, max_len_b=20)
+        assert_same_output(drafted, greedy)
+        if method.spec.name == "jacobi":
+            assert emitted_per_iteration(stats) > 1.4
 
 
-def test_drafts_are_accepted(engine: Engine) -> None:
+def test_drafts_are_accepted(engine: Engine | NativeWeights) -> None:
     task = make_task(9)
     verifier = make_transformer(task, 1)
     drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
@@ -152,7 +154,7 @@ def test_drafts_are_accepted(engine: Engine) -> None:
     assert emitted_per_iteration(stats) > 1.6
 
 
-def test_it_is_another_model_than_in_fp32(engine: Engine) -> None:
+def test_it_is_another_model_than_in_fp32(engine: Engine | NativeWeights) -> None:
     task = make_task(200)
     model = make_transformer(task, 1)
     sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
@@ -179,4 +181,4 @@ def test_where_it_cannot_run() -> None:
     ):
         method = Options("greedy", int8=True)
         with pytest.raises(ConfigurationError, match=message):
-            check_fit(method.spec, method.options, method.parts([model], None, task))
+            check_fit(method.spec, method.options, method.context([model], None, task))
