@@ -30,8 +30,8 @@ _NATIVE_PARTS = {
 class Profile:
     """Measures a generator part by part, on the backend that it has.
 
-    The compiled kernels count by themselves. The methods of the loop in PyTorch are replaced by timed ones; on a GPU every
-    part waits for the device at its beginning and end, which makes the whole slower than it is.
+    The compiled kernels have their own counters. The methods of the loop in PyTorch are replaced by timed ones; on a
+    GPU every part waits for the device at its beginning and end, which makes the whole slower than it is.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Profile:
 
     def table(self) -> str:
         """Return the rows as a Markdown table."""
-        rows = [[part, f"{milliseconds:.2f}", f"{percent:.1f}"] for part, milliseconds, percent in self.rows()]
+        rows = [[part, f"{milliseconds:.3f}", f"{percent:.1f}"] for part, milliseconds, percent in self.rows()]
         header = ["part", "ms per sentence", "%"]
         return tabulate(rows, header, tablefmt="github", colalign=("left", "right", "right"), disable_numparse=True)
 

@@ -53,7 +53,7 @@ def row(name: str, runs: Sequence[str], block_sizes: Sequence[str], cells: Path,
     draft, single, batch, gain = zip(*(timing(cells / f"{run}-timing") for run in runs), strict=True)
     what = (cells / f"{name}.what").read_text(encoding="utf-8").strip()
     measured = [show(values, ".2f") for values in (*accepted, bleu)]
-    speed = [show(draft, ".2f"), show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")]
+    speed = [show(draft, ".3f"), show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")]
     return [what, *measured, show(updates, ".0f"), f"{parameters / 1000:,.0f}", *speed]
 
 
