@@ -45,7 +45,8 @@ class NativeBackend:
         self.searches_beams = spec.searches_beams
         encoder = method.weights.encoder(model.encoder)
         # An encoder that the kernels do not know runs in PyTorch.
-        self.encoder = FusedEncoder(model.encoder, Engine(method.weights.precision)) if encoder is None else None
+        engine = Engine(method.weights.precision, steady=method.weights.batch_invariant)
+        self.encoder = FusedEncoder(model.encoder, engine) if encoder is None else None
         verifier = method.weights.decoder(model.decoder, method.projection)
         least, rows = rows_together(model.decoder.embed_dim)
         expand, shrink = method.head or (None, None)
