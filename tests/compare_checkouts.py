@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-DECODERS = ("greedy", "gad", "gad++", "nat", "blockwise", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi")
-# Of every sentence: ids, positional scores, iterations.
+DECODERS = ("greedy", "fast-beam", "gad", "gad++", "nat", "blockwise", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi")
+BEAM = 5  # of fast-beam
+# Of every sentence: ids and positional scores of all hypotheses, iterations.
 Outputs = dict[str, tuple[list[int], list[float], int]]
 
 
@@ -41,6 +42,7 @@ def dump(args: argparse.Namespace, checkout: Path) -> None:
     sys.path.insert(0, str(checkout))
     from fairseq import checkpoint_utils, options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from omegaconf import OmegaConf
 
     parser = options.get_generation_parser(default_task="spec_dec")
     line = [args.data, "--user-dir", str(checkout / "fairseq_plugins"), "--path", args.path, "--cpu", "--beam", "1"]
@@ -69,8 +71,9 @@ def dump(args: argparse.Namespace, checkout: Path) -> None:
                     fixed_width=decoder == "gad",
                     stats_file=f"{folder}/stats",
                 )
+                generation = OmegaConf.merge(cfg.generation, {"beam": BEAM if decoder == "fast-beam" else 1})
                 try:
-                    generator = task.build_generator(models, cfg.generation)
+                    generator = task.build_generator(models, generation)
                 except ValueError as error:
                     print(f"{decoder}: left out ({error})", file=sys.stderr)
                     break
@@ -85,7 +88,7 @@ def dump(args: argparse.Namespace, checkout: Path) -> None:
 
 
 def decode(generator: Any, models: list, dataset: Any, size: int, limit: int) -> dict[int, tuple[list, list]]:
-    """Token ids and positional scores of every sentence."""
+    """Return token ids and positional scores of every sentence, hypothesis after hypothesis."""
     import torch
 
     order = [int(number) for number in dataset.ordered_indices()]
@@ -96,8 +99,9 @@ def decode(generator: Any, models: list, dataset: Any, size: int, limit: int) ->
         sample = dataset.collater([dataset[number] for number in order[start : start + size]])
         with torch.no_grad():
             hypotheses = generator.generate(models, sample)
-        for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True):
-            outputs[number] = best["tokens"].tolist(), best["positional_scores"].tolist()
+        for number, found in zip(sample["id"].tolist(), hypotheses, strict=True):
+            ids = [token for hypothesis in found for token in hypothesis["tokens"].tolist()]
+            outputs[number] = ids, [score for hypothesis in found for score in hypothesis["positional_scores"].tolist()]
     return outputs
 
 
