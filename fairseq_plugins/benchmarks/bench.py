@@ -24,6 +24,7 @@ from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 Tokens = tuple[int, ...]  # ids of one output sentence
 
+_DEFAULT_BATCH_SIZE = 32
 _REPLAY_BATCH_SIZE = 16
 
 
@@ -61,10 +62,22 @@ class Bench:
         model = load_model(str(self.blockwise_path), self.task, BLOCKWISE, required=BlockwiseTransformer)
         return self.session.prepared(model)
 
+    @property
+    def batch_size(self) -> int:
+        """--batch-size."""
+        return self.cfg.dataset.batch_size or _DEFAULT_BATCH_SIZE
+
     @cached_property
     def order(self) -> list[int]:
-        """The sentences that the models can read, sorted by length as fairseq does."""
-        return self.session.usable(self.dataset)
+        """The sentences that the models can read, sorted by length as fairseq does.
+
+        Raises:
+            ConfigurationError: where there are none.
+        """
+        order = self.session.usable(self.dataset)
+        if not order:
+            raise ConfigurationError(f"--gen-subset {self.subset}: has no sentences; choose another")
+        return order
 
     def first(self, count: int) -> list[int]:
         """Return the ids of the `count` sentences that come first in the file, shortest sentence first."""
@@ -118,27 +131,23 @@ class Bench:
             return f"without {BLOCKWISE}"
         if contender.decoder == CTRANSLATE2:
             verifiers = len(utils.split_paths(self.cfg.common_eval.path))
-            return ctranslate.requirements(self.cfg.generation, verifiers) or self._ctranslate2_fails(contender)
+            # It knows only then that it lacks a library, a kind of model or a precision on this machine.
+            return ctranslate.requirements(self.cfg.generation, verifiers) or self._fails(contender, self.order[:1])
         spec = methods.find(contender.decoder)
         if spec.copies_source(spec.options()) and self.task.source_dictionary != self.task.target_dictionary:
             return "dictionaries of source and target differ"
-        return None if spec.runs_verifier else self._cannot_decode_alone(contender)
-
-    def _ctranslate2_fails(self, contender: Contender) -> str | None:
-        """Try it: it knows only then that it lacks a library, a kind of model or a precision on this machine."""
-        try:
-            self.decode(self.generator(contender), self.order[:1], 1)
-        except (ConfigurationError, RuntimeError, ValueError) as error:
-            return str(error).split(";")[0]
-        return None
-
-    def _cannot_decode_alone(self, contender: Contender) -> str | None:
+        if spec.runs_verifier:
+            return None
         if self.cfg.generation.prefix_size > 0:
             return f"--prefix-size {self.cfg.generation.prefix_size}"
+        # A drafter that reads the verifier's states cannot; where it is the file, the other rows say so too.
+        return self._fails(contender)
+
+    def _fails(self, contender: Contender, numbers: Sequence[int] = ()) -> str | None:
+        """Build the generator, decode sentences with it; return what is wrong."""
         try:
-            self.generator(contender)
-        except ConfigurationError as error:
-            # Of a drafter that reads the verifier's states; where it is the file, the other rows say so too.
+            self.decode(self.generator(contender), numbers, 1)
+        except (ConfigurationError, RuntimeError, ValueError) as error:
             return str(error).split(";")[0]
         return None
 

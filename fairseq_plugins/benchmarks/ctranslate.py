@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from fairseq_plugins.errors import ConfigurationError
 def is_installed() -> bool:
     """Whether CTranslate2 can be imported."""
     return importlib.util.find_spec("ctranslate2") is not None
+
+
+def version() -> str:
+    """Return its name and version for the line of the machine; empty where it is missing."""
+    return f", CTranslate2 {metadata.version('ctranslate2')}" if is_installed() else ""
 
 
 def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
@@ -93,11 +99,8 @@ class CTranslate2Generator:
             max_decoding_length=max(1, int(settings.max_len_a * tokens.size(1) + settings.max_len_b)),
             min_decoding_length=settings.min_len,
         )
-        return [[self._hypothesis(result.hypotheses[0])] for result in results]
-
-    def _hypothesis(self, symbols: list[str]) -> dict[str, Any]:
-        ids = [self.target.index(symbol) for symbol in symbols]
-        return {"tokens": torch.tensor([*ids, self.target.eos()])}
+        ids = [[self.target.index(symbol) for symbol in result.hypotheses[0]] for result in results]
+        return [[{"tokens": torch.tensor([*sentence, self.target.eos()])}] for sentence in ids]
 
 
 def requirements(generation: Any, verifiers: int) -> str | None:

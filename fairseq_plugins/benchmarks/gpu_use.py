@@ -1,4 +1,4 @@
-"""What ran on a GPU besides what was asked for: whether there were CUDA graphs, how many, and which attention."""
+"""What ran on a GPU besides what was asked for: whether there were CUDA graphs, their number, and which attention."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,35 +32,24 @@ class GpuUse:
 
 
 def graphs_of(generator: DraftVerifyGenerator) -> Graphs | None:
-    """The graphs of a generator that has decoded; None where it has none."""
+    """Return the graphs of a generator that has decoded; None where it has none."""
     backend = generator.backend
     return backend.method.verifier.engine.graphs if isinstance(backend, TorchBackend) else None
 
 
-def attention_of(bench: Bench, contender: Contender) -> str:
-    """Which attention a decoder's first sentence runs: no step of it comes from a graph."""
-    generator = bench.generator(contender)
-    return attention_seen(lambda: bench.decode(generator, bench.order[:1], 1))
-
-
 def gpu_use(bench: Bench, contender: Contender, generator: Any) -> GpuUse | None:
-    """How a decoder has used the GPU so far; None for one that is not ours."""
-    if not isinstance(generator, DraftVerifyGenerator):
+    """Return how a decoder has used the GPU so far; None for one that is not ours."""
+    graphs = graphs_of(generator) if isinstance(generator, DraftVerifyGenerator) else None
+    if graphs is None:
         return None
-    graphs = graphs_of(generator)
-    assert graphs is not None
-    return GpuUse(
-        graphs.state,
-        graphs.captures,
-        graphs.dropped,
-        graphs.replays,
-        graphs.launched,
-        attention_of(bench, contender),
-    )
+    # No step of a fresh generator's first sentence comes from a graph, so that its attention is seen.
+    fresh = bench.generator(contender)
+    attention = attention_seen(lambda: bench.decode(fresh, bench.order[:1], 1))
+    return GpuUse(graphs.state, graphs.captures, graphs.dropped, graphs.replays, graphs.launched, attention)
 
 
 def lines(uses: Sequence[tuple[str, GpuUse | None]]) -> list[str]:
-    """A line for every decoder that has used a GPU, by its name."""
+    """Return a line for every decoder that has used a GPU, by its name."""
     return [
         f"{name} on the GPU: CUDA graphs {use.graphs}, {use.captures} captures, {use.dropped} dropped, {use.replays} "
         f"steps from graphs, {use.launched} launched; attention: {use.attention}."
@@ -70,6 +59,6 @@ def lines(uses: Sequence[tuple[str, GpuUse | None]]) -> list[str]:
 
 
 def table(uses: Sequence[tuple[str, GpuUse]]) -> str:
-    """A row for every decoder, by its name."""
+    """Return a row for every decoder, by its name."""
     header = ["decoder", "CUDA graphs", "captures", "dropped", "steps from graphs", "launched", "attention"]
     return markdown_table([[name, *map(str, asdict(use).values())] for name, use in uses], header)

@@ -1,4 +1,4 @@
-"""Does decoding slow down or grow? Many sentences in one process, and what every tenth of them took.
+"""Does decoding slow down or grow? Decode many sentences in one process, and measure every tenth of them.
 
     spec-dec-bench ... --long-run 10000 --decoders gad --batch-size 32 --results FOLDER
     spec-dec-bench ... --long-run 100000 --varied --active-sentences 16 --decoders gad --batch-size 64
@@ -6,22 +6,22 @@
 `--varied` draws size and block size of every batch, and compares all outputs with those of fairseq's own search.
 """
 
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import CTRANSLATE2, Contender, reference_contender
-from fairseq_plugins.benchmarks.measuring import DEFAULT_BATCH_SIZE, count_identical
-from fairseq_plugins.benchmarks.resident_memory import resident
+from fairseq_plugins.benchmarks.machine import resident
+from fairseq_plugins.benchmarks.measuring import count_identical
 from fairseq_plugins.benchmarks.tables import megabytes
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
+from fairseq_plugins.commands.tables import shown
 from fairseq_plugins.commands.tables import table as markdown_table
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
@@ -38,16 +38,16 @@ class Part:
     """A tenth of a long run.
 
     Attributes:
-        sentences: how many sentences were decoded in it.
+        sentences: number of sentences decoded in it.
         seconds: in the decoder alone.
         memory: bytes at its end: resident in the process on a CPU (None where the system does not say), on a GPU what
             PyTorch has allocated; `reserved`: what it has reserved there, None on a CPU.
-        identical: sentences with the token ids that they should have, None where nobody compared.
+        identical: sentences with the token ids that they should have, None without a comparison.
     """
 
     sentences: int
-    seconds: float
-    memory: int | None
+    seconds: float = 0.0
+    memory: int | None = None
     identical: int | None = None
     reserved: int | None = None
 
@@ -58,7 +58,7 @@ class Part:
 
 
 def repeated(numbers: Sequence[int], count: int) -> list[int]:
-    """`count` sentences: all of them again and again, each time in another order, the same ones every time."""
+    """Return `count` sentences: all of them again and again, each time in another order, the same ones every time."""
     draw = random.Random(_SEED)
     sentences: list[int] = []
     while len(sentences) < count:
@@ -69,12 +69,12 @@ def repeated(numbers: Sequence[int], count: int) -> list[int]:
 def measure(
     bench: Bench, contenders: Sequence[Contender], sentences: int, varied: bool = False
 ) -> dict[str, list[Part]]:
-    """Decode so many sentences with one contender after the other; returns the parts of each.
+    """Decode a number of sentences with one contender after the other; return the parts of each.
 
     Args:
         bench: decodes.
-        contenders: who.
-        sentences: how many.
+        contenders: rows.
+        sentences: number of sentences.
         varied: draw the size of every batch, up to --batch-size, and its block size, and compare the outputs.
 
     Raises:
@@ -82,43 +82,47 @@ def measure(
     """
     if sentences < PARTS:
         raise ConfigurationError(f"--long-run {sentences}: give at least {PARTS} sentences, one for each part")
-    batch_size = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
     numbers = repeated(bench.order, sentences)
-    warm_up = numbers[:batch_size]
-    expected = _expected(bench, batch_size) if varied else None
+    expected = _expected(bench) if varied else None
     result = {}
     with progress_bar(sentences * len(contenders)) as bar:
         for contender in contenders:
             bar.set_description(contender.name, refresh=False)
             generators = [bench.generator(one) for one in (_every_width(contender, bench) if varied else [contender])]
             for generator in generators:
-                bench.decode(generator, warm_up, batch_size)
-            draw = random.Random(_SEED) if varied else None
-            parts = []
+                bench.decode(generator, numbers[: bench.batch_size], bench.batch_size)
+            draw = random.Random(_SEED)
+            result[contender.name] = parts = []
             for index in range(PARTS):
-                chosen = numbers[index * sentences // PARTS : (index + 1) * sentences // PARTS]
-                part = Part(len(chosen), 0.0, None, None if expected is None else 0)
-                for generator, batch in _batches(generators, chosen, batch_size, draw):
-                    _decode(bench, generator, batch, part, expected, bar)
-                part.memory = _memory(bench.cuda)
+                left = numbers[index * sentences // PARTS : (index + 1) * sentences // PARTS]
+                part = Part(len(left), identical=0 if varied else None)
+                while left:
+                    size = draw.randint(1, bench.batch_size) if varied else bench.batch_size
+                    batch, left = left[:size], left[size:]
+                    outputs, seconds = bench.decode(draw.choice(generators), batch, len(batch), bar)
+                    part.seconds += seconds
+                    if expected is not None and part.identical is not None:
+                        # A batch may hold a sentence twice.
+                        part.identical += len(batch) - len(outputs) + count_identical(outputs, expected)
+                part.memory = torch.cuda.memory_allocated() if bench.cuda else resident("VmRSS") or None
                 part.reserved = torch.cuda.memory_reserved() if bench.cuda else None
                 parts.append(part)
-            result[contender.name] = parts
     return result
 
 
-def _expected(bench: Bench, batch_size: int) -> dict[int, Tokens]:
-    """What lossless decoders should say."""
-    return bench.decode(bench.generator(reference_contender(precision(bench.cfg))), bench.order, batch_size)[0]
+def _expected(bench: Bench) -> dict[int, Tokens]:
+    """Return the outputs that lossless decoders should have."""
+    generator = bench.generator(reference_contender(precision(bench.cfg)))
+    return bench.decode(generator, bench.order, bench.batch_size)[0]
 
 
 def widths(bench: Bench) -> list[int]:
-    """The block sizes of `--varied`."""
+    """Return the block sizes of `--varied`."""
     return [width for width in WIDTHS if width <= (bench.cfg.task.block_size or _MAX_WIDTH)]
 
 
 def _every_width(contender: Contender, bench: Bench) -> list[Contender]:
-    """A contender with every block size, if it has any."""
+    """Return a contender with every block size, if it has any."""
     if contender.decoder == CTRANSLATE2:
         return [contender]
     if not any(option.name == "block_size" for option in fields(methods.find(contender.decoder).options)):
@@ -128,75 +132,53 @@ def _every_width(contender: Contender, bench: Bench) -> list[Contender]:
     return [replace(contender, task_options={**contender.task_options, "block_size": width}) for width in possible]
 
 
-def _batches(
-    generators: Sequence[Any], numbers: Sequence[int], batch_size: int, draw: random.Random | None
-) -> Iterator[tuple[Any, Sequence[int]]]:
-    begin = 0
-    while begin < len(numbers):
-        size = batch_size if draw is None else draw.randint(1, batch_size)
-        yield generators[0] if draw is None else draw.choice(generators), numbers[begin : begin + size]
-        begin += size
-
-
-def _decode(
-    bench: Bench, generator: Any, batch: Sequence[int], part: Part, expected: dict[int, Tokens] | None, bar: tqdm
-) -> None:
-    """Decode a batch, which may hold a sentence twice, and take down what it took."""
-    outputs, seconds = bench.decode(generator, batch, len(batch), bar)
-    part.seconds += seconds
-    if expected is not None:
-        assert part.identical is not None
-        part.identical += len(batch) - len(outputs) + count_identical(outputs, expected)
-
-
-def _memory(cuda: bool) -> int | None:
-    return torch.cuda.memory_allocated() if cuda else resident("VmRSS") or None
-
-
 def last_to_first(parts: Sequence[Part]) -> tuple[float, float | None]:
-    """Speed and memory of the last part over those of the first."""
+    """Return speed and memory of the last part over those of the first."""
     first, last = parts[0], parts[-1]
-    memory = None if first.memory is None or last.memory is None else last.memory / first.memory
-    return last.rate / first.rate, memory
+    return last.rate / first.rate, last.memory / first.memory if last.memory and first.memory else None
 
 
 def table(runs: dict[str, list[Part]]) -> str:
-    """Sentences per second and megabytes of every part, and the last part over the first."""
-    header = ["sentences"]
-    for name in runs:
-        reserved = ["MB reserved"] if _is_on_gpu(runs[name]) else []
-        header += [f"{name}, sentences/s", "MB", *reserved, *(["identical"] if _is_compared(runs[name]) else [])]
-    body, end = [], 0
-    for parts in zip(*runs.values(), strict=True):
-        begin, end = end + 1, end + parts[0].sentences
-        cells = [f"{begin} to {end}"]
-        for part in parts:
-            compared = [] if part.identical is None else [f"{part.identical} of {part.sentences}"]
-            reserved = [] if part.reserved is None else [megabytes(part.reserved)]
-            cells += [f"{part.rate:.1f}", megabytes(part.memory), *reserved, *compared]
-        body.append(cells)
-    ratios = ["last / first"]
-    for parts in runs.values():
-        speed, memory = last_to_first(parts)
-        same = sum(part.identical or 0 for part in parts)
-        compared = [f"{same} of {sum(part.sentences for part in parts)}"] if _is_compared(parts) else []
-        reserved = [f"{parts[-1].reserved / parts[0].reserved:.3f}"] if _is_on_gpu(parts) else []
-        ratios += [f"{speed:.3f}", "-" if memory is None else f"{memory:.3f}", *reserved, *compared]
-    return markdown_table([*body, ratios], header)
-
-
-def _is_on_gpu(parts: Sequence[Part]) -> bool:
-    return parts[0].reserved is not None
-
-
-def _is_compared(parts: Sequence[Part]) -> bool:
-    return parts[0].identical is not None
-
-
-def as_json(runs: dict[str, list[Part]], lines: Sequence[str]) -> str:
-    """Everything that was measured."""
-    rows = []
+    """Return sentences per second and megabytes of every part, and the last part over the first, as a table."""
+    header, ratios = ["sentences"], ["last / first"]
+    ends = list(accumulate((part.sentences for part in next(iter(runs.values()))), initial=0))
+    columns = [[f"{begin + 1} to {end}" for begin, end in pairwise(ends)]]
     for name, parts in runs.items():
         speed, memory = last_to_first(parts)
-        rows.append({"name": name, "parts": list(map(asdict, parts)), "speed_ratio": speed, "memory_ratio": memory})
-    return json.dumps({"rows": rows, "notes": list(lines)}, indent=2, ensure_ascii=False) + "\n"
+        header += [f"{name}, sentences/s", "MB"]
+        ratios += [f"{speed:.3f}", shown(memory, ".3f")]
+        columns += [[f"{part.rate:.1f}" for part in parts], [megabytes(part.memory) for part in parts]]
+        first, last = parts[0].reserved, parts[-1].reserved
+        if first is not None and last is not None:
+            header.append("MB reserved")
+            ratios.append(f"{last / first:.3f}")
+            columns.append([megabytes(part.reserved) for part in parts])
+        if parts[0].identical is not None:
+            header.append("identical")
+            ratios.append(f"{sum(part.identical or 0 for part in parts)} of {ends[-1]}")
+            columns.append([f"{part.identical} of {part.sentences}" for part in parts])
+    return markdown_table([*zip(*columns, strict=True), ratios], header)
+
+
+def note(bench: Bench, varied: bool) -> str:
+    """Return how it was measured."""
+    active = bench.cfg.task.active_sentences
+    sizes = f"batches of 1 to {bench.batch_size}" if varied else f"at batch size {bench.batch_size}"
+    sizes += f", {active} sentences decoded at a time" if active else ""
+    if varied:
+        sizes += f", block sizes {', '.join(map(str, widths(bench)))}, both drawn; *identical* to "
+        sizes += reference_contender(precision(bench.cfg)).name
+    return (
+        f"Subset {bench.subset}: its {len(bench.order)} sentences again and again, each time in another order, "
+        f"{sizes}; time in the decoder only, memory at the end of each part, of the whole process (on a GPU what "
+        "PyTorch had allocated); one decoder after the other."
+    )
+
+
+def records(runs: dict[str, list[Part]]) -> list[dict[str, Any]]:
+    """Return everything that was measured, for JSON."""
+    names = ("speed_ratio", "memory_ratio")
+    return [
+        {"name": name, "parts": list(map(asdict, parts)), **dict(zip(names, last_to_first(parts), strict=True))}
+        for name, parts in runs.items()
+    ]

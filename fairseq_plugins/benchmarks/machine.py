@@ -1,4 +1,4 @@
-"""The machine that something was measured on, in a line: speed means nothing without it."""
+"""The machine that something was measured on, in a line: speed means nothing without it; and memory of the process."""
 
 import datetime
 import os
@@ -13,19 +13,26 @@ def machine() -> str:
     parts = [f"{cpu_model()}, {os.cpu_count()} processors", f"{torch.get_num_threads()} threads"]
     if torch.cuda.is_available():
         parts.append(torch.cuda.get_device_name())
-    parts += [
-        f"torch {torch.__version__}",
-        f"Python {platform.python_version()}",
-        datetime.date.today().isoformat(),
-    ]
+    parts += [f"torch {torch.__version__}", f"Python {platform.python_version()}", datetime.date.today().isoformat()]
     return ", ".join(parts)
 
 
 def cpu_model() -> str:
     """Return the processor's name as Linux knows it, elsewhere what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    names = _fields(Path("/proc/cpuinfo"), "model name")
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def resident(field: str) -> int:
+    """Return bytes in a field of Linux's status of this process, 0 where there is none."""
+    sizes = _fields(Path("/proc/self/status"), field)
+    return 1024 * int(sizes[0].split()[0]) if sizes else 0
+
+
+def _fields(file: Path, name: str) -> list[str]:
+    """Return the values of lines NAME: VALUE of a file of /proc; none where it is missing."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name]

@@ -17,8 +17,6 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
 
 WARM_UP_SENTENCES = 5
-DEFAULT_BATCH_SIZE = 32
-WHERE_THE_TIME_GOES = "Where the time goes"  # title of a profile
 
 
 @dataclass
@@ -56,21 +54,17 @@ def speed_up(row: Row, baseline: Row, batch_size: int) -> float | None:
 
 
 def drafting_notes(rows: Sequence[Row], contenders: Sequence[Contender], batch_sizes: Sequence[int]) -> list[str]:
-    """Lines that say at which batch sizes greedy decoding is faster than all lossless decoders that draft."""
-    rates = {row.name: {size: row.rate(size) for size in batch_sizes} for row in rows}
-    drafting = [c.name for c in contenders if c.lossless and c.drafts and c.name in rates]
+    """Return a line for every batch size at which greedy decoding is faster than all lossless decoders that draft."""
+    drafting = {contender.name for contender in contenders if contender.lossless and contender.drafts}
     lines = []
     for size in batch_sizes:
-        rated = [name for name in drafting if rates[name][size]]
-        if not rated or not rates.get(GREEDY, {}).get(size):
-            continue
-        best = max(rated, key=lambda name: rates[name][size])
-        greedy, other = rates[GREEDY][size], rates[best][size]
-        if greedy > other:
+        rates = {row.name: row.rate(size) or 0.0 for row in rows}
+        other, best = max(((rate, name) for name, rate in rates.items() if name in drafting), default=(0.0, ""))
+        if rates.get(GREEDY, 0.0) > other > 0:
             lines.append(
-                f"At batch size {size}, {GREEDY} ({greedy:.1f} sentences/s) is faster than all lossless decoders that "
-                f"draft (the fastest of them, {best}: {other:.1f}): with these models on this machine drafting does "
-                "not pay there."
+                f"At batch size {size}, {GREEDY} ({rates[GREEDY]:.1f} sentences/s) is faster than all lossless "
+                f"decoders that draft (the fastest of them, {best}: {other:.1f}): with these models on this machine "
+                "drafting does not pay there."
             )
     return lines
 
@@ -97,40 +91,28 @@ class Plan:
 
 
 def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, references: dict[int, str] | None) -> list[Row]:
-    """Decode the subset once for quality, then part of it repeatedly for speed; one row per contender."""
+    """Decode the subset once for quality, then part of it repeatedly for speed; return one row per contender."""
     timed = bench.first(plan.timing_sentences)
     warm_up = timed[-plan.warm_up_sentences :]
-    per_contender = len(bench.order) + len(plan.batch_sizes) * (len(warm_up) + plan.repeats * len(timed))
     rows = [
         Row(c.name, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless, lossy=c.int8)
         for c in contenders
     ]
-    total = per_contender * len(contenders)
-    with progress_bar(total) as bar:
-        measure_quality(bench, contenders, rows, references, bar)
+    per_contender = len(bench.order) + len(plan.batch_sizes) * (len(warm_up) + plan.repeats * len(timed))
+    outputs: dict[str, dict[int, Tokens]] = {}
+    with progress_bar(per_contender * len(contenders)) as bar:
+        for contender, row in zip(contenders, rows, strict=True):
+            bar.set_description(f"quality, {contender.name}", refresh=False)
+            generator = bench.generator(contender)
+            outputs[row.name], _ = bench.decode(generator, bench.order, bench.batch_size, bar)
+            row.iterations, row.mean_accepted_tokens = iterations(generator, contender, outputs[row.name])
+            if references is not None:
+                row.bleu = bleu(bench, outputs[row.name], references)
+        for contender, row in zip(contenders, rows, strict=True):
+            expected = outputs[reference_of(contender, precision(bench.cfg))]
+            row.identical = count_identical(outputs[row.name], expected)
         measure_speed(bench, contenders, rows, plan, timed, warm_up, bar)
     return rows
-
-
-def measure_quality(
-    bench: Bench,
-    contenders: Sequence[Contender],
-    rows: Sequence[Row],
-    references: dict[int, str] | None,
-    bar: tqdm,
-) -> None:
-    """Fill in BLEU, identity, iterations and accepted tokens, from one pass over the whole subset."""
-    batch_size = bench.cfg.dataset.batch_size or DEFAULT_BATCH_SIZE
-    outputs: dict[str, dict[int, Tokens]] = {}
-    for contender, row in zip(contenders, rows, strict=True):
-        bar.set_description(f"quality, {contender.name}", refresh=False)
-        generator = bench.generator(contender)
-        outputs[contender.name], _ = bench.decode(generator, bench.order, batch_size, bar)
-        row.iterations, row.mean_accepted_tokens = iterations(generator, contender, outputs[contender.name])
-        if references is not None:
-            row.bleu = bleu(bench, outputs[contender.name], references)
-    for contender, row in zip(contenders, rows, strict=True):
-        row.identical = count_identical(outputs[row.name], outputs[reference_of(contender, precision(bench.cfg))])
 
 
 def measure_speed(
@@ -171,9 +153,12 @@ def measure_speed(
             row.gpu_use = gpu_use(bench, contender, generator)
 
 
-def profiles(bench: Bench, contenders: Sequence[Contender], numbers: Sequence[int]) -> dict[str, Profile]:
-    """Where the time goes, for each row that is ours, one sentence at a time."""
-    found = {}
+def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[str, Profile]:
+    """Return where the time goes for each row that is ours, one sentence at a time; nothing without --profile."""
+    found: dict[str, Profile] = {}
+    if not bench.cfg.common.profile:
+        return found
+    numbers = bench.first(plan.timing_sentences)
     for contender in contenders:
         generator = bench.generator(contender)
         if isinstance(generator, DraftVerifyGenerator):

@@ -3,9 +3,9 @@
     python -m fairseq_plugins.benchmarks.peak_memory ROW BATCH_SIZES SENTENCES ARGUMENTS_OF_SPEC_DEC_BENCH...
 
 On a GPU: the most that PyTorch had allocated while decoding, as in the paper, and the most that it had reserved, which
-is what CUDA graphs take as well. On a CPU under Linux: the most resident
-memory while decoding, less libraries and what the process had before any model was loaded. Beside it stands what there
-must be on paper: the weights of the models that take part, and the keys and values of the largest batch.
+CUDA graphs are part of. On a CPU under Linux: the most resident memory while decoding, less libraries and the memory
+that the process had before any model was loaded. Beside it stands the memory on paper: the weights of the models that
+take part, and the keys and values of the largest batch.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq.models.transformer import TransformerDecoderBase
@@ -23,8 +24,8 @@ from torch import nn
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
+from fairseq_plugins.benchmarks.machine import resident
 from fairseq_plugins.benchmarks.measuring import Row
-from fairseq_plugins.benchmarks.resident_memory import resident
 from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.commands.cli import run_command
 
@@ -32,7 +33,7 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequence[int], argv: Sequence[str]) -> None:
-    """Fill in weights and peak memory of every row; says so where it cannot be measured.
+    """Fill in weights and peak memory of every row; say so where it cannot be measured.
 
     Args:
         rows: one per contender.
@@ -40,46 +41,47 @@ def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequenc
         numbers: the sentences to decode.
         argv: arguments of spec-dec-bench.
     """
-    sizes, sentences = (",".join(map(str, values)) for values in (batch_sizes, numbers))
-    command = [sys.executable, "-m", "fairseq_plugins.benchmarks.peak_memory"]
+    lists = (",".join(map(str, values)) for values in (batch_sizes, numbers))
+    measured = [*lists, *argv]
     for row in rows:
-        result = subprocess.run([*command, row.name, sizes, sentences, *argv], capture_output=True, text=True)
+        command = [sys.executable, "-m", "fairseq_plugins.benchmarks.peak_memory", row.name, *measured]
+        result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             reason = (result.stderr.strip() or "no reason given").splitlines()[-1]
             print(f"memory of {row.name}: not measured ({reason})", file=sys.stderr)
             continue
         answer = json.loads(result.stdout.splitlines()[-1])
-        row.weights = answer["weights"]
-        row.peak_memory = {int(size): bytes_ for size, bytes_ in answer["peak"].items()}
-        row.peak_reserved = {int(size): bytes_ for size, bytes_ in answer["reserved"].items()}
-        row.on_paper = {int(size): bytes_ for size, bytes_ in answer["on_paper"].items()}
+        row.weights = answer.pop("weights")
+        for field, sizes in answer.items():
+            setattr(row, field, {int(size): bytes_ for size, bytes_ in sizes.items()})
 
 
-def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numbers: Sequence[int]) -> dict:
-    """Return bytes of weights (None if unknown), and by batch size the peak and the bytes on paper, if known."""
-    if contender.decoder == CTRANSLATE2:
+def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numbers: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a `Row` that are bytes: `weights`, None if unknown, and those by batch size, if known."""
+    is_ours = contender.decoder != CTRANSLATE2
+    if not is_ours:
         import ctranslate2  # noqa: F401  (libraries are no part of what is measured)
     _forget_peak(bench.cuda)
     before = 0 if bench.cuda else resident("VmRSS") - resident("RssFile")
     if contender.replay is not None:
         bench.greedy_outputs(contender)  # decoded once, before anything is measured
     generator = bench.generator(contender)
-    # Models and their fused weights are made at the first sentence, and what that leaves behind is no part of decoding.
+    # Models and their fused weights are made at the first sentence, and their leftovers are no part of decoding.
     bench.decode(generator, numbers[:1], 1)
-    peaks, reserved, caches = {}, {}, {}
+    weights = _weights(bench, contender)
+    peaks, reserved, on_paper = {}, {}, {}
     for size in batch_sizes:
         _forget_peak(bench.cuda)
         outputs, _ = bench.decode(generator, numbers, size)
-        peak = _peak(bench.cuda)
-        caches[size] = _caches(bench, contender, outputs, size, numbers)
-        if peak is not None and not (bench.cuda and contender.decoder == CTRANSLATE2):
+        peak, caches = _peak(bench.cuda), _caches(bench, contender, outputs, size, numbers)
+        if peak is not None and (is_ours or not bench.cuda):
             # Pages of files are libraries, of which decoding touches more than loading does.
             peaks[size] = peak - before - (0 if bench.cuda else resident("RssFile"))
-        if bench.cuda and contender.decoder != CTRANSLATE2:
+        if bench.cuda and is_ours:
             reserved[size] = torch.cuda.max_memory_reserved()
-    weights = _weights(bench, contender)
-    on_paper = {size: weights + cache for size, cache in caches.items() if weights is not None and cache is not None}
-    return {"weights": weights, "peak": peaks, "reserved": reserved, "on_paper": on_paper}
+        if weights is not None and caches is not None:
+            on_paper[size] = weights + caches
+    return {"weights": weights, "peak_memory": peaks, "peak_reserved": reserved, "on_paper": on_paper}
 
 
 def _models(bench: Bench, contender: Contender) -> list[nn.Module]:
@@ -88,21 +90,19 @@ def _models(bench: Bench, contender: Contender) -> list[nn.Module]:
 
 
 def _weights(bench: Bench, contender: Contender) -> int | None:
-    """Bytes of the parameters and buffers (tables of positions) of all models that take part, shared ones once."""
+    """Return bytes of the parameters and buffers (tables of positions) of all models that take part."""
     if contender.decoder == CTRANSLATE2:
         return (bench.converted() / "model.bin").stat().st_size if contender.compute_type == "float32" else None
-    held = {
-        tensor.data_ptr(): tensor
-        for model in _models(bench, contender)
-        for tensor in itertools.chain(model.parameters(), model.buffers())
-    }
+    tensors = (itertools.chain(model.parameters(), model.buffers()) for model in _models(bench, contender))
+    # Shared ones once.
+    held = {tensor.data_ptr(): tensor for tensor in itertools.chain.from_iterable(tensors)}
     return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
 
 
 def _caches(
     bench: Bench, contender: Contender, outputs: Mapping[int, Tokens], batch_size: int, numbers: Sequence[int]
 ) -> int | None:
-    """Bytes of all keys and values, of self- and cross-attention, of the batch that has most of them."""
+    """Return bytes of all keys and values, of self- and cross-attention, of the batch that has most of them."""
     decoders = [model.decoder for model in _models(bench, contender)]
     if not all(isinstance(decoder, TransformerDecoderBase) for decoder in decoders):
         return None

@@ -191,13 +191,7 @@ def replay_drafts(
 
 
 def prepare(
-    folder: Path,
-    shape: str,
-    drafter: str,
-    sentences: int,
-    lengths: Sequence[int],
-    vocabulary: int,
-    of_each: bool = False,
+    folder: Path, shape: str, drafter: str, sentences: int, lengths: Sequence[int], vocabulary: int
 ) -> list[str]:
     """Write random models and a random test set, unless they are there, and return the arguments that name them.
 
@@ -208,15 +202,13 @@ def prepare(
         sentences: of the test set.
         lengths: shortest and longest source, in tokens; lengths are drawn uniformly. Outputs get as long as sources.
         vocabulary: symbols of the one dictionary.
-        of_each: `sentences` sentences of each of `lengths`, however many these are.
     """
-    text = "-".join(map(str, lengths))
-    target = folder / f"{shape}-{drafter}-{sentences}{'of' if of_each else 'x'}{text}-v{vocabulary}"
+    target = folder / f"{shape}-{drafter}-{sentences}x{lengths[0]}-{lengths[1]}-v{vocabulary}"
     if not target.exists():
         partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_data(partial, sentences, lengths, vocabulary, of_each)
+        _write_data(partial, sentences, lengths, vocabulary)
         _write_models(partial, shape, drafter)
         os.replace(partial, target)
     arguments = [str(target / "data"), "--path", str(target / "verifier.pt")]
@@ -225,21 +217,13 @@ def prepare(
     return [*arguments, "--max-len-a", "1", "--max-len-b", "0"]
 
 
-def describe(
-    shape: str,
-    drafter: str,
-    lengths: Sequence[int],
-    vocabulary: int,
-    block_size: int,
-    drawn: str,
-    of_each: bool = False,
-) -> str:
+def describe(shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, block_size: int, drawn: str) -> str:
     """Return the note that goes with every table of replayed drafts; `drawn` names rows and their means, if any."""
-    said = f"{lengths[0]} to {lengths[-1]} tokens, drawn uniformly"
-    if of_each:
-        said = f"{', '.join(map(str, lengths))} tokens"
     kind = "of this shape" if drafter == "tokens" else "of 2 layers that reads the verifier's states"
-    models = f"Random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {said}, outputs as long."
+    models = (
+        f"Random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {lengths[0]} to {lengths[1]} "
+        "tokens, drawn uniformly, outputs as long."
+    )
     if not drawn:
         return models
     return (
@@ -250,15 +234,12 @@ def describe(
     )
 
 
-def _write_data(folder: Path, sentences: int, lengths: Sequence[int], vocabulary: int, of_each: bool) -> None:
+def _write_data(folder: Path, sentences: int, lengths: Sequence[int], vocabulary: int) -> None:
     words = [f"w{number}" for number in range(vocabulary - 4)]
     (folder / "dict").write_text("".join(f"{word} 1\n" for word in words), encoding="utf-8")
     draw = random.Random(_SEED)
-    drawn = (length for length in lengths for _ in range(sentences))
-    if not of_each:
-        drawn = (draw.randint(*lengths) for _ in range(sentences))
     # A binarised sentence has one token more, its end.
-    lines = [" ".join(draw.choices(words, k=length - 1)) for length in drawn]
+    lines = [" ".join(draw.choices(words, k=draw.randint(*lengths) - 1)) for _ in range(sentences)]
     (folder / "test.src").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     arguments = ["--source-lang", "src", "--target-lang", "tgt", "--only-source", "--workers", "1"]
     arguments += ["--srcdict", str(folder / "dict"), "--tgtdict", str(folder / "dict")]

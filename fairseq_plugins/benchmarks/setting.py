@@ -1,4 +1,4 @@
-"""What `spec-dec-bench` is asked to measure: its command line, its rows, and the bench that decodes them."""
+"""The command lines of `spec-dec-compare` and `spec-dec-bench`: fairseq-generate's, and what to measure."""
 
 import argparse
 import os
@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig
 
 from fairseq_plugins.benchmarks import replay
 from fairseq_plugins.benchmarks.bench import Bench
-from fairseq_plugins.benchmarks.comparison_options import get_parser, parse
 from fairseq_plugins.benchmarks.contenders import (
+    BEAM_1,
     CONTENDERS,
     CTRANSLATE2_ON_CPU,
     CTRANSLATE2_ON_GPU,
@@ -21,14 +22,74 @@ from fairseq_plugins.benchmarks.contenders import (
     Contender,
     choose,
 )
-from fairseq_plugins.commands.parsing import positive, positive_list
+from fairseq_plugins.commands.parsing import (
+    as_config,
+    check_paths,
+    generation_parser,
+    not_negative,
+    parse_arguments,
+    positive,
+    positive_list,
+)
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.errors import ConfigurationError
 
-BATCH_SIZES = [1, 4, 8, 16, 32]
 # Rows that are there for study, not for speed; --decoders names them.
 _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
-_BY_LENGTH = ("greedy", "gad fixed width (replayed)")
+
+
+def get_parser(
+    prog: str, contenders: Sequence[Contender], repeats: int, batch_sizes: Sequence[int]
+) -> argparse.ArgumentParser:
+    """Return fairseq-generate's parser with the options of a comparison added.
+
+    Args:
+        prog: name of the command.
+        contenders: rows that it can have.
+        repeats: default of --repeats.
+        batch_sizes: default of --timing-batch-sizes.
+    """
+    parser = generation_parser(prog)
+    add = parser.add_argument_group("comparison").add_argument
+    known = ", ".join(contender.name for contender in contenders)
+    add("--results", metavar="FOLDER", help="write the tables there")
+    add("--repeats", type=positive, default=repeats, help="timed repetitions; the median counts")
+    add("--timing-sentences", type=positive, default=100, help="how many sentences are timed")
+    again = "in every repetition, decode these sentences again until S seconds are over; short times say little"
+    add("--timing-seconds", type=not_negative, default=0.0, metavar="S", help=again)
+    add("--timing-batch-sizes", type=positive_list, default=batch_sizes, metavar="N,N", help="batch sizes to time")
+    add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
+    add("--decoders", metavar="NAME,NAME", help=f"rows besides {BEAM_1}, of: {known}")
+    add("--blockwise-path", metavar="MODEL.pt", help="a blockwise_transformer, for the row blockwise")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:
+    """Return our own options and fairseq's configuration, with the files that they name checked.
+
+    Raises:
+        ConfigurationError: for a file that is not there, or an option that is for one decoder.
+    """
+    args = parse_arguments(parser, argv)
+    cfg = as_config(args)
+    check_paths(cfg, args.blockwise_path)
+    leave_the_decoder_to_us(cfg)
+    return args, cfg
+
+
+def leave_the_decoder_to_us(cfg: DictConfig) -> None:
+    """Reset the options that name a decoder: every contender sets its own."""
+    if cfg.task.stats_file is not None:
+        raise ConfigurationError(
+            f"--stats-file {cfg.task.stats_file}: is for one decoder; use it with fairseq-generate"
+        )
+    if cfg.task.int8:
+        raise ConfigurationError("--int8: is for one decoder; choose its rows with --decoders 'greedy int8,gad int8'")
+    decoder = "beam" if cfg.task.drafter_path is None else "gad"
+    cfg.task.update(decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
+
+
+# ------------------------------------------------------------------------------------------------ spec-dec-bench
 
 
 @dataclass(frozen=True)
@@ -47,7 +108,7 @@ class Setting:
 
 
 def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
-    """The rows that there are on this device, those that others made first."""
+    """Return the rows that there are on this device, those that others made first."""
     others = CTRANSLATE2_ON_GPU if cuda else CTRANSLATE2_ON_CPU
     searches = [contender for contender in CONTENDERS if contender.decoder == "beam"]
     ours = [contender for contender in CONTENDERS if contender not in searches] + ([] if cuda else list(ON_CPU))
@@ -59,57 +120,32 @@ def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
 
 def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser:
     """Return the parser of spec-dec-compare with the options of a benchmark added."""
-    parser = get_parser("spec-dec-bench", contenders, repeats=5, batch_sizes=BATCH_SIZES)
+    parser = get_parser("spec-dec-bench", contenders, repeats=5, batch_sizes=[1, 4, 8, 16, 32])
     group = parser.add_argument_group("benchmark")
-    group.add_argument("--threads", type=positive, help="threads on the CPU (default: what OMP_NUM_THREADS says)")
-    group.add_argument("--no-memory", action="store_true", help="do not measure memory, for which models load again")
     add = group.add_argument
-    add(
-        "--long-run",
-        type=positive,
-        metavar="N",
-        help="decode N sentences, those of the subset again and again, at "
-        "--batch-size, and say of every tenth of them how fast it was and what memory there was; nothing else",
-    )
-    add(
-        "--varied",
-        action="store_true",
-        help="with --long-run: draw the size of every batch, up to --batch-size, and "
-        "its block size, up to --block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in "
-        "half precision of our greedy)",
-    )
+    add("--threads", type=positive, help="threads on the CPU (default: what OMP_NUM_THREADS says)")
+    add("--no-memory", action="store_true", help="do not measure memory, for which models load again")
+    long_run = "decode N sentences, those of the subset again and again, at --batch-size, and say of every tenth of "
+    long_run += "them how fast it was and what memory there was; nothing else"
+    add("--long-run", type=positive, metavar="N", help=long_run)
+    varied = "with --long-run: draw the size of every batch, up to --batch-size, and its block size, up to "
+    varied += "--block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in half precision of "
+    add("--varied", action="store_true", help=varied + "our greedy)")
     _add_replay_options(group)
     return parser
 
 
 def _add_replay_options(group: argparse._ActionsContainer) -> None:
-    shapes = list(replay.SHAPES)
-    group.add_argument("--replay", choices=shapes, help="random weights of this shape, and replayed drafts")
-    group.add_argument(
-        "--replay-drafter",
-        choices=["tokens", "features"],
-        default="tokens",
-        help="whose cost is paid: --drafter-context tokens, as deep as the verifier, or features, 2 layers",
-    )
-    group.add_argument(
-        "--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help="shortest and longest sentence"
-    )
-    group.add_argument(
-        "--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help="symbols of the dictionary"
-    )
-    group.add_argument(
-        "--replay-tokens",
-        type=float,
-        metavar="N",
-        help="mean tokens per iteration of the lossless rows (default: 6.13, GAD Table 2)",
-    )
-    group.add_argument(
-        "--by-length",
-        type=positive_list,
-        metavar="N,N,...",
-        help="with --replay: milliseconds per sentence for --timing-sentences sentences of each of these lengths, of "
-        "greedy and gad (or --decoders); nothing else",
-    )
+    add = group.add_argument
+    add("--replay", choices=list(replay.SHAPES), help="random weights of this shape, and replayed drafts")
+    drafter = "whose cost is paid: --drafter-context tokens, as deep as the verifier, or features, 2 layers"
+    add("--replay-drafter", choices=["tokens", "features"], default="tokens", help=drafter)
+    lengths = "shortest and longest sentence"
+    add("--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help=lengths)
+    symbols = "symbols of the dictionary"
+    add("--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help=symbols)
+    mean = "mean tokens per iteration of the lossless rows (default: 6.13, GAD Table 2)"
+    add("--replay-tokens", type=float, metavar="N", help=mean)
 
 
 def configure(argv: Sequence[str]) -> Setting:
@@ -119,20 +155,13 @@ def configure(argv: Sequence[str]) -> Setting:
     replaying.add_argument("--results")
     replaying.add_argument("--timing-sentences", type=positive, default=100)
     first, _ = replaying.parse_known_args(argv)
+    _check_replay(first)
     made_here = Path(first.results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}")
     arguments = list(argv)
-    _check_replay(first)
     if first.replay is not None:
-        made = replay.prepare(
-            made_here / "replay",
-            first.replay,
-            first.replay_drafter,
-            first.timing_sentences,
-            first.by_length or first.replay_lengths,
-            first.replay_vocabulary,
-            of_each=first.by_length is not None,
-        )
-        arguments = [*made, *arguments]
+        models = (made_here / "replay", first.replay, first.replay_drafter)
+        texts = (first.timing_sentences, first.replay_lengths, first.replay_vocabulary)
+        arguments = [*replay.prepare(*models, *texts), *argv]
     cuda = torch.cuda.is_available() and "--cpu" not in argv
     rows = all_contenders(cuda, first.replay is not None)
     if first.replay_tokens is not None:
@@ -147,31 +176,22 @@ def configure(argv: Sequence[str]) -> Setting:
         )
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    bench = Bench(cfg, args.blockwise_path, made_here / "ctranslate2")
-    usual = [row.name for row in rows if row.name not in _NOT_BY_DEFAULT]
-    if args.by_length is not None:
-        usual = list(_BY_LENGTH)
-    named = args.decoders or ",".join(usual)
+    named = args.decoders or ",".join(row.name for row in rows if row.name not in _NOT_BY_DEFAULT)
     wanted = choose(named, rows, kind=precision(cfg))
-    if args.long_run is not None or args.by_length is not None:
+    if args.long_run is not None:
         # No comparison with fairseq's search, which would take most of the time.
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
-    return Setting(args, bench, wanted)
+    return Setting(args, Bench(cfg, args.blockwise_path, made_here / "ctranslate2"), wanted)
 
 
 def _check_replay(args: argparse.Namespace) -> None:
+    lengths = args.replay_lengths
     if args.replay_tokens is not None and args.replay is None:
         raise ConfigurationError(f"--replay-tokens {args.replay_tokens:g}: is for random weights; add --replay SHAPE")
     if args.replay_tokens is not None and not args.replay_tokens > 1:
         raise ConfigurationError(f"--replay-tokens {args.replay_tokens:g}: an iteration emits more than 1; give more")
-    lengths = args.by_length or args.replay_lengths
-    text = ",".join(map(str, lengths))
     if args.replay_vocabulary < replay.MIN_VOCABULARY:
         raise ConfigurationError(f"--replay-vocabulary {args.replay_vocabulary}: give at least {replay.MIN_VOCABULARY}")
-    if args.by_length:
-        if args.replay is None:
-            raise ConfigurationError(f"--by-length {text}: is for random weights; add --replay SHAPE")
-        if min(lengths) < 2:
-            raise ConfigurationError(f"--by-length {text}: a sentence has at least 2 tokens, a word and its end")
-    elif args.replay is not None and (len(lengths) != 2 or not 2 <= lengths[0] <= lengths[1]):
+    if args.replay is not None and (len(lengths) != 2 or not 2 <= lengths[0] <= lengths[1]):
+        text = ",".join(map(str, lengths))
         raise ConfigurationError(f"--replay-lengths {text}: give the shortest, at least 2, and the longest")

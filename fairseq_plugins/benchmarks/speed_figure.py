@@ -5,7 +5,7 @@ from typing import Any
 
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.tables import rate_range
-from fairseq_plugins.pages.figures import COLOURS, GREY, LINES, MARKERS, draw
+from fairseq_plugins.pages.figures import COLOURS, GREY, draw, look
 
 # Kinds of contenders share a colour; within a kind markers and lines differ.
 _KINDS = {"fairseq": GREY, "CTranslate2": COLOURS[1], "lossless": COLOURS[0], "not lossless": COLOURS[3]}
@@ -27,11 +27,7 @@ def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
     for row in rows:
         number = counts[kind(row)]
         counts[kind(row)] += 1
-        styles[row.name] = {
-            "color": _KINDS[kind(row)],
-            "marker": MARKERS[number % len(MARKERS)],
-            "linestyle": LINES[number % len(LINES)],
-        }
+        styles[row.name] = {**look(number), "color": _KINDS[kind(row)]}
 
     from matplotlib.ticker import LogLocator
 

@@ -15,14 +15,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import machine, measuring
 from fairseq_plugins.benchmarks.bench import Bench
-from fairseq_plugins.benchmarks.comparison_options import leave_the_decoder_to_us
 from fairseq_plugins.benchmarks.contenders import Contender
-from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, Results, beam_name, grid
+from fairseq_plugins.benchmarks.setting import leave_the_decoder_to_us
+from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, Results, grid
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sole_use
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
 from fairseq_plugins.commands.cli import run_command
@@ -31,6 +30,7 @@ from fairseq_plugins.commands.parsing import (
     as_config,
     check_paths,
     generation_parser,
+    not_negative,
     parse_arguments,
     positive,
     positive_list,
@@ -39,24 +39,20 @@ from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.sweep_figure import quality_figure
 
-Measure = Callable[[Cell], Result]
 
-
-def sweep(cells: Sequence[Cell], journal: Journal, measure: Measure, step: Callable[[Cell], None]) -> Results:
-    """Measure what the journal lacks, settings of the same outcome once.
+def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], Result]) -> Results:
+    """Measure the baselines and settings that the journal lacks, those of the same outcome once.
 
     Args:
         cells: baselines and settings.
-        journal: keeps what is finished.
+        journal: keeps finished ones.
         measure: decodes with a setting.
-        step: called before each measurement.
 
     Returns:
         a result for every cell.
     """
     for cell in dict.fromkeys(cell.effective for cell in cells):
         if cell not in journal.results:
-            step(cell)
             journal.add(cell, measure(cell))
     return {cell: journal.results[cell.effective] for cell in cells}
 
@@ -73,47 +69,27 @@ def contender(cell: Cell, beam: int) -> Contender:
     return Contender(str(cell), "gad++", task_options=settings)
 
 
-class Measurement:
-    """Decodes settings on the development set, with models loaded once."""
-
-    def __init__(
-        self, bench: Bench, numbers: Sequence[int], references: Mapping[int, str], repeats: int, bar: tqdm
-    ) -> None:
-        self.bench, self.numbers, self.references, self.repeats, self.bar = bench, numbers, references, repeats, bar
-
-    def __call__(self, cell: Cell) -> Result:
-        """Decode after a short warm-up: quality and speed come from the same passes."""
-        bench = self.bench
-        chosen = contender(cell, bench.cfg.generation.beam)
-        batch_size = bench.cfg.dataset.batch_size
-        bench.decode(bench.generator(chosen), self.numbers[-measuring.WARM_UP_SENTENCES :], batch_size)
-        generator, times = bench.generator(chosen), []
-        for _ in range(self.repeats):
-            outputs, seconds = bench.decode(generator, self.numbers, batch_size, self.bar)
-            times.append(seconds)
-        # Every pass counts the same, so that these means are those of one.
-        iterations, accepted = measuring.iterations(generator, chosen, outputs)
-        bleu = measuring.bleu(bench, outputs, self.references)
-        return Result(bleu, accepted, iterations, len(outputs), statistics.median(times))
+def measure(
+    bench: Bench, cell: Cell, numbers: Sequence[int], references: Mapping[int, str], repeats: int, bar: tqdm
+) -> Result:
+    """Decode with a setting after a short warm-up: quality and speed come from the same passes."""
+    bar.set_description(str(cell), refresh=False)
+    chosen = contender(cell, bench.cfg.generation.beam)
+    bench.decode(bench.generator(chosen), numbers[-measuring.WARM_UP_SENTENCES :], bench.batch_size)
+    generator, times = bench.generator(chosen), []
+    for _ in range(repeats):
+        outputs, seconds = bench.decode(generator, numbers, bench.batch_size, bar)
+        times.append(seconds)
+    # Every pass counts the same, so that these means are those of one.
+    iterations, accepted = measuring.iterations(generator, chosen, outputs)
+    return Result(
+        measuring.bleu(bench, outputs, references), accepted, iterations, len(outputs), statistics.median(times)
+    )
 
 
-def tau_list(text: str) -> list[float]:
+def taus(text: str) -> list[float]:
     """Parse a comma-separated list of numbers of at least 0, for argparse."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from error
-    if not all(0 <= value < float("inf") for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r}: a gap of log-probabilities is 0 or more")
-    return values
-
-
-def tolerance_value(text: str) -> float:
-    """Parse a number of at least 0, for argparse."""
-    (value, *more) = tau_list(text)
-    if more:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one number")
-    return value
+    return [not_negative(part) for part in text.split(",")]
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -123,9 +99,9 @@ def get_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("sweep").add_argument
     add("--block-sizes", type=positive_list, default=[5, 10, 15, 20, 25], metavar="K,K", help="drafted tokens")
     add("--top-betas", type=positive_list, default=[1, 3, 5], metavar="B,B", help="1: exact")
-    add("--taus", type=tau_list, default=[1.0, 2.0, 3.0, 4.0, 5.0], metavar="T,T", help="0: exact")
+    add("--taus", type=taus, default=[1.0, 2.0, 3.0, 4.0, 5.0], metavar="T,T", help="0: exact")
     add("--output", required=True, metavar="FOLDER", help="write sweep.md, sweep.json, sweep.png and cells.jsonl there")
-    add("--tolerance", type=tolerance_value, default=0.2, help="BLEU that the faster setting may lose (default: 0.2)")
+    add("--tolerance", type=not_negative, default=0.2, help="BLEU that the faster setting may lose (default: 0.2)")
     add("--repeats", type=positive, default=1, help="timed passes for each setting; the median counts (default: 1)")
     add("--sentences", type=positive, help="use only the first of the subset")
     add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
@@ -133,21 +109,9 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(cfg: DictConfig, args: argparse.Namespace) -> None:
-    """Refuse what a sweep cannot start with."""
-    check_paths(cfg)
-    if cfg.task.drafter_path is None:
-        raise ConfigurationError("--drafter-path is missing; give the checkpoint of the drafter")
-    if args.reference is not None and not Path(args.reference).is_file():
-        raise ConfigurationError(f"--reference {args.reference}: no such file; give the raw text of the target side")
-    leave_the_decoder_to_us(cfg)
-
-
 def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int, str], list[Cell]]:
     """Sentences, references and cells of a sweep, checked before anything is decoded."""
     numbers = bench.order if args.sentences is None else bench.first(args.sentences)
-    if not numbers:
-        raise ConfigurationError(f"--gen-subset {bench.subset}: has no sentences; choose another")
     references = bench.references(args.reference)
     if references is None:
         raise ConfigurationError(f"--gen-subset {bench.subset}: has no target side; give --reference FILE")
@@ -156,7 +120,7 @@ def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int
     bench.generator(contender(cells[-1], 1))
     baselines = [Cell(baseline=GREEDY)]
     if not args.no_beam:
-        baselines.insert(0, Cell(baseline=beam_name(bench.cfg.generation.beam)))
+        baselines.insert(0, Cell(baseline=f"AT (b = {bench.cfg.generation.beam})"))
     return list(numbers), references, [*baselines, *cells]
 
 
@@ -164,23 +128,24 @@ def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
     args = parse_arguments(get_parser(), argv)
     cfg = as_config(args)
-    check(cfg, args)
+    check_paths(cfg)
+    if cfg.task.drafter_path is None:
+        raise ConfigurationError("--drafter-path is missing; give the checkpoint of the drafter")
+    if args.reference is not None and not Path(args.reference).is_file():
+        raise ConfigurationError(f"--reference {args.reference}: no such file; give the raw text of the target side")
+    leave_the_decoder_to_us(cfg)
     folder = Path(args.output)
     with sole_use(folder):
         journal = Journal(folder / "cells.jsonl", circumstances(cfg, args))
         bench = Bench(cfg)
         numbers, references, cells = prepare(bench, args)
         todo = {cell.effective for cell in cells} - journal.results.keys()
-        if journal.results or journal.foreign:
-            say_what_is_there(journal, len(todo))
-        total = len(todo) * len(numbers) * args.repeats
-        with progress_bar(total) as bar:
-            measure = Measurement(bench, numbers, references, args.repeats, bar)
-            results = sweep(cells, journal, measure, lambda cell: bar.set_description(str(cell), refresh=False))
+        say_what_is_there(journal, len(todo))
+        with progress_bar(len(todo) * len(numbers) * args.repeats) as bar:
+            results = sweep(cells, journal, lambda cell: measure(bench, cell, numbers, references, args.repeats, bar))
         notes = [
-            f"Subset {bench.subset}, {len(numbers)} sentences, batch size {cfg.dataset.batch_size}, timed "
-            f"passes: {args.repeats}; "
-            f"sacrebleu {measuring.bleu_signature()}",
+            f"Subset {bench.subset}, {len(numbers)} sentences, batch size {bench.batch_size}, timed passes: "
+            f"{args.repeats}; sacrebleu {measuring.bleu_signature()}",
             f"Machine: {machine.machine()}",
             f"Command: {shlex.join(['spec-dec-sweep', *argv])}",
         ]
@@ -194,12 +159,11 @@ def run(argv: Sequence[str]) -> None:
 
 def say_what_is_there(journal: Journal, todo: int) -> None:
     """Tell what of an earlier sweep is used and what is not."""
-    print(f"{journal.file}: {len(journal.results)} settings finished before, {todo} to do", file=sys.stderr)
+    if journal.results or journal.foreign:
+        print(f"{journal.file}: {len(journal.results)} settings finished before, {todo} to do", file=sys.stderr)
     if journal.foreign:
-        print(
-            f"{journal.file}: {journal.foreign} more are of other checkpoints, data, options or machines, and not used",
-            file=sys.stderr,
-        )
+        more = f"{journal.foreign} more are of other checkpoints, data, options or machines, and not used"
+        print(f"{journal.file}: {more}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,8 +58,13 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Sentences per second."""
+        """Sentences per second: the speed that counts for the user."""
         return self.sentences / max(self.seconds, 1e-9)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens per iteration: the speed that does not depend on the machine."""
+        return self.mean_accepted_tokens or 0.0
 
 
 Results = dict[Cell, Result]
@@ -68,11 +73,6 @@ Results = dict[Cell, Result]
 def grid(block_sizes: Sequence[int], top_betas: Sequence[int], taus: Sequence[float]) -> list[Cell]:
     """All settings in the order of the tables, those of the same outcome included."""
     return [Cell(k, beta, tau) for k in block_sizes for tau in taus for beta in top_betas]
-
-
-def beam_name(beam: int) -> str:
-    """Name of fairseq's beam search in tables."""
-    return f"AT (b = {beam})"
 
 
 def pareto_front(results: Mapping[Cell, Result], speed: Callable[[Result], float]) -> set[Cell]:
@@ -95,16 +95,6 @@ def fastest(results: Mapping[Cell, Result], min_bleu: float) -> Cell | None:
 def distinct(results: Mapping[Cell, Result]) -> Results:
     """Results of different settings only, without baselines."""
     return {cell.effective: result for cell, result in results.items() if not cell.baseline}
-
-
-def tokens_per_iteration(result: Result) -> float:
-    """The speed that does not depend on the machine."""
-    return result.mean_accepted_tokens or 0.0
-
-
-def sentences_per_second(result: Result) -> float:
-    """The speed that counts for the user."""
-    return result.rate
 
 
 def recommendations(results: Mapping[Cell, Result], tolerance: float) -> dict[str, Cell | None]:

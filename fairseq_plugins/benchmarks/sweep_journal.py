@@ -70,16 +70,14 @@ def sole_use(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w", encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"--output {folder}: cannot be written ({error.strerror}); give a writable folder"
-        ) from error
+        message = f"--output {folder}: cannot be written ({error.strerror}); give a writable folder"
+        raise ConfigurationError(message) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigurationError(
-                f"--output {folder}: another sweep is running there; wait for it or give another folder"
-            ) from error
+            message = f"--output {folder}: another sweep is running there; wait for it or give another folder"
+            raise ConfigurationError(message) from error
         yield
 
 

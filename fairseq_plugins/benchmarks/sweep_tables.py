@@ -11,8 +11,6 @@ from fairseq_plugins.benchmarks.sweep_cells import (
     distinct,
     pareto_front,
     recommendations,
-    sentences_per_second,
-    tokens_per_iteration,
 )
 from fairseq_plugins.commands.tables import table
 
@@ -20,44 +18,42 @@ from fairseq_plugins.commands.tables import table
 TABLE_2_SETTING = (3, 1.0)
 
 
+def fronts(settings: Mapping[Cell, Result]) -> tuple[set[Cell], set[Cell]]:
+    """Return the settings on the Pareto front of BLEU and tokens per iteration, and of BLEU and sentences/s."""
+    by_tokens = pareto_front(settings, lambda result: result.tokens)
+    return by_tokens, pareto_front(settings, lambda result: result.rate)
+
+
 def table_2(results: Mapping[Cell, Result]) -> str:
     """As GAD Table 2: accepted tokens, BLEU and speed by block size, for gad and for one setting of gad++."""
-    baselines = [cell for cell in results if cell.baseline]
-    settings = sorted({(cell.top_beta, cell.tau) for cell in distinct(results) if not cell.exact})
+    every = {cell: result for cell, result in results.items() if cell.baseline} | distinct(results)
+    settings = sorted({(cell.top_beta, cell.tau) for cell in every if not cell.baseline and not cell.exact})
     chosen = TABLE_2_SETTING if TABLE_2_SETTING in settings else next(iter(settings), None)
-    shown = [*baselines, *sorted(cell for cell in distinct(results) if cell.exact)]
-    shown += sorted(cell for cell in distinct(results) if not cell.exact and (cell.top_beta, cell.tau) == chosen)
-    slowest = results[baselines[0]].rate
+    shown = [cell for cell in every if cell.baseline]
+    shown += sorted(cell for cell in every if not cell.baseline and cell.exact)
+    shown += sorted(cell for cell in every if not cell.exact and (cell.top_beta, cell.tau) == chosen)
+    slowest = results[shown[0]].rate
     rows, before = [], ""
     for cell in shown:
-        result = results[cell] if cell in results else distinct(results)[cell]
+        result = every[cell]
         name = cell.baseline or ("GAD" if cell.exact else f"GAD++ (top-{cell.top_beta}, τ = {cell.tau:g})")
-        accepted = "/" if result.mean_accepted_tokens is None else f"{result.mean_accepted_tokens:.2f}"
-        rows.append(
-            [
-                "" if name == before else name,
-                cell.block_size or "/",
-                accepted,
-                f"{result.bleu:.2f}",
-                f"{result.rate / slowest:.2f}×",
-                f"{result.rate:.1f}",
-            ]
-        )
+        accepted = "/" if result.mean_accepted_tokens is None else f"{result.tokens:.2f}"
+        speed = [f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
+        rows.append(["" if name == before else name, cell.block_size or "/", accepted, f"{result.bleu:.2f}", *speed])
         before = name
     return table(rows, ["Models", "k", "Tok.", "BLEU", "Speed", "sentences/s"], "pipe")
 
 
 def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
     """As GAD Table 3: accepted tokens/BLEU by τ and β, at one block size; bold: Pareto front over all block sizes."""
-    front = pareto_front(distinct(results), tokens_per_iteration)
+    front, _ = fronts(distinct(results))
     cells = [cell for cell in results if cell.block_size == block_size]
     betas = sorted({cell.top_beta for cell in cells})
     rows = []
     for tau in sorted({cell.tau for cell in cells}):
         row = [f"{tau:g}"]
-        for beta in betas:
-            cell = Cell(block_size, beta, tau)
-            text = f"{results[cell].mean_accepted_tokens:.2f}/{results[cell].bleu:.2f}"
+        for cell in (Cell(block_size, beta, tau) for beta in betas):
+            text = f"{results[cell].tokens:.2f}/{results[cell].bleu:.2f}"
             row.append(f"**{text}**" if cell.effective in front else text)
         rows.append(row)
     return table(rows, ["τ", *(f"Top-{beta} (β = {beta})" for beta in betas)], "pipe")
@@ -66,22 +62,14 @@ def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
 def table_of_all(results: Mapping[Cell, Result]) -> str:
     """Every setting, with the two Pareto fronts marked."""
     settings = distinct(results)
-    by_tokens, by_rate = pareto_front(settings, tokens_per_iteration), pareto_front(settings, sentences_per_second)
+    by_tokens, by_rate = fronts(settings)
     greedy = results[Cell(baseline=GREEDY)]
-    rows = [
-        [
-            str(cell),
-            f"{result.mean_accepted_tokens:.2f}",
-            f"{result.iterations:.2f}",
-            f"{result.bleu:.2f}",
-            f"{result.bleu - greedy.bleu:+.2f}",
-            f"{result.rate:.1f}",
-            f"{result.rate / greedy.rate:.2f}×",
-            "●" if cell in by_tokens else "",
-            "●" if cell in by_rate else "",
-        ]
-        for cell, result in sorted(settings.items())
-    ]
+    rows = []
+    for cell, result in sorted(settings.items()):
+        quality = [f"{result.bleu:.2f}", f"{result.bleu - greedy.bleu:+.2f}"]
+        speed = [f"{result.rate:.1f}", f"{result.rate / greedy.rate:.2f}×"]
+        marks = ["●" if cell in front else "" for front in (by_tokens, by_rate)]
+        rows.append([str(cell), f"{result.tokens:.2f}", f"{result.iterations:.2f}", *quality, *speed, *marks])
     headers = ["setting", "accepted tokens", "iterations", "BLEU", "over greedy", "sentences/s", "over greedy"]
     return table(rows, [*headers, "Pareto, tokens", "Pareto, speed"], "pipe")
 
@@ -94,7 +82,7 @@ def as_record(cell: Cell, result: Result) -> dict[str, Any]:
 def as_json(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[str]) -> dict[str, Any]:
     """Everything, for `sweep.json`."""
     settings = distinct(results)
-    by_tokens, by_rate = pareto_front(settings, tokens_per_iteration), pareto_front(settings, sentences_per_second)
+    by_tokens, by_rate = fronts(settings)
     baselines = {"greedy" if cell.baseline == GREEDY else "beam": cell for cell in results if cell.baseline}
     chosen = zip(("no_quality_loss", "within_tolerance"), recommendations(results, tolerance).values(), strict=True)
     return {
@@ -111,13 +99,13 @@ def as_json(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[st
 
 def markdown(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[str]) -> str:
     """The tables and recommendations."""
-    greedy, greedy_rate = results[Cell(baseline=GREEDY)].bleu, results[Cell(baseline=GREEDY)].rate
+    greedy = results[Cell(baseline=GREEDY)]
     parts = ["## By block size (as GAD Table 2)", table_2(results)]
     for block_size in sorted({cell.block_size for cell in results if not cell.baseline}):
         parts += [
             f"## By β and τ, k = {block_size} (as GAD Table 3)",
             table_3(results, block_size),
-            f"Accepted tokens/BLEU; greedy has BLEU {greedy:.2f}. Bold: on the Pareto front of the two, over all k.",
+            f"Accepted tokens/BLEU; greedy has BLEU {greedy.bleu:.2f}. Bold: on the Pareto front of both, over all k.",
         ]
     parts += ["## All settings", table_of_all(results), "![BLEU over speed](sweep.png)", "## Recommended settings"]
     for title, cell in recommendations(results, tolerance).items():
@@ -126,8 +114,8 @@ def markdown(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[s
             continue
         result = distinct(results)[cell]
         parts.append(
-            f"- {title}: `{cell.options()}` (BLEU {result.bleu:.2f}, {tokens_per_iteration(result):.2f} accepted "
-            f"tokens, {result.rate:.1f} sentences/s, {result.rate / greedy_rate:.2f}× greedy)"
-            + ("" if result.rate >= greedy_rate else "; `--decoder greedy` is faster with these models on this machine")
+            f"- {title}: `{cell.options()}` (BLEU {result.bleu:.2f}, {result.tokens:.2f} accepted "
+            f"tokens, {result.rate:.1f} sentences/s, {result.rate / greedy.rate:.2f}× greedy)"
+            + ("" if result.rate >= greedy.rate else "; `--decoder greedy` is faster with these models on this machine")
         )
     return "\n\n".join([*parts, *notes]) + "\n"

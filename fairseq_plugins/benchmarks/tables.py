@@ -32,13 +32,9 @@ def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
 
 def speed_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     """Sentences per second: the median, and in brackets slowest and fastest repetition."""
-    body = [[row.name, *(_with_spread(row, size) for size in batch_sizes)] for row in rows]
+    cells = "{:.1f} ({:.1f}–{:.1f})".format
+    body = [[row.name, *(cells(row.rate(size), *rate_range(row, size)) for size in batch_sizes)] for row in rows]
     return table(body, ["sentences/s", *_batches(batch_sizes)])
-
-
-def _with_spread(row: Row, batch_size: int) -> str:
-    slowest, fastest = rate_range(row, batch_size)
-    return f"{row.rate(batch_size):.1f} ({slowest:.1f}–{fastest:.1f})"
 
 
 def rate_range(row: Row, batch_size: int) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -110,7 +109,7 @@ def test_without_ctranslate2(
 ) -> None:
     monkeypatch.setattr(ctranslate, "is_installed", lambda: installed)
     monkeypatch.setattr(ctranslate, "convert", _lacks_a_library)
-    monkeypatch.setattr(benchmark, "_ctranslate2_version", lambda: "")
+    monkeypatch.setattr(ctranslate, "version", lambda: "")
     arguments = f"{corpus.data} --path {corpus.verifier} --cpu --repeats 1 --timing-sentences 2 --no-memory".split()
     arguments += ["--timing-batch-sizes", "2", "--decoders", f"greedy,{CTRANSLATE2_GREEDY}", "--results", str(tmp_path)]
     assert benchmark.main(arguments) == 0
@@ -202,8 +201,7 @@ def test_peak_memory_sees_what_was_used_in_between() -> None:
         (["--replay", "tiny", "--replay-tokens", "1"], "--replay-tokens 1: an iteration emits more than 1"),
         (["data", "--replay", "tiny", "--replay-lengths", "10"], "--replay-lengths 10: give the shortest, "),
         (["none", "--path", "none.pt"], "none: no such folder; "),
-        (["data", "--by-length", "10,20"], "--by-length 10,20: is for random weights; add --replay"),
-        (["--replay", "tiny", "--by-length", "1,20"], "--by-length 1,20: a sentence has at least 2 tokens"),
+        (["--replay", "tiny", "--replay-lengths", "1,20"], "--replay-lengths 1,20: give the shortest, at least 2, "),
     ],
 )
 def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,7 +338,7 @@ def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsy
     assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
 
 
-# Long runs and cost against length
+# Long runs
 
 
 def test_a_long_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,7 +401,7 @@ def test_a_varied_long_run(
 def test_a_varied_long_run_can_fail(corpus: Corpus, tmp_path: Path) -> None:
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--long-run", "10", "--varied"]
     wrong = (3, 4, 5)
-    with mock.patch.object(long_run, "_expected", lambda bench, size: dict.fromkeys(bench.order, wrong)):
+    with mock.patch.object(long_run, "_expected", lambda bench: dict.fromkeys(bench.order, wrong)):
         assert benchmark.main([*arguments, "--decoders", "greedy", "--results", str(tmp_path)]) == 0
     (row,) = json.loads((tmp_path / "long_run.json").read_text(encoding="utf-8"))["rows"]
     assert sum(part["identical"] for part in row["parts"]) == 0
@@ -438,7 +436,8 @@ def test_too_short_a_long_run(corpus: Corpus, capsys: pytest.CaptureFixture[str]
     assert "error: --long-run 9: give at least 10 sentences" in capsys.readouterr().err
 
 
-def test_cost_by_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_at_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sources are as long as stated, and outputs get no longer, so that latencies are those of this length."""
     monkeypatch.setattr(replay, "VOCABULARY", 200)
     decoded = []
     decode_timed = Bench.decode_timed
@@ -449,24 +448,14 @@ def test_cost_by_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         return outputs, seconds
 
     monkeypatch.setattr(Bench, "decode_timed", spy)
-    arguments = "--replay tiny --by-length 4,12,30 --timing-sentences 2 --repeats 2 --cpu"
-    assert benchmark.main([*arguments.split(), "--results", str(tmp_path)]) == 0
+    arguments = "--replay tiny --replay-lengths 12,12 --timing-sentences 2 --timing-batch-sizes 1 --repeats 2 --cpu"
+    names = "greedy,gad fixed width (replayed)"
+    more = ["--no-memory", "--decoders", names, "--results", str(tmp_path)]
+    assert benchmark.main([*arguments.split(), *more]) == 0
+    assert decoded and all(sources == {12} and max(outputs) <= 13 for sources, outputs in decoded)
+    rows = _rows(tmp_path)
     printed = capsys.readouterr().out
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
-    names = ["greedy", "gad fixed width (replayed)"]
-    slopes = [f"{name}, ms per further token" for name in names]
-    assert table[0] == ["tokens", *(f"{name}, ms" for name in names), *slopes, "gad fixed width (replayed) / greedy"]
-    assert [row[0] for row in table[2:]] == ["4", "12", "30"]
-    assert "sentences of 4, 12, 30 tokens, outputs as long" in printed
-    record = json.loads((tmp_path / "by_length.json").read_text(encoding="utf-8"))
-    medians = [[1000 * statistics.median(row["seconds"][name]) for name in names] for row in record["rows"]]
-    assert all(list(row["seconds"]) == names and len(row["seconds"]["greedy"]) == 2 for row in record["rows"])
-    # Cells against seconds that are not rounded: those of so small a model have two digits in the table.
-    assert [cells[1:3] for cells in table[2:]] == [[f"{value:.2f}" for value in row] for row in medians]
-    assert [cells[5] for cells in table[2:]] == [f"{row[1] / row[0]:.3f}" for row in medians]
-    assert table[2][3:5] == ["", ""]
-    assert table[4][3:5] == [f"{(medians[2][n] - medians[1][n]) / (30 - 12):.2f}" for n in (0, 1)]
-    # What the replayed drafter is told comes first, of all lengths; then one length at a time, outputs as long.
-    assert decoded[0][0] == {4, 12, 30}
-    assert [sources for sources, _ in decoded[1:]] == [{4}] * 6 + [{12}] * 6 + [{30}] * 6
-    assert all(max(outputs) <= max(sources) + 1 for sources, outputs in decoded)
+    assert "sentences of 12 to 12 tokens, drawn uniformly, outputs as long" in printed and "## Latency" in printed
+    for name in names.split(","):
+        middle = 1000 * sum(rows[name]["latencies"]) / 2
+        assert re.search(rf"^\| {re.escape(name)} +\| +{middle:.1f} \|", printed, re.MULTILINE), printed

@@ -13,8 +13,8 @@ import torch
 
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
 from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report
-from fairseq_plugins.benchmarks.gpu_check.outcome import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.place import Place, largest_difference, same_ids
+from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 
 ROOT = Path(__file__).parents[2]

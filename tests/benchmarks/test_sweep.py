@@ -139,7 +139,7 @@ def _measure_all(cells: list[Cell], journal: Journal, fail_at: int | None = None
         return _result(1.0 + cell.tau, 30.0, 1.0)
 
     try:
-        results = sweep.sweep(cells, journal, measure, lambda cell: None)
+        results = sweep.sweep(cells, journal, measure)
     except KeyboardInterrupt:
         return measured
     assert list(results) == cells

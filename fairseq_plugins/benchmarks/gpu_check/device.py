@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import DeviceType
 
-from fairseq_plugins.benchmarks.gpu_check.outcome import Outcome, judged
 from fairseq_plugins.benchmarks.gpu_check.place import GAD, GREEDY, PASSES, Place, decoded
+from fairseq_plugins.benchmarks.gpu_check.report import Outcome, judged
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.engine.attention_backend import attention_seen
@@ -62,8 +62,13 @@ def one_synchronisation(place: Place) -> Outcome:
         sample = bench.session.batch(bench.dataset, bench.order[: place.batch_sizes[1]])
         backend = generator.backend
         assert isinstance(backend, TorchBackend)
-        with torch.inference_mode(), _warns_of_waiting(place):
-            counts = count_waits(backend.advances(*generator.request(sample)))
+        set_mode = torch.cuda.set_sync_debug_mode if place.is_gpu else lambda mode: None
+        set_mode("warn")
+        try:
+            with torch.inference_mode():
+                counts = count_waits(backend.advances(*generator.request(sample)))
+        finally:
+            set_mode("default")
         good &= max(counts) == 1 or not place.is_gpu
         rows.append([contender.name, str(len(counts)), str(max(counts))])
     return judged(good, "once an iteration" if good else "not once an iteration", rows=rows)
@@ -79,19 +84,6 @@ def count_waits(iterations: Iterator[Any]) -> list[int]:
             if next(iterations, None) is None:
                 return counts
         counts.append(sum("synchronizing" in str(warning.message) for warning in given))
-
-
-@contextlib.contextmanager
-def _warns_of_waiting(place: Place) -> Iterator[None]:
-    if not place.is_gpu:
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def captures(place: Place) -> Outcome:

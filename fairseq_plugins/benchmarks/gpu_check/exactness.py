@@ -1,6 +1,5 @@
 """Checks of what is said: the same ids as fairseq, with graphs and without, and in half precision as our `greedy`."""
 
-from fairseq_plugins.benchmarks.gpu_check.outcome import Outcome, judged
 from fairseq_plugins.benchmarks.gpu_check.place import (
     BEAM_1,
     GAD,
@@ -11,6 +10,7 @@ from fairseq_plugins.benchmarks.gpu_check.place import (
     largest_difference,
     same_ids,
 )
+from fairseq_plugins.benchmarks.gpu_check.report import Outcome, judged
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
 
 

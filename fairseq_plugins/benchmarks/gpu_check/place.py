@@ -67,17 +67,13 @@ class Place:
         """What decodes with these models, with further options of spec-dec-bench such as --fp16."""
         return configure(self.arguments("--results", str(self.folder / "models"), *options)).bench
 
-    def synchronise(self) -> None:
-        """Wait for the device."""
-        if self.is_gpu:
-            torch.cuda.synchronize()
-
     def milliseconds(self, call: Callable[[], object]) -> float:
-        """How long a call takes, the device's work included."""
-        self.synchronise()
+        """Return how long a call takes, the device's work included."""
+        wait = torch.cuda.synchronize if self.is_gpu else lambda: None
+        wait()
         start = time.perf_counter()
         call()
-        self.synchronise()
+        wait()
         return 1000 * (time.perf_counter() - start)
 
 

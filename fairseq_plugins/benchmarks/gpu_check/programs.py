@@ -8,50 +8,25 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fairseq_plugins.benchmarks.contenders import CTRANSLATE2_ON_CPU, CTRANSLATE2_ON_GPU
-from fairseq_plugins.benchmarks.gpu_check.outcome import NOT_RUN, Outcome, judged
 from fairseq_plugins.benchmarks.gpu_check.place import Place
+from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, TARGETS, Outcome, judged
 
 ROOT = Path(__file__).parents[3]
-# Seconds that a program has to end when it is told to.
-_PATIENCE = 10
-# What is to be shown at which batch size: a row is so many times as fast as another.
-TARGETS = (
-    (1, "gad (replayed)", 50, "fairseq beam 5"),
-    (1, "gad (replayed)", 4, "CTranslate2 greedy fp16"),
-    (1, "gad (replayed)", 2, "greedy"),
-    (32, "gad (replayed)", 8, "fairseq beam 5"),
-)
 
 
 def run_within(
     seconds: float, command: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> tuple[int | None, str]:
     """Run a program from the project's folder; its exit status, None where the time was up, and all that it said."""
+    # It ends a program with all that this has started.
+    limited = ["timeout", "--kill-after=10", str(max(seconds, 0.1)), *command]
     environment = {**os.environ, **(variables or {})}
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        # With all that it starts, it is ended at once.
-        start_new_session=True,
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=seconds)
-            return process.returncode, said
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                said, _ = process.communicate(timeout=_PATIENCE)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
-            return None, said
+    run = subprocess.run(
+        limited, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return None if run.returncode in (124, 128 + signal.SIGKILL, -signal.SIGKILL) else run.returncode, run.stdout
 
 
 def last_line(said: str) -> str:
@@ -108,15 +83,14 @@ def benchmark(place: Place) -> Outcome:
 
 def judged_rates(rates: Mapping[str, Mapping[int, float]]) -> Outcome:
     """How often the targets are reached, of sentences per second by row and batch size."""
-    numbers: dict[str, Any] = {"rates": rates, "ratios": []}
+    ratios, reached, missing = [], 0, 0
     for size, ours, wanted, theirs in TARGETS:
         fast, slow = rates.get(ours, {}).get(size), rates.get(theirs, {}).get(size)
         ratio = fast / slow if fast and slow else None
-        numbers["ratios"].append({"batch": size, "row": ours, "wanted": wanted, "over": theirs, "ratio": ratio})
-    measured = [entry for entry in numbers["ratios"] if entry["ratio"] is not None]
-    reached = sum(entry["ratio"] >= entry["wanted"] for entry in measured)
-    summary = f"{reached} of {len(TARGETS)} targets reached, {len(TARGETS) - len(measured)} not measured"
-    return judged(reached == len(TARGETS), summary, numbers=numbers)
+        reached, missing = reached + (ratio is not None and ratio >= wanted), missing + (ratio is None)
+        ratios.append({"batch": size, "row": ours, "wanted": wanted, "over": theirs, "ratio": ratio})
+    summary = f"{reached} of {len(TARGETS)} targets reached, {missing} not measured"
+    return judged(reached == len(TARGETS), summary, numbers={"rates": rates, "ratios": ratios})
 
 
 def training(place: Place) -> Outcome:

@@ -1,48 +1,72 @@
-"""From what the checks found to Markdown: what happened, and the tables of docs/benchmarks.md."""
+"""What the checks found, as Markdown: what happened, and the tables of docs/benchmarks.md."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq_plugins.benchmarks.gpu_check.outcome import FAILED, PASSED, Outcome
-from fairseq_plugins.benchmarks.gpu_check.programs import TARGETS
 from fairseq_plugins.commands.tables import table
 
-NOT_MEASURED = "not measured"
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+# What is to be shown at which batch size: a row is at least this many times as fast as another.
+TARGETS = (
+    (1, "gad (replayed)", 50, "fairseq beam 5"),
+    (1, "gad (replayed)", 4, "CTranslate2 greedy fp16"),
+    (1, "gad (replayed)", 2, "greedy"),
+    (32, "gad (replayed)", 8, "fairseq beam 5"),
+)
+
+
+@dataclass
+class Outcome:
+    """What one check found.
+
+    Attributes:
+        state: `PASSED`, `FAILED` or `NOT_RUN`.
+        summary: one line in words.
+        rows: a table, its header first; empty for none.
+        numbers: for the tables of docs/benchmarks.md.
+        title: of the check; `seconds`: its time. The caller of the check fills in both.
+    """
+
+    state: str
+    summary: str
+    rows: list[list[str]] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+    seconds: float = 0.0
+
+
+def judged(good: bool, summary: str, **more: Any) -> Outcome:
+    """Return an outcome that passed or failed."""
+    return Outcome(PASSED if good else FAILED, summary, **more)
 
 
 def targets_table(ratios: Sequence[dict[str, Any]] = ()) -> str:
-    """The table of docs/benchmarks.md, section GPU; without numbers it says that nothing was measured."""
+    """Return the table of docs/benchmarks.md, section GPU; without numbers it says that nothing was measured."""
     found = {(entry["batch"], entry["row"], entry["over"]): entry["ratio"] for entry in ratios}
-    rows = []
+    lines = ["| to show | measured |", "| --- | --- |"]
     for size, ours, wanted, theirs in TARGETS:
         ratio = found.get((size, ours, theirs))
-        claim = f"batch {size}, fp16: `{ours}` at least {wanted} times {_code(theirs)}"
-        rows.append([claim, NOT_MEASURED if ratio is None else f"{ratio:.1f} times"])
-    return "\n".join(["| to show | measured |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)])
-
-
-def _code(row: str) -> str:
-    """A row's name as pages write it: those of others without marks."""
-    return f"`{row}`" if row[0].islower() and not row.startswith("fairseq") else row
+        # Pages write names of our rows as code, those of others without marks.
+        over = theirs if theirs.startswith(("fairseq", "CTranslate2")) else f"`{theirs}`"
+        measured = "not measured" if ratio is None else f"{ratio:.1f} times"
+        lines.append(f"| batch {size}, fp16: `{ours}` at least {wanted} times {over} | {measured} |")
+    return "\n".join(lines)
 
 
 def render(outcomes: Sequence[Outcome], machine: str, command: str) -> str:
-    """The page: what every check found, tables below."""
-    counts = {state: sum(outcome.state == state for outcome in outcomes) for state in (PASSED, FAILED)}
-    not_run = len(outcomes) - sum(counts.values())
+    """Return the page: what every check found, tables below."""
+    counts = [f"{sum(outcome.state == state for outcome in outcomes)} {state}" for state in (PASSED, FAILED, NOT_RUN)]
     overview = [[o.title, o.state, f"{o.seconds:.0f}", o.summary.replace("|", "/")] for o in outcomes]
     ratios = next((o.numbers["ratios"] for o in outcomes if "ratios" in o.numbers), ())
     parts = [
         "# GPU check",
         f"Machine: {machine}",
         f"Command: `{command}`",
-        f"{counts[PASSED]} passed, {counts[FAILED]} failed, {not_run} not run.",
+        f"{', '.join(counts)}.",
         table(overview, ["check", "result", "seconds", "in words"]),
         "## For docs/benchmarks.md",
         targets_table(ratios),
     ]
-    for outcome in outcomes:
-        if outcome.rows:
-            header, *rows = outcome.rows
-            parts += [f"## {outcome.title}", table(rows, header)]
+    parts += [f"## {o.title}\n\n{table(o.rows[1:], o.rows[0])}" for o in outcomes if o.rows]
     return "\n\n".join(parts) + "\n"
