@@ -14,6 +14,7 @@ from fairseq_plugins.decoding.engine.native.model import rows_together
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.search.beam import nothing_may_end
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
+from fairseq_plugins.errors import ConfigurationError
 
 
 class NativeBackend:
@@ -95,6 +96,11 @@ class NativeBackend:
         return dict(self.kernels.seconds())
 
     def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
+        if constraints.repeat_blocker is not None:
+            raise ConfigurationError(
+                "--no-repeat-ngram-size: fairseq's extension for it is not for the compiled kernels; add "
+                "--no-compiled-steps"
+            )
         if self.method.on_batch is not None:
             self.method.on_batch(sample)
         inputs = sample["net_input"]

@@ -242,10 +242,14 @@ private:
                 candidates.push_back({score - normalizers[r] + sentence.scores[parent], token, parent});
             }
         }
-        const size_t wanted_candidates = 2 * beam;
-        const size_t count = std::min(wanted_candidates, candidates.size());
-        std::partial_sort(candidates.begin(), candidates.begin() + count, candidates.end());
-        candidates.resize(count);
+        if (!candidates.empty() && batch.limits.forced(sentence.number, sentence.length) == batch.limits.eos) {
+            // Where a given beginning ends, all hypotheses have what the first one has; at first that is the only one.
+            candidates.assign(sentence.length == 0 ? 1 : beam, candidates.front());
+        }
+        const size_t count = 2 * beam, found = std::min(count, candidates.size());
+        std::partial_sort(candidates.begin(), candidates.begin() + found, candidates.end());
+        // Where fewer tokens are allowed, others continue with nothing.
+        candidates.resize(count, {NOTHING, 0, 0});
         const bool is_last = sentence.length >= batch.limits.max_len;
         std::vector<Candidate> going, late;
         bool has_end = false;
@@ -266,8 +270,6 @@ private:
         if (is_last) throw std::domain_error("nothing may end at the limit");
         const size_t alive = going.size();
         going.insert(going.end(), late.begin(), late.end());
-        // Where fewer than `beam` tokens are allowed, the others continue with nothing.
-        while (going.size() < static_cast<size_t>(beam)) going.push_back({NOTHING, 0, 0});
         for (int64_t i = 0; i < beam; ++i) sentence.ignored[i] = static_cast<size_t>(i) >= alive;
         follow(sentence, going);
     }
