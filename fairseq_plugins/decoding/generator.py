@@ -44,8 +44,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         models: fairseq models, as for `SequenceGenerator`.
         tgt_dict: target dictionary.
         spec: the method.
-        choose: chooses the backend of a method, given the trace; called at the first batch and after `refresh()`, so that
-            the weights, the device and the precision of that time are used.
+        choose: chooses the backend of a method, given the trace; called at the first batch and after `refresh()`, so
+            that the current weights, device and precision are used.
         stats: where counts and times are recorded.
         trace: takes down every iteration; None for no trace.
         active_sentences: of a batch are decoded at a time, 0 for all.

@@ -83,6 +83,7 @@ class MethodContext:
         temperature: fairseq's `--temperature`.
         beam: hypotheses of a sentence, for methods that keep several.
         is_traced: a trained drafter is to say how likely its tokens are, for traces.
+        counts_survival: draft and verify all that a trained drafter can draft, and count what is accepted.
     """
 
     models: Sequence[nn.Module]
@@ -94,6 +95,7 @@ class MethodContext:
     temperature: float = 1.0
     beam: int = 1
     is_traced: bool = False
+    counts_survival: bool = False
 
 
 def _nothing(*_: Any) -> None:

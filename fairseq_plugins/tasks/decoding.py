@@ -44,11 +44,13 @@ class Decoding:
     Attributes:
         options: as above; read anew for every generator.
         drafters: path -> the drafter that was loaded from it.
+        counts_survival: as `MethodContext.counts_survival`.
     """
 
     def __init__(self, options: Any) -> None:
         self.options = options
         self.drafters: dict[str, BlockNat] = {}
+        self.counts_survival = False
         # Of models in half precision, what a CPU computes with.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -115,6 +117,7 @@ class Decoding:
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
             is_traced=cfg.trace_file is not None,
+            counts_survival=self.counts_survival,
         )
         check_fit(spec, options, context)
         stats = tensorboard.decoding_stats(cfg, spec, options, is_one_run)

@@ -12,9 +12,11 @@ from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend
+from fairseq_plugins.decoding.drafters.trained import store_survival
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext
+from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model, unwrap
@@ -121,11 +123,19 @@ class TrainsDrafters:
 
     def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
         """Called by fairseq-train when a subset is validated."""
+        drafter, policy = drafter_in(model), self._survival_policy()
+        if drafter is not None and policy is not None:
+            store_survival(policy, drafter)
         if tensorboard.logdir(self._options) is not None:
             tensorboard.log_reliability(self._options, logged_reliability(agg), stats["num_updates"])
             generator = self._acceptance_generator(model)
             if generator is not None:
                 tensorboard.log_sample(self, generator, stats["num_updates"])
+
+    def _survival_policy(self) -> Any:
+        """Return the policy that counted in this validation; None where the compiled kernels did not draft."""
+        backend = None if self._validation is None else self._validation.backend
+        return backend.method.policy if isinstance(backend, NativeBackend) else None
 
     def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)
@@ -172,6 +182,7 @@ class TrainsDrafters:
             self.target_dictionary,
             Engine(),
             native_weights(self._options),
+            counts_survival=True,
         )
         own = self.own_generator([verifier], Namespace(beam=1))
         chosen = spec.options(**options)

@@ -78,7 +78,7 @@ class FeatureDrafter:
 
 
 def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """What makes keys and values [L, B, T, 2, H, D / H] of states [B, T, F], and what is added to the input [B, T, D]."""
+    """Return what maps states [B, T, F] to keys and values [L, B, T, 2, H, D / H] and an addition to the input [B, T, D]."""
     reader, shape = model.decoder.reader, (2, layers[0].heads, -1)
     weight = reader.linear.weight
     whole = fused_reader(reader, layers, is_small if weight.device.type == "cpu" else lambda weight: True)

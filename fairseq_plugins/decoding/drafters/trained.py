@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
+import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter, fused_reader
@@ -138,10 +139,25 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
 
 
 def native_policy(context: MethodContext, options: TrainedDrafterOptions) -> Any:
-    """Make what decides how much of a draft is verified, with what the drafter's validation set says of its drafts."""
+    """Return the policy that decides how much is drafted and verified.
+
+    It begins with the acceptance counts of the drafter's validation set, where its checkpoint has them.
+    """
     model, weights = context.drafter, context.weights
     assert model is not None and weights is not None
-    return weights.module.Policy(drafted_tokens(model, options.block_size))
+    policy = weights.module.Policy(drafted_tokens(model, options.block_size), context.counts_survival)
+    drafted, accepted = model.decoder.survival_counts.double().cpu()
+    if drafted.any() and not context.counts_survival:
+        # On the validation set every draft was verified whole.
+        policy.learn(drafted.sum(1), drafted, drafted, accepted)
+    return policy
+
+
+def store_survival(policy: Any, drafter: BlockNat) -> None:
+    """Keep the counts of a policy of `MethodContext.counts_survival` in the drafter, for its checkpoint."""
+    _, _, drafted, accepted = policy.counts()
+    counts = drafter.decoder.survival_counts
+    counts.copy_(torch.tensor([drafted, accepted]).view_as(counts).round())
 
 
 def _vocabulary(model: BlockNat, options: TrainedDrafterOptions) -> Tensor | None:

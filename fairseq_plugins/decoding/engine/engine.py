@@ -1,4 +1,4 @@
-"""What a generator runs PyTorch's operations with: made once from the options, and handed down to all that runs layers."""
+"""How PyTorch's operations run for a generator: made once from the options and handed down to all layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -15,6 +15,9 @@ from fairseq_plugins.models.positions import position_table
 from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, layer_numbers
 
+SURVIVAL_BINS = 20
+"""Intervals of the probability that a draft is right up to a token; the same number as in csrc/survival.h."""
+
 
 class BlockNatDecoder(TransformerDecoder):
     """Decoder of `block_nat`; its layers and weights are those of fairseq's Transformer decoder."""
@@ -48,6 +51,9 @@ class BlockNatDecoder(TransformerDecoder):
         self.register_buffer("verifier_fingerprint", torch.tensor([0]))
         # How often each token was a target: see decoding/drafters/vocabulary.py.
         self.register_buffer("target_counts", torch.zeros(len(dictionary), dtype=torch.long))
+        # Tokens drafted on the validation set by position and probability, and how many of them were accepted.
+        size = (2, max(args.block_size or 0, 1), SURVIVAL_BINS)
+        self.register_buffer("survival_counts", torch.zeros(size, dtype=torch.long))
 
     def mask_vectors(self, positions: Tensor, encoder_out: dict[str, list[Tensor]]) -> Tensor:
         """What masks at `positions` [B, T] are fed, [B, T, D] or broadcastable to it.

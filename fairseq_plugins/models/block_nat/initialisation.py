@@ -69,7 +69,7 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
         name: value
         for name, value in given.items()
         if name in own
-        and not name.endswith(("fingerprint", "trained_block_size", "target_counts"))
+        and not name.endswith(("fingerprint", "trained_block_size", "target_counts", "survival_counts"))
         and not f"{part}.{name}".startswith(model.borrowed)
     }
     for name, value in shared.items():

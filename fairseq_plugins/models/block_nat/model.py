@@ -246,7 +246,7 @@ class BlockNat(TransformerModel):
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
         # Drafters of earlier versions did not count.
-        counts = {"decoder.target_counts": self.decoder.target_counts}
+        counts = {f"decoder.{name}": getattr(self.decoder, name) for name in ("target_counts", "survival_counts")}
         state_dict = {**counts, **state_dict}
         if self.not_saved:
             trained = int(state_dict["decoder.verifier_fingerprint"])

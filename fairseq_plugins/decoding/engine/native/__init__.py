@@ -1,7 +1,7 @@
 """The compiled kernels for CPUs: an extension module that setup.py builds out of csrc/.
 
-Its arithmetic is compiled once for each instruction set; the best one that the processor runs is used. SPEC_DEC_ISA names
-another one, for comparisons.
+Its arithmetic is compiled once for each instruction set. The best set that the processor supports is used;
+SPEC_DEC_ISA names another one, for comparisons.
 """
 
 import functools

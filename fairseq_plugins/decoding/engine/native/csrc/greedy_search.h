@@ -48,7 +48,7 @@ public:
     void run(Batch& batch, const Budget& budget);
 
     // Profiles the costs that the policy reckons with.
-    void profile(const Budget& budget);
+    void profile();
 
     PartSeconds seconds{};
 

@@ -3,11 +3,11 @@
 namespace spec_dec {
 namespace {
 
-// Share of the time that may be spent on drafts that do not pay, to see whether they begin to.
+// Share of the time that may go into drafts that do not pay, to keep the survival rates up to date.
 constexpr double EXPLORATION = 0.005;
-// What earlier drafts count for after each new one, and earlier sentences for their lengths.
-constexpr double MEMORY = 0.995;
-// Evidence, in tokens, for what the drafter says of a bin, and for what all positions of a bin say of one of them.
+// Drafts and sentences that are remembered: counts fade once they stand for more.
+constexpr double HORIZON = 200;
+// Evidence, in tokens, for the drafter's own probability of a bin, and for a bin at one position.
 constexpr double PRIOR_TOKENS = 8;
 // Rounds of Dinkelbach's method (1967), which converges faster than linearly.
 constexpr int ROUNDS = 3;
@@ -32,9 +32,9 @@ void Policy::update_rates() {
     for (int64_t t = 0; t < width; ++t) {
         for (int bin = 0; bin < BINS; ++bin) {
             const size_t place = t * BINS + bin;
-            const double usual = right[bin] / tried[bin];
-            rates.rate.push_back((known.right[place] + PRIOR_TOKENS * usual) / (known.tried[place] + PRIOR_TOKENS));
-            // One draft more than were made, all of whose tokens are likely: what is unknown is tried.
+            const double of_bin = right[bin] / tried[bin];
+            rates.rate.push_back((known.right[place] + PRIOR_TOKENS * of_bin) / (known.tried[place] + PRIOR_TOKENS));
+            // One further draft, all of whose tokens are likely: a position that was never drafted looks good.
             rates.reach.push_back((known.seen[place] + (bin == BINS - 1)) / (known.drafts[t] + 1));
         }
     }
@@ -43,36 +43,32 @@ void Policy::update_rates() {
 
 Plan Policy::plan(double sentences) const {
     if (always_drafts) return {width, 0, 0, true};
-    const std::shared_ptr<const SurvivalRates> known_rates = rates();
-    const double without = sentences / costs.step.seconds(sentences);
+    const std::shared_ptr<const SurvivalRates> rates = this->rates();
+    const double greedy_rate = sentences / costs.step.seconds(sentences);
     Plan best;
-    double rate = without, rows_of_best = 1, tokens_of_best = 1;
+    double rate = greedy_rate, rows_of_best = 1;
     for (int round = 0; round < ROUNDS; ++round) {
-        // A row is worth its time where its token is likelier than what that time brings elsewhere.
-        const double row = rate * costs.verify.slope(sentences * rows_of_best);
-        const double token = rate * costs.accept.slope(sentences * tokens_of_best);
-        const double threshold = row / std::max(1 - token, 0.1);
+        // A row pays where its token survives more often than its time is worth at the current rate.
+        const double threshold = rate * costs.verify.slope(sentences * rows_of_best);
         Plan found{1, static_cast<float>(threshold), 0, false};
         double tokens = 1, rows = 1;
         for (int64_t t = 0; t < width; ++t) {
             for (int bin = 0; bin < BINS; ++bin) {
-                const double reach = known_rates->reach[t * BINS + bin], survives = known_rates->rate[t * BINS + bin];
+                const double reach = rates->reach[t * BINS + bin], survives = rates->rate[t * BINS + bin];
                 if (survives < threshold) continue;
                 rows += reach;
                 tokens += reach * survives;
             }
-            const double seconds = costs.draft.seconds(sentences * (t + 1)) + costs.verify.seconds(sentences * rows) +
-                                   costs.accept.seconds(sentences * tokens);
+            const double seconds = costs.draft.seconds(sentences * (t + 1)) + costs.verify.seconds(sentences * rows);
             if (sentences * tokens <= found.rate * seconds) continue;
             found.rate = sentences * tokens / seconds;
             found.width = t + 1;
             rows_of_best = rows;
-            tokens_of_best = tokens;
         }
         if (found.rate > best.rate) best = found;
-        rate = std::max(found.rate, without);
+        rate = std::max(found.rate, greedy_rate);
     }
-    best.pays = best.rate > without;
+    best.pays = best.rate > greedy_rate;
     return best;
 }
 
@@ -80,14 +76,13 @@ bool Policy::drafts(double sentences, double source) {
     if (always_drafts) return true;
     const double rate = plan(sentences).rate;
     std::lock_guard<std::mutex> lock(mutex);
-    // Of a sentence, which has its share of the call.
     const double output = source * output_per_source;
-    const double without = output * costs.step.seconds(sentences) / sentences;
-    const double with = output / rate + costs.prepare.seconds(source);
-    if (with <= without) return true;
-    // By itself among others, it loses what all of them would.
-    const double loss = (with - without) * sentences;
-    credit = std::min(credit + EXPLORATION * without, loss);
+    const double greedy = output * costs.step.seconds(sentences) / sentences;
+    const double drafted = output / rate + costs.prepare.seconds(source);
+    if (drafted <= greedy) return true;
+    // A single drafted sentence slows down all sentences of its call.
+    const double loss = (drafted - greedy) * sentences;
+    credit = std::min(credit + EXPLORATION * greedy, loss);
     if (credit < loss) return false;
     credit = 0;
     return true;
@@ -96,9 +91,10 @@ bool Policy::drafts(double sentences, double source) {
 void Policy::learn(const SurvivalCounts& more) {
     if (more.width() == 0 || more.drafts[0] == 0) return;
     std::lock_guard<std::mutex> lock(mutex);
-    const double kept = always_drafts ? 1 : std::pow(MEMORY, more.drafts[0]);
+    const double total = known.drafts[0] + more.drafts[0];
+    const double kept = always_drafts ? 1 : std::min(1.0, HORIZON / total);
     const auto add = [&](std::vector<double>& sums, const std::vector<double>& values) {
-        for (size_t i = 0; i < std::min(sums.size(), values.size()); ++i) sums[i] = kept * sums[i] + values[i];
+        for (size_t i = 0; i < std::min(sums.size(), values.size()); ++i) sums[i] = kept * (sums[i] + values[i]);
     };
     add(known.drafts, more.drafts);
     add(known.seen, more.seen);
@@ -109,7 +105,7 @@ void Policy::learn(const SurvivalCounts& more) {
 
 void Policy::learn_length(double source, double output) {
     std::lock_guard<std::mutex> lock(mutex);
-    output_per_source = MEMORY * output_per_source + (1 - MEMORY) * output / source;
+    output_per_source += (output / source - output_per_source) / HORIZON;
 }
 
 std::shared_ptr<const SurvivalRates> Policy::rates() const {

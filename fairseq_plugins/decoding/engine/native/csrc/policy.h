@@ -1,7 +1,7 @@
-// Whether to draft, how much, and what of a draft to verify: whatever promises most tokens a second.
+// Whether to draft, how much, and which drafted tokens to verify: the choice that promises most tokens a second.
 //
-// Costs are profiled on the real weights. How likely a drafted token survives comes with the drafter, and is counted on
-// while it drafts. With the same costs and counts the decisions are the same.
+// Costs are profiled on the real weights when a generator is built. Survival rates come with the drafter and are
+// recalibrated by the drafts that are verified. The same costs and counts give the same decisions.
 
 #pragma once
 
@@ -15,34 +15,34 @@ namespace spec_dec {
 
 struct Costs {
     CostTable step;     // an iteration without drafts, by sentences
-    CostTable draft;    // by tokens of all drafts, those that are not worth their row among them
-    CostTable verify;   // by rows: of each sentence its last token and its draft
-    CostTable accept;   // with what the drafter learns of it, by accepted tokens
-    CostTable prepare;  // what a drafter does once for a sentence, by tokens of its source
+    CostTable draft;    // by drafted tokens of all sentences, those that are not worth a row included
+    CostTable verify;   // with acceptance and what the drafter learns, by rows: last tokens and drafted ones
+    CostTable prepare;  // the drafter's work at the start of a sentence, by source tokens
 };
 
 struct Plan {
-    int64_t width = 0;    // tokens of the best drafts
-    float threshold = 0;  // the least survival rate that is worth a row
-    double rate = 0;      // tokens a second of all sentences of the call, with these drafts
-    bool pays = false;    // whether that is more than without drafts
+    int64_t width = 0;    // longest draft, in tokens
+    float threshold = 0;  // least survival rate that is worth a row
+    double rate = 0;      // tokens a second of all sentences of the call
+    bool pays = false;    // whether this beats decoding without drafts
 };
 
 class Policy {
 public:
-    // width: most tokens of a draft. always_drafts: draft and verify all of them, to count what becomes of them.
+    // width: longest draft, in tokens. always_drafts: draft and verify every token, to count how many survive.
     explicit Policy(int64_t width, bool always_drafts = false);
 
     // The best way to draft for this many sentences that share a call.
     Plan plan(double sentences) const;
 
-    // Whether to draft for the next sentence of a call: because that pays, or now and then to see whether it does.
+    // Whether to draft for the next sentence of a call: where that pays, and now and then where it does not.
     //
-    // sentences: that share the call; source: tokens of its source.
+    // sentences: sentences that share the call; source: source tokens of this one.
     bool drafts(double sentences, double source);
 
-    // Adds what became of drafts; what was counted before fades.
+    // Adds the outcome of drafts; older counts fade.
     void learn(const SurvivalCounts& more);
+    // Adds the lengths of a finished sentence.
     void learn_length(double source, double output);
 
     std::shared_ptr<const SurvivalRates> rates() const;

@@ -82,7 +82,8 @@ void Worker::iterate() {
     }
     const auto has_ended = [&](int64_t b) { return batch.finished[b] != 0; };
     work.active.erase(std::remove_if(work.active.begin(), work.active.end(), has_ended), work.active.end());
-    if (search.policy && (++iterations % LEARN_AFTER == 0 || work.active.empty())) learn();
+    const bool hands_over = ++iterations % LEARN_AFTER == 0 || work.active.empty();
+    if (search.policy && !profiled_width && hands_over) learn();
 }
 
 void Worker::learn() {
@@ -248,7 +249,10 @@ bool Worker::choose(size_t index, int64_t rows, float* row) {
     for (int64_t end = work.gained[index] + rows; work.gained[index] < end; row += vocabulary) {
         const int64_t t = work.gained[index], position = batch.lengths[b] + t;
         BestToken next;
-        if (search.acceptance && t < work.drafts.count(index)) {
+        const bool is_drafted = t < work.drafts.count(index);
+        if (profiled_width && is_drafted) {
+            next = {work.drafts.token(index, t), best_token(row, batch.limits, b, position).log_prob};
+        } else if (search.acceptance && is_drafted) {
             to_log_probs(row, batch.limits, b, position);
             const int64_t drafted = work.drafts.token(index, t);
             next.token = kernels().first_best(row, vocabulary);
@@ -272,7 +276,7 @@ bool Worker::emit(size_t index, int64_t token, float log_prob) {
     }
     batch.tokens[place] = token;
     batch.log_probs[place] = log_prob;
-    batch.finished[b] = token == batch.limits.eos;
+    batch.finished[b] = token == batch.limits.eos && !profiled_width;
     const bool was_drafted = t < work.drafts.count(index) && work.drafts.token(index, t) == token;
     work.accepted[index] += was_drafted;
     return was_drafted && !batch.finished[b];

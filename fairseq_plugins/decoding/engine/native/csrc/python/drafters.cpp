@@ -20,7 +20,6 @@ void of_costs(Costs& costs, const Change& change) {
     change("step", costs.step);
     change("draft", costs.draft);
     change("verify", costs.verify);
-    change("accept", costs.accept);
     change("prepare", costs.prepare);
 }
 

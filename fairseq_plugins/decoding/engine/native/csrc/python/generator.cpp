@@ -22,7 +22,7 @@ public:
         require(this->verifier && this->verifier->projection, "a generator needs a decoder");
         budget.least_together = least_together;
         budget.rows_together = rows_together;
-        greedy.profile(budget);
+        greedy.profile();
         budget.check_signals = [] {
             nb::gil_scoped_acquire lock;
             if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -1,0 +1,322 @@
+"""The drafting policy: it plans for the most tokens a second, explores within a bound, and never changes the output."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.backends import choose_backend
+from fairseq_plugins.decoding.drafters.trained import store_survival
+from fairseq_plugins.decoding.engine.native import kernels
+from fairseq_plugins.models.block_nat.decoder import SURVIVAL_BINS
+from tests.learned import learned_drafter
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting, some
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+WIDTH = 6
+BINS = SURVIVAL_BINS
+
+
+def linear(first: float, further: float) -> list[tuple[float, float]]:
+    """A cost table: seconds of a call with one row, and of every further row."""
+    return [(1.0, first), (101.0, first + 100 * further)]
+
+
+def make_policy(
+    step: tuple[float, float] = (1.0, 0.1),
+    draft: tuple[float, float] = (0.2, 0.02),
+    verify: tuple[float, float] = (1.0, 0.1),
+    width: int = WIDTH,
+    prepare: float = 0.0,
+) -> Any:
+    """A policy that knows these costs."""
+    policy = kernels().Policy(width)
+    tables = {"step": linear(*step), "draft": linear(*draft), "verify": linear(*verify)}
+    policy.costs = {**tables, "prepare": [(1.0, prepare)] if prepare else []}
+    return policy
+
+
+def outcome(drafted: numpy.ndarray, accepted: numpy.ndarray) -> tuple[numpy.ndarray, ...]:
+    """Arguments of `learn` for drafts whose tokens [W, BINS] were all verified."""
+    drafted, accepted = numpy.asarray(drafted, float), numpy.asarray(accepted, float)
+    return drafted.sum(1), drafted, drafted, accepted
+
+
+def drafts_with_rate(rate: float, count: int = 1000, width: int = WIDTH) -> tuple[numpy.ndarray, ...]:
+    """Drafts whose token at position t survives with probability rate ** (t + 1), as the drafter says."""
+    drafted = numpy.zeros((width, BINS))
+    accepted = numpy.zeros((width, BINS))
+    for position in range(width):
+        survives = rate ** (position + 1)
+        bin_number = min(int(survives * BINS), BINS - 1)
+        drafted[position, bin_number] = count
+        accepted[position, bin_number] = count * survives
+    return outcome(drafted, accepted)
+
+
+def test_bins_are_those_of_the_kernels() -> None:
+    assert kernels().BINS == SURVIVAL_BINS
+
+
+def test_certain_drafts_with_free_rows_are_as_long_as_possible() -> None:
+    policy = make_policy(draft=(0.1, 0.0), verify=(1.0, 0.0))
+    policy.learn(*drafts_with_rate(0.99))
+    plan = policy.plan(1)
+    assert plan.pays and plan.width == WIDTH and plan.threshold == 0
+
+
+def test_rejected_drafts_do_not_pay() -> None:
+    policy = make_policy()
+    policy.learn(*drafts_with_rate(0.01))
+    assert not policy.plan(1).pays
+
+
+def test_rows_that_cost_as_much_as_a_step_do_not_pay() -> None:
+    policy = make_policy(step=(1.0, 1.0), verify=(1.0, 1.0))
+    policy.learn(*drafts_with_rate(0.95))
+    assert not policy.plan(1).pays
+
+
+def test_a_large_batch_verifies_fewer_tokens_than_a_small_one() -> None:
+    """Rows are nearly free until a call has 16 of them."""
+    policy = make_policy()
+    table = [(1.0, 1.0), (16.0, 1.15), (116.0, 11.15)]
+    policy.costs = {"step": table, "draft": linear(0.1, 0.001), "verify": table}
+    policy.learn(*drafts_with_rate(0.8))
+    single, many = policy.plan(1), policy.plan(16)
+    assert single.pays and single.width > many.width
+    assert single.threshold < many.threshold
+
+
+@settings(STEADY, max_examples=some(100))
+@given(
+    step=st.tuples(st.floats(0.5, 2), st.floats(0.01, 1)),
+    draft=st.tuples(st.floats(0.01, 1), st.floats(0.001, 0.2)),
+    verify=st.tuples(st.floats(0.5, 2), st.floats(0.01, 1)),
+    sentences=st.integers(1, 32),
+    seed=st.integers(0, 10_000),
+)
+def test_plan_is_the_best_of_all_widths_and_thresholds(
+    step: tuple[float, float], draft: tuple[float, float], verify: tuple[float, float], sentences: int, seed: int
+) -> None:
+    """With linear costs Dinkelbach's method finds the optimum, so a search over all choices finds nothing better."""
+    generator = numpy.random.default_rng(seed)
+    policy = make_policy(step, draft, verify)
+    drafted = generator.integers(0, 200, (WIDTH, BINS)).astype(float)
+    drafted = drafted * 1000 / drafted.sum(1, keepdims=True)
+    accepted = drafted * numpy.sort(generator.random((WIDTH, BINS)), 1)
+    policy.learn(*outcome(drafted, accepted))
+    # What the policy knows of them: faded to its horizon, with priors.
+    _, seen, tried, right = (numpy.array(part) for part in policy.counts())
+    drafts = seen.reshape(WIDTH, BINS).sum(1, keepdims=True)
+    tried, right, prior = tried.reshape(WIDTH, BINS), right.reshape(WIDTH, BINS), 8
+    of_bin = (right.sum(0) + prior * (numpy.arange(BINS) + 0.5) / BINS) / (tried.sum(0) + prior)
+    rate = (right + prior * of_bin) / (tried + prior)
+    reach = (seen.reshape(WIDTH, BINS) + (numpy.arange(BINS) == BINS - 1)) / (drafts + 1)
+
+    def cost(first: float, further: float, rows: float) -> float:
+        return first + further * (rows - 1)
+
+    best = 0.0
+    for width in range(1, WIDTH + 1):
+        for threshold in (0.0, 2.0, *rate[:width].flat):
+            worthy = (rate[:width] >= threshold) * reach[:width]
+            tokens, rows = 1 + (worthy * rate[:width]).sum(), 1 + worthy.sum()
+            seconds = cost(*draft, sentences * width) + cost(*verify, sentences * rows)
+            best = max(best, sentences * tokens / seconds)
+    greedy = sentences / cost(*step, sentences)
+    plan = policy.plan(sentences)
+    assert plan.rate <= best * (1 + 1e-6)
+    assert max(plan.rate, greedy) >= max(best, greedy) * 0.98
+    assert plan.pays == (plan.rate > greedy)
+
+
+def test_same_costs_and_counts_give_the_same_decisions() -> None:
+    decisions = []
+    for _ in range(2):
+        policy = make_policy()
+        made = []
+        for turn in range(200):
+            made.append(policy.drafts(1, 10))
+            policy.learn(*drafts_with_rate(0.2 + 0.6 * (turn % 7) / 7, count=1))
+            policy.learn_length(10, 9 + turn % 3)
+            plan = policy.plan(1)
+            made.append((plan.width, plan.threshold, plan.rate))
+        decisions.append(made)
+    assert decisions[0] == decisions[1]
+
+
+@pytest.mark.parametrize("sentences", [1, 16])
+def test_exploration_costs_half_a_percent(sentences: int) -> None:
+    """Where drafts do not pay, what they lose stays below half a percent of the time, but they go on being tried."""
+    policy = make_policy(prepare=0.05)
+    policy.learn(*drafts_with_rate(0.2))
+    plan, source, turns = policy.plan(sentences), 10, 20_000
+    assert not plan.pays
+    greedy = source * (1.0 + 0.1 * (sentences - 1)) / sentences
+    lost = (source / plan.rate + 0.05 * source - greedy) * sentences
+    tried = sum(policy.drafts(sentences, source) for _ in range(turns))
+    assert 0.9 * 0.005 * greedy * turns <= tried * lost <= 0.005 * greedy * turns
+
+
+def test_outcomes_switch_drafting_off_and_on() -> None:
+    policy = make_policy(draft=(0.1, 0.01), verify=(1.0, 0.02))
+    for rate, pays in ((0.9, True), (0.05, False), (0.9, True)):
+        for _ in range(1000):
+            policy.learn(*drafts_with_rate(rate, count=1))
+        assert policy.plan(1).pays is pays
+        assert sum(policy.drafts(1, 10) for _ in range(100)) >= 100 * pays
+
+
+def test_start_of_a_sentence_counts_against_short_outputs() -> None:
+    policy = make_policy(draft=(0.1, 0.01), verify=(1.0, 0.02), prepare=1.0)
+    policy.learn(*drafts_with_rate(0.8))
+    assert policy.plan(1).pays and not policy.drafts(1, 10)
+
+
+@settings(STEADY_MODELS, max_examples=some(25))
+@given(
+    options=TRANSFORMERS,
+    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
+    sources=SOURCES,
+    seed=st.integers(0, 1000),
+    step=st.floats(0.5, 20),
+    row=st.floats(0, 1),
+    further=st.floats(0, 1),
+)
+def test_output_is_fairseqs_whatever_is_drafted(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    seed: int,
+    step: float,
+    row: float,
+    further: float,
+) -> None:
+    """With any costs: dear steps make it draft, dear rows make it verify little."""
+    task = make_task(40)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=30)
+    how = Options("gad", 12, fixed_width=False)
+    generator, _ = make_generator([verifier], task, how, drafter, max_len_b=30)
+    if generator.backend.name == "native":
+        tables = {"step": linear(step, row), "draft": linear(0.1, further / 10), "verify": linear(1.0, row)}
+        generator.backend.method.policy.costs = {**tables, "prepare": []}
+    for _ in range(2):
+        assert_same_output(generator.generate([verifier], sample), expected)
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[Any, Any, Any, Any]:
+    """A task, a verifier, a batch, and a drafter that knows some of its outputs."""
+    task = make_task(100)
+    verifier = make_transformer(task, 11)
+    sample = make_sample(task, [0, 1, 33, 7, 2, 19, 0, 40, *range(8)])
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=40)
+    return task, verifier, sample, learned_drafter(task, verifier, sample, ids(expected), drafter_context="features")
+
+
+def counting_backend(learned: tuple, width: int, **more: Any) -> Any:
+    """The native backend of `gad` that drafts and verifies every token, and counts."""
+    task, verifier, _, drafter = learned
+    how = Options("gad", width, fp32_drafts=True)
+    context = replace(how.context([verifier], drafter, task), counts_survival=True, **more)
+    return choose_backend(how.spec, how.options, context)
+
+
+def test_counts_are_those_of_the_loop_in_pytorch(learned: tuple) -> None:
+    """By position: drafted and accepted tokens; by probability: the sums of a drafter that is asked for them."""
+    task, verifier, sample, drafter = learned
+    width = 5
+    how = Options("gad", width, fp32_drafts=True)
+    drafted, accepted = numpy.zeros((2, width, BINS))
+    reference = replace(how.context([verifier], drafter, task), weights=None, is_traced=True)
+    backend = choose_backend(how.spec, how.options, reference)
+    assert backend.name == "torch"
+    survival: list[torch.Tensor] = []
+    draft = backend.method.drafter.draft
+
+    def recording(state: Any) -> Any:
+        made = draft(state)
+        survival.append(torch.zeros(len(sample["id"]), width))
+        if made.survival is not None:
+            survival[-1][list(state.sentences), : made.survival.size(1)] = made.survival
+        return made
+
+    backend.method.drafter.draft = recording
+    native = counting_backend(learned, width)
+    generator, _ = make_generator([verifier], task, how, drafter, max_len_b=40)
+    request = generator.request(sample)
+    lengths = [0] * len(sample["id"])
+    for step in backend.steps(*request):
+        for sentence, output in enumerate(step):
+            # PyTorch drafts as far for sentences that are about to reach the limit as for others.
+            for position in range(min(output.drafted, request[1].max_len - lengths[sentence])):
+                number = min(int(float(survival[-1][sentence, position]) * BINS), BINS - 1)
+                drafted[position, number] += 1
+                accepted[position, number] += position < output.accepted
+            lengths[sentence] += len(output.tokens)
+    native.decode(*request)
+    counts = [numpy.array(part) for part in native.method.policy.counts()]
+    found_drafted, found_accepted = counts[2].reshape(width, BINS), counts[3].reshape(width, BINS)
+    assert found_drafted.sum(1).tolist() == drafted.sum(1).tolist()
+    assert found_accepted.sum(1).tolist() == accepted.sum(1).tolist()
+    assert accepted.sum() > 20
+    # A probability on the edge of a bin may fall on its other side.
+    assert abs(found_drafted - drafted).sum() <= 2 * max(2, drafted.sum() // 50)
+
+
+def test_checkpoint_brings_the_counts_of_the_validation_set(learned: tuple) -> None:
+    task, verifier, sample, drafter = learned
+    native = counting_backend(learned, 25)
+    generator, _ = make_generator([verifier], task, Options("gad", 25), drafter, max_len_b=40)
+    native.decode(*generator.request(sample))
+    store_survival(native.method.policy, drafter)
+    kept = drafter.decoder.survival_counts
+    assert kept[0].sum() > kept[1].sum() > 0
+    how = Options("gad", 25, fixed_width=False)
+    policy = choose_backend(how.spec, how.options, how.context([verifier], drafter, task)).method.policy
+    tried, right = (numpy.array(part).reshape(25, BINS).sum(1) for part in policy.counts()[2:])
+    share = (kept[1].sum(1) / kept[0].sum(1).clamp(min=1)).numpy()
+    assert numpy.allclose(right / numpy.maximum(tried, 1e-9), share, atol=1e-6)
+    drafter.decoder.survival_counts.zero_()
+
+
+def test_costs_are_profiled_when_the_generator_is_built(learned: tuple) -> None:
+    task, verifier, _, drafter = learned
+    how = Options("gad", 5, fixed_width=False)
+    policy = choose_backend(how.spec, how.options, how.context([verifier], drafter, task)).method.policy
+    for name in ("step", "draft", "verify", "prepare"):
+        points = policy.costs[name]
+        assert points and all(seconds > 0 for _, seconds in points), name
+        assert points == sorted(points)
+    assert [rows for rows, _ in policy.costs["step"]] == [1, 4, 16]
+
+
+def test_its_drafts_are_accepted(learned: tuple) -> None:
+    """With dear steps drafts pay, and save iterations."""
+    task, verifier, sample, drafter = learned
+    how = Options("gad", 5, fixed_width=False)
+    generator, stats = make_generator([verifier], task, how, drafter, max_len_b=40)
+    generator.backend.method.policy.costs = {"step": linear(9.0, 0), "draft": linear(1e-3, 0), "verify": linear(1.0, 0)}
+    found = generator.generate([verifier], sample)
+    plain, undrafted = decode([verifier], task, sample, Options("greedy"), max_len_b=40)
+    assert ids(found) == ids(plain)
+    assert stats.iterations < sum(sentence.iterations for sentence in undrafted)

@@ -1,0 +1,43 @@
+"""Measure on a validation set how many drafted tokens survive, and keep the counts in the drafter's checkpoint."""
+
+from pathlib import Path
+
+import torch
+
+from fairseq_plugins.averaging import write_checkpoint
+from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments
+from fairseq_plugins.commands.session import Session
+from fairseq_plugins.decoding.drafters.trained import store_survival
+
+
+def measure(data: Path, verifier: Path, drafter: Path, subset: str, batch_size: int = 32) -> float:
+    """Write the counts into the drafter's checkpoint; training does the same whenever it validates on a CPU.
+
+    Args:
+        data: binarised data.
+        verifier: checkpoint of the verifier.
+        drafter: checkpoint of the drafter, which is rewritten.
+        subset: name of the validation set.
+        batch_size: sentences of a batch.
+
+    Returns:
+        emitted tokens per iteration with whole drafts.
+
+    Raises:
+        ConfigurationError: when a checkpoint cannot be read, or the models do not fit each other.
+    """
+    line = [str(data), "--path", str(verifier), "--drafter-path", str(drafter), "--decoder", "gad", "--fixed-width"]
+    options = as_config(parse_arguments(generation_parser("measure-survival"), [*line, "--cpu", "--beam", "1"]))
+    session = Session(options)
+    session.task.decoding.counts_survival = True
+    generator = session.generator()
+    dataset = session.load(subset)
+    numbers = session.usable(dataset)
+    for first in range(0, len(numbers), batch_size):
+        session.decode(generator, session.batch(dataset, numbers[first : first + batch_size]))
+    model = session.task.decoding.drafters[str(drafter)]
+    store_survival(generator.backend.method.policy, model)
+    state = torch.load(drafter, map_location="cpu")
+    state["model"]["decoder.survival_counts"] = model.decoder.survival_counts
+    write_checkpoint(drafter, state, "drafter")
+    return float(generator.stats.mean_accepted_tokens)
