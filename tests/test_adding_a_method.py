@@ -1,11 +1,10 @@
-"""The method that docs/adding-a-method.md shows, run as it is printed there: as one more module of the folder."""
+"""The method that docs/adding-a-method.md shows, built and run as it is printed there, on both backends."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.options import _DecodingOptions
+from tests.conftest import Corpus
 from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
 from tests.support import (
     REPOSITORY,
@@ -26,33 +27,47 @@ from tests.support import (
     decode,
     emitted_per_iteration,
     fairseq_greedy,
+    make_generator,
     make_sample,
     make_task,
     make_transformer,
+    run_in_process,
 )
 
 PAGE = REPOSITORY / "docs" / "adding-a-method.md"
+METHODS = "decoding/methods"
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 
 
-def write_module(folder: Path) -> None:
-    """Save the page's code as the page says."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (folder / "echo.py").write_text(code, encoding="utf-8")
+def code(language: str) -> str:
+    """Return the page's only block of code in a language."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return found
 
 
 @pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MethodSpec]:
-    """The method as the package finds it when the folder of methods has one more module."""
-    folder = tmp_path_factory.mktemp("methods")
-    write_module(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
-        patch.setattr(methods, "METHODS", methods._found())
-        yield methods.find("echo")
-    del sys.modules[f"{methods.__name__}.echo"], methods.echo
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with two more files, compiled as the page says; nothing else of it is touched."""
+    folder = tmp_path_factory.mktemp("project")
+    copy = folder / "fairseq_plugins"
+    shutil.copytree(REPOSITORY / "fairseq_plugins", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / METHODS / "echo.py").write_text(code("python"), encoding="utf-8")
+    (copy / METHODS / "echo.cpp").write_text(code("cpp"), encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", "-euc", code("sh")], cwd=folder, env={**os.environ, "PATH": path}, check=True)
+    return copy
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@pytest.fixture
+def echo(package: Path, monkeypatch: pytest.MonkeyPatch) -> MethodSpec:
+    """The method as the package finds it when the folder of methods has its files, too."""
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(package / METHODS)])
+    monkeypatch.setattr(methods, "METHODS", methods._found())
+    return methods.find("echo")
+
+
+@settings(STEADY_MODELS, max_examples=some(30))
 @given(
     options=TRANSFORMERS,
     width=st.sampled_from([1, 3, 10]),
@@ -70,32 +85,39 @@ def test_method_of_the_page_is_lossless(
     active: int,
     seed: int,
 ) -> None:
-    task = make_task(14)
+    task, how = make_task(14), Options("echo", echo_width=width)
     model = make_transformer(task, seed, **options)
     sample = make_sample(task, sources, seed)
     expected = fairseq_greedy([model], task, sample, **search)
-    drafted, stats = decode([model], task, sample, Options("echo", echo_width=width), active_sentences=active, **search)
-    assert_same_output(drafted, expected)
+    on_kernels, stats = decode([model], task, sample, how, **search)
+    in_pytorch, same = decode([model], task, sample, how, engine=Engine(), active_sentences=active, **search)
+    assert_same_output(on_kernels, expected)
+    assert_same_output(in_pytorch, expected)
+    assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in same]
     assert max(max(sentence.emitted) for sentence in stats) <= width + 1
     assert echo.is_lossless
 
 
 @pytest.mark.parametrize(("width", "least"), [(1, 1.3), (6, 1.5)])
-def test_method_of_the_page_drafts(echo: MethodSpec, width: int, least: float) -> None:
+@pytest.mark.parametrize(("engine", "backend"), [(None, "native"), (Engine(), "torch")])
+def test_method_of_the_page_drafts(
+    echo: MethodSpec, engine: Engine | None, backend: str, width: int, least: float
+) -> None:
     """This random model repeats itself, so that echoes are accepted: fewer iterations than tokens."""
     task = make_task(10)
     model = make_transformer(task, 5)
     sample = make_sample(task, [5, 9], 1)
     expected = fairseq_greedy([model], task, sample, max_len_b=30)
-    drafted, stats = decode([model], task, sample, Options("echo", echo_width=width), max_len_b=30)
-    assert_same_output(drafted, expected)
-    assert emitted_per_iteration(stats) > least
+    generator, stats = make_generator([model], task, Options("echo", echo_width=width), engine=engine, max_len_b=30)
+    assert_same_output(generator.generate([model], sample), expected)
+    assert generator.backend.name == backend
+    assert emitted_per_iteration(stats.recorded) > least
 
 
 def test_method_of_the_page_is_known_by_what_it_says(echo: MethodSpec) -> None:
     config = methods.with_method_options(_DecodingOptions)
     option = next(option for option in fields(config) if option.name == "echo_width")
-    assert (option.default, option.metadata["help"]) == (8, "echo: draft at most so many tokens")
+    assert (option.default, option.metadata["help"]) == (8, "echo: draft at most this many tokens")
     assert f"echo: {echo.summary}" in methods.decoder_help()
     assert f"| `echo` | {echo.drafts} | exact top-1 | yes |  | an example |" in methods.table().splitlines()
     assert "echo" in echo.reasons and echo.table_rows == {"echo": {}}
@@ -116,21 +138,22 @@ for width in "06":
     if os.fork() == 0:
         sys.argv = ["fairseq-generate", *sys.argv[1:], "--echo-width", width]
         sys.exit(cli_main())
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 
-def test_command_line_of_a_package_with_one_more_file(tmp_path: Path) -> None:
-    """As a user adds it: no other file knows of it, and decoder and option are there."""
-    package = tmp_path / "fairseq_plugins"
-    shutil.copytree(REPOSITORY / "fairseq_plugins", package)
-    write_module(package / "decoding" / "methods")
-    given = f"{tmp_path} --user-dir {package} --source-lang a --target-lang b --path none.pt --cpu --task spec_dec"
-    command = [sys.executable, "-c", TWO_COMMANDS, *given.split(), "--decoder", "echo"]
+def test_command_line_of_a_package_with_two_more_files(package: Path, corpus: Corpus, tmp_path: Path) -> None:
+    """As a user adds it: no other file knows of it, and the kernels decode with it."""
+    common = f"{corpus.data} --path {corpus.verifier} --cpu --beam 1 --batch-size 9 --required-batch-size-multiple 1"
+    expected = run_in_process("generate", f"{common} --task translation", plugin=False)
+    given = f"{common} --user-dir {package} --task spec_dec --decoder echo"
+    command = [sys.executable, "-c", TWO_COMMANDS, *given.split()]
     # In a folder where the package of this project is not found first.
-    run = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
-    refused, accepted = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
-    assert refused == "error: --echo-width 0: give at least 1 token to draft"
-    # With nothing to refuse it goes on to the data, which are not there.
-    assert f"{tmp_path}: has no dict.a.txt" in accepted
-    assert run.stdout.split() == ["1", "1"]
+    environment = {**os.environ, "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert [line for line in run.stdout.splitlines() if line.isdigit()] == ["1", "0"]
+    refused = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    assert refused == ["error: --echo-width 0: give at least 1 token to draft"]
+    outputs = [sorted(re.findall(r"^H-\d+\t.*\t(.*)$", text, re.MULTILINE)) for text in (expected.stdout, run.stdout)]
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 36
+    assert re.search(r"^echo: 36 sentences, .*; native: ", run.stderr, re.MULTILINE)
