@@ -4,14 +4,16 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
+from fairseq.models import FairseqEncoder
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import gelu
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_plugins.decoding.engine.encoder import is_known_encoder, read_encoder_layer
+from fairseq_plugins.decoding.engine.encoder import is_known_encoder
 from fairseq_plugins.decoding.engine.native import NotNative, kernels
 from fairseq_plugins.decoding.engine.weights import (
     Layer,
@@ -26,6 +28,7 @@ from fairseq_plugins.decoding.engine.weights import (
     quantized,
     quantized_layer,
     read_decoder_layer,
+    read_encoder_layer,
 )
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
@@ -95,13 +98,13 @@ class NativeWeights:
             layer = quantized(layer)
         scale = None
         if isinstance(layer, QuantizedLinear):
-            weight, bias, scale, form = layer.weight, layer.bias, layer.scale, module.WeightFormat.INT8_ROWS
+            bias, scale, form = layer.bias, layer.scale, module.WeightFormat.INT8_ROWS
+            weight = _array(layer.weight, torch.int8)
         else:
-            weight, bias = layer
+            bias = layer[1]
+            weight = _array(layer[0])
             form = self._format(weight, precision)
-        return module.linear(
-            _array(weight, weight.dtype), _array(bias), _array(scale), format=form, batch_invariant=self.batch_invariant
-        )
+        return module.linear(weight, _array(bias), _array(scale), format=form, batch_invariant=self.batch_invariant)
 
     def _format(self, weight: Tensor, precision: Precision) -> Any:
         forms, supports = self.module.WeightFormat, self.module.supports
@@ -170,7 +173,7 @@ class NativeWeights:
                 setattr(layer, name, self.linear(getattr(weights, name)))
         return layer
 
-    def decoder(self, decoder: nn.Module, projection: Any = None) -> Any:
+    def decoder(self, decoder: TransformerDecoderBase, projection: Any = None) -> Any:
         """Return a fairseq decoder.
 
         Args:
@@ -194,7 +197,7 @@ class NativeWeights:
             decoder, [self.layer(read_decoder_layer(layer)) for layer in decoder.layers], projection
         )
 
-    def encoder(self, encoder: nn.Module) -> Any:
+    def encoder(self, encoder: FairseqEncoder) -> Any:
         """Return a fairseq encoder; None where it is not fairseq's plain Transformer, and PyTorch runs it."""
         if not is_known_encoder(encoder):
             return None
@@ -202,7 +205,9 @@ class NativeWeights:
             return None
         return self._transformer(encoder, [self.layer(read_encoder_layer(layer)) for layer in encoder.layers], None)
 
-    def _transformer(self, module: nn.Module, layers: Sequence[Any], projection: Any) -> Any:
+    def _transformer(
+        self, module: TransformerDecoderBase | TransformerEncoderBase, layers: Sequence[Any], projection: Any
+    ) -> Any:
         positions = position_table(module, module.max_positions())
         return self.module.transformer(
             layers,
@@ -238,11 +243,12 @@ class NativeWeights:
             layers["after"] = self.linear((transition.after.weight[ids], None))
             cell, rank = transition.cell, before.size(1)
             if cell is not None:
-                width = cell.input_size - rank
-                exact = Precision.FP32
-                layers["of_hidden"] = self.linear((cell.weight_ih_l0[:, :width], cell.bias_ih_l0), exact)
-                layers["of_before"] = self.linear((cell.weight_ih_l0[:, width:], None), exact)
-                layers["of_state"] = self.linear((cell.weight_hh_l0, cell.bias_hh_l0), exact)
+                assert transition.of_state is not None
+                width, exact = cell.input_size - rank, Precision.FP32
+                of_input, of_state, input_bias, state_bias = cell.all_weights[0]
+                layers["of_hidden"] = self.linear((of_input[:, :width], input_bias), exact)
+                layers["of_before"] = self.linear((of_input[:, width:], None), exact)
+                layers["of_state"] = self.linear((of_state, state_bias), exact)
                 layers["to_rank"] = self.linear((transition.of_state.weight, None), exact)
         names = ("after", "of_hidden", "of_before", "of_state", "to_rank")
         return self.module.Path(_array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names})
@@ -255,6 +261,10 @@ class NativeWeights:
         return self.module.MaskFeed(_array(decoder.mask_vector), own, _array(positions))
 
 
+@overload
+def _array(tensor: Tensor, dtype: torch.dtype = ...) -> Tensor: ...
+@overload
+def _array(tensor: None, dtype: torch.dtype = ...) -> None: ...
 def _array(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
     """Return a tensor as the kernels read it: contiguous, on the CPU.
 

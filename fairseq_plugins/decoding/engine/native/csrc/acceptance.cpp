@@ -26,8 +26,9 @@ public:
     WithinDistance(float epsilon, std::vector<float> values) : epsilon(epsilon), values(std::move(values)) {}
 
     bool accepts(const float*, int64_t, int64_t, int64_t drafted, int64_t best) const override {
+        const auto size = static_cast<int64_t>(values.size());
         // Comparisons with NaN are false.
-        return std::fabs(values[drafted] - values[best]) <= epsilon;
+        return drafted < size && best < size && std::fabs(values[drafted] - values[best]) <= epsilon;
     }
 
 private:

@@ -320,6 +320,7 @@ std::vector<std::vector<Hypothesis>> BeamSearch::run(Batch& batch, const Budget&
     const int64_t count = batch.sentences(), workers = std::min(threads::available(), count);
     std::vector<std::vector<Hypothesis>> outputs(count);
     steps.assign(count, 0);
+    if (count == 0) return outputs;
     const int64_t most = std::max<int64_t>(1, std::min(budget.rows_together / beam, (count + workers - 1) / workers));
     std::atomic<int64_t> next{0};
     std::atomic<bool> has_failed{false};

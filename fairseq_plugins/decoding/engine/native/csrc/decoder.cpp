@@ -25,6 +25,10 @@ void Decoder::begin(const Sources& new_sources, int64_t new_capacity, int64_t ne
     capacity = new_capacity;
     beam = new_beam;
     const int64_t layers = model->layers.size();
+    if (!model->layers[0].cross_query) throw std::invalid_argument("a decoder needs cross-attention");
+    if (static_cast<int64_t>(sources->encoded.size()) != sources->rows() * model->layers[0].cross_key_value->inputs) {
+        throw std::invalid_argument("the sources have been encoded in another width");
+    }
     own.reset(layers, sources->sentences() * beam * capacity, model->width);
     source.reset(layers, sources->rows(), model->width);
 }

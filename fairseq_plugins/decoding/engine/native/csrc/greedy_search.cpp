@@ -85,7 +85,10 @@ void GreedySearch::begin(Batch& batch) {
     batch.begin();
     const int64_t width = drafter ? drafter->max_width(batch) : 0;
     verifier.begin(batch.sources, batch.columns + std::max(width, batch.limits.prefix_width) + 1);
-    if (drafter) drafter->begin_batch(batch);
+    if (!drafter) return;
+    const double began = seconds_now();
+    drafter->begin_batch(batch);
+    seconds[PREPARE] += seconds_now() - began;
 }
 
 // How many sentences a thread decodes at a time: so many that their rows are as many as the model wants.
@@ -188,7 +191,8 @@ void GreedySearch::profile(int64_t sentences, int64_t width) {
     batch.limits.eos = 2 % batch.limits.vocabulary;
     for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * SOURCE);
     const int64_t rows = sentences * SOURCE, dim = model->layers[0].cross_key_value->inputs;
-    for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back(row % model->embedding.size);
+    // Special symbols, which every dictionary has.
+    for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back(row % 4);
     for (auto* values : {&batch.sources.encoded, &batch.sources.embedding}) {
         values->resize(rows * dim);
         for (int64_t i = 0; i < rows * dim; ++i) (*values)[i] = static_cast<float>(i * 7919 % 101) / 101 - 0.5f;

@@ -1,8 +1,40 @@
 #include "path.h"
 
+#include <stdexcept>
+
 #include "kernels.h"
 
 namespace spec_dec {
+namespace {
+
+void require(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+}  // namespace
+
+void Path::check() const {
+    require(!ids.empty(), "a path scores no token");
+    require(after || !to_rank, "the layers of a path do not fit each other");
+    if (!after) return;
+    require(before.numbers && static_cast<int>(ids.size()) == after->outputs, "a path scores other tokens");
+    for (const int64_t id : ids) require(0 <= id && id < before.size, "a path has an unknown token");
+    if (!to_rank) return;
+    require(of_hidden && of_before && of_state, "the layers of a path do not fit each other");
+    const int gates = of_hidden->outputs, rank = after->inputs;
+    require(of_before->outputs == gates && of_state->outputs == gates && of_state->inputs * 3 == gates &&
+                to_rank->inputs == of_state->inputs && to_rank->outputs == rank && of_before->inputs == rank,
+            "the layers of a path do not fit each other");
+}
+
+void Path::check_drafter(const Transformer& drafter, int64_t vocabulary) const {
+    require(drafter.projection && drafter.projection->outputs == static_cast<int>(ids.size()),
+            "a drafter scores other tokens than its path");
+    require(!of_hidden || of_hidden->inputs == drafter.width, "a path reads other states than the drafter's");
+    require(drafter.embedding.size >= vocabulary && (!after || before.size >= vocabulary),
+            "a drafter knows fewer tokens than the verifier");
+}
+
 void Path::choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& which,
                   const std::vector<int64_t>& last, Drafts& drafts) const {
     thread_local Floats before_memory, added_memory, read_memory, gates_memory, recurrent_memory, state_memory;

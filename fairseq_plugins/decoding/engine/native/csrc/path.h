@@ -18,6 +18,12 @@ struct Path {
     SharedLinear of_hidden, of_before, of_state;  // D, rank and S to 3 S: reset, update and new
     SharedLinear to_rank;                         // S to rank
 
+    // Checks that the parts fit each other. Throws std::invalid_argument.
+    void check() const;
+
+    // Checks that a drafter can choose with it, given the vocabulary of the verifier. Throws std::invalid_argument.
+    void check_drafter(const Transformer& drafter, int64_t vocabulary) const;
+
     // Chooses the tokens of some drafts: at each position the one with the highest sum of its own score and that of
     // coming after the tokens before it.
     //

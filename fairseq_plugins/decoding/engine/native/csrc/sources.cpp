@@ -27,6 +27,7 @@ void Sources::encode(const Transformer& encoder) {
     }
     embedding.resize(rows() * width);
     encoded.resize(rows() * width);
+    if (sentences() == 0) return;
     // A sentence is not divided: its rows read each other's keys. Keys and values are of no use to the next layer.
     threads::share(sentences(), rows() / sentences() * encoder.products(), [&](int64_t first, int64_t last) {
         const int64_t begin = begins[first], count = begins[last] - begin;

@@ -23,7 +23,7 @@ public:
         const bool at_once = this->reading.projections.empty();
         const bool fits = this->reading.reader->outputs == (at_once ? 2 * count + 1 : count + 1) * dim &&
                           (at_once || static_cast<int>(this->reading.projections.size()) == count);
-        if (!fits || model->projection->outputs != static_cast<int>(this->path.ids.size())) {
+        if (!fits) {
             throw std::invalid_argument("the parts of the drafter do not fit each other");
         }
     }
@@ -32,6 +32,7 @@ public:
     std::vector<int> layers_read() const override { return reading.layers; }
 
     void begin_batch(const Batch& batch) override {
+        path.check_drafter(*model, batch.limits.vocabulary);
         const int64_t capacity = batch.columns + width + 1;
         decoder.begin(batch.sources, capacity);
         masks.begin_batch(batch.sources, capacity);

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <stdexcept>
+
 #include "../kernels.h"
 #include "drafters.h"
 
@@ -15,6 +17,9 @@ public:
     void begin_batch(const Sources& new_sources, int64_t wanted_positions) {
         sources = &new_sources;
         if (!feed.copy_attention) return;
+        if (static_cast<int64_t>(sources->embedding.size()) != sources->rows() * width) {
+            throw std::invalid_argument("the embeddings of the sources have another width than the masks");
+        }
         inputs.resize(std::max<size_t>(inputs.size(), sources->sentences()));
         for (Sentence& sentence : inputs) sentence.known = 0;
         int64_t longest = 0;

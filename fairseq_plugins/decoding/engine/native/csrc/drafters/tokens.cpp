@@ -24,6 +24,7 @@ public:
     int64_t max_width(const Batch&) const override { return width; }
 
     void begin_batch(const Batch& batch) override {
+        path.check_drafter(*model, batch.limits.vocabulary);
         if (encoder) {
             own_sources.begins = batch.sources.begins;
             own_sources.tokens = batch.sources.tokens;

@@ -84,19 +84,8 @@ void bind_drafters(nb::module_& m) {
         [](Path* self, const Array<int64_t, 1>& ids, const Maybe<float, 2>& before, SharedLinear after,
            SharedLinear of_hidden, SharedLinear of_before, SharedLinear of_state, SharedLinear to_rank) {
             Path path{integers(ids), {}, after, of_hidden, of_before, of_state, to_rank};
-            if (after) {
-                require(before && static_cast<int>(ids.size()) == after->outputs, "a path scores other tokens");
-                path.before = table(before, after->inputs);
-                for (const int64_t id : path.ids)
-                    require(0 <= id && id < path.before.size, "a path has an unknown token");
-            }
-            if (to_rank) {
-                const int gates = of_hidden->outputs;
-                require(of_before->outputs == gates && of_state->outputs == gates && of_state->inputs * 3 == gates &&
-                            to_rank->inputs == of_state->inputs && to_rank->outputs == after->inputs &&
-                            of_before->inputs == after->inputs,
-                        "the layers of a path do not fit each other");
-            }
+            if (after) path.before = table(before, after->inputs);
+            path.check();
             new (self) Path(std::move(path));
         },
         "ids"_a, "before"_a.none(), "after"_a.none(), "of_hidden"_a.none(), "of_before"_a.none(), "of_state"_a.none(),

@@ -17,9 +17,11 @@ public:
           verifier(verifier),
           policy(policy),
           beam(beam),
-          greedy(verifier, {std::move(expand), std::move(shrink)}, std::move(drafter), std::move(acceptance), policy),
+          greedy(verifier, {expand, shrink}, std::move(drafter), std::move(acceptance), policy),
           search(verifier, std::max<int64_t>(beam, 1)) {
-        require(this->verifier && this->verifier->projection, "a generator needs a decoder");
+        require(verifier && verifier->projection && verifier->layers[0].cross_query, "a generator needs a decoder");
+        require(beam <= 0 || 2 * beam + 2 <= verifier->projection->outputs, "the beam is too wide for the vocabulary");
+        check_head(expand, shrink, beam > 0);
         budget.least_together = least_together;
         budget.rows_together = rows_together;
         greedy.profile();
@@ -39,7 +41,9 @@ public:
         for (const int64_t token : {pad, unk, eos, first_token}) {
             require(0 <= token && token < limits.vocabulary, "a special symbol is outside of the vocabulary");
         }
-        require(min_len <= max_len && max_len >= 0, "no output has such a length");
+        constexpr int64_t LONGEST = 1 << 30;
+        require(min_len <= max_len && 0 <= max_len && max_len < LONGEST, "no output has such a length");
+        is_ready = false;
         if (prefix) {
             require(static_cast<int64_t>(prefix->shape(0)) == sentences, "prefixes of another number of sentences");
             prefixes.assign(prefix->data(), prefix->data() + prefix->size());
@@ -68,12 +72,13 @@ public:
             batch.sources.encode(*encoder);
         }
         encoding += seconds_now() - began;
-        if (beam > 0) return;
-        greedy.begin(batch);
+        if (beam <= 0) greedy.begin(batch);
+        is_ready = true;
     }
 
     // Decodes until all sentences have ended, or have had so many iterations; returns whether all have ended.
     bool run(int64_t iterations) {
+        require(is_ready && beam <= 0, "no batch for a greedy search has begun");
         const nb::gil_scoped_release release;
         lengths_before = batch.lengths;
         Budget own = budget;
@@ -112,6 +117,7 @@ public:
     // Of every sentence its hypotheses (tokens, log-probabilities, score) in the order in which they ended; and its
     // steps.
     auto run_beams() {
+        require(is_ready && beam > 0, "no batch for a beam search has begun");
         std::vector<int64_t> steps;
         std::vector<std::vector<Hypothesis>> found;
         {
@@ -142,6 +148,15 @@ public:
     }
 
 private:
+    void check_head(const SharedLinear& expand, const SharedLinear& shrink, bool searches_beams) const {
+        require((expand != nullptr) == (shrink != nullptr), "a head has two layers");
+        if (!expand) return;
+        const int width = verifier->width;
+        require(!searches_beams, "a beam search has no head");
+        require(expand->inputs == width && shrink->inputs == expand->outputs && shrink->outputs == width,
+                "the head does not fit the decoder");
+    }
+
     const std::shared_ptr<Transformer> encoder, verifier;
     const std::shared_ptr<Policy> policy;
     const int64_t beam;
@@ -151,6 +166,7 @@ private:
     Batch batch;
     std::vector<int64_t> prefixes, lengths_before;
     double encoding = 0;
+    bool is_ready = false;  // a batch has begun
 };
 
 }  // namespace
