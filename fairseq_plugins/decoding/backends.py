@@ -73,16 +73,17 @@ def choose_backend(
         trace: takes down every iteration; None for no trace.
         active_sentences: of a batch are decoded at a time, 0 for all.
     """
-    device = next(context.models[0].parameters()).device
+    device, graphs = next(context.models[0].parameters()).device, context.engine.graphs
     if device.type == "cpu":
         try:
             return NativeBackend(spec, options, context, is_traced=trace is not None)
         except NotNative as refusal:
             name, reason = "torch", str(refusal)
-    elif context.engine.has_graphs(device) and context.engine.graphs.enabled:
+    elif context.engine.has_graphs(device) and graphs is not None and graphs.enabled:
         name, reason = "cuda-graphs", "steps are captured on this GPU"
     else:
-        name, reason = "torch", "--no-cuda-graphs" if context.engine.graphs else "--eval-bleu changes the weights"
+        name, reason = "torch", "--no-cuda-graphs" if graphs else "--eval-bleu changes the weights"
+    assert spec.build is not None
     method = spec.build(context, options)
     return TorchBackend(method, name, reason, trace, active_sentences, context.beam if spec.searches_beams else None)
 

@@ -102,10 +102,10 @@ class Batch:
         state, count = self.state, len(sentences) * self.beam
         tokens = state.tokens.new_full((count, state.tokens.size(1)), self.pad)
         tokens[:, 0] = self.first_token
-        new = (tokens, state.lengths.new_zeros(count), state.log_probs.new_zeros(tokens.shape))
+        new = [tokens, state.lengths.new_zeros(count), state.log_probs.new_zeros(tokens.shape)]
         if state.sentences:
             present = (state.tokens, state.lengths, state.log_probs)
-            new = tuple(torch.cat(pair) for pair in zip(present, new, strict=True))
+            new = [torch.cat(pair) for pair in zip(present, new, strict=True)]
         state.tokens, state.lengths, state.log_probs = new
         state.host_lengths = state.host_lengths + [0] * count
         state.sentences = state.sentences + [sentence for sentence in sentences for _ in range(self.beam)]

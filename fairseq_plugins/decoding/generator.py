@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
+from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class DraftVerifyGenerator(SequenceGenerator):
 
     def __init__(
         self,
-        models: list,
+        models: Sequence[FairseqEncoderDecoderModel],
         tgt_dict: Any,
         spec: MethodSpec,
         choose: Callable[[MethodSpec, TraceWriter | None], Backend],

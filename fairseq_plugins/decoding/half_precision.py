@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fairseq_plugins.decoding.method import MethodContext
+from fairseq_plugins.models.block_nat import BlockNat
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -32,6 +33,7 @@ def computed(context: MethodContext, dtype: torch.dtype, copies: MutableMapping[
     """
     models = [_computed(model, dtype, copies) for model in context.models]
     drafter = None if context.drafter is None else _computed(context.drafter, dtype, copies)
+    assert drafter is None or isinstance(drafter, BlockNat)
     return replace(context, models=models, drafter=drafter)
 
 

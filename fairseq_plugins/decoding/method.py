@@ -6,13 +6,14 @@ from enum import Enum
 from typing import Any
 
 from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoderDecoderModel
 from torch import nn
 
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.search import Search
-from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
+from fairseq_plugins.decoding.verifier import AnyVerifier
 from fairseq_plugins.models.block_nat import BlockNat
 
 # Why a token is in the output, for traces. A drafted one that is also the verifier's best, by default:
@@ -28,7 +29,7 @@ GIVEN = "given"
 class Method:
     """The parts that the loop puts together; a new method has another drafter, rule or search, never another loop."""
 
-    verifier: Verifier | DrafterIsVerifier
+    verifier: AnyVerifier
     drafter: Drafter
     search: Search
 
@@ -86,7 +87,7 @@ class MethodContext:
         counts_survival: draft and verify all that a trained drafter can draft, and count what is accepted.
     """
 
-    models: Sequence[nn.Module]
+    models: Sequence[FairseqEncoderDecoderModel]
     drafter: BlockNat | None
     source: Dictionary | None
     target: Dictionary
@@ -96,6 +97,12 @@ class MethodContext:
     beam: int = 1
     is_traced: bool = False
     counts_survival: bool = False
+
+    @property
+    def native_weights(self) -> NativeWeights:
+        """How the compiled kernels hold weights, where they are used."""
+        assert self.weights is not None
+        return self.weights
 
 
 def _nothing(*_: Any) -> None:

@@ -39,6 +39,7 @@ class NativeBackend:
         if refusal is not None:
             raise NotNative(refusal)
         model = context.models[0]
+        assert spec.build_native is not None
         method: NativeMethod = spec.build_native(context, options)
         self.method = method
         self.module = method.weights.module

@@ -57,7 +57,7 @@ class Profile:
                 self._add(before, backend.seconds())
             return hypotheses
 
-        generator._generate = counted
+        generator._generate = counted  # type: ignore[method-assign]
 
     def _add(self, before: dict[str, float], after: dict[str, float]) -> None:
         """Take what the kernels counted out of what else a batch took; they count the seconds of all threads."""
@@ -115,7 +115,8 @@ class Profile:
         """Return the rows as a Markdown table."""
         rows = [[part, f"{milliseconds:.3f}", f"{percent:.1f}"] for part, milliseconds, percent in self.rows()]
         header = ["part", "ms per sentence", "%"]
-        return tabulate(rows, header, tablefmt="github", colalign=("left", "right", "right"), disable_numparse=True)
+        aligned = ("left", "right", "right")
+        return str(tabulate(rows, header, tablefmt="github", colalign=aligned, disable_numparse=True))
 
     def close(self) -> None:
         """Print the table, unless the run broke off."""

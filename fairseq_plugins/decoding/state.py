@@ -47,8 +47,13 @@ class Beams:
 
     def and_then(self, other: "Beams") -> "Beams":
         """These sentences and others after them."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("scores", "holders", "ignored"))
-        return Beams(self.size, *map(torch.cat, pairs), self.ended + other.ended)
+        return Beams(
+            self.size,
+            torch.cat([self.scores, other.scores]),
+            torch.cat([self.holders, other.holders]),
+            torch.cat([self.ignored, other.ignored]),
+            self.ended + other.ended,
+        )
 
     def select(self, sentences: Tensor) -> "Beams":
         """Some of the sentences."""
@@ -195,10 +200,11 @@ class Verification:
     def log_probs_of(self, tokens: Tensor, width: int | None = None) -> Tensor:
         """Log-probabilities [B, width] of the first (default: all) of these tokens [B, T]."""
         width = tokens.size(1) if width is None else width
-        if tokens is self.best and isinstance(self.log_probs_of_best, Tensor):
-            return self.log_probs_of_best[:, :width]
-        if tokens is self.best and self.log_probs_of_best is not None and not isinstance(self._log_probs, Tensor):
-            return self.log_probs_of_best(width)
+        of_best = self.log_probs_of_best if tokens is self.best else None
+        if isinstance(of_best, Tensor):
+            return of_best[:, :width]
+        if of_best is not None and not isinstance(self._log_probs, Tensor):
+            return of_best(width)
         return self.log_probs[:, :width].gather(2, tokens[:, :width, None]).squeeze(2)
 
 

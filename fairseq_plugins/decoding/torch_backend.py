@@ -90,10 +90,10 @@ class TorchBackend:
             verification = verifier.verify(state, draft)
             advance = search.advance(state, draft, verification)
             state.append(advance)
-            drafter.observe(advance)
+            if isinstance(advance, Advance):
+                drafter.observe(advance)
             yield advance
-            searched = isinstance(advance, BeamAdvance)
-            hypotheses, ended = (advance.hypotheses, None) if searched else ((), advance.ended)
+            hypotheses, ended = ((), advance.ended) if isinstance(advance, Advance) else (advance.hypotheses, None)
             batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses, ended)
             # Scores of a whole vocabulary: not two iterations' at a time.
             del draft, verification, advance

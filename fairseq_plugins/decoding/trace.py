@@ -252,6 +252,7 @@ class TracedSearch:
     def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
         """What the search says."""
         advance = self.search.advance(state, draft, verification)
+        assert isinstance(advance, Advance), "beam search is not traced"
         self.trace.iteration(state.sentences, advance)
         return advance
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
@@ -13,11 +13,29 @@ from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
-from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
+from fairseq_plugins.decoding.state import Candidates, DecodingState, Draft, Verification
 
 
-class Verifier:
-    """Runs the last token and the draft through one or several autoregressive models.
+class AnyVerifier(Protocol):
+    """Verifies drafts."""
+
+    engine: Engine
+
+    def start(self, sample: dict[str, Any]) -> EncoderOut | None:
+        """Encode the sources of a batch; returns the encoder output for drafters that share it."""
+
+    def append_rows(self, sample: dict[str, Any]) -> EncoderOut | None:
+        """Encode further sentences of the batch, which come in after those present."""
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification | Candidates:
+        """Score the token after the last one and after each drafted one; `Candidates` in beam search."""
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Go on with these sentences only; rows [B'] are indices into the current batch."""
+
+
+class ModelEnsemble:
+    """One or several autoregressive models, run over the rows of a step.
 
     Args:
         models: fairseq encoder-decoder Transformers in eval mode.
@@ -55,18 +73,6 @@ class Verifier:
             hand_over(decoder, output)
         return outputs[0]
 
-    def verify(self, state: DecodingState, draft: Draft) -> Verification:
-        """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
-        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
-        layout = Chain(state.lengths, state.span, tokens.size(1))
-        # Only the first model's states are read, and only by some drafters.
-        states: list[Tensor] | None = [] if self.feature_layers else None
-        hidden, scores = self._scores(tokens, layout, states)
-        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
-        if len(scores) == 1:
-            return verification_of_scores(state, scores[0], self.engine, hidden, features)
-        return verification(state, self._mean_log_probs(scores), self.engine, hidden, features)
-
     def log_probs(self, tokens: Tensor, layout: BeamLayout) -> Tensor:
         """Log-probabilities of the ensemble after the rows of a step."""
         return self._mean_log_probs(self._scores(tokens, layout)[1])
@@ -93,6 +99,22 @@ class Verifier:
         """Go on with these sentences only; rows [B'] are indices into the current batch."""
         for decoder in self.decoders:
             decoder.select_rows(rows)
+
+
+class Verifier(ModelEnsemble):
+    """Runs the last token and the draft through one or several autoregressive models."""
+
+    def verify(self, state: DecodingState, draft: Draft) -> Verification:
+        """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
+        tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
+        layout = Chain(state.lengths, state.span, tokens.size(1))
+        # Only the first model's states are read, and only by some drafters.
+        states: list[Tensor] | None = [] if self.feature_layers else None
+        hidden, scores = self._scores(tokens, layout, states)
+        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        if len(scores) == 1:
+            return verification_of_scores(state, scores[0], self.engine, hidden, features)
+        return verification(state, self._mean_log_probs(scores), self.engine, hidden, features)
 
 
 class DrafterIsVerifier:

@@ -12,7 +12,15 @@ from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain
-from fairseq_plugins.decoding.engine.weights import Layer, Linear, in_precision, is_small, linear, without_query
+from fairseq_plugins.decoding.engine.weights import (
+    Layer,
+    PlainLinear,
+    in_floats,
+    in_precision,
+    is_small,
+    linear,
+    without_query,
+)
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.verifier_features import FeatureReader
@@ -78,7 +86,7 @@ class FeatureDrafter:
 
 
 def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return what maps states [B, T, F] to keys and values [L, B, T, 2, H, D / H] and an addition to the input [B, T, D]."""
+    """Return what maps states [B, T, F] to keys and values [L, B, T, 2, H, D / H] and what is added to the input."""
     reader, shape = model.decoder.reader, (2, layers[0].heads, -1)
     weight = reader.linear.weight
     whole = fused_reader(reader, layers, is_small if weight.device.type == "cpu" else lambda weight: True)
@@ -107,7 +115,7 @@ def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callabl
 
 def fused_reader(
     reader: FeatureReader, layers: Sequence[Layer], may_be_copied: Callable[[Tensor], bool]
-) -> Linear | None:
+) -> PlainLinear | None:
     """Return all that reads the verifier's states as one linear layer: keys and values first, then what is added.
 
     Where nothing stands between fusion and projection (post-norm) it is one, unless that would be a large copy.
@@ -127,7 +135,7 @@ def fused_reader(
     *offsets, added_bias = reader.linear.bias.detach().float().unflatten(0, (-1, width))
     weights, biases = [], []
     for layer, fusion, offset in zip(layers, fusions, offsets, strict=True):
-        weight, bias = without_query(layer.self_qkv)
+        weight, bias = in_floats(without_query(layer.self_qkv))
         weights.append(weight.detach().float() @ fusion)
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype

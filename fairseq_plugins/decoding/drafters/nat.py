@@ -106,8 +106,9 @@ class NatDrafter:
 
     def _encode(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> EncoderOut:
         """The verifier's encoder output where it is shared and there is one, else that of the drafter's own."""
-        shared = self.model.shares_encoder and encoder_out is not None
-        return encoder_out if shared else self.encoder(sample["net_input"])
+        if self.model.shares_encoder and encoder_out is not None:
+            return encoder_out
+        return self.encoder(sample["net_input"])
 
     def _aligned_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
         begin, end = self.span.longest, state.host_lengths[0] + 1

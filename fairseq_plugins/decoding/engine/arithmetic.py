@@ -45,13 +45,12 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 def _switched_off(owner: Any, name: str) -> tuple[Any, str, Any]:
     """Switch something off; returns what has to be set to have it as it was."""
+    off: Any = False
     try:
         value = getattr(owner, name)
     except RuntimeError:
         # From torch 2.9 on, where somebody has set the same by its newer name, the older one cannot be read.
         name, off = "fp32_precision", "ieee"
         value = getattr(owner, name)
-    else:
-        off = False
     setattr(owner, name, off)
     return owner, name, value

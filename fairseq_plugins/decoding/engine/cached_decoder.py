@@ -21,9 +21,9 @@ from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.rows import cat_padded, rows_of
 from fairseq_plugins.decoding.engine.weights import (
     Precision,
+    in_precision,
     norm,
     plain_projection,
-    quantized,
     quantized_layer,
     read_decoder_layer,
 )
@@ -72,8 +72,6 @@ class CachedDecoder:
             self.layers = [quantized_layer(layer) for layer in self.layers]
             if plain_output is None:
                 logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)
-            else:
-                plain_output = quantized(plain_output)
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
@@ -82,7 +80,7 @@ class CachedDecoder:
         if plain_output is None:
             self.output_layer = engine.rowwise(decoder.output_layer)
         else:
-            self.output_layer = engine.linear(plain_output)
+            self.output_layer = engine.linear(in_precision(plain_output, engine.precision))
         self.project_in = decoder.project_in_dim and engine.rowwise(decoder.project_in_dim)
         self.project_out = decoder.project_out_dim and engine.rowwise(decoder.project_out_dim)
         # Keys and values [layers, B * beam, slots, 2, H, D / H] of self-attention, and [layers, B, S, ...] of cross-.
@@ -107,6 +105,7 @@ class CachedDecoder:
         shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
         self.cross = memory.new_empty(shape)
         for layer, part in zip(self.layers, self.cross, strict=True):
+            assert layer.cross_key_value is not None
             part.copy_(self.engine.apply(memory, layer.cross_key_value).view_as(part))
         has_padding = bool(padding) and bool(padding[0].any())
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
@@ -122,8 +121,8 @@ class CachedDecoder:
         assert cache is not None and cross is not None, "call start() first"
         self.start(encoder_out)
         assert self.cache is not None and self.cross is not None
-        masks = [cross_mask_of(mask, cross), cross_mask_of(self.cross_mask, self.cross)]
-        self.cross_mask = cat_padded(*masks, dim=3, value=False)
+        old, new = cross_mask_of(mask, cross), cross_mask_of(self.cross_mask, self.cross)
+        self.cross_mask = cat_padded(old, new, dim=3, value=False)
         self.cross = cat_padded(cross, self.cross, dim=2, batch_dim=1)
         self.cache = torch.cat([cache, cache.new_zeros(len(cache), self.cache.size(1), *cache.shape[2:])], dim=1)
 
@@ -187,7 +186,8 @@ class CachedDecoder:
             x = self.embedding_norm(x)
         if states is not None:
             states.append(x)
-        attention = self._attention(layout, x.dtype)
+        assert self.cache is not None and self.cross is not None
+        attention = self._attention(layout, x.dtype, self.cross.size(2))
         for index, layer in enumerate(self.layers):
             if self.positions_every_layer and index > 0 and position is not None:
                 x = x + position
@@ -203,12 +203,15 @@ class CachedDecoder:
         return x if self.final_norm is None else self.final_norm(x)
 
     def _attention(
-        self, layout: Chain | StepLayout | BeamLayout, dtype: torch.dtype
+        self, layout: Chain | StepLayout | BeamLayout, dtype: torch.dtype, source: int
     ) -> ChainAttention | PackedAttention | BeamAttention | FixedAttention:
-        if self.engine.steady and not isinstance(layout, BeamLayout):
-            return FixedAttention(layout, self.cross_mask, self.cross.size(2))
-        kinds = {Chain: ChainAttention, StepLayout: PackedAttention, BeamLayout: BeamAttention}
-        return kinds[type(layout)](layout, self.cross_mask, dtype)
+        if isinstance(layout, BeamLayout):
+            return BeamAttention(layout, self.cross_mask, dtype)
+        if self.engine.steady:
+            return FixedAttention(layout, self.cross_mask, source)
+        if isinstance(layout, Chain):
+            return ChainAttention(layout, self.cross_mask, dtype)
+        return PackedAttention(layout, self.cross_mask, dtype)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
         """Write keys and values that something else than `step` has made.
@@ -275,10 +278,11 @@ class CachedDecoder:
         return x if self.project_in is None else self.project_in(x)
 
 
-def _at(table: Tensor, layout: Chain | StepLayout) -> Tensor:
+def _at(table: Tensor, layout: Chain | StepLayout | BeamLayout) -> Tensor:
     """What a table [B, P, D] has at the positions of the rows; one of [D] is the same everywhere."""
     if table.dim() == 1:
         return table
+    assert not isinstance(layout, BeamLayout), "hypotheses of a beam have no masks"
     if isinstance(layout, StepLayout):
         return table[layout.sentence, layout.position]
     if layout.span.uniform:

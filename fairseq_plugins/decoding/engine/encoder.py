@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fairseq.models import FairseqEncoder
 from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
@@ -33,7 +34,7 @@ class FusedEncoder:
         engine: what it runs on.
     """
 
-    def __init__(self, encoder: nn.Module, engine: Engine) -> None:
+    def __init__(self, encoder: FairseqEncoder, engine: Engine) -> None:
         self.encoder = encoder
         self.engine = engine
         self.layers = [read_encoder_layer(layer) for layer in encoder.layers] if is_known_encoder(encoder) else None
@@ -99,7 +100,7 @@ class FusedEncoder:
             def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
                 qkv = qkv.unflatten(-1, (3, heads, -1))
                 attended = attention(qkv[:, :, 0].flatten(0, 1), qkv[:, :, 1:], parts)
-                return attended.unflatten(0, padding.shape)
+                return attended.reshape(*padding.shape, attended.size(1))
 
             x = transformer_layer(layer, x, self.engine.apply, attend)
         return x.gather(1, order.argsort(1)[:, :, None].expand_as(x))
@@ -107,7 +108,8 @@ class FusedEncoder:
     def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
         """An encoder as it is; where a sentence must not depend on the others, each by itself and without padding."""
         if not self.engine.steady:
-            return self.encoder.forward_torchscript(net_input)
+            found: EncoderOut = self.encoder.forward_torchscript(net_input)
+            return found
         tokens = net_input["src_tokens"]
         if tokens.dim() != 2:
             raise ConfigurationError(
@@ -137,7 +139,7 @@ def _as_fairseq(embedding: Tensor, x: Tensor, padding: Tensor) -> EncoderOut:
     }
 
 
-def is_known_encoder(encoder: nn.Module) -> bool:
+def is_known_encoder(encoder: FairseqEncoder) -> bool:
     """Whether an encoder is fairseq's plain Transformer, with nothing that `FusedEncoder` leaves out."""
     if not isinstance(encoder, TransformerEncoderBase) or encoder.quant_noise is not None:
         return False
@@ -147,7 +149,7 @@ def is_known_encoder(encoder: nn.Module) -> bool:
     return isinstance(encoder.embed_tokens, nn.Embedding) and all(map(_is_known_layer, encoder.layers))
 
 
-def _is_known_layer(layer: nn.Module) -> bool:
+def _is_known_layer(layer: TransformerEncoderLayerBase) -> bool:
     if getattr(type(layer), "forward", None) is not TransformerEncoderLayerBase.forward or layer.return_fc:
         return False
     attention = layer.self_attn

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.fixed_shapes import by_rows
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.weights import Linear, Precision
+from fairseq_plugins.decoding.engine.weights import Linear, Precision, in_floats
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Engine:
 
     def apply(self, x: Tensor, layer: Linear) -> Tensor:
         """Apply a linear layer to x [..., inputs]."""
-        return self.rowwise(lambda rows: F.linear(rows, *layer))(x)
+        return self.rowwise(lambda rows: F.linear(rows, *in_floats(layer)))(x)
 
     def rowwise(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A function of rows [..., I] as this engine runs it."""

@@ -24,7 +24,8 @@ def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.size(-1))
         parts = F.pad(rows, (0, 0, 0, -len(rows) % ROWS)).split(ROWS)
-        return torch.cat([function(part) for part in parts])[: len(rows)].unflatten(0, x.shape[:-1])
+        result = torch.cat([function(part) for part in parts])
+        return result[: len(rows)].reshape(*x.shape[:-1], result.size(1))
 
     return run
 
@@ -59,9 +60,9 @@ def attention(query: Tensor, key_value: Tensor, parts: Parts) -> Tensor:
         [R, H * W].
     """
     count, missing = len(query), -len(query) % ROWS
-    query = F.pad(query, (0, 0, 0, 0, 0, missing)).split(ROWS)
+    queries = F.pad(query, (0, 0, 0, 0, 0, missing)).split(ROWS)
     key_value = F.pad(key_value, (0, 0, 0, 0, 0, 0, 0, -key_value.size(1) % SLOTS))
-    attended = [_attend(part, key_value[of], hidden) for part, (of, hidden) in zip(query, parts, strict=True)]
+    attended = [_attend(part, key_value[of], hidden) for part, (of, hidden) in zip(queries, parts, strict=True)]
     return torch.cat(attended)[:count]
 
 
@@ -74,12 +75,13 @@ def _attend(query: Tensor, key_value: Tensor, hidden: Tensor) -> Tensor:
     scores = scores.masked_fill(hidden, -torch.inf)
     # Hidden slots weigh exactly nothing, so that further blocks of them change no sum.
     weights = (scores - scores.amax(3, keepdim=True)).exp().split(SLOTS, dim=3)
-    total, attended = 0, 0
+    total, attended = scores.new_zeros(()), scores.new_zeros(())
     for weight, (_, value) in zip(weights, blocks, strict=True):
         weight = weight.contiguous()
         total = total + weight.sum(3, keepdim=True)
         attended = attended + (weight.to(value.dtype) @ value).float()
-    return (attended / total).to(query.dtype).flatten(1)
+    result: Tensor = attended / total
+    return result.to(query.dtype).flatten(1)
 
 
 class FixedAttention:
@@ -105,13 +107,15 @@ class FixedAttention:
         layout, shape = self.layout, qkv.shape[:-1]
         qkv = qkv.reshape(len(layout.slot), 3, heads, -1)
         cache[layout.sentence, layout.slot] = qkv[:, 1:]
-        return attention(qkv[:, 0], cache[:, : layout.slots], self.own_parts).unflatten(0, shape)
+        attended = attention(qkv[:, 0], cache[:, : layout.slots], self.own_parts)
+        return attended.reshape(*shape, attended.size(1))
 
     def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
         """As `ChainAttention.source`, of query [B, T, D] or [R, D]."""
         shape = query.shape[:-1]
         query = query.reshape(len(self.layout.slot), heads, -1)
-        return attention(query, cross, self.source_parts).unflatten(0, shape)
+        attended = attention(query, cross, self.source_parts)
+        return attended.reshape(*shape, attended.size(1))
 
 
 def padding_last(padding: Tensor) -> Tensor:

@@ -128,43 +128,43 @@ class GraphedDecoder(CachedDecoder):
         layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None = None,
         masks: int = 0,
-        mask_inputs: MaskInputs | None = None,
+        mask_inputs: MaskInputs | FixedInputs | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """As `CachedDecoder.step`; the hidden states and `states` are valid until the next step."""
         if isinstance(layout, StepLayout):
             return super().step(tokens, layout, states, masks, mask_inputs, added)
         assert self.cross is not None, "call start() first"
-        is_chain = isinstance(layout, Chain)
-        width = rounded_up(layout.width) if is_chain else 1
+        given = {"tokens": tokens, "lengths": layout.lengths, "added": added}
+        real: tuple[slice, ...] = (slice(tokens.size(0)),)
+        if isinstance(layout, Chain):
+            width, beam = rounded_up(layout.width), 0
+            given["visible"], real = layout.last_visible, (*real, slice(layout.width))
+        else:
+            width, beam = 1, layout.beam
+            given["holders"] = layout.holders[:, : layout.slots]
         shape = Shape(
             batch=rounded_up(self.cross.size(1)),
-            beam=0 if is_chain else layout.beam,
+            beam=beam,
             width=width,
             masks=width - tokens.size(1) if masks else 0,
             capacity=rounded_up(max(layout.span.longest + width, self.capacity), _MIN_SLOTS),
             source=rounded_up(self.cross.size(2), _MIN_SOURCE),
-            visible=is_chain and layout.last_visible is not None,
+            visible=given.get("visible") is not None,
             added=0 if added is None else 1 if added.size(1) == 1 else width,
             states=states is not None,
         )
-        given = {"tokens": tokens, "lengths": layout.lengths, "added": added}
-        if is_chain:
-            given["visible"] = layout.last_visible
-        else:
-            given["holders"] = layout.holders[:, : layout.slots]
         if shape.rows * shape.width > MAX_ROWS:
             self.how.launched += 1
             return super().step(tokens, layout, states, masks, mask_inputs, added)
         run = self._run(shape, {name: value for name, value in given.items() if value is not None}, mask_inputs)
         hidden, all_states = run()
-        real = (slice(tokens.size(0)), slice(layout.width)) if is_chain else slice(tokens.size(0))
         if states is not None:
             assert all_states is not None
             states.extend(state[real] for state in all_states)
         return hidden[real]
 
-    def _run(self, shape: Shape, given: dict[str, Tensor], mask_inputs: MaskInputs | None) -> Run:
+    def _run(self, shape: Shape, given: dict[str, Tensor], mask_inputs: MaskInputs | FixedInputs | None) -> Run:
         """What runs the step of a shape on these inputs: its graph, or the same operations one by one."""
         self._move_in(shape)
         if mask_inputs is not None:
@@ -255,7 +255,7 @@ class GraphedDecoder(CachedDecoder):
         self._state = cache[:, :rows], cross[:, :sentences], mask[:sentences]
         self.left = self.cache, shape.memory
 
-    def _feed(self, shape: Shape, mask_inputs: MaskInputs) -> None:
+    def _feed(self, shape: Shape, mask_inputs: MaskInputs | FixedInputs) -> None:
         """Have what masks are fed where graphs of this shape look for it."""
         assert self.cache is not None
         table = mask_inputs.table(self.cache.size(1), shape.capacity)

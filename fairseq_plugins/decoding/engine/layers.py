@@ -29,6 +29,7 @@ def transformer_layer(
     x = x + linear(attended, layer.self_out)
     x = x if before else layer.self_norm(x)
     if attend_source is not None:
+        assert layer.cross_norm is not None and layer.cross_query is not None and layer.cross_out is not None
         attended = attend_source(linear(layer.cross_norm(x) if before else x, layer.cross_query))
         x = x + linear(attended, layer.cross_out)
         x = x if before else layer.cross_norm(x)

@@ -1,8 +1,9 @@
 """Read the weights of fairseq's Transformer layers in the form that fast steps want: fused, without modules."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +32,6 @@ class Precision(Enum):
 class QuantizedLinear:
     """A linear layer with int8 weights and fp32 activations, for `--int8`.
 
-    It unpacks to weight and bias as the fp32 pair does, which makes an fp32 weight for the time of one product: for
-    large products that the kernels leave to PyTorch.
-
     Attributes:
         weight: int8 [outputs, inputs].
         scale: [outputs], what an output's weights are multiplied by.
@@ -44,12 +42,10 @@ class QuantizedLinear:
     scale: Tensor
     bias: Tensor | None
 
-    def __iter__(self) -> Iterator[Tensor | None]:
-        yield self.weight.to(self.scale.dtype) * self.scale[:, None]
-        yield self.bias
 
-
-Linear = tuple[Tensor, Tensor | None] | QuantizedLinear
+# Weight and bias.
+PlainLinear = tuple[Tensor, Tensor | None]
+Linear = PlainLinear | QuantizedLinear
 
 
 @dataclass(frozen=True)
@@ -86,14 +82,25 @@ class Layer:
     cross_norm: Norm | None = None
 
 
-def norm(module: nn.Module | None) -> Norm | None:
-    """Weights of a layer normalisation, None for none."""
+@overload
+def norm(module: nn.LayerNorm) -> Norm: ...
+@overload
+def norm(module: None) -> None: ...
+def norm(module: nn.LayerNorm | None) -> Norm | None:
+    """Return the weights of a layer normalisation, None for none."""
     return None if module is None else Norm(module.weight, module.bias, module.eps)
 
 
-def linear(module: nn.Linear) -> Linear:
-    """Weight and bias of a linear layer."""
+def linear(module: nn.Linear) -> PlainLinear:
+    """Return weight and bias of a linear layer."""
     return module.weight, module.bias
+
+
+def in_floats(layer: Linear) -> PlainLinear:
+    """Return weight and bias; an int8 weight is held in fp32 for the time of one product."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.weight.to(layer.scale.dtype) * layer.scale[:, None], layer.bias
+    return layer
 
 
 def is_small(weight: Tensor) -> bool:
@@ -101,7 +108,7 @@ def is_small(weight: Tensor) -> bool:
     return weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
-def quantized(layer: Linear) -> QuantizedLinear:
+def quantized(layer: PlainLinear) -> QuantizedLinear:
     """A layer's weights rounded to int8: of each output 255 steps between its largest weight and minus that."""
     weight, bias = layer
     weight = weight.detach()
@@ -111,7 +118,7 @@ def quantized(layer: Linear) -> QuantizedLinear:
     return QuantizedLinear(steps, scale, None if bias is None else bias.detach())
 
 
-def in_precision(layer: Linear, precision: Precision) -> Linear:
+def in_precision(layer: PlainLinear, precision: Precision) -> Linear:
     """A linear layer as `precision` asks for it; INT8_PRODUCTS are a form of the kernels."""
     return quantized(layer) if precision is Precision.INT8_WEIGHTS else layer
 
@@ -119,7 +126,8 @@ def in_precision(layer: Linear, precision: Precision) -> Linear:
 def quantized_layer(layer: Layer) -> Layer:
     """A Transformer layer with all its linear layers quantised."""
     values = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    return replace(layer, **{name: quantized(value) for name, value in values.items() if isinstance(value, tuple)})
+    changed: dict[str, Any] = {name: quantized(value) for name, value in values.items() if isinstance(value, tuple)}
+    return replace(layer, **changed)
 
 
 def without_query(query_key_value: Linear) -> Linear:
@@ -133,7 +141,7 @@ def without_query(query_key_value: Linear) -> Linear:
     return weight[width:], None if bias is None else bias[width:]
 
 
-def fused(*modules: nn.Linear) -> Linear:
+def fused(*modules: nn.Linear) -> PlainLinear:
     """Several linear layers of the same input as one; the modules' own weights become views of it."""
     weight = _joined([module.weight for module in modules])
     return weight, None if modules[0].bias is None else _joined([module.bias for module in modules])
@@ -167,7 +175,7 @@ def _owns_its_memory(parameter: Tensor) -> bool:
     return own and not parameter.is_inference()
 
 
-def plain_projection(decoder: TransformerDecoderBase) -> Linear | None:
+def plain_projection(decoder: TransformerDecoderBase) -> PlainLinear | None:
     """Return the vocabulary projection, None where the output layer is more than that."""
     # Heads of which the first one is the model itself: its own decoding must not differ in the last bits.
     is_plain = getattr(decoder, "identity_first_head", False)

@@ -50,9 +50,9 @@ def with_method_options(config: type) -> type:
     )
 
 
-def _options() -> dict[str, list[Field]]:
+def _options() -> dict[str, list[Field[Any]]]:
     """Of every option that has a help text: its declarations, one for each method that has it."""
-    found: dict[str, list[Field]] = {}
+    found: dict[str, list[Field[Any]]] = {}
     for spec in METHODS:
         for own in fields(spec.options):
             if "help" in own.metadata:
@@ -70,7 +70,7 @@ def _users(name: str, help: str | None = None) -> list[str]:
     ]
 
 
-def _field(declarations: list[Field]) -> Any:
+def _field(declarations: list[Field[Any]]) -> Any:
     texts = dict.fromkeys(own.metadata["help"] for own in declarations)
     said = "; ".join(f"{', '.join(_users(declarations[0].name, text))}: {text}" for text in texts)
     return field(default=declarations[0].default, metadata={"help": said})

@@ -131,7 +131,7 @@ def _numbers(dictionary: Dictionary) -> Tensor:
 
 
 def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
-    rule = exact
+    rule: Rule = exact
     if options.accept_distance is not None:
         rule = within_distance(options.accept_distance, _numbers(dictionary))
     elif options.top_beta > 1:
@@ -148,9 +148,9 @@ def _build(context: MethodContext, options: BlockwiseOptions) -> Method:
 
 
 def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMethod:
-    weights, decoder = context.weights, context.models[0].decoder
+    weights, decoder = context.native_weights, context.models[0].decoder
     block_size = options.block_size or decoder.heads
-    output, shrink = decoder.output_projection, linear(decoder.head_shrink)
+    output, (weight, bias) = decoder.output_projection, linear(decoder.head_shrink)
     if not isinstance(output, nn.Linear):
         raise NotNative("the vocabulary projection is not a linear layer")
     if block_size < 2:
@@ -158,7 +158,7 @@ def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMe
 
     def heads(first: int, last: int) -> Linear:
         rows = slice((first - 1) * decoder.output_embed_dim, last * decoder.output_embed_dim)
-        return shrink[0][rows], shrink[1][rows]
+        return weight[rows], None if bias is None else bias[rows]
 
     projection, expand = weights.linear(linear(output)), weights.linear(linear(decoder.head_expand))
     drafter = weights.module.heads_drafter(expand, weights.linear(heads(2, block_size)), projection)

@@ -9,10 +9,10 @@ from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.beam import BeamSearch
 from fairseq_plugins.decoding.state import Candidates, DecodingState, Draft
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.verifier import ModelEnsemble
 
 
-class BeamVerifier(Verifier):
+class BeamVerifier(ModelEnsemble):
     """Runs the last token of every hypothesis, and finds the best continuations of every sentence."""
 
     def verify(self, state: DecodingState, draft: Draft) -> Candidates:
@@ -32,7 +32,7 @@ def _build_native(context: MethodContext, options: MethodOptions) -> NativeMetho
     # In a vocabulary as small as this, fairseq goes on with what it has forbidden.
     if len(context.target) < 2 * context.beam + 2:
         raise NotNative(f"--beam {context.beam}: is too wide for a vocabulary of {len(context.target)} on the kernels")
-    return NativeMethod(replace(context.weights, many_rows=True))
+    return NativeMethod(replace(context.native_weights, many_rows=True))
 
 
 METHODS = [

@@ -93,7 +93,7 @@ def _build(context: MethodContext, options: ExactOptions) -> Method:
 def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod:
     is_adaptive = context.counts_survival or not options.fixed_width
     policy = native_policy(context, options) if is_adaptive else None
-    return NativeMethod(context.weights, native_drafter(context, options), policy=policy)
+    return NativeMethod(context.native_weights, native_drafter(context, options), policy=policy)
 
 
 def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
@@ -105,8 +105,8 @@ def _build_relaxed_native(context: MethodContext, options: RelaxedOptions) -> Na
     if options.accept_score == "drafter":
         raise NotNative("--accept-score drafter: needs the drafter's scores of all tokens")
     # What it says depends on how many tokens are verified, and is not to differ from run to run: no policy.
-    acceptance = context.weights.module.accept_top_beta(options.top_beta, options.tau)
-    return NativeMethod(context.weights, native_drafter(context, options), acceptance)
+    acceptance = context.native_weights.module.accept_top_beta(options.top_beta, options.tau)
+    return NativeMethod(context.native_weights, native_drafter(context, options), acceptance)
 
 
 METHODS = [

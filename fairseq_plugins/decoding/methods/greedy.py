@@ -19,7 +19,7 @@ def _build(context: MethodContext, options: MethodOptions) -> Method:
 
 
 def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:
-    return NativeMethod(context.weights)
+    return NativeMethod(context.native_weights)
 
 
 METHODS = [

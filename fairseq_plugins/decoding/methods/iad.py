@@ -122,7 +122,7 @@ class SourceCopyOptions(TrainedDrafterOptions):
 
 
 def _has_fallback(options: SourceCopyOptions) -> bool:
-    return options.iad_fallback == "gad"
+    return str(options.iad_fallback) == "gad"
 
 
 def _check(options: SourceCopyOptions) -> None:
@@ -150,7 +150,7 @@ def _build(context: MethodContext, options: SourceCopyOptions) -> Method:
 
 def _build_native(context: MethodContext, options: SourceCopyOptions) -> NativeMethod:
     # Where text stays as it is, a whole sentence is verified at once.
-    weights = replace(context.weights, many_rows=True)
+    weights = replace(context.native_weights, many_rows=True)
     drafter = weights.module.source_copy_drafter(context.target.pad(), MAX_MATCH, options.iad_lookup == "recent")
     if _has_fallback(options):
         drafter = weights.module.fallback_drafter(drafter, native_drafter(context, options))

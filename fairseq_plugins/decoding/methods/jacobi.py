@@ -130,6 +130,7 @@ class JacobiDrafter:
 
         Unlike neighbours in one iterate, such a pair belongs together: the second was said in view of the first.
         """
+        assert self.last is not None
         before = torch.cat([self.last, advance.draft.tokens[:, : meant.size(1) - 1]], dim=1)
         self.pool.scatter_(1, before.masked_fill(~meant, self.pool_size), advance.verification.best)
 
@@ -188,7 +189,8 @@ def _starts_from_source(options: JacobiOptions) -> str | None:
 
 def _initial(context: MethodContext, options: JacobiOptions) -> int | None:
     """The first guess of every position, None for the source token there."""
-    return {"pad": context.target.pad(), "unk": context.target.unk(), "source": None}[options.jacobi_init]
+    guesses: dict[str, int | None] = {"pad": context.target.pad(), "unk": context.target.unk(), "source": None}
+    return guesses[options.jacobi_init]
 
 
 def _block(options: JacobiOptions) -> int | None:
@@ -205,14 +207,14 @@ def _build(context: MethodContext, options: JacobiOptions) -> Method:
 
 def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMethod:
     initial, length = _initial(context, options), getattr(options, "jacobi_length", None)
-    drafter = context.weights.module.jacobi_drafter(
+    drafter = context.native_weights.module.jacobi_drafter(
         block=_block(options) or 0,
         window_ratio=_WINDOW_RATIO,
         length=-1 if length is None else length,
         initial=-1 if initial is None else initial,
         pool=len(context.target) if options.jacobi_pool else 0,
     )
-    return NativeMethod(context.weights, drafter)
+    return NativeMethod(context.native_weights, drafter)
 
 
 METHODS = [
