@@ -1,8 +1,8 @@
 """Packaging: `pip install .`, with fairseq and torch already there (see train_scripts/setup.sh for why).
 
-The compiled kernels are one extension module: everything in csrc/ is compiled once, csrc/isa/ once for each instruction set.
-nanobind binds it: the types and shapes of tensors are part of its signatures, and it compiles ten times as fast as pybind11
-(a unit takes 1.3 s in place of 13 s).
+The compiled kernels are one extension module: all of csrc/ is compiled once, csrc/isa/ once for each instruction set.
+nanobind binds it: the types and shapes of tensors are part of its signatures, and it compiles ten times as fast as
+pybind11 (a unit takes 1.3 s in place of 13 s).
 
 SPEC_DEC_BUILD     "all" instruction sets of the processor family (default), or "native": those that this processor runs
 SPEC_DEC_SANITIZE  sanitizers as -fsanitize takes them, such as address,undefined
@@ -28,8 +28,8 @@ FLAGS = [
     "-Wextra",
 ]
 _AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-# In the order in which they are linked: of a function of the standard library that several contain, the linker keeps the
-# first one, which runs on all processors that run the later ones.
+# In the order in which they are linked: of a function of the standard library that several contain, the linker keeps
+# the first one, which runs on all processors that run the later ones.
 INSTRUCTION_SETS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -97,7 +97,7 @@ class BuildKernels(build_ext):
         self.compiler.spawn([*self.compiler.compiler_so_cxx[:1], "-shared", *link, *objects, "-o", str(result)])
 
     def instruction_sets(self) -> list[str]:
-        """Those to build: of this processor family, known to the compiler, and with SPEC_DEC_BUILD=native runnable here."""
+        """Return those to build: that the compiler knows, and with SPEC_DEC_BUILD=native those that run here."""
         if platform.machine() not in ("x86_64", "AMD64"):
             return ["portable"]
         wanted = list(INSTRUCTION_SETS)

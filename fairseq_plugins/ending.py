@@ -19,7 +19,7 @@ FAILED = 1
 """Exit status of a run that went on although something could not be written, the same as after an error."""
 
 _has_failed = False
-_pending: list[weakref.finalize] = []
+_pending: "list[weakref.finalize[Any, Any]]" = []
 
 
 def fail(message: str) -> None:

@@ -41,8 +41,8 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
     if isinstance(error, OSError) and "Model file not found" in str(error):
         return f"{file}: no such file; give the checkpoint that fairseq-train wrote (checkpoint_best.pt)"
     if is_reading:
-        reason = unreadable_checkpoint(error)
-        return None if reason is None else f"{file}: {reason}"
+        unreadable = unreadable_checkpoint(error)
+        return None if unreadable is None else f"{file}: {unreadable}"
     reason = " ".join(str(error).split())[:300]
     if isinstance(error, RuntimeError) and reason.startswith("Error(s) in loading state_dict"):
         return (

@@ -45,9 +45,8 @@ def model_name(model_cfg: Any) -> str:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside of what fairseq wraps around it for distributed training: two or three layers of `module`."""
-    while isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module
-    return model
+    inner = getattr(model, "module", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def load_model(path: str, task: Any, option: str, required: type[nn.Module] | None = None, **build: Any) -> nn.Module:

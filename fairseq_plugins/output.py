@@ -64,13 +64,13 @@ def watch_output() -> None:
     """
     if sys.stdout is None:
         # Takes the free number of standard output, so that no other file gets what C code prints.
-        sys.__stdout__ = open(os.devnull, "w")  # noqa: SIM115
+        sys.__stdout__ = open(os.devnull, "w")  # type: ignore[misc]  # noqa: SIM115
         sys.stdout = _ClosedOutput()
     if not hasattr(sys.stdout, "is_watched"):
         # In place: logging and others may hold the stream already, and share its buffer with print.
         sys.stdout.write = _remembering(sys.stdout.write)  # type: ignore[method-assign]
         sys.stdout.flush = _remembering(sys.stdout.flush)  # type: ignore[method-assign]
-        sys.stdout.is_watched = True  # type: ignore[attr-defined]
+        sys.stdout.is_watched = True  # type: ignore[union-attr]
     logging.raiseExceptions = False
 
 

@@ -59,13 +59,13 @@ class Notes:
         self.iterations: list[tuple[list[int], list[int], int]] = []
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Note draft, verifier's tokens and number of accepted ones; arguments as for `TraceWriter.iteration`."""
+        """Note draft, verifier's tokens and number of accepted ones; arguments as for `Tracer.iteration`."""
         draft, count = advance.draft, advance.draft.tokens.size(1)
         drafted = draft.tokens[0, : count if draft.num_drafted is None else int(draft.num_drafted[0])]
         verifier = advance.verification.best[0, : len(drafted) + 1]
         self.iterations.append((drafted.tolist(), verifier.tolist(), int(advance.num_accepted[0])))
 
-    def write(self, sample: dict[str, Any], hypotheses: list, has_prefix: bool) -> None:
+    def write(self, sample: dict[str, Any], hypotheses: list[Any], has_prefix: bool) -> None:
         """Called when the sentence is finished; there is nothing left to do."""
 
 
@@ -89,7 +89,8 @@ def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
     sample = dataset.collater([dataset[by_length[len(by_length) // 2]]])
     if next(generator.parameters()).is_cuda:
         sample = utils.move_to_cuda(sample)
-    notes = generator.trace = Notes()
+    notes = Notes()
+    generator.trace = notes
     generator.refresh()
     output = generator.generate([], sample)[0][0]["tokens"]
     source, target = sample["net_input"]["src_tokens"][0], sample["target"][0]

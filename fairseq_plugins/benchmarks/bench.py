@@ -57,10 +57,12 @@ class Bench:
         return self.session.models
 
     @cached_property
-    def blockwise(self) -> torch.nn.Module:
+    def blockwise(self) -> BlockwiseTransformer:
         """The model of --blockwise-path."""
         model = load_model(str(self.blockwise_path), self.task, BLOCKWISE, required=BlockwiseTransformer)
-        return self.session.prepared(model)
+        prepared = self.session.prepared(model)
+        assert isinstance(prepared, BlockwiseTransformer)
+        return prepared
 
     @property
     def batch_size(self) -> int:

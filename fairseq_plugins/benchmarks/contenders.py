@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from fairseq.models import FairseqEncoderDecoderModel
 
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.methods import METHODS
@@ -162,7 +162,7 @@ def choose(
     return [contender for contender in among if contender.name in {*wanted, BEAM_1, *references}]
 
 
-def heads_are_lossless(model: BlockwiseTransformer, verifiers: Sequence[nn.Module]) -> bool:
+def heads_are_lossless(model: BlockwiseTransformer, verifiers: Sequence[FairseqEncoderDecoderModel]) -> bool:
     """Whether head 1 is the verifier: the identity (Stern et al., footnote 1) on a base with the verifier's weights."""
     if len(verifiers) != 1 or not model.decoder.identity_first_head:
         return False

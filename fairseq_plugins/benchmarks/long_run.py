@@ -84,7 +84,7 @@ def measure(
         raise ConfigurationError(f"--long-run {sentences}: give at least {PARTS} sentences, one for each part")
     numbers = repeated(bench.order, sentences)
     expected = _expected(bench) if varied else None
-    result = {}
+    result: dict[str, list[Part]] = {}
     with progress_bar(sentences * len(contenders)) as bar:
         for contender in contenders:
             bar.set_description(contender.name, refresh=False)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.models.transformer import TransformerDecoderBase
-from torch import nn
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
@@ -84,8 +84,8 @@ def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numb
     return {"weights": weights, "peak_memory": peaks, "peak_reserved": reserved, "on_paper": on_paper}
 
 
-def _models(bench: Bench, contender: Contender) -> list[nn.Module]:
-    models: list[nn.Module] = [bench.blockwise] if contender.needs == BLOCKWISE else list(bench.models)
+def _models(bench: Bench, contender: Contender) -> list[FairseqEncoderDecoderModel]:
+    models: list[FairseqEncoderDecoderModel] = [bench.blockwise] if contender.needs == BLOCKWISE else list(bench.models)
     return models + list(bench.task.decoding.drafters.values() if contender.needs == DRAFTER else [])
 
 

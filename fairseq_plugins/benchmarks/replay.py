@@ -183,7 +183,7 @@ def replay_drafts(
         return hypotheses
 
     generator.spec = replace(spec, build=build, build_native=build_native)
-    generator._generate = learning
+    generator._generate = learning  # type: ignore[method-assign]
     generator.refresh()
 
 

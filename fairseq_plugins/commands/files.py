@@ -62,8 +62,7 @@ def destination(path: str | Path, option: str) -> Destination:
         code = errno.ENOTDIR if target.parent.exists() else errno.ENOENT
     elif os.access(target.parent, os.W_OK | os.X_OK):
         return Destination(target, False)
-    error = OSError(code, os.strerror(code))
-    raise unwritable(path, option, error)
+    raise unwritable(path, option, OSError(code, os.strerror(code)))
 
 
 def standard_stream(path: str | Path) -> TextIO | None:

@@ -25,7 +25,7 @@ def read_invalid_text() -> None:
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors=_KEPT)
     if not isinstance(fileinput.hook_encoded, functools.partial):
-        fileinput.hook_encoded = functools.partial(fileinput.hook_encoded, errors=_KEPT)  # type: ignore[assignment]
+        fileinput.hook_encoded = functools.partial(fileinput.hook_encoded, errors=_KEPT)
 
 
 def mend_lines(lines: Sequence[str], before: int) -> list[str]:

@@ -47,7 +47,7 @@ def generation_parser(prog: str) -> argparse.ArgumentParser:
     parser = options.get_generation_parser(default_task="spec_dec")
     parser.prog = prog
     before = len(parser._action_groups)
-    parser.format_help = lambda: _own_help(parser, parser._action_groups[before:])  # type: ignore[method-assign]
+    parser.format_help = lambda: _own_help(parser, parser._action_groups[before:])
     return parser
 
 
@@ -69,7 +69,7 @@ def _own_help(parser: argparse.ArgumentParser, groups: Sequence[argparse._Argume
 def decoding_options() -> argparse._ArgumentGroup:
     """The options of the task that steer decoding, those of the methods among them, as a group of a parser."""
     group = argparse.ArgumentParser(add_help=False).add_argument_group("decoding")
-    gen_parser_from_dataclass(group, TASK_DATACLASS_REGISTRY["spec_dec"]())  # type: ignore[arg-type]
+    gen_parser_from_dataclass(group, TASK_DATACLASS_REGISTRY["spec_dec"]())
     others = TRAINING_OPTIONS | {declared.name for declared in fields(TASK_DATACLASS_REGISTRY["translation"])}
     group._group_actions[:] = [action for action in group._group_actions if action.dest not in others]
     for action in group._group_actions:

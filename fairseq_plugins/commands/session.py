@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
+from fairseq.models import FairseqEncoderDecoderModel
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.fingerprints import keep_fingerprint
@@ -38,7 +39,7 @@ class Session:
         self.task.reports_summary = False  # the command's own output says it all
 
     @cached_property
-    def models(self) -> list[nn.Module]:
+    def models(self) -> list[FairseqEncoderDecoderModel]:
         """The models of --path, an ensemble when there are several."""
         models, _ = checkpoint_utils.load_model_ensemble(
             utils.split_paths(self.cfg.common_eval.path),
@@ -47,7 +48,7 @@ class Session:
         )
         return [self.prepared(model) for model in models]
 
-    def prepared(self, model: nn.Module) -> nn.Module:
+    def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
         """Put a model on the device, in the wanted precision, ready for inference."""
         kind = precision(self.cfg)
         if kind == "fp16":
@@ -83,10 +84,11 @@ class Session:
     def generation(self, **changed: Any) -> DictConfig:
         """A copy of fairseq's generation options, some changed: decoders without beams set the beam to 1 in it."""
         options = OmegaConf.create(OmegaConf.to_container(self.cfg.generation))
+        assert isinstance(options, DictConfig)
         options.update(changed)
         return options
 
-    def generator(self, models: Sequence[nn.Module] | None = None, **generation: Any) -> Any:
+    def generator(self, models: Sequence[FairseqEncoderDecoderModel] | None = None, **generation: Any) -> Any:
         """Build the task's generator, so that all generation options count.
 
         Args:
@@ -178,7 +180,7 @@ def subset_errors(subset: str, data: str) -> Iterator[None]:
         ) from error
 
 
-def _set_beam(models: Sequence[nn.Module], beam: int) -> None:
+def _set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:
     """fairseq's BART keeps the beam of its last search in its layers, and never sets it back to 1."""
     for model in models:
         for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():

@@ -14,6 +14,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.loading import unwrap
+from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 
 @dataclass
@@ -46,13 +47,14 @@ class BlockwiseLoss(FairseqCriterion):
         """Summed loss of a batch, the number of its targets over the heads trained, and what to log."""
         net_input, target = sample["net_input"], sample["target"]
         blockwise = unwrap(model)
+        assert isinstance(blockwise, BlockwiseTransformer)
         first = 2 if blockwise.base_is_frozen and blockwise.decoder.identity_first_head else 1
         heads = list(range(first, blockwise.decoder.heads + 1))
         # Not model.training: a frozen base stays in eval mode while its heads are trained.
         if self.head_loss == "sampled" and torch.is_grad_enabled():
             heads = [heads[int(torch.randint(len(heads), ()))]]
         logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
-        total, nll_total, size = 0.0, 0.0, 0
+        total, nll_total, size = torch.zeros((), device=target.device), torch.zeros((), device=target.device), 0
         for head, scores in zip(heads, model(**net_input, heads=heads), strict=True):
             # Position t of head i stands for target t + i - 1; after the end there is none.
             targets = torch.nn.functional.pad(target, (0, head - 1), value=self.padding_idx)[:, head - 1 :]

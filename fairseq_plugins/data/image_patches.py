@@ -103,7 +103,8 @@ def draw_pictures(
     """
     if tiles < 1 or count % tiles**2:
         raise ConfigurationError(f"--{split} {count}: give a multiple of {tiles} x {tiles}, the patches of a picture")
-    lows, highs = [], []
+    lows: list[np.ndarray] = []
+    highs: list[np.ndarray] = []
     begin, end = SPLITS[split]
     for number in range(count // tiles**2):
         photograph = photographs[number % len(photographs)]

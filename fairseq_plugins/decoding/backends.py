@@ -10,7 +10,7 @@ from fairseq_plugins.decoding.method import MethodContext, MethodOptions, Method
 from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.decoding.state import Decoded, StepOutput
 from fairseq_plugins.decoding.torch_backend import TorchBackend
-from fairseq_plugins.decoding.trace import TraceWriter
+from fairseq_plugins.decoding.trace import Tracer
 
 
 class Backend(Protocol):
@@ -62,7 +62,7 @@ def choose_backend(
     spec: MethodSpec,
     options: MethodOptions,
     context: MethodContext,
-    trace: TraceWriter | None = None,
+    trace: Tracer | None = None,
     active_sentences: int = 0,
 ) -> Backend:
     """Return the backend that decodes with a method; its `reason` says why it is not a faster one.

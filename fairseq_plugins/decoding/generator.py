@@ -21,7 +21,7 @@ from fairseq_plugins.decoding.constraints import (
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
-from fairseq_plugins.decoding.trace import TraceWriter
+from fairseq_plugins.decoding.trace import Tracer
 from fairseq_plugins.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,9 @@ class DraftVerifyGenerator(SequenceGenerator):
         models: Sequence[FairseqEncoderDecoderModel],
         tgt_dict: Any,
         spec: MethodSpec,
-        choose: Callable[[MethodSpec, TraceWriter | None], Backend],
+        choose: Callable[[MethodSpec, Tracer | None], Backend],
         stats: DecodingStats,
-        trace: TraceWriter | None = None,
+        trace: Tracer | None = None,
         active_sentences: int = 0,
         **kwargs: Any,
     ) -> None:

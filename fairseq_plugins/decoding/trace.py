@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from fairseq.data import Dictionary
@@ -118,6 +118,27 @@ def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_
         raise ConfigurationError(f"{OPTION} {file}: --decoder {spec.name} drafts nothing to look at; add --decoder gad")
 
 
+class Tracer(Protocol):
+    """Takes notes while a generator decodes."""
+
+    def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
+        """Note one iteration of a batch.
+
+        Args:
+            sentences: for each of the B rows, which sentence of the batch it is.
+            advance: what the iteration added, with the draft and the verification that it came from.
+        """
+
+    def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
+        """End a batch.
+
+        Args:
+            sample: the fairseq batch. Without ids, as in fairseq-interactive, sentences are numbered as they come.
+            hypotheses: what the generator returns.
+            has_prefix: the first draft was given by `--prefix-size`.
+        """
+
+
 class TraceWriter:
     """Takes notes while a generator decodes, and writes a line for every sentence.
 
@@ -153,12 +174,7 @@ class TraceWriter:
         self._file.write(_json(header))
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Note one iteration of a batch.
-
-        Args:
-            sentences: for each of the B rows, which sentence of the batch it is.
-            advance: what the iteration added, with the draft and the verification that it came from.
-        """
+        """As `Tracer.iteration`."""
         draft, verification, emitted = advance.draft, advance.verification, advance.host_emitted
         best = verification.best
         drafted_columns, extra = draft.tokens.size(1), best.size(1) - draft.tokens.size(1)
@@ -204,13 +220,7 @@ class TraceWriter:
             )
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
-        """Write a decoded batch, with the notes taken on the way.
-
-        Args:
-            sample: the fairseq batch. Without ids, as in fairseq-interactive, sentences are numbered as they come.
-            hypotheses: what the generator returns.
-            has_prefix: the first draft was given by `--prefix-size`.
-        """
+        """Write a decoded batch, with the notes taken on the way; as `Tracer.write`."""
         source_pad, target_pad = self._pads
         sources = sample["net_input"]["src_tokens"].tolist()
         size = len(sources)
@@ -245,7 +255,7 @@ class TracedSearch:
         trace: takes the notes.
     """
 
-    def __init__(self, search: Search, trace: TraceWriter) -> None:
+    def __init__(self, search: Search, trace: Tracer) -> None:
         self.search = search
         self.trace = trace
 

@@ -100,6 +100,7 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
     if source is None or target is None:
         source, target = data_utils.infer_language_pair(task.data)
     generation = OmegaConf.to_container(cfg.generation)
+    assert isinstance(generation, dict)
     found = {
         "subset": subset,
         "data": sha256(source_files(task.data, subset, source, target)),

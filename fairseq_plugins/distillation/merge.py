@@ -92,7 +92,8 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
     number = shards.number_of_shards(folder, subset)
     if number is None:
         raise ConfigurationError(f"--shards {folder}: has no shards of {subset}; run `spec-dec-distill decode` first")
-    origins, sentences = [], []
+    origins: list[dict[str, Any]] = []
+    sentences: list[shards.Sentence] = []
     for shard in range(number):
         file = shards.shard_path(folder, subset, shard, number)
         if not file.is_file():
@@ -201,7 +202,8 @@ def merge(
                     file.writelines(pair[side] + "\n" for pair in pairs)
         _binarise(data, text, partial, source, target, subsets, workers)
         shutil.rmtree(text)
-        record = {"counts": {name: asdict(value) for name, value in counts.items()}, "made_from": origins}
+        record: dict[str, Any] = {"counts": {name: asdict(value) for name, value in counts.items()}}
+        record["made_from"] = origins
         record |= {"max_ratio": max_ratio, "keep_raw": keep_raw}
         write_atomically(partial / "distilled.json", json.dumps(record, indent=2) + "\n", "--destdir")
         os.replace(partial, destination)

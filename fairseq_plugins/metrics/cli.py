@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import sacrebleu
 from tabulate import tabulate
@@ -90,7 +91,7 @@ def warn_of_gaps(text: Text) -> None:
 
 
 def report(
-    sample: Sample, scores: list[Score], left_out: list[str], tests: list[dict], differs: Difference | None
+    sample: Sample, scores: list[Score], left_out: list[str], tests: list[dict[str, Any]], differs: Difference | None
 ) -> str:
     """All results as text for a terminal."""
     parts = [

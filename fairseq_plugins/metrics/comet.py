@@ -13,7 +13,7 @@ def comet(sample: Sample) -> list[Score]:
     assert path is not None and sample.sources is not None
     # The encoder's tokenizer comes out of Hugging Face's cache; without this it would ask the network first.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from comet import load_from_checkpoint  # type: ignore[import-not-found]
+    from comet import load_from_checkpoint
 
     with contextlib.redirect_stdout(sys.stderr):
         model = load_from_checkpoint(path)

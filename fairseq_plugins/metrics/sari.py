@@ -37,13 +37,17 @@ class Sari:
         return cls(100 * (add + keep + delete) / 3, 100 * add, 100 * keep, 100 * delete)
 
 
+# Counts of n-grams.
+Counts = Counter[tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class _Operations:
     """The n-grams of one order that were added, kept, deleted: by the output, by the references, by both."""
 
-    added: tuple[set, set, set]
-    kept: tuple[Counter, Counter, Counter]
-    deleted: tuple[Counter, Counter, Counter]
+    added: tuple[set[tuple[str, ...]], set[tuple[str, ...]], set[tuple[str, ...]]]
+    kept: tuple[Counts, Counts, Counts]
+    deleted: tuple[Counts, Counts, Counts]
 
 
 def sari_tokens(line: str, tokenize: bool = True) -> list[str]:
@@ -63,8 +67,9 @@ def sentence_sari(source: Sequence[str], output: Sequence[str], references: Sequ
     add, keep, delete = [], [], []
     for order in ORDERS:
         operations = _operations(source, output, references, order)
-        ours, theirs, right = operations.added
-        add.append(_f1(_share(len(right), len(ours)), _share(len(right), len(theirs))))
+        ours_added, theirs_added, both_added = operations.added
+        right_added = len(both_added)
+        add.append(_f1(_share(right_added, len(ours_added)), _share(right_added, len(theirs_added))))
         ours, theirs, right = operations.kept
         keep.append(_f1(_mean_share(right, ours), _mean_share(right, theirs)))
         ours, _, right = operations.deleted
@@ -118,7 +123,7 @@ def _operations(
     )
 
 
-def _ngrams(tokens: Sequence[str], order: int, times: int = 1) -> Counter:
+def _ngrams(tokens: Sequence[str], order: int, times: int = 1) -> Counts:
     counts = Counter(zip(*(tokens[start:] for start in range(order)), strict=False))
     return Counter({ngram: count * times for ngram, count in counts.items()})
 
@@ -127,7 +132,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _mean_share(right: Counter, counts: Counter) -> float:
+def _mean_share(right: Counts, counts: Counts) -> float:
     """Mean over the n-grams of `counts` of the share that is right."""
     return _share(sum(right[ngram] / count for ngram, count in counts.items()), len(counts))
 

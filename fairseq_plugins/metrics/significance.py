@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sacrebleu.metrics.base import Metric
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, Result
 
 from fairseq_plugins.metrics.bleu import sacrebleu_metrics, tokenized_bleu_metric
 from fairseq_plugins.metrics.sample import Sample, Settings
@@ -42,6 +42,7 @@ def significance(names: Sequence[str], sample: Sample) -> list[dict[str, Any]]:
     records = []
     shown = {"sacrebleu": "sacreBLEU", "chrf": "chrF2", "ter": "TER"}
     raw = {shown[name]: metric for name, metric in sacrebleu_metrics(sample.settings).items() if name in names}
+    systems: list[tuple[str, Sequence[str]]]
     if "bleu" in names:
         references = [reference.tokenized_lines for reference in sample.references]
         systems = [("baseline", sample.baseline.tokenized_lines), ("here", sample.hypotheses.tokenized_lines)]
@@ -54,19 +55,29 @@ def significance(names: Sequence[str], sample: Sample) -> list[dict[str, Any]]:
 
 
 def _paired(
-    metrics: dict[str, Metric], systems: list[tuple[str, list[str]]], references: list[list[str]], settings: Settings
+    metrics: dict[str, Metric],
+    systems: list[tuple[str, Sequence[str]]],
+    references: list[list[str]],
+    settings: Settings,
 ) -> list[dict[str, Any]]:
     test = PairedTest(systems, metrics, references, test_type="bs", n_samples=settings.bootstrap_samples)
     signatures, scores = test()
     records = []
     # sacrebleu keeps the order of the metrics and gives them names of its own.
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
-        baseline, here = scores[key]
-        record: dict[str, Any] = {"metric": name, "p": float(here.p_value), "signature": str(signature)}
+        # Of the metrics one result for each system; of "System" their names.
+        baseline, here = (cast(Result, result) for result in scores[key])
+        record: dict[str, Any] = {"metric": name, "p": _number(here.p_value), "signature": str(signature)}
         for side, result in (("baseline", baseline), ("here", here)):
-            record[side] = {"score": result.score, "mean": float(result.mean), "interval": float(result.ci)}
+            record[side] = {"score": result.score, "mean": _number(result.mean), "interval": _number(result.ci)}
         records.append(record)
     return records
+
+
+def _number(value: float | None) -> float:
+    """Return what a test with bootstrap samples always has."""
+    assert value is not None
+    return float(value)
 
 
 def difference(sample: Sample) -> Difference:

@@ -135,7 +135,7 @@ class BlockwiseTransformer(TransformerModel):
         """A frozen base stays in eval mode: its dropout would only disturb the heads."""
         return super().train(mode and not self.base_is_frozen)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         src_tokens: Tensor,
         src_lengths: Tensor,

@@ -41,7 +41,7 @@ class TransitionScores(nn.Module):
             previous: [N, K], the true token before each position.
         """
         before = self.before(previous)
-        if self.cell is None:
+        if self.cell is None or self.of_state is None:
             return before
         read = torch.cat([F.dropout(hidden, self.dropout, self.training), before], dim=-1)
         states = F.dropout(self.cell(read)[0], self.dropout, self.training)
@@ -68,7 +68,7 @@ class TransitionScores(nn.Module):
         chosen, log_probs, last, state = [], [], first, None
         for position in range(scores.size(1)):
             what = self.before(last)
-            if self.cell is not None:
+            if self.cell is not None and self.of_state is not None:
                 read = torch.cat([hidden[:, position], what], dim=-1)
                 states, state = self.cell(read[:, None], state)
                 what = what + self.of_state(states[:, 0])

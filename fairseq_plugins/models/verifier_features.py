@@ -3,6 +3,7 @@
 from argparse import Namespace
 
 import torch
+from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor, nn
 
 from fairseq_plugins.errors import ConfigurationError
@@ -68,7 +69,7 @@ def layer_numbers(text: str) -> list[int]:
     return numbers
 
 
-def fit_to_verifier(args: Namespace, verifier: nn.Module) -> None:
+def fit_to_verifier(args: Namespace, verifier: FairseqEncoderDecoderModel) -> None:
     """Set the sizes of a drafter that reads this verifier's states and uses its embeddings.
 
     Args:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
@@ -249,7 +250,7 @@ def _cells(axes: Axes, sentence: Sentence, layout: Layout) -> None:
         _text(axes, MARGIN + LEFT - 0.1, top + ROW / 2, str(row + 1), LABEL_SIZE, ha="right")
         for position, probability in enumerate(probabilities):
             final = trace.final_at[position]
-            shade = colour.to_rgba(probability)[:3]
+            shade = colour.to_rgba(np.array(probability))[:3]
             dark = 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] < 0.5
             left, width = layout.lefts[position], layout.widths[position]
             cells.append(Rectangle((left, top), width, ROW))

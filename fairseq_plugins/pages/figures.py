@@ -79,7 +79,8 @@ def draw(painter: Any, width: float = 6.4, height: float = 4.2, panels: int = 1,
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError("matplotlib is not installed; pip install '.[reports]'") from error
-    with matplotlib.rc_context({**_STYLE, **_ground(dark)}):
+    style: dict[Any, Any] = {**_STYLE, **_ground(dark)}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         painter(figure.subplots(panels, 1))
         target = io.BytesIO()
@@ -136,7 +137,7 @@ def speed_against_edits(
             shown = np.arange(len(x))
             if len(x) > _MAX_POINTS:
                 shown = np.random.default_rng(0).choice(len(x), _MAX_POINTS, replace=False)
-            dots = {"color": style["color"], "marker": style["marker"]}
+            dots: dict[str, Any] = {"color": style["color"], "marker": style["marker"]}
             axes.scatter(x[shown], y[shown], s=12, alpha=0.35, linewidths=0, **dots)
             xs, medians = _binned(x, y, np.median)
             axes.plot(xs, medians, **style, linewidth=2, markersize=6, markeredgecolor="white", label=label)
@@ -167,7 +168,7 @@ def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]],
         axes.axhline(1, color=GREY, linewidth=1)
         axes.set(xlabel="iteration of the sentence", ylabel="emitted tokens, mean")
         axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         _legend(axes)
 
     return draw(paint, dark=dark)
@@ -188,7 +189,7 @@ def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[fl
                 values = curves[panel]
                 axes.plot(range(1, len(values) + 1), values, **look(index, dark), markersize=5, label=label)
             axes.set(title=title, ylabel="probability", ylim=(0, 1.03))
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.locator_params(axis="x", integer=True)
         panels[1].set_xlabel("position in the draft")
         _legend(panels[1])
 
@@ -260,20 +261,29 @@ def quality_against_speed(
     def paint(axes: "Axes") -> None:
         ordered = sorted(front)
         xs, ys = [x for x, _, _ in ordered], [y for _, y, _ in ordered]
-        line = {"color": GREY, "alpha": 0.35, "zorder": 1}
+        line: dict[str, Any] = {"color": GREY, "alpha": 0.35, "zorder": 1}
         axes.plot(xs, ys, **line, linewidth=7, label="Pareto front", solid_capstyle="round")
         if len(ordered) == 1:
             axes.scatter(xs, ys, **line, s=260, linewidths=0)
         for index, (label, points) in enumerate(series.items()):
             style = look(index, dark)
-            x, y = zip(*points, strict=True)
-            dots = {"color": style["color"], "marker": style["marker"], "edgecolors": "white", "linewidths": 0.6}
-            axes.scatter(x, y, **dots, s=55, label=label, zorder=3)
+            speeds, scores = zip(*points, strict=True)
+            dots: dict[str, Any] = {
+                "color": style["color"],
+                "marker": style["marker"],
+                "edgecolors": "white",
+                "linewidths": 0.6,
+            }
+            axes.scatter(speeds, scores, **dots, s=55, label=label, zorder=3)
         for number, (x, y, text) in enumerate(ordered):
             # Above and below in turn, and towards the middle: neighbours on the front are often close.
             is_right = 2 * x > xs[0] + xs[-1]
             away = (-6 if is_right else 6, 7 if number % 2 == 0 else -17)
-            place = {"xytext": away, "textcoords": "offset points", "ha": "right" if is_right else "left"}
+            place: dict[str, Any] = {
+                "xytext": away,
+                "textcoords": "offset points",
+                "ha": "right" if is_right else "left",
+            }
             axes.annotate(text, (x, y), **place, fontsize=11)
         for index, (label, value) in enumerate(references.items()):
             line = {"linewidth": 1.2, "linestyle": LINES[1 + index % 3]}

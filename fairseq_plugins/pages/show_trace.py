@@ -212,10 +212,11 @@ def show_in_terminal(args: argparse.Namespace) -> None:
 
 def write_page(args: argparse.Namespace) -> None:
     """Write the page, with as many sentences as a browser takes."""
+    sentences: Iterable[TracedSentence]
     if args.sentence:
         trace = read_trace(args.trace)
-        sentences = _chosen(trace.sentences, args)[: args.limit]
-        total = len(sentences)
+        chosen = _chosen(trace.sentences, args)[: args.limit]
+        sentences, total = chosen, len(chosen)
     else:
         total, shown = how_many_fit(args.trace, args.limit)
         wanted = sample_evenly(total, shown)

@@ -9,7 +9,7 @@ Between them are fairseq-preprocess, fairseq-train and fairseq-generate: train_s
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ def psnr(image: np.ndarray, original: np.ndarray) -> float:
     return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
 
 
-def side_by_side(columns: dict[str, Sequence[np.ndarray]], side: int = _SHOWN) -> bytes:
+def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SHOWN) -> bytes:
     """A PNG with one row per input and one named column per kind of image.
 
     Args:

@@ -133,8 +133,8 @@ def page(
         ratios.add(sentence)
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
         reference = None if sentence.target is None else target.number(sentence.target)
-        texts.append([source.number(sentence.source), reference, target.number(sentence.output), sentence.log_probs])
-        texts[-1] = _json(texts[-1])
+        text = [source.number(sentence.source), reference, target.number(sentence.output), sentence.log_probs]
+        texts.append(_json(text))
         iterations.append(
             _json(
                 [
@@ -169,9 +169,9 @@ def page(
     parts = {"@@SUMMARY@@": _json(summary), "@@TEXTS@@": "\n".join(texts), "@@ITERATIONS@@": "\n".join(iterations)}
     filled = template("trace_page.html")
     pieces = []
-    for marker, text in parts.items():
+    for marker, part in parts.items():
         before, filled = filled.split(marker)
-        pieces += [before, text]
+        pieces += [before, part]
     return "".join([*pieces, filled]), basis
 
 

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks import FairseqTask
 from torch import nn
 
 from fairseq_plugins import tensorboard
@@ -26,7 +27,7 @@ from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
-from fairseq_plugins.decoding.trace import TraceWriter, check_traceable
+from fairseq_plugins.decoding.trace import Tracer, TraceWriter, check_traceable
 from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, model_name, read_checkpoint, unwrap
@@ -171,7 +172,7 @@ class Decoding:
         return self.drafters[path].to(device=parameter.device, dtype=parameter.dtype)
 
 
-class DecodesWithDrafts:
+class DecodesWithDrafts(FairseqTask):
     """Mixin of tasks whose options have those of `DecodingOptions`: `build_generator` makes what `--decoder` names."""
 
     # The command-line tools have no hook at the end of a run: the summary comes when the generator goes.
@@ -193,7 +194,7 @@ class DecodesWithDrafts:
             ConfigurationError: naming option, value and remedy.
         """
         check_options(cfg)
-        return super().setup_task(cfg, **kwargs)  # type: ignore[misc]
+        return super().setup_task(cfg, **kwargs)
 
     def build_generator(self, models: Sequence[nn.Module], args: Any, *more: Any, **named: Any) -> Any:
         """Build the decoder named by `--decoder`; see `Decoding.build`."""
@@ -204,7 +205,7 @@ class DecodesWithDrafts:
 
     def own_generator(self, *args: Any, **kwargs: Any) -> Any:
         """What `build_generator` of the task itself makes."""
-        return super().build_generator(*args, **kwargs)  # type: ignore[misc]
+        return super().build_generator(*args, **kwargs)
 
 
 def check_options(cfg: Any) -> None:
@@ -276,7 +277,7 @@ def generator_like(
     own: SequenceGenerator,
     context: MethodContext,
     spec: MethodSpec,
-    choose: Callable[[MethodSpec, TraceWriter | None], Backend],
+    choose: Callable[[MethodSpec, Tracer | None], Backend],
     stats: DecodingStats,
     **more: Any,
 ) -> DraftVerifyGenerator:
@@ -321,4 +322,6 @@ def _load_drafter(path: str, verifier: nn.Module, task: Any) -> BlockNat:
                 f"{option} {path}: {error} than --path; give the verifier that it was trained with as --path, or "
                 "train a drafter for this one"
             ) from error
-    return build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
+    drafter = build_model(state, cfg, path, task, option, required=BlockNat, verifier=verifier)
+    assert isinstance(drafter, BlockNat)
+    return drafter

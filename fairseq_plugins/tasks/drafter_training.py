@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from fairseq.logging import metrics
+from fairseq.models import FairseqEncoderDecoderModel
 from torch import nn
 
 from fairseq_plugins import tensorboard
@@ -22,15 +23,15 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.tasks.decoding import drafter_in, generator_like, native_weights, options_of
+from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, generator_like, native_weights, options_of
 
 _DEFAULT_BLOCK_SIZE = 25
 
 
-class TrainsDrafters:
+class TrainsDrafters(DecodesWithDrafts):
     """Mixin of tasks whose options have those of `DrafterTrainingOptions` and `DecodingOptions`."""
 
-    _verifier: nn.Module | None = None
+    _verifier: FairseqEncoderDecoderModel | None = None
     _validation: DraftVerifyGenerator | None = None
 
     @classmethod
@@ -47,13 +48,13 @@ class TrainsDrafters:
                 raise ConfigurationError(f"{flag} {value}: a share of the predictions; give a number from 0 to 1")
         if cfg.blocks_per_sentence < 1:
             raise ConfigurationError(f"--blocks-per-sentence {cfg.blocks_per_sentence}: give at least 1")
-        return super().setup_task(cfg, **kwargs)  # type: ignore[misc]
+        return super().setup_task(cfg, **kwargs)
 
     @property
     def _options(self) -> Any:
         return options_of(self)
 
-    def training_verifier(self) -> nn.Module | None:
+    def training_verifier(self) -> FairseqEncoderDecoderModel | None:
         """The model of `--verifier-path`, loaded once; None without the option."""
         if self._verifier is None and self._options.verifier_path is not None:
             verifier = load_model(self._options.verifier_path, self, "--verifier-path")
@@ -97,12 +98,18 @@ class TrainsDrafters:
         return start + min(update / updates, 1.0) * (end - start)
 
     def train_step(
-        self, sample: dict, model: nn.Module, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
-    ) -> tuple:
+        self,
+        sample: dict[str, Any],
+        model: nn.Module,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> tuple[Any, ...]:
         self._add_blocks(sample, model, self.glancing_ratio(update_num) if drafter_in(model) is not None else 0.0)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
-    def valid_step(self, sample: dict, model: nn.Module, criterion: Any) -> tuple:
+    def valid_step(self, sample: dict[str, Any], model: nn.Module, criterion: Any) -> tuple[Any, ...]:
         self._add_blocks(sample, model, 0.0, seed=1)
         loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
         if self._validation is None:
@@ -137,14 +144,16 @@ class TrainsDrafters:
         backend = None if self._validation is None else self._validation.backend
         return backend.method.policy if isinstance(backend, NativeBackend) else None
 
-    def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)
         iterations = sum(log.get("_iterations", 0) for log in logging_outputs)
         if iterations > 0:
             tokens = sum(log.get("_tokens", 0) for log in logging_outputs)
             metrics.log_scalar("mean_accepted_tokens", tokens / iterations, iterations, round=3)
 
-    def _add_blocks(self, sample: dict, model: nn.Module, glancing_ratio: float, seed: int | None = None) -> None:
+    def _add_blocks(
+        self, sample: dict[str, Any], model: nn.Module, glancing_ratio: float, seed: int | None = None
+    ) -> None:
         """Draw the blocks of a batch; with a seed they are the same every time, as validation wants them."""
         drafter = drafter_in(model)
         if drafter is None or not sample:

@@ -10,7 +10,6 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_plugins.commands.invalid_text import mend_lines, read_invalid_text
 from fairseq_plugins.commands.session import subset_errors
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts
 from fairseq_plugins.tasks.drafter_training import TrainsDrafters
 from fairseq_plugins.tasks.options import SpecDecConfig
 
@@ -55,7 +54,7 @@ class Translation(TranslationTask):
         with subset_errors(split, self.cfg.data):
             super().load_dataset(split, *args, **kwargs)
 
-    def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: Any) -> tuple[list, list]:
+    def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: Any) -> tuple[list[Any], list[Any]]:
         """Tokens of lines of `fairseq-interactive`, with U+FFFD for what is not UTF-8."""
         mended = mend_lines(lines, self._lines_read)
         self._lines_read += len(lines)
@@ -71,7 +70,7 @@ class Translation(TranslationTask):
 
 
 @register_task("spec_dec", dataclass=SpecDecConfig)
-class SpecDecTask(TrainsDrafters, DecodesWithDrafts, Translation):
+class SpecDecTask(TrainsDrafters, Translation):
     """Translation task that trains drafters and decodes with them; see `SpecDecConfig` for its options."""
 
     cfg: SpecDecConfig

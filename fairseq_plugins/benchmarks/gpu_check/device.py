@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import DeviceType
 
 from fairseq_plugins.benchmarks.gpu_check.place import GAD, GREEDY, PASSES, Place, decoded
 from fairseq_plugins.benchmarks.gpu_check.report import Outcome, judged
@@ -17,6 +16,7 @@ from fairseq_plugins.decoding.engine.attention_backend import attention_seen
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.torch_backend import TorchBackend
+from fairseq_plugins.decoding.verifier import Verifier
 
 HEADS, HEAD_WIDTH = 8, 64
 # Batch, rows of a sentence and slots, none of which any other check has.
@@ -76,7 +76,7 @@ def one_synchronisation(place: Place) -> Outcome:
 
 def count_waits(iterations: Iterator[Any]) -> list[int]:
     """Of every iteration but the first, which begins the batch, how many warnings of waiting it gave."""
-    counts = []
+    counts: list[int] = []
     next(iterations)
     while True:
         with warnings.catch_warnings(record=True) as given:
@@ -114,7 +114,7 @@ def idle_time(place: Place) -> Outcome:
     with torch.profiler.profile(activities=activities) as recorded:
         milliseconds = place.milliseconds(lambda: decoded(bench, generator, numbers, 1))
     # Kernels by themselves: operations have the time of theirs, too.
-    kernels = [event for event in recorded.key_averages() if event.device_type == DeviceType.CUDA]
+    kernels = [event for event in recorded.key_averages() if event.device_type.name == "CUDA"]
     busy = sum(event.self_device_time_total for event in kernels if not event.is_user_annotation) / 1000
     # After that: a profile waits for the device at every part.
     profile = Profile()
@@ -135,8 +135,9 @@ def retirements(place: Place) -> Outcome:
     for _ in range(PASSES):
         decoded(bench, generator, bench.order, size)
     assert isinstance(generator.backend, TorchBackend)
-    taken: list[int] = []
-    for decoder in generator.backend.method.verifier.decoders:
+    verifier, taken = generator.backend.method.verifier, list[int]()
+    assert isinstance(verifier, Verifier)
+    for decoder in verifier.decoders:
         _count_selections(decoder, taken)
     if place.is_gpu:
         torch.cuda.reset_peak_memory_stats()

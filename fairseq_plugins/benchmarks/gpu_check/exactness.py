@@ -12,6 +12,7 @@ from fairseq_plugins.benchmarks.gpu_check.place import (
 )
 from fairseq_plugins.benchmarks.gpu_check.report import Outcome, judged
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
+from fairseq_plugins.decoding.engine.graph_capture import Graphs
 
 
 def fp32_is_fairseqs(place: Place) -> Outcome:
@@ -23,6 +24,7 @@ def fp32_is_fairseqs(place: Place) -> Outcome:
         expected = decoded(bench, bench.generator(BEAM_1), numbers, size)
         for contender in (GREEDY, GAD):
             generator = bench.generator(contender)
+            graphs: Graphs | None = None
             for number in range(PASSES):
                 same = same_ids(decoded(bench, generator, numbers, size), expected)
                 graphs = graphs_of(generator)
@@ -30,7 +32,7 @@ def fp32_is_fairseqs(place: Place) -> Outcome:
                 good &= same == len(numbers)
                 cells = [f"{same} of {len(numbers)}", graphs.captures, graphs.replays]
                 rows.append(list(map(str, [contender.name, size, number + 1, *cells])))
-            good &= not place.is_gpu or (graphs.are_on and graphs.replays > 0)
+            good &= not place.is_gpu or (graphs is not None and graphs.are_on and graphs.replays > 0)
     return judged(good, "all identical, graphs on" if good else "ids differ, or no graph ran", rows=rows)
 
 

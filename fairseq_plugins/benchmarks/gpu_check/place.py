@@ -69,7 +69,7 @@ class Place:
 
     def milliseconds(self, call: Callable[[], object]) -> float:
         """Return how long a call takes, the device's work included."""
-        wait = torch.cuda.synchronize if self.is_gpu else lambda: None
+        wait: Callable[[], object] = torch.cuda.synchronize if self.is_gpu else lambda: None
         wait()
         start = time.perf_counter()
         call()

@@ -25,7 +25,7 @@ class Attended:
 class MaskedAttention(MultiheadAttention):
     """fairseq's self-attention for a mask that differs between sentences, and with context in front of the inputs."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Attended, **unused: Any
     ) -> tuple[Tensor, None]:
         """Attend from `query` [T, B, D] to `key` [S, B, D]; returns the output [T, B, D] and no weights."""

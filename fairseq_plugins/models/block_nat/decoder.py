@@ -66,6 +66,7 @@ class BlockNatDecoder(TransformerDecoder):
         source = encoder_out["encoder_embedding"][0]
         # No look at the positions themselves, for which a device would be waited for.
         table = position_table(self, max(self.max_positions(), positions.size(1), source.size(1)))
+        assert table is not None
         query = self.copy_attention(table[positions.clamp(max=table.size(0) - 1)])
         padding = encoder_out["encoder_padding_mask"][0]
         # Left-padded sources: the first real token has position 0.
@@ -109,6 +110,7 @@ class BlockNatDecoder(TransformerDecoder):
         position = None
         if self.embed_positions is not None:
             table = position_table(self, blocks.prefix_width + blocks.block_size)
+            assert table is not None
             position = table[positions.clamp(max=table.size(0) - 1)]
             x = x + position
             position = position.transpose(0, 1)

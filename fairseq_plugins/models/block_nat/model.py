@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import register_model
-from fairseq.models.transformer import TransformerModel
+from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, register_model
+from fairseq.models.transformer import TransformerDecoderBase, TransformerModel
 from torch import Tensor, nn
 
 from fairseq_plugins.data.block_masking import Blocks, glance
@@ -33,7 +33,7 @@ class BlockNat(TransformerModel):
         self.tunes_verifier: bool = args.tune_verifier
         # The verifier's decoder, whose states are read. Like its encoder it is frozen and not part of the checkpoint,
         # but with --tune-verifier.
-        self.verifier_decoder: nn.Module | None = None
+        self.verifier_decoder: TransformerDecoderBase | None = None
 
     @property
     def reads_features(self) -> bool:
@@ -47,7 +47,7 @@ class BlockNat(TransformerModel):
         add_options(parser)
 
     @classmethod
-    def build_model(cls, args: Namespace, task: Any, verifier: nn.Module | None = None) -> "BlockNat":
+    def build_model(cls, args: Namespace, task: Any, verifier: FairseqEncoderDecoderModel | None = None) -> "BlockNat":
         """Build a drafter.
 
         Args:
@@ -80,7 +80,7 @@ class BlockNat(TransformerModel):
             )
         if args.drafter_context == "features":
             model.adopt_verifier(verifier)
-        elif args.share_encoder:
+        elif verifier is not None and args.share_encoder:
             model.adopt_encoder(verifier.encoder)
         for option in ("init_encoder_from", "init_decoder_from"):
             # Not when a trained drafter is loaded: its own weights follow, and the file may be gone.
@@ -92,7 +92,7 @@ class BlockNat(TransformerModel):
     def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> BlockNatDecoder:
         return BlockNatDecoder(args, tgt_dict, embed_tokens)
 
-    def adopt_encoder(self, encoder: nn.Module) -> None:
+    def adopt_encoder(self, encoder: FairseqEncoder) -> None:
         """Read this encoder's output from now on; it is frozen and not part of the checkpoint.
 
         Raises:
@@ -108,7 +108,7 @@ class BlockNat(TransformerModel):
         self.encoder = encoder.requires_grad_(self.tunes_verifier).eval()
         self._remember_verifier(encoder)
 
-    def adopt_verifier(self, verifier: nn.Module) -> None:
+    def adopt_verifier(self, verifier: FairseqEncoderDecoderModel) -> None:
         """Read this verifier's encoder output and decoder states."""
         self.adopt_encoder(verifier.encoder)
         decoder = self.verifier_decoder = verifier.decoder.requires_grad_(self.tunes_verifier).eval()
@@ -117,7 +117,7 @@ class BlockNat(TransformerModel):
         self._remember_verifier(verifier)
 
     @staticmethod
-    def check_verifier(state: dict[str, Any], args: Any, verifier: nn.Module) -> None:
+    def check_verifier(state: dict[str, Any], args: Any, verifier: FairseqEncoderDecoderModel) -> None:
         """Refuse to load a drafter beside a verifier whose encoder or states it was not trained on.
 
         Args:
@@ -185,7 +185,8 @@ class BlockNat(TransformerModel):
             glanced_correct, glanced_total: counts [] of the first pass (0 without one).
         """
         encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
-        features, last = None, None
+        features: Tensor | None = None
+        last: Tensor | None = None
         if self.reads_features:
             features, last = self._verifier_states(blocks.tokens[:, : blocks.prefix_width], encoder_out)
         elif soft_targets:
@@ -214,8 +215,10 @@ class BlockNat(TransformerModel):
             "glanced_total": total,
         }
         if self.tunes_verifier:
+            assert self.verifier_decoder is not None
             output["verifier_logits"] = self.verifier_decoder.output_layer(last)
         if soft_targets:
+            assert last is not None
             output["verifier_log_probs"] = self._verifier_log_probs(last, blocks, is_target)
         return output
 
