@@ -290,14 +290,17 @@ def test_initial_decoder_of_a_drafter_of_another_verifier(tmp_path: Path) -> Non
     task, path = make_task(30), tmp_path / "drafter.pt"
     options = {"drafter_context": "features", "transition_rank": 2, "activation_fn": "relu"}
     before = make_drafter(task, 1, block_size=9, verifier=make_transformer(task, 0), **options)
+    before.decoder.survival_counts += 1
+    before.decoder.target_counts += 1
     save_checkpoint(path, make_args(arch="block_nat", _name="block_nat", **options), before)
     verifier = make_transformer(task, 7)
     args = make_args(block_size=4, init_decoder_from=str(path), **options)
     model = BlockNat.build_model(args, task, verifier=verifier)
     own = model.state_dict()
     kept = {name for name, value in before.state_dict().items() if torch.equal(own[name], value)}
-    assert set(own) - kept == {"decoder.verifier_fingerprint", "decoder.trained_block_size"}
-    assert int(model.decoder.trained_block_size) == 4
+    counts = {"decoder.survival_counts", "decoder.target_counts"}
+    assert set(own) - kept == {"decoder.verifier_fingerprint", "decoder.trained_block_size", *counts}
+    assert int(model.decoder.trained_block_size) == 4 and not any(own[name].any() for name in counts)
     assert torch.equal(model.decoder.embed_tokens.weight, verifier.decoder.embed_tokens.weight)
 
 
