@@ -46,6 +46,7 @@ def score_rows(results: Path) -> list[list[str]]:
 
 def commit() -> str:
     """The commit of the repository; with a note when files other than models and cards differ from it."""
+
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
 
