@@ -1,4 +1,4 @@
-"""`train_scripts/demo.sh`: what it refuses, its functions, and one small real run that is interrupted."""
+"""`train_scripts/demo.sh`: what it refuses, and one small real run that is interrupted."""
 
 import os
 import re
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -31,19 +30,6 @@ def _environment(**variables: str) -> dict[str, str]:
 def quick(programs: Path) -> dict[str, str]:
     """Variables that let a script take the commands of this folder (see `command_server`)."""
     return {"PATH": os.pathsep.join([str(programs), _environment()["PATH"]])}
-
-
-def call(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run lines of bash that use functions.sh, in `folder`."""
-    lines = f"set -euo pipefail\nsource '{ROOT}/train_scripts/functions.sh'\n{script}"
-    return subprocess.run(
-        ["bash", "-c", lines],
-        cwd=folder,
-        env=_environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 @pytest.fixture
@@ -131,88 +117,6 @@ def test_bad_text(checkout: Path, text: Path) -> None:
     (text / "val.de").write_text(original.removesuffix("\n"), encoding="utf-8")  # as good as any
     _write_text(text, "test_2017", ["zwei"])
     refused("several test sets (test_2016 test_2017); choose one: TEST=test_2016")
-
-
-# ---------------------------------------------------------------------------------------- functions
-
-
-def test_a_stage_runs_once(tmp_path: Path) -> None:
-    script = 'make() { echo made >>out; }\nstage out "make it" make\nstage out "make it" make'
-    result = call(script, tmp_path)
-    assert (tmp_path / "out").read_text() == "made\n"
-    assert [line[:6] for line in result.stdout.splitlines()] == ["[....]", "[done]", "[have]"]
-
-
-def test_a_failing_stage_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    script = 'trap on_exit EXIT\nfail() { logged log bash -c "echo H-1; echo reason; exit 3"; }\n'
-    script += 'stage out "try" fail; echo after'
-    result = call(script, tmp_path)
-    assert result.returncode == 3
-    assert "reason" in result.stderr and "H-1" not in result.stderr
-    assert "all it said is in log" in result.stderr
-    assert "after" not in result.stdout and "[done]" not in result.stdout
-
-
-@pytest.mark.skipif(shutil.which("flock") is None, reason="needs flock")
-def test_only_one_run_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    holder = subprocess.Popen(["flock", str(tmp_path / "models/.lock"), "sleep", "60"])
-    try:
-        time.sleep(0.5)
-        result = call("lock models/.lock", tmp_path, LOCK_SECONDS="1")
-    finally:
-        holder.terminate()
-        holder.wait()
-    _refused(result, "another run is writing to models; ")
-
-
-def _checkpoint(file: Path, text: str, whole: bool = True) -> None:
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data", text * 1000)
-    if not whole:
-        file.write_bytes(file.read_bytes()[:-50])
-
-
-def test_a_half_written_checkpoint_is_mended(tmp_path: Path) -> None:
-    _checkpoint(tmp_path / "checkpoint_best.pt", "best")
-    _checkpoint(tmp_path / "checkpoint_last.pt", "last", whole=False)
-    call("mend_last_checkpoint .", tmp_path)
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
-    _checkpoint(tmp_path / "checkpoint_last.pt", "last")
-    whole = (tmp_path / "checkpoint_last.pt").read_bytes()
-    call("mend_last_checkpoint .", tmp_path)
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == whole
-
-
-def test_progress_of_training(tmp_path: Path) -> None:
-    log = (
-        "2026-11-21 | INFO | fairseq.trainer | begin training epoch 1\n"
-        "2026-11-21 | INFO | train_inner | epoch 002:     40 / 335 loss=9.253, nll_loss=9.02, ppl=521.8, "
-        "wps=3403.5, ups=1.97, wpb=1725.9, num_updates=375, lr=0.0004, wall=150\n"
-        "2026-11-21 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 7.502 | nll_loss 6.9 "
-        "| num_updates 191 | mean_accepted_tokens 3.21 | best_loss 7.5\n"
-    )
-    (tmp_path / "log").write_text(log)
-    assert call("show_training 4.5 <log", tmp_path).stdout.splitlines() == [
-        "       epoch 2, batch 40 of 335, loss 9.25, 3403 words/s, 2:30 of at most 4:30 min",
-        "       epoch 2, 191 updates: loss on the validation set 7.502, mean accepted tokens 3.21",
-    ]
-
-
-def test_time_that_is_left(tmp_path: Path) -> None:
-    """Guessed from the batches since the first line that was seen, and shown every 20 seconds."""
-    line = "2026-11-21 | INFO | train_inner | epoch 00{}:    {} / 100 loss=9.2, wps=34.5, num_updates={}, wall=150\n"
-    lines = [line.format(1, 50, 50), line.format(2, 10, 110), line.format(2, 30, 130), line.format(2, 50, 150)]
-    (tmp_path / "log").write_text("".join(lines))
-    # A clock of our own: ten seconds go by before each line.
-    clock = 'unset SECONDS; SECONDS=0; read() { builtin read "$@" && SECONDS=$((SECONDS + 10)); }'
-    for end, shown in (("4 epochs", "epoch 2 of 4"), ("400 updates", "epoch 2")):
-        said = call(f"{clock}; show_training 0 '{end}' <log", tmp_path).stdout.splitlines()
-        assert len(said) == 2 and "batch 50 of 100" in said[0] and "left" not in said[0]
-        # 80 batches in 20 seconds, 270 to go.
-        assert f"{shown}, batch 30 of 100" in said[1] and said[1].endswith(", about 1:07 min left")
-    ends = "end_of fairseq-train data --max-epoch 4 --max-update 0; end_of x --max-update 300; end_of x"
-    assert call(ends, tmp_path).stdout == "4 epochs\n300 updates\n\n"
 
 
 # ---------------------------------------------------------------------------------------- the whole recipe

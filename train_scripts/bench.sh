@@ -8,11 +8,10 @@
 #
 # Results: results/NAME/bench/benchmark.md, .json and .png. REPEATS, TIMING_SENTENCES, BATCH_SIZES and THREADS change what is
 # measured; further options go to spec-dec-bench.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
-# shellcheck source=train_scripts/functions.sh
-source train_scripts/functions.sh
+script=${BASH_SOURCE[0]}
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
+source train_scripts/trained.sh
 
 : "${NAME:=generated.en-de}" "${SHAPE:=}"
 : "${REPEATS:=5}" "${TIMING_SENTENCES:=100}" "${BATCH_SIZES:=1,4,8,16,32}" "${THREADS:=1}"

@@ -7,11 +7,10 @@
 #
 # Trains 4 models for every k: set EPOCHS, or MINUTES for each. Models and decodings that exist are kept: an interrupted run goes
 # on where it was. The table: results/NAME/blockwise.md.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
-# shellcheck source=train_scripts/functions.sh
-source train_scripts/functions.sh
+script=${BASH_SOURCE[0]}
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
+source train_scripts/trained.sh
 no_options "$@"
 
 : "${NAME:=generated.en-de}" "${SUBSET:=valid}" "${KS:=2 4 6 8 10}"
@@ -32,13 +31,12 @@ done
 [[ $IDENTITY_FIRST_HEAD =~ ^(yes|no)$ ]] || die "IDENTITY_FIRST_HEAD=$IDENTITY_FIRST_HEAD: give yes or no"
 
 mkdir -p "$models/logs" "$cells"
-lock "$models/.lock"
-trap on_exit EXIT
+export LOCK=$models/.lock
 
-# train_heads K BASE DATA: BASE is frozen or fine-tuned, DATA raw or distilled. Fine-tuning goes on from the heads trained on the frozen
-# base: with heads that know nothing it would spoil the base first, which short training does not make good.
+# train_heads K BASE DATA NUMBER: BASE is frozen or fine-tuned, DATA raw or distilled. Fine-tuning goes on from the heads trained on the
+# frozen base: with heads that know nothing it would spoil the base first, which short training does not make good.
 train_heads() {
-    local k=$1 base=$2 data=$3 lr=$FINE_TUNE_LR minutes=$MINUTES options=()
+    local k=$1 base=$2 data=$3 lr=$FINE_TUNE_LR minutes=$MINUTES options=() run=$2-$3-$1
     if [ "$base" = frozen ]; then
         lr=$LR options+=(--freeze-base)
     else
@@ -47,19 +45,12 @@ train_heads() {
         options+=(--finetune-from-model "$models/frozen-$data-$k/checkpoint_best.pt")
     fi
     if [ "$IDENTITY_FIRST_HEAD" = yes ]; then options+=(--identity-first-head); fi
-    train "$models/$base-$data-$k" "$models/logs/$base-$data-$k.log" "$minutes" \
+    runner train "$models/$run" "$4. train $k heads, base $base, $data data" "$models/logs/$run.log" "$minutes" \
         fairseq-train "${!data}" --user-dir fairseq_plugins --task spec_dec --arch blockwise_transformer --base-path "$verifier" \
         --blockwise-heads "$k" --criterion blockwise_loss --head-loss "$HEAD_LOSS" --label-smoothing 0.1 --dropout "$DROPOUT" \
         --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr "$lr" --lr-scheduler inverse_sqrt \
         --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS" --max-epoch "$EPOCHS" --num-workers 1 --seed "$SEED" \
         --skip-invalid-size-inputs-valid-test "${options[@]}"
-}
-
-# decode CELL MODEL OPTIONS...
-decode() {
-    local cell=$1 model=$2
-    shift 2
-    measure_decoding "$cell" "$raw" "$model" "$SUBSET" --batch-size "$DECODING_BATCH" "$@"
 }
 
 # cell FILE: BLEU / mean accepted block size, as in the paper
@@ -71,7 +62,7 @@ columns=(frozen-raw frozen-distilled fine-tuned-raw fine-tuned-distilled)
 updates() {
     local column
     for column in "${columns[@]}"; do
-        grep -o 'num_updates[ =][0-9]*' "$models/logs/$column-$1.log" | tail -n 1
+        grep -oE 'num_updates[^0-9]+[0-9]+' "$models/logs/$column-$1.log" | tail -n 1
     done | grep -o '[0-9]*' | sort -n | sed -n '1p;$p' | paste -s -d - | sed 's/-/ to /'
 }
 
@@ -95,15 +86,15 @@ write_table() {
 
 total=$(($(wc -w <<<"$KS") * ${#columns[@]}))
 say "Blockwise decoding of $NAME, k in $KS: $total models, in $models."
-stage "$cells/$SUBSET-greedy" "0 of $total. the model itself" decode "$cells/$SUBSET-greedy" "$verifier" --decoder greedy
+measure "$cells/$SUBSET-greedy" "0 of $total. the model itself" "$verifier" --batch-size "$DECODING_BATCH" --decoder greedy
 number=0
 for k in $KS; do
     for column in "${columns[@]}"; do
         base=${column%-*} data=${column##*-}
         number=$((number + 1))
-        stage "$models/$base-$data-$k" "$number of $total. train $k heads, base $base, $data data" train_heads "$k" "$base" "$data"
-        stage "$cells/$SUBSET-$base-$data-$k" "$number of $total. decode with them" \
-            decode "$cells/$SUBSET-$base-$data-$k" "$models/$base-$data-$k/checkpoint_best.pt" --decoder blockwise
+        train_heads "$k" "$base" "$data" "$number of $total"
+        measure "$cells/$SUBSET-$base-$data-$k" "$number of $total. decode with them" "$models/$base-$data-$k/checkpoint_best.pt" \
+            --batch-size "$DECODING_BATCH" --decoder blockwise
     done
 done
 write_table

@@ -6,15 +6,10 @@
 #
 # The recipe that takes least time: the verifier is its own teacher, nothing is swept. Training ends after so many epochs, so that
 # results repeat; MINUTES ends it by the clock. A first table comes after FIRST_UPDATES updates (300; 0: none), a few minutes.
-#
-# Options: --dry-run (print every command), --skip STAGES, --only STAGES. What has been done is not done again.
-# Every setting in capitals can be set from the environment, such as VERIFIER_MINUTES=20; TRAINING_OPTIONS and DECODING_OPTIONS
-# add options of fairseq to every training and decoding.
-set -euo pipefail
-# shellcheck source=train_scripts/functions.sh
-source "$(dirname "${BASH_SOURCE[0]}")/functions.sh"
+script=${BASH_SOURCE[0]}
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
 recipe_stages=text,binarise,first,verifier,decode,merge,drafter,blockwise,table,card
-recipe_options "$@"
 
 [ -n "${NAME:-}" ] || NAME=${DATA:+missing}
 : "${NAME:=generated.en-de}"
@@ -37,7 +32,6 @@ if [ -z "${DATA:-}" ]; then
     : "${BLOCK_SIZE:=5}" "${DECODING_BLOCK_SIZE:=4}"
 else
     origin=$DATA licence="that of the text in $DATA"
-    find_text
     : "${SUBWORDS:=unigram}" "${VOCABULARY:=8000}"
     : "${LAYERS:=4}" "${DRAFTER_LAYERS:=2}" "${FFN_WIDTH:=256}" "${VERIFIER_DROPOUT:=0.3}"
     : "${VERIFIER_EPOCHS:=20}" "${DRAFTER_EPOCHS:=20}" "${BLOCKWISE_EPOCHS:=10}"
@@ -52,20 +46,14 @@ fi
 : "${DECODING_THREADS:=1}" # with more, the many small operations of decoding one sentence cost more than they gain, fairseq's too
 
 VERIFIER_UPDATES=0 DRAFTER_UPDATES=0 # epochs and minutes end the training
-small_models
+source train_scripts/small_models.sh
 # The clock may end these at any moment, so their learning rate waits for no end.
-verifier_options+=(--lr-scheduler inverse_sqrt --max-epoch "$VERIFIER_EPOCHS")
-blockwise_training+=(--lr-scheduler inverse_sqrt --max-epoch "$BLOCKWISE_EPOCHS")
+verifier_options+=" --lr-scheduler inverse_sqrt --max-epoch $VERIFIER_EPOCHS"
+blockwise_training+=" --lr-scheduler inverse_sqrt --max-epoch $BLOCKWISE_EPOCHS"
 # Its validation decodes, so it is not that often.
-drafter_training+=(--warmup-updates "$WARMUP_UPDATES" --save-interval-updates "$((3 * SAVE_INTERVAL_UPDATES))")
-search_options=(--block-size "$DECODING_BLOCK_SIZE")
+drafter_training+=" --warmup-updates $WARMUP_UPDATES --save-interval-updates $((3 * SAVE_INTERVAL_UPDATES))"
+search_options="--block-size $DECODING_BLOCK_SIZE"
 
-get_text() {
-    if [ -n "${DATA:-}" ]; then
-        copy_text "$1"
-        return
-    fi
-    perform "${tool[@]}" example-text "$1" --train "$TRAIN_PAIRS" --valid "$VALID_PAIRS" --test "$TEST_PAIRS"
-}
+get_text() { tool example-text "$1" --train "$TRAIN_PAIRS" --valid "$VALID_PAIRS" --test "$TEST_PAIRS"; }
 
-run_recipe
+exec python -m train_scripts.runner recipe "$@"

@@ -7,11 +7,10 @@
 #   SEEDS="1 2 3" DRAFTERS="shared features-1" train_scripts/drafter_table.sh         some of them, several times
 #
 # Models and measurements that exist are kept: an interrupted run goes on where it was. The table: results/NAME/drafters.md.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
-# shellcheck source=train_scripts/functions.sh
-source train_scripts/functions.sh
+script=${BASH_SOURCE[0]}
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
+source train_scripts/trained.sh
 no_options "$@"
 
 : "${NAME:=generated.en-de}" "${SUBSET:=test}" "${MINUTES:=5}" "${SEEDS:=1}"
@@ -80,42 +79,41 @@ all+=" features-no-decay features-glancing features-soft features-transition fea
 : "${DRAFTERS:=$all}"
 
 # The papers' drafter has the verifier's shape.
-read -ra sizes <<<"$("${tool[@]}" size-options "$verifier" | tr '\n' ' ')"
+sizes=$(tool size-options "$verifier")
 
 # The distilled data of the demo, of Multi30k and of UA-GEC are the verifier's greedy output.
 make_beam() {
-    local files=("$raw"/train.*-*.bin) pair
+    local files=("$raw"/train.*-*.bin) pair shards=$raw/beam-shards
     pair=$(basename "${files[0]}" | cut -d . -f 2)
-    spec-dec-distill decode "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" --gen-subset train,valid \
-        --path "$verifier" --decoder fast-beam --beam 5 --max-tokens "$DISTIL_MAX_TOKENS" --output "$raw/beam-shards"
-    logged "$models/logs/beam.log" spec-dec-distill merge "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
-        --gen-subset train,valid --shards "$raw/beam-shards" --max-length-ratio 2 --destdir "$raw/distilled-beam"
-    rm -r "$raw/beam-shards"
+    if [ ! -e "$1" ]; then
+        spec-dec-distill decode "$raw" --source-lang "${pair%-*}" --target-lang "${pair#*-}" --gen-subset train,valid \
+            --path "$verifier" --decoder fast-beam --beam 5 --max-tokens "$DISTIL_MAX_TOKENS" --output "$shards"
+    fi
+    runner stage "$1" "translate the training set with the verifier and 5 beams" "$models/logs/beam.log" spec-dec-distill merge "$raw" \
+        --source-lang "${pair%-*}" --target-lang "${pair#*-}" --gen-subset train,valid --shards "$shards" --max-length-ratio 2 --destdir "$1"
+    rm -rf "$shards"
 }
 
+# train_one RUN SEED
 train_one() {
-    train "$1" "$models/logs/$(basename "$1").log" "$MINUTES" \
-        fairseq-train "$data" --user-dir fairseq_plugins --task spec_dec --arch block_nat "${sizes[@]}" --share-all-embeddings --criterion glat_loss \
+    # shellcheck disable=SC2086  # several options
+    runner train "$models/$1" "train $1: $what" "$models/logs/$1.log" "$MINUTES" \
+        fairseq-train "$data" --user-dir fairseq_plugins --task spec_dec --arch block_nat $sizes --share-all-embeddings --criterion glat_loss \
         --dropout "$DROPOUT" --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
         --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS" --num-workers 1 --seed "$2" \
         --verifier-path "$verifier" --block-size "$BLOCK_SIZE" --src-embedding-copy --skip-invalid-size-inputs-valid-test \
         --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "${options[@]}"
 }
 
-# accept CELL MODEL K DECODER OPTIONS...: decode the subset
-accept() {
-    measure_decoding "$1" "$raw" "$verifier" "$SUBSET" --drafter-path "$2" --block-size "$3" --batch-size "$DECODING_BATCH" --decoder "${@:4}"
-}
+# accept CELL MESSAGE DRAFTER K OPTIONS...: decode the subset
+accept() { measure "$1" "$2" "$verifier" --drafter-path "$3" --block-size "$4" --batch-size "$DECODING_BATCH" "${@:5}"; }
 
-# time_one FOLDER MODEL: speed beside fairseq's, and where the time goes. Whole drafts are verified: else a drafter that does not pay
+# time_one FOLDER DRAFTER: speed beside fairseq's, and where the time goes. Whole drafts are verified: else a drafter that does not pay
 # would be left alone, and not be measured.
 time_one() {
-    rm -rf "$1.partial"
-    OMP_NUM_THREADS=1 logged "$1.log" spec-dec-compare "$raw" --path "$verifier" --drafter-path "$2" --block-size "$TIMED_K" \
-        --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test --decoders "greedy,gad fixed width" \
-        --profile --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$1.partial"
-    cp "$1.log" "$1.partial/profile.log"
-    mv "$1.partial" "$1"
+    runner stage "$1" "time ${1##*/}" "$1.log" env OMP_NUM_THREADS=1 spec-dec-compare "$raw" --path "$verifier" --drafter-path "$2" \
+        --block-size "$TIMED_K" --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test \
+        --decoders "greedy,gad fixed width" --profile --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --results "$1.partial"
 }
 
 write_table() {
@@ -123,28 +121,24 @@ write_table() {
     read -ra ks <<<"$KS"
     read -ra drafters <<<"$DRAFTERS"
     read -ra seeds <<<"$SEEDS"
-    "${tool[@]}" drafter-table "$table.partial" --cells "$cells" --models "$models" --drafters "${drafters[@]}" --seeds "${seeds[@]}" \
+    tool drafter-table "$table.partial" --cells "$cells" --models "$models" --drafters "${drafters[@]}" --seeds "${seeds[@]}" \
         --block-sizes "${ks[@]}" --timed "$TIMED_K" --note "$note"
     mv "$table.partial" "$table"
 }
 
 mkdir -p "$models/logs" "$cells"
-lock "$models/.lock"
-trap on_exit EXIT
+export LOCK=$models/.lock
 say "Drafters of $NAME: $DRAFTERS; $MINUTES minutes of training each, seeds $SEEDS."
 for drafter in $DRAFTERS; do
     set_drafter "$drafter"
     say "$what" >"$cells/$drafter.what"
-    if [ "$data" = "$raw/distilled-beam" ]; then stage "$data" "translate the training set with the verifier and 5 beams" make_beam; fi
+    if [ "$data" = "$raw/distilled-beam" ]; then make_beam "$data"; fi
     for seed in $SEEDS; do
-        run=$drafter-$seed
-        stage "$models/$run" "train $run: $what" train_one "$models/$run" "$seed"
-        for k in $KS; do
-            stage "$cells/$run-$k" "decode with $run, k = $k" accept "$cells/$run-$k" "$models/$run/checkpoint_best.pt" "$k" gad --fixed-width
-        done
-        stage "$cells/$run-relaxed" "decode with $run, k = $TIMED_K, gad++ high-quality" \
-            accept "$cells/$run-relaxed" "$models/$run/checkpoint_best.pt" "$TIMED_K" gad++ --preset high-quality
-        stage "$cells/$run-timing" "time $run" time_one "$cells/$run-timing" "$models/$run/checkpoint_best.pt"
+        run=$drafter-$seed trained=$models/$drafter-$seed/checkpoint_best.pt
+        train_one "$run" "$seed"
+        for k in $KS; do accept "$cells/$run-$k" "decode with $run, k = $k" "$trained" "$k" --decoder gad --fixed-width; done
+        accept "$cells/$run-relaxed" "decode with $run, k = $TIMED_K, gad++ high-quality" "$trained" "$TIMED_K" --decoder gad++ --preset high-quality
+        time_one "$cells/$run-timing" "$trained"
     done
 done
 write_table

@@ -5,11 +5,10 @@
 #   NAME=multi30k.en-de train_scripts/jacobi_table.sh
 #
 # Decodings that exist are kept. The table: results/NAME/jacobi.md.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
-# shellcheck source=train_scripts/functions.sh
-source train_scripts/functions.sh
+script=${BASH_SOURCE[0]}
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
+source train_scripts/trained.sh
 no_options "$@"
 
 : "${NAME:=generated.en-de}" "${SUBSET:=test}" "${BLOCK_SIZE:=3}" "${DECODING_BATCH:=1}"
@@ -19,14 +18,10 @@ find_trained "$NAME" verifier
 [[ $BLOCK_SIZE =~ ^[1-9][0-9]*$ ]] || die "BLOCK_SIZE=$BLOCK_SIZE: give at least 1 token"
 
 mkdir -p "$cells"
-lock "$cells/.lock"
-trap on_exit EXIT
+export LOCK=$cells/.lock
 
 # count CELL DECODER OPTIONS...
-count() {
-    stage "$cells/$SUBSET-$1" "$1" measure_decoding "$cells/$SUBSET-$1" "$raw" "$verifier" "$SUBSET" \
-        --batch-size "$DECODING_BATCH" --decoder "${@:2}"
-}
+count() { measure "$cells/$SUBSET-$1" "$1" "$verifier" --batch-size "$DECODING_BATCH" --decoder "${@:2}"; }
 
 # row TITLE CELL: iterations per sentence's token, how many times fewer than greedy, and whether the output is greedy's
 row() {

@@ -3,20 +3,16 @@
 #
 #   train_scripts/multi30k.sh                    downloads the captions (1.4 MB)
 #   DATA=folder train_scripts/multi30k.sh        train.en, train.de, val.*, test*.* of your own
-#
-# Options: --dry-run (print every command), --skip STAGES, --only STAGES. What has been done is not done again.
-# Every setting in capitals can be set from the environment, such as GPUS=1; TRAINING_OPTIONS and DECODING_OPTIONS add options
-# of fairseq to every training and decoding.
 #SBATCH --job-name=multi30k --gres=gpu:1 --cpus-per-task=8 --time=06:00:00 --output=%x-%j.log
-set -euo pipefail
-# Under Slurm the script itself is a copy elsewhere.
-# shellcheck source=train_scripts/functions.sh
-source "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}/train_scripts/functions.sh"
-recipe_options "$@"
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
+source train_scripts/downloads.sh
 
 : "${NAME:=multi30k.en-de}"
 src=en tgt=de LANGUAGE_OF_TARGET=de
-metric_options=(--metrics "bleu,sacrebleu,chrf")
+metric_options="--metrics bleu,sacrebleu,chrf"
 licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial research"
 
 : "${SUBWORDS:=unigram}" "${VOCABULARY:=5000}" # few, so that each is seen often enough in 29,000 sentences: ours
@@ -31,17 +27,13 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 # so that more of a draft is accepted. The drafter is to say what the verifier says when it decodes greedily.
 : "${TEACHERS:=1}" "${DRAFTER_DATA:=verifier}" "${DISTIL_RATIO:=2}" # the ratio leaves out what repeats itself without end, for the verifier
 : "${LAYERS:=4}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}" # Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny
-small_models
-teacher_options+=(--lr "$TEACHER_LR" --dropout "$TEACHER_DROPOUT" --max-update "$TEACHER_UPDATES")
+source train_scripts/small_models.sh
+teacher_options+=" --lr $TEACHER_LR --dropout $TEACHER_DROPOUT --max-update $TEACHER_UPDATES"
 if [ "$TEACHERS" -gt 0 ]; then
-    verifier_options+=(--finetune-from-model "checkpoints/$NAME/teacher1.pt" --warmup-updates "$((VERIFIER_UPDATES / 15))")
+    verifier_options+=" --finetune-from-model checkpoints/$NAME/teacher1.pt --warmup-updates $((VERIFIER_UPDATES / 15))"
 fi
 
 get_text() {
-    if [ -n "${DATA:-}" ]; then
-        copy_text "$1"
-        return
-    fi
     # No checksums are published; the least sizes are guesses that catch an error page or a torn file, no more.
     local item set name bytes language files=() url=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
     for item in train:train:400000 val:valid:10000 "${TEST:-test_2016_flickr}:test:10000"; do
@@ -51,7 +43,7 @@ get_text() {
             files+=("downloads/multi30k/$set.$language.gz" "$1/$name.$language")
         done
     done
-    perform "${tool[@]}" clean-lines "${files[@]}"
+    tool clean-lines "${files[@]}"
 }
 
-run_recipe
+exec python -m train_scripts.runner recipe "$@"

@@ -9,11 +9,9 @@
 #
 # Results: results/demo. Nothing of an earlier run is used. UPDATES=1000 trains longer, TIMING_SENTENCES=200 times more.
 # On text of your own, with all models trained: make demo DATA=folder NAME=mytext.en-de.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
-# shellcheck source=train_scripts/functions.sh
-source train_scripts/functions.sh
+script=${BASH_SOURCE[0]}
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
 no_options "$@"
 
 : "${SENTENCES:=300}" "${TRAIN_PAIRS:=3000}" "${TEST_PAIRS:=100}" "${UPDATES:=250}" "${BLOCK_SIZE:=5}" "${TIMING_SENTENCES:=12}" "${TIMING_SECONDS:=1}" "${REPEATS:=3}" "${LOG_INTERVAL:=10}"
@@ -28,7 +26,6 @@ done
 mkdir -p data-bin results checkpoints
 rm -rf "$work" "$results" "$models"
 mkdir -p "$work/ua-gec" "$logs" "$models"
-trap on_exit EXIT
 
 # binarise FOLDER MODEL SRC TGT SETS: the text of FOLDER with the dictionaries and subwords of MODEL, into FOLDER/bin.
 binarise() {
@@ -37,18 +34,18 @@ binarise() {
         for language in "$src" "$tgt"; do files+=("$folder/$set.$language" "$folder/$set.subwords.$language"); done
         sets+=("--${set}pref" "$folder/$set.subwords")
     done
-    "${tool[@]}" apply-subwords "$model/subwords.model" "${files[@]}"
-    logged "$logs/preprocess.log" fairseq-preprocess --source-lang "$src" --target-lang "$tgt" --srcdict "$model/dict.$src.txt" \
+    tool apply-subwords "$model/subwords.model" "${files[@]}"
+    runner log "$logs/preprocess.log" fairseq-preprocess --source-lang "$src" --target-lang "$tgt" --srcdict "$model/dict.$src.txt" \
         --tgtdict "$model/dict.$tgt.txt" "${sets[@]}" --destdir "$folder/bin"
 }
 
 # compare RESULT DATA SRC TGT VERIFIER DRAFTER DECODERS: a short table on the screen, the whole one in results.
 compare() {
-    logged "$logs/$1.log" "${threads[@]}" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
+    runner log "$logs/$1.log" "${threads[@]}" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
         --remove-bpe sentencepiece --decoders "$7" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" \
         --timing-seconds "$TIMING_SECONDS" --timing-batch-sizes 1 --results "$results/$1"
     say
-    "${tool[@]}" short-table "$results/$1/table.md"
+    tool short-table "$results/$1/table.md"
     say
 }
 
@@ -56,23 +53,23 @@ say "1. Error correction: $SENTENCES sentences of UA-GEC (CC BY 4.0, examples/ua
 for language in src tgt; do head -n "$SENTENCES" "examples/ua-gec/test.$language" >"$work/ua-gec/test.$language"; done
 binarise "$work/ua-gec" "$correcting" src tgt test
 compare ua-gec "$work/ua-gec/bin" src tgt "$correcting/verifier.pt" "$correcting/drafter.pt" "fairseq beam 5,greedy,gad,iad"
-logged "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fairseq_plugins --task spec_dec --source-lang src --target-lang tgt \
+runner log "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fairseq_plugins --task spec_dec --source-lang src --target-lang tgt \
     --path "$correcting/verifier.pt" --drafter-path "$correcting/drafter.pt" --decoder gad --trace-file "$results/trace.jsonl"
-logged "$logs/page.log" spec-dec-trace "$results/trace.jsonl" --html "$results/trace.html"
+runner log "$logs/page.log" spec-dec-trace "$results/trace.jsonl" --html "$results/trace.html"
 say "Step through what was drafted and accepted: $results/trace.html"
 say
 say "2. A drafter from scratch: one layer for $teacher, $UPDATES updates on what that model says of $TRAIN_PAIRS generated sentences."
-"${tool[@]}" example-text "$work/generated" --train "$TRAIN_PAIRS" --valid 50 --test "$TEST_PAIRS"
+tool example-text "$work/generated" --train "$TRAIN_PAIRS" --valid 50 --test "$TEST_PAIRS"
 binarise "$work/generated" "$teacher" en de "train valid test"
-logged "$logs/distil.log" spec-dec-distill decode "$work/generated/bin" --source-lang en --target-lang de --gen-subset train,valid \
+runner log "$logs/distil.log" spec-dec-distill decode "$work/generated/bin" --source-lang en --target-lang de --gen-subset train,valid \
     --path "$teacher/verifier.pt" --decoder greedy --max-tokens 3000 --max-len-b 60 --output "$work/generated/shards"
-logged "$logs/merge.log" spec-dec-distill merge "$work/generated/bin" --shards "$work/generated/shards" --gen-subset train,valid \
+runner log "$logs/merge.log" spec-dec-distill merge "$work/generated/bin" --shards "$work/generated/shards" --gen-subset train,valid \
     --destdir "$work/generated/distilled"
-train "$models/training" "$logs/drafter.log" 0 fairseq-train "$work/generated/distilled" --user-dir fairseq_plugins --task spec_dec \
+runner train "$models/training" "train the drafter" "$logs/drafter.log" 0 fairseq-train "$work/generated/distilled" --user-dir fairseq_plugins --task spec_dec \
     --source-lang en --target-lang de --arch block_nat --criterion glat_loss --verifier-path "$teacher/verifier.pt" \
     --drafter-context features --drafter-layers 1 --src-embedding-copy --init-decoder-from "$teacher/verifier.pt" \
     --block-size "$BLOCK_SIZE" --blocks-per-sentence 4 --position-decay 3 --glancing-start 0 --glancing-end 0 \
     --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.002 --lr-scheduler cosine --warmup-updates "$((UPDATES / 10))" --clip-norm 1 \
     --max-update "$UPDATES" --max-tokens 1000 --cpu --num-workers 0 --no-save-optimizer-state
 compare generated "$work/generated/bin" en de "$teacher/verifier.pt" "$models/training/checkpoint_last.pt" "fairseq beam 5,greedy,gad"
-say "More training accepts more: docs/training.md. All tables are in $results. Finished in $(duration $SECONDS) min."
+say "More training accepts more: docs/training.md. All tables are in $results. Finished in $((SECONDS / 60)):$(printf %02d $((SECONDS % 60))) min."

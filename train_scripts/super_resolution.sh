@@ -8,11 +8,9 @@
 # patches -> numbers -> base model -> heads -> greedy, exact and approximate output -> picture, table.
 # BASE_MINUTES and BLOCKWISE_MINUTES end a training by the clock, with BASE_UPDATES=0 BLOCKWISE_UPDATES=0 alone.
 # A stage whose output exists is skipped: an interrupted run goes on where it was.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
-# shellcheck source=train_scripts/functions.sh
-source train_scripts/functions.sh
+script=${BASH_SOURCE[0]}
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
 no_options "$@"
 
 : "${SIZE:=16}" "${EPSILON:=2}" "${BLOCKWISE_HEADS:=6}"
@@ -36,23 +34,7 @@ blockwise=$models/blockwise/checkpoint_best.pt
 tokens=$((3 * SIZE * SIZE))
 
 mkdir -p "$bin" "$models" "$logs" "$results"
-lock "$models/.lock"
-trap on_exit EXIT
-
-make_patches() {
-    rm -rf "$bin/text.partial"
-    logged "$logs/patches.log" python -m fairseq_plugins.pages.super_resolution data --out "$bin/text.partial" --size "$SIZE" \
-        --train "$TRAIN_PATCHES" --valid "$VALID_PATCHES" --test "$TEST_PATCHES" --seed "$SEED" --tiles "$TILES"
-    mv "$bin/text.partial" "$bin/text"
-}
-
-binarise() {
-    rm -rf "$bin/binarised.partial"
-    logged "$logs/preprocess.log" fairseq-preprocess --source-lang low --target-lang high --srcdict "$bin/text/dict.txt" \
-        --joined-dictionary --trainpref "$bin/text/train" --validpref "$bin/text/valid" --testpref "$bin/text/test" \
-        --destdir "$bin/binarised.partial"
-    mv "$bin/binarised.partial" "$bin/binarised"
-}
+export LOCK=$models/.lock
 
 training=(
     --user-dir fairseq_plugins --task spec_dec --source-lang low --target-lang high
@@ -63,67 +45,52 @@ training=(
     --save-interval-updates "$SAVE_INTERVAL_UPDATES" --num-workers 1 --seed "$SEED"
 )
 
-train_base() {
-    train "$models/base" "$logs/base.log" "$BASE_MINUTES" \
-        fairseq-train "$bin/binarised" --arch image_transformer --image-size "$SIZE" "${training[@]}" --dropout 0 \
-        --encoder-layers "$LAYERS" --encoder-embed-dim "$WIDTH" --encoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS" \
-        --decoder-layers "$LAYERS" --decoder-embed-dim "$WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --decoder-attention-heads "$HEADS" \
-        --encoder-normalize-before --decoder-normalize-before \
-        --criterion label_smoothed_cross_entropy --max-epoch "$BASE_EPOCHS" --max-update "$BASE_UPDATES"
-}
+decoding=(
+    fairseq-generate "$bin/binarised" --user-dir fairseq_plugins --task spec_dec --source-lang low --target-lang high
+    --max-source-positions 256 --max-target-positions $((tokens + 8)) --gen-subset test --batch-size "${DECODING_BATCH:-$TEST_PATCHES}"
+    --max-len-a 0 --max-len-b "$tokens" --min-len "$tokens" --unkpen 1000 --log-format none
+)
 
 # Where the base is frozen, what is accepted exactly is its own output.
 fitting=(--freeze-base --identity-first-head --head-loss mean) fitted="base, frozen"
 if [ "$FINE_TUNE" != 0 ]; then fitting=() fitted="fine-tuned"; fi
 
-train_blockwise() {
-    train "$models/blockwise" "$logs/blockwise.log" "$BLOCKWISE_MINUTES" \
-        fairseq-train "$bin/binarised" --arch blockwise_transformer "${training[@]}" --lr "$BLOCKWISE_LR" --dropout 0 \
-        --base-path "$base" --blockwise-heads "$BLOCKWISE_HEADS" --criterion blockwise_loss "${fitting[@]}" --max-epoch "$BLOCKWISE_EPOCHS" --max-update "$BLOCKWISE_UPDATES"
-}
-
-# decode NAME MODEL OPTIONS...: the test images in results/NAME.out. Every image has the same number of tokens.
-decode() {
-    local name=$1 model=$2
-    shift 2
-    current_log=$logs/$name.log
-    fairseq-generate "$bin/binarised" --user-dir fairseq_plugins --task spec_dec --source-lang low --target-lang high \
-        --max-source-positions 256 --max-target-positions $((tokens + 8)) --path "$model" --gen-subset test --batch-size "${DECODING_BATCH:-$TEST_PATCHES}" --max-len-a 0 --max-len-b "$tokens" \
-        --min-len "$tokens" --unkpen 1000 --log-format none "$@" >"$results/$name.out.partial" 2>"$current_log"
-    grep -o '[0-9.]* mean accepted tokens' "$current_log" | tail -n 1 >"$results/$name.accepted"
-    mv "$results/$name.out.partial" "$results/$name.out"
-}
-
-summarise() {
-    local part=$results/summary.md.partial
-    current_log=$logs/images.log
-    python -m fairseq_plugins.pages.super_resolution images --tiles "$TILES" --output "$results/images.png" --names "greedy,exact,eps = $EPSILON" \
-        "$results/greedy.out" "$results/exact.out" "$results/approximate.out" >"$current_log" 2>&1
-    {
-        printf '| output | model | mean accepted block size | PSNR, dB |\n| --- | --- | --: | --: |\n'
-        row greedy base greedy
-        row "blockwise, exact" "$fitted" exact
-        row "blockwise, ε = $EPSILON" "$fitted" approximate "eps = $EPSILON"
-        printf '\n8x8 to %dx%d pixels, %s test images, k = %s.\n' "$SIZE" "$SIZE" "$TEST_PATCHES" "$BLOCKWISE_HEADS"
-    } >"$part"
-    mv "$part" "$results/summary.md"
-}
-
 # row TITLE MODEL FILE [COLUMN]: one line of the table
 row() {
-    printf '| %s | %s | %s | %s |\n' "$1" "$2" "$(cut -d ' ' -f 1 "$results/$3.accepted")" \
+    printf '| %s | %s | %s | %s |\n' "$1" "$2" "$(cut -d ' ' -f 4 "$results/$3")" \
         "$(sed -n "s/^${4:-$3}: PSNR \([0-9.]*\|inf\) dB.*/\1/p" "$logs/images.log")"
 }
 
 say "Super-resolution, 8x8 to ${SIZE}x$SIZE pixels: models in $models, logs in $logs."
-stage "$bin/text" "1. cut $TRAIN_PATCHES patches out of photographs" make_patches
-stage "$bin/binarised" "2. binarise them" binarise
-stage "$models/base" "3. train the base model" train_base
-stage "$models/blockwise" "4. train $BLOCKWISE_HEADS heads with it" train_blockwise
-stage "$results/greedy.out" "5. decode greedily with the base model" decode greedy "$base" --decoder greedy
-stage "$results/exact.out" "6. decode blockwise" decode exact "$blockwise" --decoder blockwise
-stage "$results/approximate.out" "7. decode blockwise, accepting intensities up to $EPSILON away" \
-    decode approximate "$blockwise" --decoder blockwise --accept-distance "$EPSILON"
-stage "$results/summary.md" "8. draw $results/images.png" summarise
+runner stage "$bin/text" "1. cut $TRAIN_PATCHES patches out of photographs" "$logs/patches.log" \
+    python -m fairseq_plugins.pages.super_resolution data --out "$bin/text.partial" --size "$SIZE" \
+    --train "$TRAIN_PATCHES" --valid "$VALID_PATCHES" --test "$TEST_PATCHES" --seed "$SEED" --tiles "$TILES"
+runner stage "$bin/binarised" "2. binarise them" "$logs/preprocess.log" \
+    fairseq-preprocess --source-lang low --target-lang high --srcdict "$bin/text/dict.txt" --joined-dictionary \
+    --trainpref "$bin/text/train" --validpref "$bin/text/valid" --testpref "$bin/text/test" --destdir "$bin/binarised.partial"
+runner train "$models/base" "3. train the base model" "$logs/base.log" "$BASE_MINUTES" \
+    fairseq-train "$bin/binarised" --arch image_transformer --image-size "$SIZE" "${training[@]}" --dropout 0 \
+    --encoder-layers "$LAYERS" --encoder-embed-dim "$WIDTH" --encoder-ffn-embed-dim "$FFN_WIDTH" --encoder-attention-heads "$HEADS" \
+    --decoder-layers "$LAYERS" --decoder-embed-dim "$WIDTH" --decoder-ffn-embed-dim "$FFN_WIDTH" --decoder-attention-heads "$HEADS" \
+    --encoder-normalize-before --decoder-normalize-before \
+    --criterion label_smoothed_cross_entropy --max-epoch "$BASE_EPOCHS" --max-update "$BASE_UPDATES"
+runner train "$models/blockwise" "4. train $BLOCKWISE_HEADS heads with it" "$logs/blockwise.log" "$BLOCKWISE_MINUTES" \
+    fairseq-train "$bin/binarised" --arch blockwise_transformer "${training[@]}" --lr "$BLOCKWISE_LR" --dropout 0 --base-path "$base" \
+    --blockwise-heads "$BLOCKWISE_HEADS" --criterion blockwise_loss "${fitting[@]}" --max-epoch "$BLOCKWISE_EPOCHS" \
+    --max-update "$BLOCKWISE_UPDATES"
+runner measure "$results/greedy" "5. decode greedily with the base model" "${decoding[@]}" --path "$base" --decoder greedy
+runner measure "$results/exact" "6. decode blockwise" "${decoding[@]}" --path "$blockwise" --decoder blockwise
+runner measure "$results/approximate" "7. decode blockwise, accepting intensities up to $EPSILON away" \
+    "${decoding[@]}" --path "$blockwise" --decoder blockwise --accept-distance "$EPSILON"
+runner stage "$results/images.png" "8. draw $results/images.png" "$logs/images.log" \
+    python -m fairseq_plugins.pages.super_resolution images --tiles "$TILES" --output "$results/images.png" \
+    --names "greedy,exact,eps = $EPSILON" "$results/greedy.out" "$results/exact.out" "$results/approximate.out"
+{
+    printf '| output | model | mean accepted block size | PSNR, dB |\n| --- | --- | --: | --: |\n'
+    row greedy base greedy
+    row "blockwise, exact" "$fitted" exact
+    row "blockwise, ε = $EPSILON" "$fitted" approximate "eps = $EPSILON"
+    printf '\n8x8 to %dx%d pixels, %s test images, k = %s.\n' "$SIZE" "$SIZE" "$TEST_PATCHES" "$BLOCKWISE_HEADS"
+} >"$results/summary.md"
 say
 cat "$results/summary.md"

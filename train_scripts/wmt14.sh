@@ -6,16 +6,12 @@
 #   SIZE=big train_scripts/wmt14.sh                             base, big or 12-2
 #   DATA=folder train_scripts/wmt14.sh                          train.en, train.de, valid.*, test.* of your own, raw text
 #   sbatch --array=0-7 train_scripts/wmt14.sh --only decode     decode the training set in eight jobs
-#
-# Options: --dry-run (print every command), --skip STAGES, --only STAGES. What has been done is not done again.
-# Every setting in capitals can be set from the environment, such as GPUS=1; TRAINING_OPTIONS and DECODING_OPTIONS add options
-# of fairseq to every training and decoding.
 #SBATCH --job-name=wmt14 --gres=gpu:8 --cpus-per-task=32 --time=5-00:00:00 --output=%x-%j.log
-set -euo pipefail
-# Under Slurm the script itself is a copy elsewhere.
-# shellcheck source=train_scripts/functions.sh
-source "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}/train_scripts/functions.sh"
-recipe_options "$@"
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
+source train_scripts/downloads.sh
 
 : "${NAME:=wmt14.en-de}"
 case $NAME in
@@ -24,8 +20,8 @@ case $NAME in
     *) die "NAME=$NAME: does not end in en-de or de-en" ;;
 esac
 LANGUAGE_OF_TARGET=$tgt
-metric_options=(--metrics "bleu,sacrebleu,chrf")
-if [ "$tgt" = de ]; then metric_options+=(--compound-split); fi # as WMT14 en-de papers report BLEU
+metric_options="--metrics bleu,sacrebleu,chrf"
+if [ "$tgt" = de ]; then metric_options+=" --compound-split"; fi # as WMT14 en-de papers report BLEU
 licence="WMT14 training data (statmt.org/wmt14), see there for each corpus"
 
 SUBWORDS=moses
@@ -40,36 +36,22 @@ SUBWORDS=moses
 # SIZE: base (GAD section 5.1), big (GAD section 5.3.2) or 12-2 (SpecDec appendix B.5), of verifier and drafter.
 : "${SIZE:=base}"
 case $SIZE in
-    base) verifier_arch=(--arch transformer_wmt_en_de) drafter_arch=(--arch block_nat_base) ;;
-    big) verifier_arch=(--arch transformer_vaswani_wmt_en_de_big) drafter_arch=(--arch block_nat_big) ;;
-    12-2)
-        verifier_arch=(--arch transformer_wmt_en_de --encoder-layers 12 --decoder-layers 2)
-        drafter_arch=(--arch block_nat_12_2)
-        ;;
+    base) verifier_arch=transformer_wmt_en_de drafter_arch=block_nat_base ;;
+    big) verifier_arch=transformer_vaswani_wmt_en_de_big drafter_arch=block_nat_big ;;
+    12-2) verifier_arch="transformer_wmt_en_de --encoder-layers 12 --decoder-layers 2" drafter_arch=block_nat_12_2 ;;
     *) die "SIZE=$SIZE: choose from base, big, 12-2" ;;
 esac
 
 # The teacher: Transformer-big with raw text (GAD section 5.1), trained as Ott et al. 2018 and fairseq's
 # examples/scaling_nmt/README.md: 3584 tokens x 16 x 8 GPUs, learning rate 0.001, dropout 0.3.
-read -ra teacher_batch <<<"$(batch $((3584 * 16 * 8)) "$MAX_TOKENS")"
-teacher_options=(
-    --task translation --arch transformer_vaswani_wmt_en_de_big --share-all-embeddings --optimizer adam
-    --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 4000
-    --warmup-init-lr 1e-7 --dropout 0.3 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
-    --max-update "${TEACHER_UPDATES:-100000}" "${teacher_batch[@]}"
-)
-read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"
-read -ra drafter_batch <<<"$(batch "$DRAFTER_TOKENS" "$DRAFTER_MAX_TOKENS")"
-verifier_options=(
-    --task translation "${verifier_arch[@]}" --share-all-embeddings "${paper_verifier[@]}" "${verifier_batch[@]}" --dropout "$DROPOUT"
-)
-drafter_training=("${drafter_arch[@]}" --share-all-embeddings "${paper_drafter[@]}" "${drafter_batch[@]}" --dropout "$DROPOUT")
+teacher_options="--task translation --arch transformer_vaswani_wmt_en_de_big --share-all-embeddings --optimizer adam
+    --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7
+    --dropout 0.3 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-update ${TEACHER_UPDATES:-100000}"
+: "${TEACHER_TOKENS:=$((3584 * 16 * 8))}"
+verifier_options="--task translation --arch $verifier_arch --share-all-embeddings $paper_verifier --dropout $DROPOUT"
+drafter_training="--arch $drafter_arch --share-all-embeddings $paper_drafter --dropout $DROPOUT"
 
 get_text() {
-    if [ -n "${DATA:-}" ]; then
-        copy_text "$1"
-        return
-    fi
     # No checksums are published for the training corpora: at least nine tenths of the sizes given at statmt.org. Validation
     # (newstest2013) and test (newstest2014, all 3,003 sentences) come through sacrebleu, which checks them.
     local folder=downloads/wmt14 language side
@@ -77,7 +59,7 @@ get_text() {
     fetch http://statmt.org/wmt13/training-parallel-commoncrawl.tgz $folder/commoncrawl.tgz 780000000
     fetch http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz $folder/nc-v9.tgz 69000000
     for language in de en; do
-        from_tar "$1/train.$language" "$folder/europarl-v7.tgz:training/europarl-v7.de-en.$language" \
+        from_archives "$1/train.$language" "$folder/europarl-v7.tgz:training/europarl-v7.de-en.$language" \
             "$folder/commoncrawl.tgz:commoncrawl.de-en.$language" "$folder/nc-v9.tgz:training/news-commentary-v9.de-en.$language"
         side=src
         if [ "$language" = "$tgt" ]; then side=ref; fi
@@ -86,4 +68,4 @@ get_text() {
     done
 }
 
-run_recipe
+exec python -m train_scripts.runner recipe "$@"

@@ -6,16 +6,12 @@
 #   SIZE=big train_scripts/wmt16.sh                             base, big or 12-2
 #   DATA=folder train_scripts/wmt16.sh                          train.en, train.ro, valid.*, test.* of your own, raw text
 #   sbatch --array=0-7 train_scripts/wmt16.sh --only decode     decode the training set in eight jobs
-#
-# Options: --dry-run (print every command), --skip STAGES, --only STAGES. What has been done is not done again.
-# Every setting in capitals can be set from the environment, such as GPUS=1; TRAINING_OPTIONS and DECODING_OPTIONS add options
-# of fairseq to every training and decoding.
 #SBATCH --job-name=wmt16 --gres=gpu:8 --cpus-per-task=32 --time=3-00:00:00 --output=%x-%j.log
-set -euo pipefail
-# Under Slurm the script itself is a copy elsewhere.
-# shellcheck source=train_scripts/functions.sh
-source "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}/train_scripts/functions.sh"
-recipe_options "$@"
+script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
+[ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
+# shellcheck source=train_scripts/recipe.sh
+source "$(dirname "$script")/recipe.sh" || exit
+source train_scripts/downloads.sh
 
 : "${NAME:=wmt16.en-ro}"
 case $NAME in
@@ -24,7 +20,7 @@ case $NAME in
     *) die "NAME=$NAME: does not end in en-ro or ro-en" ;;
 esac
 LANGUAGE_OF_TARGET=$tgt
-metric_options=(--metrics "bleu,sacrebleu,chrf")
+metric_options="--metrics bleu,sacrebleu,chrf"
 licence="WMT16 training data (statmt.org/wmt16), see there for each corpus"
 
 SUBWORDS=moses
@@ -39,38 +35,25 @@ SUBWORDS=moses
 # SIZE: base (GAD section 5.1), big (GAD section 5.3.2) or 12-2 (SpecDec appendix B.5), of verifier and drafter.
 : "${SIZE:=base}"
 case $SIZE in
-    base) verifier_arch=(--arch transformer_wmt_en_de) drafter_arch=(--arch block_nat_base) ;;
-    big) verifier_arch=(--arch transformer_vaswani_wmt_en_de_big) drafter_arch=(--arch block_nat_big) ;;
-    12-2)
-        verifier_arch=(--arch transformer_wmt_en_de --encoder-layers 12 --decoder-layers 2)
-        drafter_arch=(--arch block_nat_12_2)
-        ;;
+    base) verifier_arch=transformer_wmt_en_de drafter_arch=block_nat_base ;;
+    big) verifier_arch=transformer_vaswani_wmt_en_de_big drafter_arch=block_nat_big ;;
+    12-2) verifier_arch="transformer_wmt_en_de --encoder-layers 12 --decoder-layers 2" drafter_arch=block_nat_12_2 ;;
     *) die "SIZE=$SIZE: choose from base, big, 12-2" ;;
 esac
 
-read -ra verifier_batch <<<"$(batch "$VERIFIER_TOKENS" "$MAX_TOKENS")"
-read -ra drafter_batch <<<"$(batch "$DRAFTER_TOKENS" "$DRAFTER_MAX_TOKENS")"
 # The teacher: Transformer-base with raw text (SpecDec section 5.1), trained as the verifier.
-teacher_options=(
-    --task translation --arch transformer_wmt_en_de --share-all-embeddings "${paper_verifier[@]}" "${verifier_batch[@]}" --dropout "$DROPOUT"
-)
-verifier_options=(
-    --task translation "${verifier_arch[@]}" --share-all-embeddings "${paper_verifier[@]}" "${verifier_batch[@]}" --dropout "$DROPOUT"
-)
-drafter_training=("${drafter_arch[@]}" --share-all-embeddings "${paper_drafter[@]}" "${drafter_batch[@]}" --dropout "$DROPOUT")
+teacher_options="--task translation --arch transformer_wmt_en_de --share-all-embeddings $paper_verifier --dropout $DROPOUT"
+verifier_options="--task translation --arch $verifier_arch --share-all-embeddings $paper_verifier --dropout $DROPOUT"
+drafter_training="--arch $drafter_arch --share-all-embeddings $paper_drafter --dropout $DROPOUT"
 
 get_text() {
-    if [ -n "${DATA:-}" ]; then
-        copy_text "$1"
-        return
-    fi
     # No checksums are published for the training corpora; the least sizes are guesses that catch an error page or a torn
     # file. Validation (newsdev2016) and test (newstest2016) come through sacrebleu, which checks them.
     local folder=downloads/wmt16 language side
     fetch http://data.statmt.org/wmt16/translation-task/training-parallel-ep-v8.tgz $folder/europarl-v8.tgz 100000000
     fetch https://object.pouta.csc.fi/OPUS-SETIMES/v2/moses/en-ro.txt.zip $folder/setimes.zip 10000000
     for language in ro en; do
-        from_tar "$1/train.$language" "$folder/europarl-v8.tgz:training-parallel-ep-v8/europarl-v8.ro-en.$language" \
+        from_archives "$1/train.$language" "$folder/europarl-v8.tgz:training-parallel-ep-v8/europarl-v8.ro-en.$language" \
             "$folder/setimes.zip:SETIMES.en-ro.$language"
         side=src
         if [ "$language" = "$tgt" ]; then side=ref; fi
@@ -79,4 +62,4 @@ get_text() {
     done
 }
 
-run_recipe
+exec python -m train_scripts.runner recipe "$@"

@@ -234,15 +234,6 @@ def test_options_and_updates_of_what_was_trained(corpus: Corpus, capsys: pytest.
 # ---------------------------------------------------------------------------------------- results
 
 
-def test_recommended_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = {"recommended": {"no_quality_loss": None, "within_tolerance": "--decoder gad++ --tau 2"}}
-    (tmp_path / "sweep.json").write_text(json.dumps(found))
-    run("recommended", tmp_path / "sweep.json")
-    assert capsys.readouterr().out == "within_tolerance --decoder gad++ --tau 2\n"
-    run("recommended", tmp_path / "none.json")
-    assert capsys.readouterr().out.strip() == ""
-
-
 def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder, results = Path("checkpoints/toy.en-de"), Path("results/toy.en-de")

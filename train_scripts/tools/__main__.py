@@ -1,7 +1,6 @@
 """The command line: one subcommand a tool. Errors are one line."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,14 +23,6 @@ def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
 def numbers(listed: str) -> list[int]:
     """Whole numbers with commas between, for argparse."""
     return [int(number) for number in listed.split(",")]
-
-
-def recommended(sweep: Path) -> list[str]:
-    """The settings that a sweep recommends, as lines NAME OPTIONS; nothing of a sweep that was left out."""
-    if not sweep.exists():
-        return []
-    found = json.loads(sweep.read_text(encoding="utf-8"))["recommended"]
-    return [f"{name} {options}" for name, options in found.items() if options]
 
 
 def _clean_lines(args: argparse.Namespace) -> None:
@@ -65,6 +56,13 @@ def _split_verifier(args: argparse.Namespace) -> None:
     from train_scripts.tools.models import split_verifier
 
     split_verifier(args.tuned, args.before, args.verifier, args.drafter)
+
+
+def _measure_survival(args: argparse.Namespace) -> None:
+    from train_scripts.tools.survival import measure
+
+    tokens = measure(args.data, args.verifier, args.drafter, args.subset)
+    print(f"{args.drafter}: {tokens:.2f} tokens per iteration on {args.subset}; survival counts are kept in it")
 
 
 def _size_options(args: argparse.Namespace) -> None:
@@ -168,6 +166,12 @@ def get_parser() -> argparse.ArgumentParser:
     add("verifier", type=Path, help="where the new verifier goes")
     add("drafter", type=Path, help="where its drafter goes")
 
+    add = tool("measure-survival", _measure_survival, "count on the validation set how many drafted tokens survive")
+    add("data", type=Path, help="binarised data")
+    add("verifier", type=Path)
+    add("drafter", type=Path, help="rewritten with the counts, which --decoder gad begins with")
+    add("--subset", default="valid", help="name of the set (default: %(default)s)")
+
     add = tool("size-options", _size_options, "print the options of fairseq-train for a model of the same shape")
     add("model", type=Path)
 
@@ -179,10 +183,6 @@ def get_parser() -> argparse.ArgumentParser:
 
     add = tool("short-table", lambda a: print(short_table(a.file)), "print a table of decoders in few columns")
     add("file", type=Path, help="table.md")
-
-    add = tool("recommended", lambda a: print("\n".join(recommended(a.sweep))),
-               "print NAME OPTIONS that a sweep recommends")  # fmt: skip
-    add("sweep", type=Path, help="sweep.json")
 
     add = tool("model-card", _model_card, "write checkpoints/NAME/README.md")
     add("name", help="of the results")

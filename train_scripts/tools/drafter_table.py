@@ -27,7 +27,7 @@ def timing(folder: Path) -> tuple[float, float, float, float]:
     """Milliseconds of a draft, sentences per second at batch sizes 1 and 16, × fairseq's beam 1 at batch size 1."""
     rows = json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
     row = next(row for row in rows if row["name"] == "gad fixed width")
-    profile = (folder / "profile.log").read_text(encoding="utf-8").split("Where the time goes: gad fixed width", 1)[1]
+    profile = Path(f"{folder}.log").read_text(encoding="utf-8").split("Where the time goes: gad fixed width", 1)[1]
     drafting = re.search(r"\| drafter +\| +([\d.]+)", profile)
     assert drafting is not None
     rates = row["sentences_per_second"]
@@ -47,7 +47,7 @@ def row(name: str, runs: Sequence[str], block_sizes: Sequence[str], cells: Path,
     accepted = [[cell(cells / f"{run}-{k}")[3] for run in runs] for k in block_sizes]
     bleu = [cell(cells / f"{run}-relaxed")[0] for run in runs]
     logs = [(models / "logs" / f"{run}.log").read_text(encoding="utf-8") for run in runs]
-    updates = [float(re.findall(r"num_updates (\d+)", log)[-1]) for log in logs]
+    updates = [float(re.findall(r"num_updates\W+(\d+)", log)[-1]) for log in logs]
     weights = torch.load(models / runs[0] / "checkpoint_best.pt", map_location="cpu")["model"]
     parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
     draft, single, batch, gain = zip(*(timing(cells / f"{run}-timing") for run in runs), strict=True)

@@ -1,0 +1,295 @@
+"""`python -m train_scripts.runner`: stages, locks, training with its progress, settings, and what comes first."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command_server import REPOSITORY
+from train_scripts.runner.recipe import recommended
+from train_scripts.runner.settings import batch, count_gpus, read_settings, trainer
+from train_scripts.runner.stages import Refused
+from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint
+
+COMMAND = [sys.executable, "-m", "train_scripts.runner"]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Variables with which the runner is found from another folder."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+
+
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the runner, as a script does."""
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=folder, env=environment(**variables), capture_output=True, text=True, timeout=60
+    )
+
+
+# ---------------------------------------------------------------------------------------- stages
+
+
+def test_a_stage_runs_once(tmp_path: Path) -> None:
+    make = ["stage", "out", "make it", "log", "bash", "-c", "echo made >>out.partial"]
+    said = [run(tmp_path, *make).stdout, run(tmp_path, *make).stdout]
+    assert (tmp_path / "out").read_text() == "made\n" and not (tmp_path / "out.partial").exists()
+    assert [line[:6] for line in "".join(said).splitlines()] == ["[....]", "[done]", "[have]"]
+
+
+def test_what_an_interrupted_stage_left_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").write_text("half\n")
+    assert run(tmp_path, "stage", "out", "make it", "log", "bash", "-c", "echo made >>out.partial").returncode == 0
+    assert (tmp_path / "out").read_text() == "made\n"
+
+
+def test_a_failing_stage_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    result = run(tmp_path, "stage", "out", "try", "log", "bash", "-c", "echo H-1; echo reason; exit 3")
+    assert result.returncode == 3
+    assert "reason" in result.stderr and "H-1" not in result.stderr
+    assert "all it said is in log" in result.stderr
+    assert "[done]" not in result.stdout
+
+
+def test_a_stage_has_to_write_its_output(tmp_path: Path) -> None:
+    result = run(tmp_path, "stage", "out", "try", "log", "true")
+    assert (result.returncode, result.stderr) == (2, "error: try: out was not written\n")
+
+
+def test_an_unknown_program_is_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path, "log", "log", "no-such-program")
+    assert result.returncode == 2 and result.stderr.startswith("error: no-such-program: no such program; ")
+
+
+@pytest.fixture
+def sleeping(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """A runner in the middle of a stage that writes its process id and waits."""
+    script = [
+        "stage",
+        "out",
+        "sleep",
+        "log",
+        "bash",
+        "-c",
+        "echo $$ >started.partial; mv started.partial started; exec sleep 50",
+    ]
+    runner = subprocess.Popen(
+        [*COMMAND, *script], cwd=tmp_path, env=environment(LOCK="models.lock"), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (tmp_path / "started").exists():
+        assert runner.poll() is None
+        time.sleep(0.02)
+    yield runner
+    runner.kill()
+    runner.wait()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_runner_that_is_ended_ends_its_command(
+    sleeping: subprocess.Popen, tmp_path: Path, sent: signal.Signals
+) -> None:
+    child = int((tmp_path / "started").read_text())
+    sleeping.send_signal(sent)
+    _, said = sleeping.communicate(timeout=20)
+    assert sleeping.returncode == 128 + sent
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert said == ("\nInterrupted. The same command goes on from here.\n" if sent == signal.SIGINT else "")
+
+
+def test_only_one_run_at_a_time(sleeping: subprocess.Popen, tmp_path: Path) -> None:
+    """The command of a runner that was killed holds the lock, too."""
+    locked = {"LOCK": "models.lock", "LOCK_SECONDS": "0.1"}
+    refused = "error: another run is writing to .; wait for it or end it first\n"
+    assert run(tmp_path, "log", "log", "true", **locked).stderr == refused
+    sleeping.kill()
+    sleeping.wait()
+    assert run(tmp_path, "log", "log", "true", **locked).stderr == refused
+    os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
+    assert run(tmp_path, "log", "log", "true", LOCK="models.lock").returncode == 0
+
+
+# ---------------------------------------------------------------------------------------- training
+
+
+def _checkpoint(file: Path, text: str, whole: bool = True) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data", text * 1000)
+    if not whole:
+        file.write_bytes(file.read_bytes()[:-50])
+
+
+def test_a_half_written_checkpoint_is_mended(tmp_path: Path) -> None:
+    _checkpoint(tmp_path / "checkpoint_best.pt", "best")
+    _checkpoint(tmp_path / "checkpoint_last.pt", "last", whole=False)
+    mend_last_checkpoint(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
+    _checkpoint(tmp_path / "checkpoint_last.pt", "last")
+    whole = (tmp_path / "checkpoint_last.pt").read_bytes()
+    mend_last_checkpoint(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == whole
+
+
+def record(name: str, **values: object) -> str:
+    """A line of fairseq's log."""
+    return f"2026-11-21 12:00:00 | INFO | {name} | {json.dumps(values)}\n"
+
+
+def test_progress_of_training(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(4.5, {})
+    inner = {"epoch": 2, "update": 1.119, "loss": "9.253", "wps": "3403.5", "num_updates": "375", "wall": "150"}
+    valid = {"epoch": 2, "valid_loss": "7.502", "valid_num_updates": "191", "valid_mean_accepted_tokens": "3.21"}
+    progress.read("2026-11-21 12:00:00 | INFO | fairseq.trainer | begin training epoch 1\n")
+    progress.read(record("train_inner", **inner))
+    progress.read(record("train_inner", **inner)[:60] + "}\n")
+    progress.read(record("valid", **valid))
+    assert capsys.readouterr().out.splitlines() == [
+        "       epoch 2, update 375, loss 9.25, 3404 words/s, 2:30 of at most 4:30 min",
+        "       epoch 2, 191 updates: loss on the validation set 7.502, mean accepted tokens 3.21",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ("--max-epoch 4 --max-update 0", "epoch 2 of 4, update 130,"),
+        ("--max-update 9 --max-update 400", "epoch 2, update 130 of 400"),
+    ],
+)
+def test_time_that_is_left(options: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guessed from the progress since the first line that was seen, and shown every 20 seconds."""
+    clock = iter(range(0, 1000, 10))
+    progress = Progress(0, ends_of(["fairseq-train", *options.split()]), clock=lambda: now)
+    for updates in (50, 110, 130, 150):
+        now = next(clock)
+        values = {"epoch": 1 + updates // 100, "update": updates / 100, "num_updates": str(updates)}
+        progress.read(record("train_inner", **values, loss="9.2", wps="34.5", wall="150"))
+    first, second = capsys.readouterr().out.splitlines()
+    assert "update 50" in first and "left" not in first
+    # 80 updates in 20 seconds, 270 to go.
+    assert shown in second and second.endswith(", about 1:07 min left")
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+SOME = {"NAME": "x", "SUBWORDS": "bpe", "VERIFIER_TOKENS": "8000", "DRAFTER_TOKENS": "8000", "MAX_TOKENS": "4000"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus"),
+    [({"CUDA_VISIBLE_DEVICES": "0,3"}, 2), ({"CUDA_VISIBLE_DEVICES": ""}, 0), ({"SLURM_GPUS_ON_NODE": "4"}, 4)],
+)
+def test_gpus_are_those_of_the_allocation(variables: dict[str, str], gpus: int) -> None:
+    assert count_gpus(variables) == gpus
+    assert read_settings({**SOME, **variables}).GPUS == str(gpus)
+    assert read_settings({**SOME, **variables, "GPUS": "1"}).GPUS == "1"
+
+
+def test_workers_are_the_processors_of_the_allocation() -> None:
+    assert read_settings({**SOME, "SLURM_CPUS_PER_TASK": "7"}).WORKERS == "7"
+    assert read_settings({**SOME, "SLURM_CPUS_PER_TASK": "7", "WORKERS": "3"}).WORKERS == "3"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "program", "processes"),
+    [
+        ("", "torchrun --standalone --nproc-per-node 2", 2),
+        ("torchrun --nnodes 2", "torchrun --nnodes 2 --nproc-per-node 2", 4),
+        ("srun torchrun --nnodes=1:3 --nproc_per_node=4", "srun torchrun --nnodes=1:3 --nproc_per_node=4", 12),
+    ],
+)
+def test_all_processes_share_the_batch(launcher: str, program: str, processes: int) -> None:
+    s = read_settings({**SOME, "GPUS": "2", "TORCHRUN": launcher})
+    assert trainer(s, "data") == f"{program} --no-python fairseq-train data --distributed-world-size {processes}"
+    found = batch(s, "48000", "1000").split()
+    assert found[::2] == ["--max-tokens", "--update-freq"] and int(found[1]) * int(found[3]) * processes == 48000
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"TORCHRUN": "srun -n 2", "GPUS": "2"}, "TORCHRUN=srun -n 2: give the command torchrun"),
+        ({"TORCHRUN": "torchrun --nnodes 2", "GPUS": "0"}, "TORCHRUN=torchrun --nnodes 2: .* GPUS above 0"),
+        ({"AVERAGE": "some"}, "AVERAGE=some: give a number"),
+        ({"DRAFTER_MINUTES": "1h"}, "DRAFTER_MINUTES=1h: give a number"),
+        ({"NAME": "a b"}, "NAME=a b: name it with letters"),
+    ],
+)
+def test_wrong_settings_are_refused(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        read_settings({**SOME, **variables})
+
+
+def test_recommended_settings(tmp_path: Path) -> None:
+    found = {"recommended": {"no_quality_loss": None, "within_tolerance": "--decoder gad++ --tau 2"}}
+    (tmp_path / "sweep.json").write_text(json.dumps(found))
+    assert recommended(tmp_path / "sweep.json") == {"within_tolerance": "--decoder gad++ --tau 2"}
+    assert recommended(tmp_path / "none.json") == {}
+
+
+# ---------------------------------------------------------------------------------------- recipes from anywhere
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone whose path has spaces."""
+    root = tmp_path / "a clone of mine"
+    shutil.copytree(REPOSITORY / "train_scripts", root / "train_scripts")
+    (root / "fairseq_plugins").symlink_to(REPOSITORY / "fairseq_plugins")
+    return root
+
+
+def recipe(script: Path, folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a recipe from some folder."""
+    left = {name: value for name, value in os.environ.items() if name not in ("DATA", "NAME", "TEST", "BART")}
+    path = os.pathsep.join([variables.pop("PATH", ""), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", str(script), *options], cwd=folder, env={**left, "GPUS": "0", **variables, "PATH": path},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_a_recipe_starts_from_anywhere(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "my text").mkdir()
+    for name in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            (tmp_path / f"my text/{name}.{language}").write_text("ein zwei\n")
+    variables = {"DATA": "my text", "BART": "my text", "TEACHER": "my text/train.en", "NAME": "x"}
+    result = recipe(clone / "train_scripts/multi30k.sh", tmp_path, "--only", "text", **variables)
+    assert result.returncode == 0, result.stderr
+    assert (clone / "data-bin/x/raw/valid.de").read_text() == "ein zwei\n"
+    result = recipe(clone / "train_scripts/multi30k.sh", tmp_path, "--dry-run", **variables, SUBWORDS="gpt2")
+    assert f"--gpt2-vocab-bpe '{tmp_path}/my text/vocab.bpe'" in result.stdout
+
+
+def test_slurm_runs_a_copy_of_the_recipe(clone: Path, tmp_path: Path) -> None:
+    """scontrol knows which file it is, whatever folder the job was sent from."""
+    copy, programs = tmp_path / "spool/slurm_script", tmp_path / "programs"
+    programs.mkdir()
+    copy.parent.mkdir()
+    shutil.copy(clone / "train_scripts/multi30k.sh", copy)
+    command = f"   Command={clone}/train_scripts/multi30k.sh --dry-run\n"
+    (tmp_path / "job").write_text(f"JobId=7 JobName=multi30k\n{command}   WorkDir=/\n\nJobId=8\n{command}")
+    (programs / "scontrol").write_text(f"#!/bin/sh\n[ \"$*\" = 'show job 7' ] && cat '{tmp_path}/job'\n")
+    (programs / "scontrol").chmod(0o755)
+    result = recipe(copy, tmp_path, "--dry-run", SLURM_JOB_ID="7", PATH=str(programs))
+    assert result.returncode == 0, result.stderr
+    assert "--recipe train_scripts/multi30k.sh" in result.stdout
+
+
+def test_what_comes_first_is_said(clone: Path) -> None:
+    result = recipe(clone / "train_scripts/multi30k.sh", clone, "--only", "decode")
+    assert result.stderr == (
+        "error: stage decode: data-bin/multi30k.en-de/dict.de.txt is missing; "
+        "the stage binarise comes first: --only binarise\n"
+    )
+    result = recipe(clone / "train_scripts/multi30k.sh", clone, "--only", "drafter")
+    assert "checkpoints/multi30k.en-de/verifier.pt is missing; the stage verifier comes first" in result.stderr

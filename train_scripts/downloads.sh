@@ -1,0 +1,41 @@
+# shellcheck shell=bash
+# Sourced by recipes that download something. With --dry-run all of these print what they would do.
+
+# fetch URL FILE BYTES [SHA256]: download FILE unless it is there; BYTES is the least it must have. Where no checksum is published only
+# the size is checked.
+fetch() {
+    local remedy="remove it and try again, or give local text with DATA=folder" size
+    if [ -e "$2" ]; then return; fi
+    perform mkdir -p "$(dirname "$2")"
+    perform curl --fail --location --silent --show-error --continue-at - --output "$2.partial" "$1" ||
+        die "$1: could not be downloaded; see above, or give local text with DATA=folder"
+    if [ -z "${dry_run:-}" ]; then
+        size=$(wc -c <"$2.partial")
+        [ "$size" -ge "$3" ] || die "$2.partial: has $size bytes, expected at least $3; $remedy"
+        [ -z "${4:-}" ] || sha256sum --check --quiet >/dev/null <<<"$4  $2.partial" || die "$2.partial: its checksum is not the published one; $remedy"
+    fi
+    perform mv "$2.partial" "$2"
+}
+
+# from_archives OUT ARCHIVE:MEMBER...: members of archives (tar, or zip by their name) one after the other, cleaned.
+from_archives() {
+    local item
+    for item in "${@:2}"; do
+        case $item in
+            *.zip:*) perform_to "$1.whole" unzip -p "${item%%:*}" "${item#*:}" ;;
+            *) perform_to "$1.whole" tar -xzOf "${item%%:*}" "${item#*:}" ;;
+        esac
+    done
+    tool clean-lines "$1.whole" "$1"
+    perform rm "$1.whole"
+}
+
+# from_sacrebleu SET PAIR SIDE OUT: a published test set; sacrebleu checks its checksum. SIDE is src or ref.
+from_sacrebleu() {
+    perform_to "$4.whole" sacrebleu --test-set "$1" --language-pair "$2" --echo "$3"
+    tool clean-lines "$4.whole" "$4"
+    perform rm "$4.whole"
+}
+
+# perform_to FILE COMMAND...: the output goes to the end of FILE.
+perform_to() { if [ -n "${dry_run:-}" ]; then printf '%q ' "${@:2}" && say ">>$1"; else "${@:2}" >>"$1"; fi; }

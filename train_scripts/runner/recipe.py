@@ -1,0 +1,345 @@
+"""The path of a recipe, from text to a measured drafter.
+
+text -> binarise -> [teacher -> decode -> merge ->] verifier -> [decode -> merge ->] drafter [-> blockwise] -> sweep
+-> test -> table -> card
+
+With a teacher of its own, verifier and drafter both learn from its translations (Seq-KD by a shared teacher: GAD
+section 5.1); without, or with DRAFTER_DATA=verifier, the drafter learns from the verifier's.
+
+FROM=name of a finished run begins a second round: verifier and drafter of that run go on together, with what the
+verifier says with several beams, so that its states say more of what comes next; then the drafter by itself, with what
+the new verifier says.
+"""
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from train_scripts.runner.settings import Settings, batch, trainer
+from train_scripts.runner.stages import Refused, is_dry_run, lock, minutes, run, say, stage
+from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text
+from train_scripts.runner.training import remove_numbered, train
+
+
+class Recipe:
+    """Settings, folders and stages of a recipe.
+
+    Args:
+        settings: all of them.
+        wanted: names of the stages that are not left out.
+        part: name of the folders in those of the recipe, for models that are not the final ones.
+    """
+
+    def __init__(self, settings: Settings, wanted: Collection[str], part: str = "") -> None:
+        s = self.settings = settings
+        self.wanted = wanted
+        self.data, self.models = Path("data-bin", s.NAME), Path("checkpoints", s.NAME, part)
+        self.logs, self.runs = (Path("checkpoints", s.NAME, folder, part) for folder in ("logs", "training"))
+        self.results, self.raw = Path("results", s.NAME, part), self.data / "raw"
+        self.verifier, self.drafter = self.models / "verifier.pt", self.models / "drafter.pt"
+        self.base = self.verifier  # what the drafter's training starts from
+        self.languages = f"--source-lang {s.src} --target-lang {s.tgt}"
+        self.precision = "--fp16" if s.GPUS != "0" and s.FP16 != "0" else ""
+        self.verifier_options = f"--seed {s.SEED} {s.verifier_options} {batch(s, s.VERIFIER_TOKENS, s.MAX_TOKENS)}"
+        self.made_by: dict[Path, str] = {}
+
+    def step(
+        self, name: str, output: Path, message: str, make: Callable[[], None], *needs: Path, newer: Path | None = None
+    ) -> None:
+        """Run a stage that --skip and --only can leave out, and refuse it where something that it `needs` is missing.
+
+        An output older than `newer` is made again: the repository comes with models and cards of other runs.
+        """
+        self.made_by[output] = name
+        if name not in self.wanted:
+            return
+        if newer and not is_dry_run() and is_older(output, newer):
+            output.unlink()
+        if not output.exists():
+            self.check_needs(name, *needs)
+        stage(output, message, make)
+
+    def check_needs(self, name: str, *needs: Path) -> None:
+        """Refuse a stage without the files that it reads."""
+        for file in needs:
+            if not file.exists() and not is_dry_run():
+                before = self.made_by.get(file)
+                remedy = f"the stage {before} comes first: --only {before}" if before else "give another TEACHER"
+                raise Refused(f"stage {name}: {file} is missing; {remedy}")
+
+    def run_all(self) -> None:
+        """Run all stages that are wanted and not done."""
+        start, s, sets = time.monotonic(), self.settings, {}
+        if s.FROM:
+            self.check_second_round()
+        elif s.DATA and "text" in self.wanted and (is_dry_run() or not self.raw.exists()):
+            sets = find_sets(s)
+        if not is_dry_run():
+            for folder in (self.data, self.models, self.logs, self.runs, self.results):
+                folder.mkdir(parents=True, exist_ok=True)
+            if self.wanted != {"decode"}:  # jobs of an array decode side by side
+                lock(self.models / ".lock")
+            self.check_origin()
+        where = f"models in {self.models}, logs in {self.logs}, results in {self.results}"
+        say(f"Recipe {s.NAME}: {where}; {s.GPUS} GPUs.")
+        call_recipe("get_models")
+        self.step("text", self.raw, "get the text", lambda: make_text(s, self.raw, sets))
+        dictionary, cut = self.data / f"dict.{s.tgt}.txt", "cut into subwords and binarise"
+        self.step("binarise", dictionary, cut, lambda: binarise(s, self.data, self.logs), self.raw)
+        self.train_all(dictionary)
+        models, table, card = (self.verifier, self.drafter), self.results / "table.md", self.models / "README.md"
+        sweep = self.results / "sweep/sweep.json"
+        self.step("sweep", sweep, "choose k, β and τ on the validation set", self.sweep, *models)
+        self.step("test", self.results / "test", "translate the test set and score it", self.test, *models)
+        self.step("table", table, "compare decoders on the test set", self.compare, *models)
+        self.step("card", card, "write the model card", self.write_card, table, newer=table)
+        if not is_dry_run() and table.exists():
+            say(f"\n{table.read_text(encoding='utf-8')}")
+            say(f"The table is also in {table} and table.json; remove table.md to measure again.")
+        say(f"Finished in {minutes(time.monotonic() - start)} min.")
+
+    def check_origin(self) -> None:
+        """Refuse to go on with one text where another was the beginning."""
+        file, origin = self.data / "origin.txt", self.settings.origin
+        if origin and not file.exists():
+            file.write_text(origin + "\n", encoding="utf-8")
+        if origin and (before := file.read_text(encoding="utf-8").rstrip("\n")) != origin:
+            remedy = f"choose another NAME, or remove {self.data}, {self.models} and {self.results}"
+            raise Refused(f"NAME={self.settings.NAME}: {self.data} was made from {before}; {remedy}")
+
+    def check_second_round(self) -> None:
+        """Set what FROM means, and refuse it without finished models."""
+        s = self.settings
+        if s.DRAFTER != "features":
+            cannot = f"trains verifier and drafter together, which DRAFTER={s.DRAFTER} cannot"
+            raise Refused(f"FROM={s.FROM}: {cannot}; leave DRAFTER out")
+        s.TEACHERS, s.TEACHER, s.DRAFTER_DATA = "0", f"checkpoints/{s.FROM}/verifier.pt", "verifier"
+        for file in (s.TEACHER, f"checkpoints/{s.FROM}/drafter.pt", f"data-bin/{s.FROM}/raw"):
+            if not Path(file).exists() and not is_dry_run():
+                raise Refused(f"FROM={s.FROM}: {file} is missing; run the recipe with NAME={s.FROM} first")
+
+    # ---------------------------------------------------------------------------------------- training
+
+    def train_all(self, dictionary: Path) -> None:
+        """Train teachers, verifier, drafter and blockwise heads, each on what it learns from."""
+        s, taught, distilled = self.settings, self.data / "taught", self.data / "distilled"
+        teachers = [f"teacher{number}" for number in range(1, int(s.TEACHERS) + 1)]
+        for number, name in enumerate(teachers, 1):
+            options = f"--seed {int(s.SEED) + number} {s.teacher_options} {batch(s, s.TEACHER_TOKENS, s.MAX_TOKENS)}"
+            self.train_model("teacher", name, self.data, options, dictionary)
+        teacher = ":".join(f"{self.models}/{name}.pt" for name in teachers) or s.TEACHER
+        if not teacher:
+            if s.FIRST_UPDATES != "0" and not (self.runs / "verifier").exists():
+                title = f"a first table, of models after {s.FIRST_UPDATES} updates"
+                self.step("first", self.results / "first/table.md", title, self.first_table, dictionary)
+            self.train_model("verifier", "verifier", self.data, self.verifier_options, dictionary)
+            self.distil(str(self.verifier), s.DISTIL_DECODER, distilled)
+        elif s.DRAFTER_DATA == "verifier":
+            self.distil(teacher, s.DISTIL_DECODER, taught, s.DISTIL_RATIO)
+            if s.FROM:
+                self.tune_verifier(taught)
+            else:
+                self.train_model("verifier", "verifier", taught, self.verifier_options, taught)
+            self.distil(str(self.verifier), "greedy", distilled)
+        else:
+            self.distil(teacher, s.DISTIL_DECODER, distilled, s.DISTIL_RATIO)
+            self.train_model("verifier", "verifier", distilled, self.verifier_options, distilled)
+        self.train_drafter("drafter", "drafter", self.verifier, distilled, self.drafter_updates(distilled))
+        if s.BLOCKWISE_HEADS != "0":
+            self.train_blockwise(distilled)
+
+    def train_model(self, name: str, model: str, data: Path, options: str, *needs: Path) -> None:
+        """Train `model` on `data` in the stage `name`; average its last checkpoints, or take its best one: MODEL.pt."""
+        folder, file, log = self.runs / model, self.models / f"{model}.pt", self.logs / f"{model}.log"
+        title, keep = model.replace("blockwise", "blockwise heads"), int(self.settings.AVERAGE)
+        command = self.training_command(model, data, options)
+        limit = float(getattr(self.settings, f"{name.upper()}_MINUTES"))
+        self.step(name, folder, f"train the {title}", lambda: train(folder, log, limit, command, keep), *needs)
+
+        def average() -> None:
+            checkpoints = f"{folder} --last {keep}" if keep else f"{folder}/checkpoint_best.pt"
+            run(f"spec-dec-average {checkpoints} --output {file}", log=self.logs / f"average-{model}.log")
+            remove_numbered(folder)
+
+        what = "average the last checkpoints" if keep else "take the best checkpoint"
+        self.step(name, file, f"{what} of the {title}", average, folder, newer=folder / "checkpoint_last.pt")
+
+    def training_command(self, model: str, data: Path, options: str) -> str:
+        """Return the command that trains a model."""
+        s = self.settings
+        logs = f"--tensorboard-logdir {self.models}/tensorboard/{model}" if s.TENSORBOARD != "0" else ""
+        saved = f"--save-interval-updates {s.SAVE_INTERVAL_UPDATES} --skip-invalid-size-inputs-valid-test"
+        task = f"--user-dir fairseq_plugins {self.languages} {s.task_options} {self.precision}"
+        return f"{trainer(s, data)} {task} {logs} {saved} {options} {s.TRAINING_OPTIONS}"
+
+    def train_drafter(self, name: str, model: str, verifier: Path, data: Path, options: str) -> None:
+        """Train a drafter for a verifier (see `train_model`).
+
+        DRAFTER=features reads the verifier's states, with a few layers and without glancing; DRAFTER=tokens is the
+        papers' (a decoder that reads the output so far), except that it shares the verifier's encoder.
+        """
+        s, kind = self.settings, "--share-encoder"
+        if s.DRAFTER == "features":
+            kind = f"--drafter-context features --drafter-layers {s.DRAFTER_LAYERS} --position-decay 3"
+            kind += " --glancing-start 0 --glancing-end 0"
+        self.train_model(name, model, data, (
+            f"--seed {s.SEED} --task spec_dec --criterion glat_loss --verifier-path {verifier} "
+            f"--block-size {s.BLOCK_SIZE} {s.drafter_training} {batch(s, s.DRAFTER_TOKENS, s.DRAFTER_MAX_TOKENS)} "
+            f"--init-decoder-from {self.base} --activation-fn {s.ACTIVATION} --src-embedding-copy "
+            f"--blocks-per-sentence {s.BLOCKS_PER_SENTENCE} "
+            "--best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "
+            f"{kind} {s.DRAFTER_OPTIONS} {options}"
+        ), verifier, data)  # fmt: skip
+
+    def drafter_updates(self, data: Path) -> str:
+        """Return DRAFTER_EPOCHS as updates: the drafter's learning rate may depend on their number."""
+        s, counted = self.settings, self.logs / "drafter-updates.txt"
+        if not s.DRAFTER_EPOCHS or "drafter" not in self.wanted or (self.runs / "drafter").exists():
+            return ""
+        if is_dry_run():
+            return f"--max-update UPDATES_OF_{s.DRAFTER_EPOCHS}_EPOCHS"
+        self.check_needs("drafter", self.verifier, data)
+        count = f"count-updates {data} --languages {s.src} {s.tgt} --epochs {s.DRAFTER_EPOCHS}"
+        run(f"{TOOL} {count} --tokens {s.DRAFTER_TOKENS}", out=counted)
+        return f"--max-update {counted.read_text()}"
+
+    def tune_verifier(self, data: Path) -> None:
+        """Train the verifier of FROM with its drafter, for TUNE_UPDATES; the drafter's training goes on from there."""
+        s, both, tuned = self.settings, self.models / "verifier-with-drafter.pt", self.models / "tuned.pt"
+        before = Path("checkpoints", s.FROM)
+        self.base = before / "drafter.pt"
+        updates = f"--max-update {s.TUNE_UPDATES}" if s.TUNE_UPDATES else ""
+        self.train_drafter("verifier", both.stem, before / "verifier.pt", data, f"--tune-verifier {updates}")
+        split = f"{TOOL} split-verifier {both} {before}/verifier.pt {self.verifier} {tuned}"
+        self.step("verifier", self.verifier, "part verifier and drafter", lambda: run(split), both, newer=both)
+        self.base = tuned
+
+    def train_blockwise(self, data: Path) -> None:
+        """Train heads on the frozen verifier, whose own output they give (Stern et al. 2018, footnote 1)."""
+        s = self.settings
+        self.train_model("blockwise", "blockwise", data, (
+            f"--seed {s.SEED} --task spec_dec --arch blockwise_transformer --base-path {self.verifier} --freeze-base "
+            f"--identity-first-head --blockwise-heads {s.BLOCKWISE_HEADS} --criterion blockwise_loss "
+            "--best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "
+            f"{s.blockwise_training} {batch(s, s.VERIFIER_TOKENS, s.MAX_TOKENS)}"
+        ), self.verifier, data)  # fmt: skip
+
+    def first_table(self) -> None:
+        """Compare decoders after FIRST_UPDATES updates, from where the verifier's training goes on.
+
+        The drafter learns from the text itself, and is trained again for the final verifier.
+        """
+        s, updates = self.settings, int(self.settings.FIRST_UPDATES)
+        changes = {"AVERAGE": "0", "BLOCKWISE_HEADS": "0", "COMPARED": "fairseq beam 5,greedy,gad", "REPEATS": "1"}
+        first = Recipe(Settings(**{**vars(s), **changes, "FIRST_MINUTES": "0"}), self.wanted, "first")
+        run(f"mkdir -p {first.models} {first.logs} {first.runs} {first.results}")
+
+        def train_verifier() -> None:
+            folder, log, limit, keep = self.runs / "verifier", self.logs / "verifier.log", s.VERIFIER_MINUTES, s.AVERAGE
+            command = self.training_command("verifier", self.data, f"{self.verifier_options} --max-update {updates}")
+            train(folder, log, float(limit), command, int(keep), partly=True)
+            last = f"{folder}.partial/checkpoint_last.pt"
+            run(f"spec-dec-average {last} --output {first.verifier}", log=first.logs / "average-verifier.log")
+
+        # A stage of its own: a resumed training adds an update, and the drafter learns with the verifier as it was.
+        title = f"train the verifier for {updates} updates; later it goes on from there"
+        self.step("first", first.verifier, title, train_verifier)
+        options = f"--max-update {updates} --warmup-updates {updates // 10}"
+        first.train_drafter("first", "drafter", first.verifier, self.data, options)
+        first.compare()
+        if not is_dry_run():
+            say()
+            run(f"{TOOL} short-table {first.results}/table.md")
+            say("\nThe models of this table learned for some minutes only; it is made again with those that come now.")
+
+    def distil(self, teacher: str, decoder: str, output: Path, ratio: str = "") -> None:
+        """Translate training and validation set, without pairs whose lengths differ by more than `ratio`.
+
+        The drafter learns what its verifier repeats without end, too: there drafts save most.
+        """
+        s, shards = self.settings, Path(f"{output}-shards")
+        self.made_by[shards] = "decode"
+        sets, path = f"{self.languages} --gen-subset train,valid", shlex.quote(teacher)
+        if "decode" in self.wanted and not output.exists():
+            self.check_needs("decode", self.data / f"dict.{s.tgt}.txt", *map(Path, teacher.split(":")))
+            say(f"[....] translate the training set with {teacher}")
+            search = f"--decoder {decoder} --beam {s.DISTIL_BEAM} --max-tokens {s.DISTIL_MAX_TOKENS}"
+            options = f"{s.task_options} {s.distil_options} {s.DECODING_OPTIONS} {self.precision}"
+            run(f"spec-dec-distill decode {self.data} {sets} --path {path} --output {shards} {search} {options}")
+        limits = (f"--max-length-ratio {ratio} " if ratio else "") + ("--keep-raw" if s.KEEP_RAW else "")
+        merge = f"spec-dec-distill merge {self.data} {sets} {limits} --shards {shards} --destdir {output}"
+        title = "check, merge and binarise the translations"
+        self.step("merge", output, title, lambda: run(f"{merge} --workers {s.WORKERS}"), shards)
+
+    # ---------------------------------------------------------------------------------------- measuring
+
+    def decoding(self) -> str:
+        """Return the options that every decoding on the test and validation sets has."""
+        s, bart = self.settings, shlex.quote(self.settings.BART)
+        to_text = {
+            "moses": "--remove-bpe --tokenizer moses",
+            "gpt2": f"--bpe gpt2 --gpt2-encoder-json {bart}/encoder.json --gpt2-vocab-bpe {bart}/vocab.bpe",
+        }.get(s.SUBWORDS, "--remove-bpe sentencepiece")
+        options = f"--skip-invalid-size-inputs-valid-test {s.task_options} {s.search_options} {s.DECODING_OPTIONS}"
+        return f"{self.languages} --task spec_dec --path {self.verifier} {to_text} {options} {self.precision}"
+
+    def sweep(self) -> None:
+        """Measure settings of gad and gad++ on the validation set."""
+        s, some = self.settings, f"--sentences {self.settings.SWEEP_SENTENCES}" if self.settings.SWEEP_SENTENCES else ""
+        grid = f"--block-sizes {s.BLOCK_SIZES} --top-betas {s.TOP_BETAS} --taus {s.TAUS} {some}"
+        sets = f"--drafter-path {self.drafter} --gen-subset valid --reference {self.raw}/valid.{s.tgt}"
+        sweep = f"spec-dec-sweep {self.data} {self.decoding()} {sets} {grid} --output {self.results}/sweep"
+        run(sweep, log=self.logs / "sweep.log")
+
+    def test(self) -> None:
+        """Write text and scores of every decoder: tokenised BLEU as in the papers, and sacreBLEU with its signature."""
+        s, part, drafter = self.settings, Path(f"{self.results}/test.partial"), f"--drafter-path {self.drafter}"
+        rows = {"beam": "--decoder fast-beam --beam 5", "greedy": "--decoder greedy", "gad": f"--decoder gad {drafter}"}
+        found = recommended(self.results / "sweep/sweep.json")
+        rows |= {name: f"{options} {drafter}" for name, options in found.items()}
+        rows |= {name: f"--decoder {name}" for name in s.decoders.split()}
+        references = sorted(Path(s.DATA).glob(f"test.{s.tgt}.[0-9]*")) if s.DATA else []
+        compared = f"--references {shlex.join(map(str, references)) or f'{self.raw}/test.{s.tgt}'}"
+        run(f"rm -rf {part}")
+        run(f"mkdir -p {part}")
+        for name, options in rows.items():
+            generate = f"fairseq-generate {self.data} --user-dir fairseq_plugins {self.decoding()} --gen-subset test"
+            run(f"{generate} --max-tokens {s.DISTIL_MAX_TOKENS} {options}", out=part / f"{name}.out")
+            scores = f"spec-dec-metrics --hypotheses {part}/{name}.out {compared} --lang {s.LANGUAGE_OF_TARGET}"
+            run(f"{scores} {s.metric_options} --json {part}/{name}.json", out=part / f"{name}.txt")
+        run(f"mv {part} {self.results}/test")
+
+    def compare(self) -> None:
+        """Write the table of decoders."""
+        s = self.settings
+        threads = f"env OMP_NUM_THREADS={s.DECODING_THREADS} " if s.DECODING_THREADS else ""
+        rows = f"--decoders {shlex.quote(s.COMPARED)} " if s.COMPARED else ""
+        rows += f"--blockwise-path {self.models}/blockwise.pt" if s.BLOCKWISE_HEADS != "0" else ""
+        models = f"{self.decoding()} --drafter-path {self.drafter} --reference {self.raw}/test.{s.tgt}"
+        timing = f"--repeats {s.REPEATS} --timing-sentences {s.TIMING_SENTENCES} --results {self.results}"
+        run(f"{threads}spec-dec-compare {self.data} {models} {rows} {timing}", out=self.logs / "compare.log")
+
+    def write_card(self) -> None:
+        """Write the model card, beside what the models need to be used alone: dictionaries and subwords."""
+        s = self.settings
+        for name in (f"dict.{s.src}.txt", f"dict.{s.tgt}.txt", "subwords.model", "bpe.codes"):
+            if is_dry_run() or (self.data / name).exists():
+                run(f"cp {self.data}/{name} {self.models}")
+        script = shlex.quote((f"FROM={s.FROM} " if s.FROM else "") + s.recipe)
+        card = f"model-card {s.NAME} --languages {s.src} {s.tgt} --subwords {s.SUBWORDS}"
+        run(f"{TOOL} {card} --licence {shlex.quote(s.licence)} --recipe {script}")
+
+
+def is_older(file: Path, other: Path) -> bool:
+    """Return whether both exist, and the first was written before the second."""
+    return file.exists() and other.exists() and file.stat().st_mtime < other.stat().st_mtime
+
+
+def recommended(sweep: Path) -> dict[str, str]:
+    """Return the options of the settings that a sweep recommends; none of a sweep that was left out."""
+    if is_dry_run():
+        return dict.fromkeys(("no_quality_loss", "within_tolerance"), "--decoder gad++ CHOSEN_BY_SWEEP")
+    found = json.loads(sweep.read_text(encoding="utf-8"))["recommended"] if sweep.exists() else {}
+    return {name: options for name, options in found.items() if options}

@@ -1,0 +1,110 @@
+"""Commands, quoted as in a shell, and stages. A stage makes one file or folder, and is skipped where that exists."""
+
+import errno
+import fcntl
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Refused(Exception):
+    """A wrong setting or input: one line with its value and the remedy."""
+
+
+class CommandFailed(Exception):
+    """A command ended with an error. Its messages are in the log, or were printed where there is none."""
+
+    def __init__(self, status: int, log: Path | None) -> None:
+        super().__init__(f"exit status {status}")
+        self.status, self.log = status if status > 0 else 128 - status, log  # as in a shell
+
+
+def say(text: str = "") -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def minutes(seconds: float) -> str:
+    """Return a duration as minutes:seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def is_dry_run() -> bool:
+    """Return whether commands are only printed; the functions of a recipe read the same variable."""
+    return bool(os.environ.get("dry_run"))
+
+
+def lock(file: Path) -> None:
+    """Keep other runs from writing beside this file until this process and its children have ended.
+
+    Raises:
+        Refused: when another run holds the lock for LOCK_SECONDS.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    os.set_inheritable(descriptor, True)  # an orphaned training keeps it
+    end = time.monotonic() + float(os.environ.get("LOCK_SECONDS") or 5)
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                return say(f"Note: {file.parent} cannot be locked ({error.strerror}); start no second run there.")
+            if time.monotonic() > end:
+                raise Refused(f"another run is writing to {file.parent}; wait for it or end it first") from None
+        time.sleep(0.1)
+
+
+@contextmanager
+def started(command: str, **files: Any) -> Iterator[subprocess.Popen]:
+    """Start a command, and end it where this process is interrupted: a training would go on alone."""
+    words = shlex.split(command)
+    try:
+        child = subprocess.Popen(words, close_fds=False, **files)  # it inherits locks
+    except FileNotFoundError:
+        raise Refused(f"{words[0]}: no such program; install everything with make setup") from None
+    try:
+        yield child
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+
+
+def run(command: str, log: Path | None = None, out: Path | None = None, source: Path | None = None) -> None:
+    """Run a command that reads `source` and writes to `out`; its messages, and its output without `out`, go to `log`.
+
+    Raises:
+        CommandFailed: when its exit status is not 0.
+    """
+    if is_dry_run():
+        files = (f" <{source}" if source else "") + (f" >{out}" if out else "")
+        return say(shlex.join(shlex.split(command)) + files)
+    with ExitStack() as stack:
+        reads = stack.enter_context(open(source, "rb")) if source else None
+        messages = stack.enter_context(open(log, "wb")) if log else None
+        writes = stack.enter_context(open(out, "wb")) if out else messages
+        with started(command, stdin=reads, stdout=writes, stderr=messages) as child:
+            status = child.wait()
+    if status:
+        raise CommandFailed(status, log)
+
+
+def stage(output: Path, message: str, make: Callable[[], None]) -> None:
+    """Call `make`, which has to write `output`, unless that exists."""
+    if is_dry_run():
+        say(f"# {message}: {output}")
+        make()
+        return say()
+    if output.exists():
+        return say(f"[have] {message}: {output}")
+    say(f"[....] {message}")
+    start = time.monotonic()
+    make()
+    if not output.exists():
+        raise Refused(f"{message}: {output} was not written")
+    say(f"[done] {message}: {output}, {minutes(time.monotonic() - start)} min")

@@ -1,0 +1,139 @@
+"""Text and binarised data of a recipe."""
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from train_scripts.runner.settings import Settings
+from train_scripts.runner.stages import CommandFailed, Refused, run, started
+
+TOOL = "python -m train_scripts.tools"
+WRONG_NAME = "or end NAME with the right languages"
+
+
+def find_sets(s: Settings) -> dict[str, Path]:
+    """Return the prefix of the files of each set in DATA=folder; HOLD_OUT takes validation out of the training set.
+
+    Raises:
+        Refused: when a set is missing, or has text that cannot be used.
+    """
+    folder, languages, tests = Path(s.DATA), (s.src, s.tgt), [s.TEST or "test"]
+    if not s.TEST and not any((folder / f"test.{language}").exists() for language in languages):
+        tests = sorted(file.name.removesuffix(f".{s.src}") for file in folder.glob(f"test*.{s.src}")) or tests
+    if len(tests) > 1:
+        raise Refused(f"{folder}: several test sets ({' '.join(tests)}); choose one: TEST={tests[0]}")
+    names = {"train": ["train"], "valid": ["valid", "val", "dev", "tune"], "test": tests}
+    if s.HOLD_OUT:
+        del names["valid"]
+    if not folder.is_dir():  # with --dry-run
+        return {name: folder / prefixes[0] for name, prefixes in names.items()}
+    sets = {name: find_set(folder, languages, prefixes) for name, prefixes in names.items()}
+    for prefix in sets.values():
+        source, target = (Path(f"{prefix}.{language}") for language in languages)
+        lines = count_lines(source), count_lines(target)
+        if lines[0] != lines[1]:
+            numbers = f"{source} has {lines[0]} lines but {target} has {lines[1]}"
+            raise Refused(f"{numbers}; line n of one must be the translation of line n of the other")
+    return sets
+
+
+def find_set(folder: Path, languages: Sequence[str], names: Sequence[str]) -> Path:
+    """Return the first of these prefixes that has files, and refuse it without one of the languages."""
+    for name in names:
+        files = [folder / f"{name}.{language}" for language in languages]
+        there = [file for file in files if file.exists()]
+        if len(there) == 1:
+            missing = next(file for file in files if file not in there)
+            raise Refused(f"{missing}: no such file, but {there[0].name} is there; add it, {WRONG_NAME}")
+        if there:
+            return folder / name
+    looked_for = f"(looked for: {' '.join(names)})"
+    raise Refused(f"{folder}/{names[0]}.{languages[0]}: no such file {looked_for}; put it there, {WRONG_NAME}")
+
+
+def count_lines(file: Path) -> int:
+    """Return the number of lines of a text, and refuse it where it is empty or not UTF-8."""
+    try:
+        with open(file, encoding="utf-8", newline="\n") as lines:
+            are_empty = Counter(line.isspace() for line in lines)
+    except UnicodeDecodeError:
+        raise Refused(f"{file}: not UTF-8; convert it: iconv -f OLD -t UTF-8") from None
+    except OSError:
+        raise Refused(f"{file}: not a readable file; give plain text, one sentence per line") from None
+    if not are_empty[False]:
+        raise Refused(f"{file}: has no text; put one sentence on each line")
+    return are_empty.total()
+
+
+def call_recipe(function: str, *arguments: object) -> None:
+    """Call a shell function that the recipe may have; with --dry-run it prints its commands."""
+    if f"BASH_FUNC_{function}%%" in os.environ:
+        words = ["bash", "-euo", "pipefail", "-c", f'{function} "$@"', "bash", *map(str, arguments)]
+        with started(shlex.join(words)) as shell:
+            if status := shell.wait():
+                raise CommandFailed(status, None)
+
+
+def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
+    """Write {train,valid,test}.LANGUAGE: the text of FROM, of DATA (`sets`), or what the recipe's `get_text` writes."""
+    part, languages = Path(f"{raw}.partial"), (s.src, s.tgt)
+    run(f"rm -rf {part}")
+    run(f"mkdir -p {part}")
+    if s.FROM:
+        run(f"cp -r data-bin/{s.FROM}/raw/. {part}")
+    elif s.DATA:
+        copies = {prefix: part / ("whole" if s.HOLD_OUT and name == "train" else name) for name, prefix in sets.items()}
+        files = [f"{file}.{language}" for pair in copies.items() for language in languages for file in pair]
+        run(f"{TOOL} clean-lines {shlex.join(files)}")
+        if s.HOLD_OUT:
+            divided = f"{part}/whole {part}/valid {part}/train --languages {s.src} {s.tgt}"
+            run(f"{TOOL} hold-out {divided} --one-in {s.HOLD_OUT}")
+    else:
+        call_recipe("get_text", part)
+    run(f"mv {part} {raw}")
+
+
+def binarise(s: Settings, data: Path, logs: Path) -> None:
+    """Cut the text into subwords and binarise it. The target dictionary is moved last: it says that all is there."""
+    part, text, bart = data / "binarised.partial", data / "raw", shlex.quote(s.BART)
+    files = [f"{name}.{language}" for name in ("train", "valid", "test") for language in (s.src, s.tgt)]
+    model, codes, dictionary = data / "subwords.model", data / "bpe.codes", "--joined-dictionary"
+    run(f"rm -rf {part}")
+    run(f"mkdir -p {part}/tokens {part}/text")
+    if s.FROM:  # models that go on need the same subwords and dictionary
+        before = Path("data-bin", s.FROM)
+        for name in (model.name, codes.name):
+            if (before / name).exists():
+                run(f"cp {before}/{name} {data}")
+        dictionary += f" --srcdict {before}/dict.{s.src}.txt"
+    if s.SUBWORDS == "moses":
+        for file in files:  # punctuation normalised, hyphens apart, as fairseq's WMT scripts do
+            moses = f"sacremoses --quiet --language {file.rpartition('.')[2]} --processes {s.WORKERS}"
+            run(f"{moses} normalize -c tokenize -a", source=text / file, out=part / "tokens" / file)
+        text = part / "tokens"
+        if not codes.exists():  # joint BPE (Sennrich et al. 2016)
+            run(f"cat {text}/train.{s.src} {text}/train.{s.tgt}", out=text / "both")
+            learn = f"learn-bpe --symbols {s.VOCABULARY} --num-workers {s.WORKERS} --input {text}/both"
+            run(f"subword-nmt {learn} --output {codes}.partial", log=logs / "subwords.log")
+            run(f"mv {codes}.partial {codes}")
+        for file in files:
+            run(f"subword-nmt apply-bpe --codes {codes} --input {text}/{file} --output {part}/text/{file}")
+    else:
+        apply = f"apply-subwords {model}"
+        if s.SUBWORDS == "gpt2":
+            apply, dictionary = f"apply-gpt2-bpe {bart}", f"--srcdict {bart}/dict.txt --tgtdict {bart}/dict.txt"
+        elif not model.exists():
+            learn = f"learn-subwords {model} --kind {s.SUBWORDS} --size {s.VOCABULARY}"
+            run(f"{TOOL} {learn} {text}/train.{s.src} {text}/train.{s.tgt}", log=logs / "subwords.log")
+        run(f"{TOOL} {apply} {' '.join(f'{text}/{file} {part}/text/{file}' for file in files)}")
+    limits = f"--languages {s.src} {s.tgt} --max-length {s.MAX_LENGTH} --max-ratio {s.MAX_RATIO}"
+    run(f"{TOOL} clean-pairs {part}/text/train {part}/text/clean {limits}")
+    sets = f"--trainpref {part}/text/clean --validpref {part}/text/valid --testpref {part}/text/test"
+    options = f"--source-lang {s.src} --target-lang {s.tgt} {dictionary} --workers {s.WORKERS} --destdir {part}"
+    run(f"fairseq-preprocess {options} {sets}", log=logs / "preprocess.log")
+    made = [f"{part}/{file.replace('.', f'.{s.src}-{s.tgt}.')}.{end}" for file in files for end in ("bin", "idx")]
+    run(f"mv {' '.join(made)} {part}/dict.{s.src}.txt {data}")
+    run(f"mv {part}/dict.{s.tgt}.txt {data}")
+    run(f"rm -rf {part}")

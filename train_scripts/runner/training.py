@@ -1,0 +1,147 @@
+"""fairseq-train: resumed after an interruption, ended by the clock, with its progress on the screen."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from train_scripts.runner.stages import CommandFailed, is_dry_run, minutes, run, say, started
+
+INTERVAL = 20  # seconds between two lines of progress in a file
+
+
+def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, partly: bool = False) -> None:
+    """Train or resume, with the checkpoints in FOLDER.partial, which is renamed at the end.
+
+    Args:
+        folder: where the checkpoints go.
+        log: where the messages of fairseq-train go, after those of earlier runs.
+        limit: minutes of training, those before an interruption included; 0 for any.
+        command: fairseq-train and its options.
+        keep: number of checkpoints that stay beside the best and the last.
+        partly: leave FOLDER.partial, for a longer training to go on with.
+
+    Raises:
+        CommandFailed: when fairseq-train fails.
+    """
+    partial = Path(f"{folder}.partial")
+    command += f" --save-dir {partial} --no-epoch-checkpoints --keep-interval-updates {keep or 1}"
+    command += f" --stop-time-hours {limit / 60:g} --log-format json"
+    command += f" --log-interval {os.environ.get('LOG_INTERVAL') or 100}"
+    if is_dry_run():
+        return run(command)
+    partial.mkdir(parents=True, exist_ok=True)
+    mend_last_checkpoint(partial)
+    if (partial / "checkpoint_last.pt").exists():
+        say(f"       going on from {partial}/checkpoint_last.pt")
+    progress = Progress(limit, ends_of(shlex.split(command)))
+    with open(log, "ab", 0) as file, started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+        for line in child.stdout or ():
+            file.write(line)
+            progress.read(line.decode(errors="replace"))
+    clear_line()
+    if child.wait():
+        raise CommandFailed(child.returncode, log)
+    if not partly:
+        if not keep:
+            remove_numbered(partial)
+        partial.rename(folder)
+
+
+def remove_numbered(folder: Path) -> None:
+    """Remove the checkpoints that only an average needs."""
+    for file in folder.glob("checkpoint_[0-9]*.pt"):
+        file.unlink()
+
+
+def mend_last_checkpoint(folder: Path) -> None:
+    """Remove torn checkpoints, and go on from the best one where the last is torn.
+
+    fairseq copies checkpoint_best.pt to checkpoint_last.pt: a kill in between leaves a torn copy, which it cannot load.
+    """
+    last, best = folder / "checkpoint_last.pt", folder / "checkpoint_best.pt"
+    for file in (last, best):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                is_whole = archive.testzip() is None
+        except (zipfile.BadZipFile, EOFError, FileNotFoundError):
+            is_whole = False
+        if not is_whole:
+            file.unlink(missing_ok=True)
+    if best.exists() and not last.exists():
+        shutil.copy(best, f"{last}.partial")
+        os.replace(f"{last}.partial", last)
+
+
+def ends_of(command: Sequence[str]) -> dict[str, int]:
+    """Return where a training ends by itself, in epochs and updates; the last value of an option counts."""
+    pairs = dict(zip(command, command[1:], strict=False))
+    found = {unit: pairs.get(option, "0") for unit, option in (("epoch", "--max-epoch"), ("update", "--max-update"))}
+    return {unit: int(end) for unit, end in found.items() if end.isdigit() and end != "0"}
+
+
+def clear_line() -> None:
+    """Remove the moving line."""
+    if sys.stdout.isatty():
+        print("\r\033[K", end="", flush=True)
+
+
+@dataclass
+class Progress:
+    """Shows a training from its log in JSON: a moving line on a terminal, a line every `INTERVAL` seconds in a file.
+
+    Args:
+        limit: minutes after which it ends; 0 for none.
+        ends: where it ends by itself (see `ends_of`).
+        clock: returns seconds.
+    """
+
+    limit: float
+    ends: dict[str, int]
+    clock: Callable[[], float] = time.monotonic
+    first: tuple[float, float] | None = None
+    shown: float = float("-inf")
+
+    def read(self, line: str) -> None:
+        """Show a line of the log that tells how far the training is."""
+        found = re.search(r"\| (train_inner|valid) \| (\{.*\})$", line.rstrip())
+        if found is None:
+            return
+        with suppress(ValueError, KeyError):  # of a line that another process broke
+            values = json.loads(found[2])
+            if found[1] == "valid":
+                text = f"epoch {values['epoch']}, {values['valid_num_updates']} updates: loss on the validation set "
+                accepted = values.get("valid_mean_accepted_tokens")
+                clear_line()
+                more = f", mean accepted tokens {accepted}" if accepted else ""
+                return say(f"       {text}{values['valid_loss']}{more}")
+            text = f"       {self.describe(values)}"
+            if sys.stdout.isatty():
+                print(f"\r{text}\033[K", end="", flush=True)
+            elif self.clock() - self.shown >= INTERVAL:
+                self.shown = self.clock()
+                say(text)
+
+    def describe(self, values: dict[str, Any]) -> str:
+        """Return where the training is, and a guess of the time that is left."""
+        done = {"epoch": float(values["update"]), "update": int(values["num_updates"])}
+        epoch, update = (f" of {self.ends[unit]}" if unit in self.ends else "" for unit in done)
+        text = f"epoch {values['epoch']}{epoch}, update {done['update']}{update}, loss {float(values['loss']):.2f}, "
+        text += f"{float(values.get('wps', 0)):.0f} words/s, {minutes(float(values['wall']))}"
+        text += f" of at most {minutes(60 * self.limit)} min" if self.limit else ""
+        share, now = max((done[unit] / end for unit, end in self.ends.items()), default=0), self.clock()
+        self.first = self.first or (share, now)
+        if share > self.first[0]:
+            left = (now - self.first[1]) * (1 - share) / (share - self.first[0])
+            text += f", about {minutes(left)} min left"
+        return text
