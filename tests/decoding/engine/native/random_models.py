@@ -7,13 +7,13 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from fairseq.modules import gelu
+from fairseq_plugins.decoding.engine.native.layers import Ends
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttention, PackedAttention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
-from fairseq_plugins.decoding.engine.native.layers import Ends
 from fairseq_plugins.decoding.engine.weights import Layer, Linear, Norm, quantized_layer
 
 PAD, EOS, UNK = 1, 2, 3

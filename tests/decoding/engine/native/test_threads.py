@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq_plugins.decoding.engine.native.kernels import Kernels
+from fairseq_plugins.decoding.engine.native.layers import Prediction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.native import build
-from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import Prediction
 from tests.decoding.engine.random_steps import (
     EOS,
     PAD,

@@ -6,10 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.layout import Chain, Span
-from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.decoding.engine.native.kernels import Kernels
 from fairseq_plugins.decoding.engine.native.layers import (
     HALVES_IN_TILES,
@@ -21,6 +17,10 @@ from fairseq_plugins.decoding.engine.native.layers import (
     Predicted,
     Prediction,
 )
+
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.layout import Chain, Span
+from fairseq_plugins.decoding.engine.native import build
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.engine.random_steps import (
     EOS,

@@ -1,16 +1,14 @@
-"""Weights that the processor multiplies in tiles: every decoder gives fairseq's output, as with others."""
+"""Large weights that float16 holds: in tiles where the processor has them, else in panels; outputs are fairseq's."""
 
 from typing import Any
 
 import pytest
 import torch
-from fairseq_plugins.decoding.engine.native.build import library
-from fairseq_plugins.decoding.engine.native.layers import HALVES_IN_TILES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.engine.native import kernels as native
-from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.engine.native import model as native_model
+from tests.decoding.engine.native.forms import FORMS, HALVES, HAS_HALVES, HAS_INT8, HAS_TILES
 from tests.strategies import SOURCES, STEADY_MODELS, some
 from tests.support import (
     Options,
@@ -25,14 +23,16 @@ from tests.support import (
     make_transformer,
 )
 
-pytestmark = pytest.mark.skipif(library() is None or not library().has_tiles(), reason="no tiles on this processor")
 WIDE = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "decoder_ffn_embed_dim": 96}
+HELD = FORMS.FP16_AMX_TILES if HAS_TILES else HALVES
+
+pytestmark = pytest.mark.skipif(not HAS_HALVES, reason="no float16 on this processor")
 
 
 @pytest.fixture(autouse=True)
 def every_layer_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those are that go to tiles."""
-    monkeypatch.setattr(native, "MAX_PACKED_WIDTH", 0)
+    """As those are that are copied for no other reason."""
+    monkeypatch.setattr(native_model, "MAX_PACKED_WIDTH", 0)
 
 
 def in_halves(model: torch.nn.Module) -> Any:
@@ -53,30 +53,27 @@ def in_halves(model: torch.nn.Module) -> Any:
 )
 @settings(STEADY_MODELS, max_examples=some(8))
 @given(sources=SOURCES, seed=st.integers(0, 1000), before=st.booleans())
-def test_lossless_decoders(how: Options, sources: list[int], seed: int, before: bool) -> None:
+def test_lossless_decoders(how: Options, chosen_forms: list[Any], sources: list[int], seed: int, before: bool) -> None:
     task = make_task(60)
     options = {**WIDE, "encoder_normalize_before": before, "decoder_normalize_before": before}
     verifier = in_halves(make_transformer(task, seed, **options))
     drafter = in_halves(make_drafter(task, seed + 1, verifier=verifier, **WIDE, drafter_context="features"))
     sample = make_sample(task, sources, seed)
+    chosen_forms.clear()
     ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=30)
     assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=30))
-    assert_in_tiles(how.build([verifier], drafter, task))
+    # Drafts are rounded.
+    rounded = {FORMS.INT8_PANELS} if HAS_INT8 and how.spec.name == "gad" else set()
+    assert set(chosen_forms) == {HELD} | rounded
 
 
 @settings(STEADY_MODELS, max_examples=some(12))
 @given(sources=SOURCES, seed=st.integers(0, 1000), beam=st.sampled_from([1, 4, 5]))
-def test_beam_search(sources: list[int], seed: int, beam: int) -> None:
+def test_beam_search(chosen_forms: list[Any], sources: list[int], seed: int, beam: int) -> None:
     task = make_task(1100)  # so many that they are scored in several parts
     verifier = in_halves(make_transformer(task, seed, **WIDE))
     sample = make_sample(task, sources, seed)
-    how = Options("fast-beam")
-    ours, _ = decode([verifier], task, sample, how, beam_size=beam, max_len_b=30)
+    chosen_forms.clear()
+    ours, _ = decode([verifier], task, sample, Options("fast-beam"), beam_size=beam, max_len_b=30)
     assert_same_hypotheses(ours, fairseq_beam([verifier], task, sample, beam, max_len_b=30))
-    assert_in_tiles(how.build([verifier], None, task, beam=beam))
-
-
-def assert_in_tiles(method: Method) -> None:
-    decoder, encoder = method.verifier.decoders[0], method.verifier.encoders[0]
-    assert encoder.native_layers.in_tiles and decoder.native_layers.in_tiles
-    assert decoder.native_output.structure.form == HALVES_IN_TILES
+    assert set(chosen_forms) == {HELD}

@@ -1,0 +1,220 @@
+"""Linear layers of the kernels in every form of a weight: what PyTorch computes, bit by bit where forms are equal."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.native import kernels
+from fairseq_plugins.decoding.engine.weights import in_floats, quantized
+from tests.decoding.engine.native.forms import FORMS
+from tests.strategies import STEADY, some
+
+SIZES = {
+    "rows": st.integers(1, 40),
+    "inputs": st.integers(1, 70),
+    "outputs": st.integers(1, 150),
+    "has_bias": st.booleans(),
+    "seed": st.integers(0, 99),
+}
+
+
+def make(weight: Tensor, bias: Tensor | None, form: Any, scale: Tensor | None = None, **more: bool) -> Any:
+    """A layer of the kernels."""
+    return kernels().linear(weight, bias, scale, format=form, **{"batch_invariant": False, **more})
+
+
+def apply(layer: Any, x: Tensor) -> Tensor:
+    """What it makes of x [R, inputs]."""
+    return torch.from_numpy(layer(x)).view(len(x), layer.outputs)
+
+
+def drawn(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A random input, weight and bias."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
+    return x, weight, bias if has_bias else None
+
+
+@settings(STEADY, max_examples=some(160))
+@given(form=st.sampled_from([FORMS.PANELS, FORMS.ROWS]), **SIZES)
+def test_layers_of_any_size(form: Any, **sizes: Any) -> None:
+    x, weight, bias = drawn(**sizes)
+    torch.testing.assert_close(apply(make(weight, bias, form), x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+@pytest.mark.parametrize("rows", [256, 257, 300])
+def test_many_rows(rows: int, batch_invariant: bool) -> None:
+    """From 257 rows on, weights in place are packed on the way, unless no row may depend on the number of rows."""
+    x, weight, bias = drawn(rows, 65, 100, True, 1)
+    layer = make(weight, bias, FORMS.ROWS, batch_invariant=batch_invariant)
+    result = apply(layer, x)
+    torch.testing.assert_close(result, F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    alone = torch.cat([apply(layer, row[None]) for row in x])
+    assert torch.equal(alone, result) == (batch_invariant or rows < 257)
+
+
+@settings(STEADY, max_examples=some(80))
+@given(form=st.sampled_from([FORMS.PANELS, FORMS.ROWS]), **SIZES)
+def test_a_row_gives_the_same_among_others(form: Any, **sizes: Any) -> None:
+    x, weight, bias = drawn(**sizes)
+    layer = make(weight, bias, form)
+    result = apply(layer, x)
+    for row in {0, len(x) // 2, len(x) - 1}:
+        assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
+
+
+@settings(STEADY, max_examples=some(80))
+@given(exponent=st.integers(-20, 12), **SIZES)
+def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes: Any) -> None:
+    """Also the smallest ones, which float16 has without all of its digits."""
+    if not kernels().supports(FORMS.FP16_PANELS):
+        pytest.skip("no float16 on this processor")
+    x, weight, bias = drawn(**sizes)
+    weight = (weight * 2.0**exponent).half().float()
+    halves, whole = (apply(make(weight, bias, form), x) for form in (FORMS.FP16_PANELS, FORMS.PANELS))
+    assert torch.equal(halves, whole)
+
+
+@settings(STEADY, max_examples=some(120))
+@given(
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 5),
+    exponents=st.tuples(st.integers(-20, 3), st.integers(-30, 20)),
+    outputs=SIZES["outputs"],
+    has_bias=SIZES["has_bias"],
+    seed=SIZES["seed"],
+)
+def test_tiles_are_as_exact_as_float32(
+    rows: int, blocks: int, exponents: tuple[int, int], outputs: int, has_bias: bool, seed: int
+) -> None:
+    """Also with weights of few digits, numbers of very different size, and whatever other rows there are."""
+    if not kernels().supports(FORMS.FP16_AMX_TILES):
+        pytest.skip("no tiles on this processor")
+    x, weight, bias = drawn(rows, 32 * blocks, outputs, has_bias, seed)
+    weight = (weight * 2.0 ** exponents[0]).clamp(-63, 63).half().float()
+    x = x * 2.0 ** exponents[1] * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) ** 8
+    layer = make(weight, bias, FORMS.FP16_AMX_TILES)
+    result = apply(layer, x)
+    exact = x.double() @ weight.double().t() + (0 if bias is None else bias)
+    # What float32 rounds off with every product, and every sum.
+    near = (x.double().abs() @ weight.double().abs().t() + exact.abs()) * 2.0**-23 * (2 + blocks) + 1e-30
+    assert ((result - exact).abs() <= near).all()
+    for row in {0, rows // 2, rows - 1}:
+        assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
+
+
+@settings(STEADY, max_examples=some(80))
+@given(**SIZES)
+def test_int8_products_of_any_size(**sizes: Any) -> None:
+    """What rounding weights and inputs, row by row, says in exact arithmetic."""
+    if not kernels().supports(FORMS.INT8_PANELS):
+        pytest.skip("no fast int8 products on this processor")
+    x, weight, bias = drawn(**sizes)
+    x[0] = 0
+    ours = apply(make(weight, bias, FORMS.INT8_PANELS), x)
+    rounded, _ = in_floats(quantized((weight, bias)))
+    # Halves may go either way.
+    step = x.abs().amax(1, keepdim=True).double().clamp(min=1e-30) / 127
+    near = (step / 2) @ rounded.double().abs().sum(1)[None] + 1e-4
+    assert ((ours - F.linear(x, rounded, bias)).abs() <= near).all()
+    whole = (x.double() / step).round().clamp(-127, 127) * step
+    exact = whole @ rounded.double().t() + (0 if bias is None else bias)
+    share = (ours - exact).abs().lt(1e-3 + 1e-4 * exact.abs()).double().mean()
+    assert share > 0.99 or x.numel() * len(weight) < 2000
+
+
+@pytest.mark.parametrize(("form", "is_copied"), [(FORMS.PANELS, True), (FORMS.ROWS, False), (FORMS.FP16_PANELS, True)])
+def test_which_forms_are_copies(form: Any, is_copied: bool) -> None:
+    if not kernels().supports(form):
+        pytest.skip("not on this processor")
+    weight, x = torch.ones(20, 30), torch.ones(1, 30)
+    layer = make(weight, None, form)
+    assert (apply(layer, x) == 30).all()
+    weight.fill_(2)
+    assert (apply(layer, x) == (30 if is_copied else 60)).all()
+
+
+@pytest.mark.parametrize("form", [FORMS.PANELS, FORMS.ROWS])
+def test_weights_outlive_the_tensor_that_they_were_read_from(form: Any) -> None:
+    x, weight, bias = drawn(3, 400, 500, True, 1)
+    expected = F.linear(x, weight, bias)
+    layer = make(weight.clone(), bias.clone(), form)
+    # What takes the memory that nobody holds any more.
+    for _ in range(4):
+        torch.full((500, 400), torch.nan)
+    torch.testing.assert_close(apply(layer, x), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_numbers_that_are_none_stay_visible(number: float) -> None:
+    """In inputs and in weights, where the model breaks: no result is made of them."""
+    for form in (FORMS.PANELS, FORMS.ROWS):
+        x, weight, bias = drawn(5, 33, 40, True, 1)
+        x[2, 7] = number
+        assert not apply(make(weight, bias, form), x)[2].isfinite().any()
+        x, weight, bias = drawn(5, 33, 40, True, 1)
+        weight[3, 7] = number
+        assert not apply(make(weight, bias, form), x)[:, 3].isfinite().any()
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(9, 9).double(), None, FORMS.PANELS), "another type"),
+        ((torch.ones(9, 9).half(), None, FORMS.PANELS), "another type"),
+        ((torch.ones(9, 9), None, FORMS.INT8_ROWS), "another type"),
+        ((torch.ones(9, 0), None, FORMS.PANELS), "empty"),
+        ((torch.ones(0, 9), None, FORMS.PANELS), "empty"),
+        ((torch.ones(9, 9), torch.ones(8), FORMS.PANELS), "a bias has another size"),
+        ((torch.ones(9, 9), None, FORMS.PANELS, torch.ones(9)), "the scales have another size"),
+        ((torch.ones(9, 9).to(torch.int8), None, FORMS.INT8_ROWS), "the scales have another size"),
+        ((torch.ones(9, 9).to(torch.int8), None, FORMS.INT8_ROWS, torch.ones(8)), "the scales have another size"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(*arguments)
+
+
+@pytest.mark.parametrize("weight", [torch.ones(9), torch.ones(3, 3, 3), torch.ones(9, 9, device="meta"), [[1.0]]])
+def test_what_is_no_matrix_is_refused(weight: Any) -> None:
+    with pytest.raises(TypeError):
+        make(weight, None, FORMS.PANELS)
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (torch.zeros(3, 8), ValueError),
+        (torch.zeros(3, 0), ValueError),
+        (torch.zeros(9), TypeError),
+        (torch.zeros(3, 9, device="meta"), TypeError),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(x: Tensor, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make(torch.ones(9, 9), None, FORMS.PANELS)(x)
+
+
+def test_inputs_of_other_types_and_layouts_are_converted() -> None:
+    layer = make(torch.ones(9, 9), None, FORMS.PANELS)
+    x = torch.arange(27.0).view(3, 9)
+    for same in (x.double(), x.int(), x.t().contiguous().t(), x.expand(2, 3, 9)[1]):
+        assert torch.equal(apply(layer, same), apply(layer, x))
+
+
+def test_tiles_take_whole_blocks_of_inputs() -> None:
+    """Elsewhere they are none of the processor's formats."""
+    has_tiles = kernels().supports(FORMS.FP16_AMX_TILES)
+    message = "multiples of 32" if has_tiles else "does not compute with this weight format"
+    with pytest.raises(ValueError, match=message):
+        make(torch.ones(16, 33), None, FORMS.FP16_AMX_TILES)

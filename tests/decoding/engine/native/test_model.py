@@ -1,0 +1,339 @@
+"""How the kernels hold a model: in which form each weight, rounded or not, and what they leave to PyTorch."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native import NotNative, kernels
+from fairseq_plugins.decoding.engine.native import model as native_model
+from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from fairseq_plugins.decoding.engine.weights import Precision
+from tests.decoding.engine.native.forms import FORMS, HALVES, HAS_HALVES, HAS_INT8, HAS_TILES
+from tests.strategies import FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting, some
+from tests.support import (
+    Options,
+    assert_same_output,
+    decode,
+    emitted_per_iteration,
+    fairseq_greedy,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+
+def form_of(weight: Tensor, packing: Packing = Packing.AUTO, **more: Any) -> Any:
+    return NativeWeights(packing, **more)._format(weight, Precision.FP32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "is_copied"), [(600, 511, True), (511, 600, True), (512, 512, False), (256, 4097, False)]
+)
+def test_weights_of_large_layers_are_read_where_they_are(inputs: int, outputs: int, is_copied: bool) -> None:
+    assert form_of(torch.randn(outputs, inputs)) == (FORMS.PANELS if is_copied else FORMS.ROWS)
+
+
+@pytest.mark.parametrize("packing", list(Packing))
+@pytest.mark.parametrize("exact", [False, True])
+def test_which_large_weights_are_held_twice(packing: Packing, exact: bool) -> None:
+    weight = torch.randn(512, 512)
+    weight = weight.half().float() if exact else weight
+    is_copied = packing is Packing.ALWAYS or (packing is Packing.AUTO and exact and HAS_HALVES)
+    form = form_of(weight, packing)
+    assert (form != FORMS.ROWS) == is_copied
+    assert (form in (FORMS.FP16_PANELS, FORMS.FP16_AMX_TILES)) == (is_copied and exact and HAS_HALVES)
+
+
+def test_large_halves_go_to_tiles_where_these_hold_them() -> None:
+    large, in_tiles = torch.ones(2048, 544), FORMS.FP16_AMX_TILES if HAS_TILES else HALVES
+    assert form_of(large) == in_tiles
+    assert form_of(large[:, :530]) == HALVES, "no whole blocks of inputs"
+    assert form_of(large * 64) == HALVES, "1024 times as much is no half"
+    assert form_of(large / 3) == FORMS.ROWS
+    assert form_of(large[:64]) == HALVES, "near, where a row takes tiles twice the time"
+    assert form_of(large[:64], many_rows=True) == in_tiles
+
+
+@pytest.mark.parametrize("number", [1 + 2**-11, 1e-9, 70000.0, torch.nan])
+def test_other_weights_are_no_halves(number: float) -> None:
+    weight = torch.ones(20, 3)
+    assert form_of(weight) == HALVES
+    weight[7, 1] = number
+    assert form_of(weight) == FORMS.PANELS
+
+
+def test_wide_models_are_rounded_where_copies_may_be() -> None:
+    weight, rounded = torch.ones(1), Precision.INT8_PRODUCTS if HAS_INT8 else Precision.FP32
+    sparing, usual = NativeWeights(Packing.NEVER), NativeWeights()
+    assert sparing.for_drafts(512, weight).precision is Precision.FP32
+    assert usual.for_drafts(512, weight / 3).precision is Precision.FP32
+    assert usual.for_drafts(512, weight).precision is (rounded if HAS_HALVES else Precision.FP32)
+    for weights, width in ((sparing, 16), (usual, 16), (NativeWeights(Packing.ALWAYS), 512)):
+        assert weights.for_drafts(width, weight / 3).precision is rounded
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
+def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any], chosen_forms: list[Any]) -> None:
+    task = make_task(30)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, **options)
+
+    def rounded(name: str, **wanted: Any) -> int:
+        """The number of weights that are rounded."""
+        chosen_forms.clear()
+        generator, _ = make_generator([verifier], task, Options(name, **wanted), drafter)
+        assert generator.backend.name == "native" and len(chosen_forms) > 20
+        return chosen_forms.count(FORMS.INT8_PANELS)
+
+    relaxed = {"top_beta": 3, "tau": 1.0}
+    # Of each of two layers seven, and at least the projection to the vocabulary.
+    count = rounded("gad")
+    assert count > 14 if HAS_INT8 else count == 0
+    assert rounded("gad++", **relaxed) == rounded("iad", iad_fallback="gad") == count
+    assert rounded("gad", fp32_drafts=True) == rounded("gad++", **relaxed, fp32_drafts=True) == 0
+    assert rounded("greedy") == 0
+    # What counts the drafter's own scores is not for the kernels.
+    literal, _ = make_generator([verifier], task, Options("gad++", 4, **relaxed, accept_score="drafter"), drafter)
+    assert literal.backend.name == "torch" and "--accept-score drafter" in literal.backend.reason
+
+
+def test_rounded_drafts_are_as_good() -> None:
+    task = make_task(9)
+    verifier = make_transformer(task, 1)
+    drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features")
+    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
+    for fp32_drafts in (True, False):
+        how = Options("gad", 12, fp32_drafts=fp32_drafts)
+        _, stats = decode([verifier], task, sample, how, drafter, max_len_b=30, min_len=20)
+        assert emitted_per_iteration(stats) > 1.6
+
+
+@settings(STEADY_MODELS, max_examples=some(25))
+@given(
+    options=TRANSFORMERS,
+    drafter_options=FEATURE_DRAFTERS,
+    sources=SOURCES,
+    search=SEARCHES,
+    packing=st.sampled_from([Packing.NEVER, Packing.ALWAYS]),
+    seed=st.integers(0, 1000),
+)
+def test_wide_weights_give_the_same(
+    options: dict[str, Any],
+    drafter_options: dict[str, Any],
+    sources: list[int],
+    search: dict[str, Any],
+    packing: Packing,
+    seed: int,
+) -> None:
+    """Where PyTorch holds them, and packed; narrow ones: tests/decoding/test_native_backend.py."""
+    task = make_task(50)
+    verifier = make_transformer(task, seed, **options)
+    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    sample = make_sample(task, sources, seed)
+    how = Options("gad", 4, fp32_drafts=True)
+    with mock.patch.object(native_model, "MAX_PACKED_WIDTH", 0):
+        ours, stats = decode([verifier], task, sample, how, drafter, engine=NativeWeights(packing), **search)
+    assert_same_output(ours, fairseq_greedy([verifier], task, sample, **search))
+    _, expected = decode([verifier], task, sample, how, drafter, engine=Engine(), **search)
+    assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in expected]
+
+
+def test_weights_outlive_the_parameters_that_they_were_read_from() -> None:
+    task = make_task(30)
+    model = make_transformer(task, 1)
+    sample = make_sample(task, [5, 3])
+    with mock.patch.object(native_model, "MAX_PACKED_WIDTH", 0):
+        generator, _ = make_generator([model], task, Options("greedy"), max_len_b=20)
+        before = generator.generate([model], sample)
+    for parameter in model.parameters():
+        parameter.data = torch.full_like(parameter, torch.nan)
+    assert_same_output(generator.generate([model], sample), before, tolerance=0)
+
+
+# --------------------------------------------------------------------------------- what is left to PyTorch
+
+
+def _other_encoder(model: Any) -> Any:
+    class Other(type(model.encoder)):  # type: ignore[misc]
+        def forward_embedding(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward_embedding(*args, **kwargs)
+
+    model.encoder.__class__ = Other
+    return model
+
+
+def _other_projection(model: Any) -> Any:
+    class Other(type(model.decoder)):  # type: ignore[misc]
+        runs_in_cached_decoder = True
+
+        def output_layer(self, features: Tensor) -> Tensor:
+            return super().output_layer(features)
+
+    model.decoder.__class__ = Other
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "reason"),
+    [
+        ({}, lambda model: model, ""),
+        ({"activation_fn": "gelu"}, lambda model: model, ""),
+        # The kernels read what PyTorch encodes.
+        ({}, _other_encoder, ""),
+        ({"activation_fn": "tanh"}, lambda model: model, "the kernels do not know the activation tanh"),
+        ({"decoder_output_dim": 12}, lambda model: model, "another width than the layers"),
+        ({}, _other_projection, "the vocabulary projection of Other is not a linear layer"),
+        ({}, nn.Module.double, "the weights are in float64 on cpu"),
+    ],
+)
+def test_what_the_kernels_cannot_run(options: dict[str, Any], change: Callable[[Any], Any], reason: str) -> None:
+    """It runs in PyTorch, whose reason says why; the output is fairseq's in any case."""
+    task = make_task(30)
+    model = change(make_transformer(task, 0, **options))
+    sample = make_sample(task, [4, 0, 9])
+    generator, _ = make_generator([model], task, Options("greedy"), max_len_b=15)
+    assert_same_output(generator.generate([model], sample), fairseq_greedy([model], task, sample, max_len_b=15))
+    assert generator.backend.name == ("torch" if reason else "native")
+    assert reason in generator.backend.reason
+
+
+@pytest.mark.parametrize("convert", [Tensor.half, Tensor.double, lambda weight: weight.to("meta")])
+def test_weights_of_other_types_or_elsewhere(convert: Callable[[Tensor], Tensor]) -> None:
+    weights = NativeWeights()
+    with pytest.raises(NotNative, match="the weights are in"):
+        weights.linear((convert(torch.ones(4, 4)), None))
+    with pytest.raises(NotNative, match="the weights are in"):
+        weights.linear((torch.ones(4, 4), convert(torch.ones(4))))
+
+
+# ------------------------------------------------------------------- parts that do not fit each other are refused
+
+
+def decoder_parts() -> dict[str, Any]:
+    """What a decoder of two layers, 16 wide, is made of."""
+    model = make_transformer(make_task(30), 1, decoder_learned_pos=True)
+    made: dict[str, Any] = {}
+    weights = NativeWeights()
+    real = weights.module.transformer
+
+    def spy(layers: Any, embedding: Any, scale: Any, positions: Any, **more: Any) -> Any:
+        made.update(layers=layers, embedding=embedding, scale=scale, positions=positions, **more)
+        return real(layers, embedding, scale, positions, **more)
+
+    with mock.patch.object(weights.module, "transformer", spy):
+        weights.decoder(model.decoder)
+    return made
+
+
+def _with_layer(parts: dict[str, Any], **changes: Any) -> None:
+    """Another first layer, without what is None."""
+    before, layer = parts["layers"][0], kernels().Layer()
+    for name in (name for name in dir(layer) if not name.startswith("_")):
+        value = changes.get(name, getattr(before, name))
+        if value is not None:
+            setattr(layer, name, value)
+    parts["layers"][0] = layer
+
+
+def _linear(inputs: int, outputs: int) -> Any:
+    return NativeWeights().linear((torch.ones(outputs, inputs), None))
+
+
+def _norm(width: int) -> Any:
+    return kernels().Norm(torch.ones(width), torch.zeros(width), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts.update(layers=[]), "without layers"),
+        (lambda parts: parts.update(embedding=torch.ones(0, 16)), "vocabulary is empty"),
+        (lambda parts: parts.update(embedding=torch.ones(30, 12)), "another width"),
+        (lambda parts: parts.update(positions=torch.ones(9, 12)), "another width"),
+        (lambda parts: parts.update(projection=_linear(12, 30)), "the projection reads other states"),
+        (lambda parts: parts.update(final_norm=_norm(12)), "a normalisation has another width"),
+        (lambda parts: parts.update(embedding_norm=_norm(17)), "a normalisation has another width"),
+        (lambda parts: _with_layer(parts, heads=3), "the heads do not divide the width"),
+        (lambda parts: _with_layer(parts, heads=0), "the heads do not divide the width"),
+        (lambda parts: _with_layer(parts, heads=-4), "the heads do not divide the width"),
+        (lambda parts: _with_layer(parts, self_norm=_norm(12)), "a normalisation has another width"),
+        (lambda parts: _with_layer(parts, cross_norm=kernels().Norm()), "a normalisation has another width"),
+        (lambda parts: _with_layer(parts, cross_query=None), "only some layers have cross-attention"),
+        (lambda parts: _with_layer(parts, cross_out=_linear(16, 12)), "cross_out is 16 by 12"),
+        (lambda parts: _with_layer(parts, cross_out=None), "cross_out is missing"),
+        (lambda parts: _with_layer(parts, cross_key_value=None), "cross_key_value is missing"),
+        (lambda parts: _with_layer(parts, cross_key_value=_linear(16, 16)), "cross_key_value is 16 by 16"),
+        (lambda parts: _with_layer(parts, self_qkv=_linear(16, 16)), "self_qkv is 16 by 16"),
+        (lambda parts: _with_layer(parts, self_qkv=None), "self_qkv is missing"),
+        (lambda parts: _with_layer(parts, fc1=None), "fc1 is missing"),
+        (lambda parts: _with_layer(parts, fc2=_linear(7, 16)), "fc2 is 7 by 16"),
+    ],
+)
+def test_layers_that_do_not_fit_each_other(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    parts = decoder_parts()
+    assert kernels().transformer(**parts) is not None
+    change(parts)
+    with pytest.raises(ValueError, match=message):
+        kernels().transformer(**parts)
+
+
+PATH = {
+    "ids": torch.arange(30),
+    "before": torch.ones(30, 4),
+    "after": (4, 30),
+    "of_hidden": (16, 15),
+    "of_before": (4, 15),
+    "of_state": (5, 15),
+    "to_rank": (5, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": torch.arange(29)}, "scores other tokens"),
+        ({"before": None}, "scores other tokens"),
+        ({"before": torch.ones(30, 5)}, "another width"),
+        ({"ids": torch.arange(1, 31)}, "an unknown token"),
+        ({"ids": torch.arange(30) - 1}, "an unknown token"),
+        ({"of_before": (4, 12)}, "do not fit each other"),
+        ({"of_before": (3, 15)}, "do not fit each other"),
+        ({"of_state": (5, 12)}, "do not fit each other"),
+        ({"of_state": (4, 15)}, "do not fit each other"),
+        ({"to_rank": (4, 4)}, "do not fit each other"),
+        ({"to_rank": (5, 3)}, "do not fit each other"),
+        ({"ids": torch.arange(0), "after": None}, "scores no token"),
+        ({"after": None}, "do not fit each other"),
+        ({"of_before": None}, "do not fit each other"),
+        ({"of_hidden": None}, "do not fit each other"),
+    ],
+)
+def test_paths_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    def path(**parts: Any) -> Any:
+        return kernels().Path(**{name: _linear(*x) if isinstance(x, tuple) else x for name, x in parts.items()})
+
+    assert path(**PATH) is not None
+    with pytest.raises(ValueError, match=message):
+        path(**{**PATH, **changes})
+
+
+def test_masks_that_do_not_fit() -> None:
+    feed = kernels().MaskFeed
+    assert feed(torch.ones(16), None, None) is not None
+    assert feed(torch.ones(16), _linear(16, 16), torch.ones(9, 16)) is not None
+    for arguments in (
+        (torch.ones(16), _linear(16, 12), torch.ones(9, 16)),
+        (torch.ones(16), _linear(16, 16), None),
+        (torch.ones(16), _linear(16, 16), torch.ones(9, 12)),
+    ):
+        with pytest.raises(ValueError, match="another width"):
+            feed(*arguments)
