@@ -91,15 +91,17 @@ bool Policy::drafts(double sentences, double source) {
 void Policy::learn(const SurvivalCounts& more) {
     if (more.width() == 0 || more.drafts[0] == 0) return;
     std::lock_guard<std::mutex> lock(mutex);
-    const double total = known.drafts[0] + more.drafts[0];
-    const double kept = always_drafts ? 1 : std::min(1.0, HORIZON / total);
-    const auto add = [&](std::vector<double>& sums, const std::vector<double>& values) {
-        for (size_t i = 0; i < std::min(sums.size(), values.size()); ++i) sums[i] = kept * (sums[i] + values[i]);
-    };
-    add(known.drafts, more.drafts);
-    add(known.seen, more.seen);
-    add(known.tried, more.tried);
-    add(known.right, more.right);
+    for (int64_t t = 0; t < std::min(width, more.width()); ++t) {
+        const double total = known.drafts[t] + more.drafts[t];
+        // A position that is not drafted any more keeps what is known of it.
+        const double kept = always_drafts ? 1 : std::min(1.0, HORIZON / std::max(total, 1.0));
+        known.drafts[t] = kept * total;
+        for (int64_t place = t * BINS; place < (t + 1) * BINS; ++place) {
+            known.seen[place] = kept * (known.seen[place] + more.seen[place]);
+            known.tried[place] = kept * (known.tried[place] + more.tried[place]);
+            known.right[place] = kept * (known.right[place] + more.right[place]);
+        }
+    }
     update_rates();
 }
 

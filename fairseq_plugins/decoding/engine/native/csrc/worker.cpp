@@ -250,7 +250,7 @@ bool Worker::choose(size_t index, int64_t rows, float* row) {
         const int64_t t = work.gained[index], position = batch.lengths[b] + t;
         BestToken next;
         const bool is_drafted = t < work.drafts.count(index);
-        if (profiled_width && is_drafted) {
+        if (profiled_width && 2 * t < work.drafts.count(index)) {
             next = {work.drafts.token(index, t), best_token(row, batch.limits, b, position).log_prob};
         } else if (search.acceptance && is_drafted) {
             to_log_probs(row, batch.limits, b, position);

@@ -27,7 +27,7 @@ public:
     std::vector<int64_t>& active() { return work.active; }
 
     PartSeconds seconds{};
-    std::optional<int64_t> profiled_width;  // while costs are profiled: tokens of every draft, all accepted
+    std::optional<int64_t> profiled_width;  // while costs are profiled: tokens of a draft; half of them stand
 
 private:
     void draft();
