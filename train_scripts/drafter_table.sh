@@ -23,60 +23,45 @@ cells=results/$NAME/drafter-table
 table=results/$NAME/drafters.md
 find_trained "$NAME" distilled verifier
 
-# What each is, and its options; glancing is off and nearer tokens weigh more unless a drafter says otherwise.
-plain=(--position-decay 3 --glancing-start 0 --glancing-end 0)
-started=(--init-decoder-from "$verifier" --activation-fn relu)
-features=("${plain[@]}" "${started[@]}" --drafter-context features --blocks-per-sentence 4)
-glancing=(--glancing-start 0.5 --glancing-end 0.3 --glancing-updates 10000)
-# Drafters that read tokens, on the verifier's encoder and begun as a copy of its decoder: of training from nothing, short trainings
-# would show nothing.
-begun=("${glancing[@]}" "${started[@]}" --share-encoder)
-
-# set_drafter NAME: sets options, data and what (a few words)
-set_drafter() {
-    data=$distilled
-    local one=("${features[@]}" --drafter-layers 1)
-    case $1 in
-        full) what="the papers': own encoder, full attention, glancing"
-            options=("${glancing[@]}" --drafter-attention full --blocks-per-sentence 1) ;;
-        causal) what="own encoder, prefix-causal, glancing"
-            options=("${glancing[@]}" --blocks-per-sentence 4) ;;
-        shared) what="shared encoder, prefix-causal, glancing"
-            options=("${glancing[@]}" --blocks-per-sentence 4 --share-encoder) ;;
-        started) what="begun as the verifier's decoder, shared encoder, prefix-causal, 4 blocks, glancing"
-            options=("${begun[@]}" --blocks-per-sentence 4) ;;
-        started-1-block) what="begun as the verifier's decoder, 1 block per sentence"
-            options=("${begun[@]}" --blocks-per-sentence 1) ;;
-        started-full) what="begun as the verifier's decoder, 1 block, full attention"
-            options=("${begun[@]}" --blocks-per-sentence 1 --drafter-attention full) ;;
-        started-no-glancing) what="begun as the verifier's decoder, without glancing"
-            options=("${begun[@]}" --blocks-per-sentence 4 --glancing-start 0 --glancing-end 0) ;;
-        started-raw) what="begun as the verifier's decoder, trained on the references (no Seq-KD)"
-            data=$raw options=("${begun[@]}" --blocks-per-sentence 4) ;;
-        features-1) what="verifier's states, 1 layer"
-            options=("${one[@]}") ;;
-        features-2 | features-4) what="verifier's states, ${1#features-} layers"
-            options=("${features[@]}" --drafter-layers "${1#features-}") ;;
-        features-no-decay) what="1 layer, all positions weigh the same"
-            options=("${one[@]}" --position-decay 0) ;;
-        features-glancing) what="1 layer, glancing"
-            options=("${one[@]}" "${glancing[@]}") ;;
-        features-soft) what="1 layer, half of the loss from the verifier's distribution"
-            options=("${one[@]}" --soft-targets 0.5) ;;
-        features-transition) what="1 layer, scores of a token given the drafted one before it"
-            options=("${one[@]}" --transition-rank 32) ;;
-        features-state) what="1 layer, such scores given all drafted tokens before it"
-            options=("${one[@]}" --transition-rank 32 --transition-state 64 --transition-dropout 0.1) ;;
-        features-beam) what="1 layer, trained on the verifier's beam search instead of its greedy output"
-            data=$raw/distilled-beam options=("${one[@]}") ;;
-        features-raw) what="1 layer, trained on the references (no Seq-KD)"
-            data=$raw options=("${one[@]}") ;;
-        *) die "DRAFTERS=$DRAFTERS: $1 is unknown; give some of: $all" ;;
-    esac
-}
-all="full causal shared started started-1-block started-full started-no-glancing started-raw features-1 features-2 features-4"
-all+=" features-no-decay features-glancing features-soft features-transition features-state features-beam features-raw"
+# Glancing is off and nearer tokens weigh more unless a drafter says otherwise. Those that read tokens stand on the verifier's encoder and
+# begin as a copy of its decoder: of training from nothing, short trainings would show nothing.
+started="--init-decoder-from $verifier --activation-fn relu"
+features="--position-decay 3 --glancing-start 0 --glancing-end 0 $started --drafter-context features --blocks-per-sentence 4 --drafter-layers"
+glancing="--glancing-start 0.5 --glancing-end 0.3 --glancing-updates 10000 --blocks-per-sentence"
+begun="$started --share-encoder $glancing"
+known=$(cat <<END
+full                 | distilled | the papers': own encoder, full attention, glancing | $glancing 1 --drafter-attention full
+causal               | distilled | own encoder, prefix-causal, glancing | $glancing 4
+shared               | distilled | shared encoder, prefix-causal, glancing | $glancing 4 --share-encoder
+started              | distilled | begun as the verifier's decoder, shared encoder, prefix-causal, 4 blocks, glancing | $begun 4
+started-1-block      | distilled | begun as the verifier's decoder, 1 block per sentence | $begun 1
+started-full         | distilled | begun as the verifier's decoder, 1 block, full attention | $begun 1 --drafter-attention full
+started-no-glancing  | distilled | begun as the verifier's decoder, without glancing | $begun 4 --glancing-start 0 --glancing-end 0
+started-raw          | raw       | begun as the verifier's decoder, trained on the references (no Seq-KD) | $begun 4
+features-1           | distilled | verifier's states, 1 layer | $features 1
+features-2           | distilled | verifier's states, 2 layers | $features 2
+features-4           | distilled | verifier's states, 4 layers | $features 4
+features-no-decay    | distilled | 1 layer, all positions weigh the same | $features 1 --position-decay 0
+features-glancing    | distilled | 1 layer, glancing | $features 1 $glancing 4
+features-soft        | distilled | 1 layer, half of the loss from the verifier's distribution | $features 1 --soft-targets 0.5
+features-transition  | distilled | 1 layer, scores of a token given the drafted one before it | $features 1 --transition-rank 32
+features-state       | distilled | 1 layer, such scores given all drafted tokens before it | $features 1 --transition-rank 32 --transition-state 64 --transition-dropout 0.1
+features-beam        | beam      | 1 layer, trained on the verifier's beam search instead of its greedy output | $features 1
+features-raw         | raw       | 1 layer, trained on the references (no Seq-KD) | $features 1
+END
+)
+all=$(cut -d ' ' -f 1 <<<"$known" | paste -s -d ' ')
+beam=$raw/distilled-beam
 : "${DRAFTERS:=$all}"
+
+# set_drafter NAME: sets data, what (a few words) and options
+set_drafter() {
+    local line
+    line=$(grep "^$1 *|" <<<"$known") || die "DRAFTERS=$DRAFTERS: $1 is unknown; give some of: $all"
+    IFS='|' read -r _ data what options <<<"$line"
+    data=${data// /} what=${what# } what=${what% }
+    data=${!data}
+}
 
 # The papers' drafter has the verifier's shape.
 sizes=$(tool size-options "$verifier")
@@ -102,7 +87,7 @@ train_one() {
         --dropout "$DROPOUT" --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
         --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES" --max-tokens "$MAX_TOKENS" --num-workers 1 --seed "$2" \
         --verifier-path "$verifier" --block-size "$BLOCK_SIZE" --src-embedding-copy --skip-invalid-size-inputs-valid-test \
-        --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric "${options[@]}"
+        --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric $options
 }
 
 # accept CELL MESSAGE DRAFTER K OPTIONS...: decode the subset
@@ -132,7 +117,7 @@ say "Drafters of $NAME: $DRAFTERS; $MINUTES minutes of training each, seeds $SEE
 for drafter in $DRAFTERS; do
     set_drafter "$drafter"
     say "$what" >"$cells/$drafter.what"
-    if [ "$data" = "$raw/distilled-beam" ]; then make_beam "$data"; fi
+    if [ "$data" = "$beam" ]; then make_beam "$data"; fi
     for seed in $SEEDS; do
         run=$drafter-$seed trained=$models/$drafter-$seed/checkpoint_best.pt
         train_one "$run" "$seed"

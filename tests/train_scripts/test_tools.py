@@ -5,6 +5,7 @@ import json
 import lzma
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.conftest import TRAINING, Corpus
 from tests.support import run_in_process
 from tests.test_command_line import hypotheses
 from train_scripts.tools import drafter_table, model_card, models
-from train_scripts.tools.__main__ import main
+from train_scripts.tools.__main__ import TOOLS, main, parser_of
 
 ODD_LINES = ["Ein Satz, größer als 5 km².", "İstanbul  hat\tviele   Leute …", "a\u2028b\x0bc\r"]
 CLEAN_LINES = ["Ein Satz, größer als 5 km².", "İstanbul hat viele Leute …", "a b c"]
@@ -185,7 +186,7 @@ def test_decoder_layers_are_kept_in_order(tmp_path: Path) -> None:
     assert kept["decoder.layers.1.fc1.weight"].tolist() == [2.0, 2.0]
     assert sorted(kept) == sorted(set(weights) - {"decoder.layers.2.fc1.weight"})
     with pytest.raises(ConfigurationError, match="its decoder has no layer 5; "):
-        models.keep_decoder_layers(tmp_path / "whole.pt", [0, 5], tmp_path / "other.pt")
+        models.keep_decoder_layers(tmp_path / "whole.pt", tmp_path / "other.pt", layers="0,5")
     assert not (tmp_path / "other.pt").exists()
 
 
@@ -228,7 +229,7 @@ def test_options_and_updates_of_what_was_trained(corpus: Corpus, capsys: pytest.
     run("count-updates", corpus.data, "--languages", "src", "tgt", "--epochs", 2.5, "--tokens", 100)
     assert int(capsys.readouterr().out) == int(2.5 * tokens / 100) + 1
     with pytest.raises(ConfigurationError, match="train.tgt-src.tgt: no such data; "):
-        models.count_updates(corpus.data, "tgt", "src", 1, 100)
+        models.count_updates(corpus.data, languages=("tgt", "src"), epochs=1, tokens=100)
 
 
 # ---------------------------------------------------------------------------------------- results
@@ -269,6 +270,33 @@ def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a tool as a recipe does."""
     command = [sys.executable, "-m", "train_scripts.tools", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_every_parameter_of_a_tool_is_described(name: str) -> None:
+    module, _, function = TOOLS[name].partition(".")
+    parser = parser_of(name, getattr(import_module(f"train_scripts.tools.{module}"), function))
+    assert parser.description and len(parser._actions) > 1
+    assert [action.dest for action in parser._actions if not action.help] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none"], "invalid choice: 'none'"),
+        (["alter", "a", "b"], "the following arguments are required: --how"),
+        (["alter", "a", "b", "--how", "upper"], "argument --how: invalid choice: 'upper'"),
+        (
+            ["hold-out", "a", "b", "c", "--languages", "en", "--one-in", "5"],
+            "argument --languages: expected 2 arguments",
+        ),
+        (["learn-subwords", "a", "b", "--kind", "bpe", "--size", "many"], "argument --size: invalid int value: 'many'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:

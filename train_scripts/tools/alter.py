@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from train_scripts.tools.text import read_lines, refuse, write_lines
 
@@ -26,8 +27,13 @@ def joined(sentences: Sequence[str]) -> Iterator[str]:
 WAYS: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {"cut": cut, "lower": lower, "joined": joined}
 
 
-def write(source: Path, target: Path, how: str) -> None:
-    """Write the sentences of a file, one a line, altered in one of the `WAYS`.
+def write(source: Path, target: Path, *, how: Literal["cut", "lower", "joined"]) -> None:
+    """Write the sentences of a file, one a line, a little unlike what models were trained on.
+
+    Args:
+        source: the text.
+        target: where the altered sentences go.
+        how: cut (the first half of every sentence), lower (in lower case) or joined (every two sentences as one).
 
     Raises:
         ConfigurationError: where there are none.

@@ -59,6 +59,7 @@ def row(name: str, runs: Sequence[str], block_sizes: Sequence[str], cells: Path,
 
 def write(
     out: Path,
+    *,
     cells: Path,
     models: Path,
     drafters: Sequence[str],
@@ -67,7 +68,7 @@ def write(
     timed: str,
     note: str,
 ) -> None:
-    """Write the table.
+    """Write the table of drafter_table.sh.
 
     Args:
         out: where.

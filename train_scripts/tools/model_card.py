@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tabulate import tabulate
@@ -78,13 +79,19 @@ def card(name: str, source: str, target: str, subwords: str, licence: str, recip
     return "\n\n".join(parts) + "\n"
 
 
-def write(name: str, source: str, target: str, subwords: str, licence: str, recipe: str) -> None:
+def write(
+    name: str,
+    *,
+    languages: tuple[str, str],
+    subwords: Literal["unigram", "bpe", "moses", "gpt2"],
+    licence: str,
+    recipe: str,
+) -> None:
     """Write checkpoints/NAME/README.md.
 
     Args:
         name: of the data and the results.
-        source: source language.
-        target: target language.
+        languages: of source and target.
         subwords: a key of SUBWORD_OPTIONS.
         licence: of the data.
         recipe: the command that made the models.
@@ -92,5 +99,5 @@ def write(name: str, source: str, target: str, subwords: str, licence: str, reci
     Raises:
         ConfigurationError: when it cannot be written.
     """
-    text = card(name, source, target, subwords, licence, recipe)
+    text = card(name, *languages, subwords, licence, recipe)
     write_atomically(Path("checkpoints") / name / "README.md", text, "checkpoints")

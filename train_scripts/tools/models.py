@@ -1,6 +1,5 @@
 """Checkpoints and binarised data: shallower decoders, options for a model of the same shape, numbers of updates."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,18 @@ from fairseq_plugins.fingerprints import state_fingerprint
 from fairseq_plugins.models.block_nat.model import OF_VERIFIER
 
 
-def keep_decoder_layers(source: Path, layers: Sequence[int], target: Path) -> None:
+def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:
     """Write a checkpoint whose decoder has only some of the layers of another.
 
     Args:
         source: a checkpoint of fairseq.
-        layers: which, counted from 0, in their new order.
         target: where the checkpoint goes.
+        layers: which, counted from 0, in their new order, with commas between.
 
     Raises:
         ConfigurationError: when there is no such layer.
     """
+    wanted = [int(layer) for layer in layers.split(",")]
     state = torch.load(source, map_location="cpu")
     kept: dict[str, Any] = {}
     found = set()
@@ -34,10 +34,10 @@ def keep_decoder_layers(source: Path, layers: Sequence[int], target: Path) -> No
             kept[name] = value
             continue
         number, _, parameter = rest.partition(".")
-        if int(number) in layers:
+        if int(number) in wanted:
             found.add(int(number))
-            kept[f"decoder.layers.{layers.index(int(number))}.{parameter}"] = value
-    if missing := sorted(set(layers) - found):
+            kept[f"decoder.layers.{wanted.index(int(number))}.{parameter}"] = value
+    if missing := sorted(set(wanted) - found):
         raise ConfigurationError(f"{source}: its decoder has no layer {missing[0]}; choose others, counted from 0")
     write_checkpoint(target, {**state, "model": kept}, "target")
 
@@ -74,25 +74,28 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
         write_checkpoint(target, to_half(checkpoint), option)
 
 
-def size_options(model: Path) -> list[str]:
-    """The options of fairseq-train that give a Transformer the shape of this one, each with its value."""
+def size_options(model: Path) -> str:
+    """Return the options of fairseq-train for a Transformer of the same shape, one a line.
+
+    Args:
+        model: its checkpoint.
+    """
     sizes = vars(torch.load(model, map_location="cpu")["cfg"]["model"])
-    return [
+    return "\n".join(
         f"--{part}-{name.replace('_', '-')} {sizes[f'{part}_{name}']}"
         for part in ("encoder", "decoder")
         for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
-    ]
+    )
 
 
-def count_updates(data: Path, source: str, target: str, epochs: float, tokens: int) -> int:
+def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, tokens: int) -> int:
     """About how many updates fairseq makes of a training set.
 
     Its batches hold sentences of like lengths, so there is hardly any padding.
 
     Args:
         data: binarised data.
-        source: source language.
-        target: target language.
+        languages: of source and target.
         epochs: how often it is read.
         tokens: in an update, as for --max-tokens.
 
@@ -100,8 +103,8 @@ def count_updates(data: Path, source: str, target: str, epochs: float, tokens: i
         ConfigurationError: when there is no such training set.
     """
     sizes = []
-    for language in (source, target):
-        prefix = data / f"train.{source}-{target}.{language}"
+    for language in languages:
+        prefix = data / f"train.{'-'.join(languages)}.{language}"
         side = data_utils.load_indexed_dataset(str(prefix))
         if side is None:
             raise ConfigurationError(f"{prefix}: no such data; binarise it with fairseq-preprocess")

@@ -43,11 +43,18 @@ def recombined(sentences: Iterable[str], context: int, seed: int) -> Iterator[st
             yield sentence
 
 
-def write(source: Path, target: Path, count: int, context: int = 2, seed: int = 1) -> None:
-    """Write so many new sentences, one a line.
+def write(source: Path, target: Path, *, count: int, context: int = 2, seed: int = 1) -> None:
+    """Make new sentences out of the n-grams of a text.
+
+    Args:
+        source: the text.
+        target: where the new sentences go, one a line.
+        count: number of new sentences.
+        context: words that the next one is drawn after.
+        seed: of the draws.
 
     Raises:
-        ConfigurationError: where the text has too few n-grams for so many.
+        ConfigurationError: where the text has too few n-grams.
     """
     lines = source.read_text(encoding="utf-8").splitlines()
     new = list(islice(recombined(lines, context, seed), count))

@@ -15,7 +15,11 @@ COLUMNS = {
 
 
 def short_table(file: Path) -> str:
-    """The table in `file` (table.md of spec-dec-compare) for a terminal."""
+    """Return a table of decoders in few columns, for a terminal.
+
+    Args:
+        file: table.md of spec-dec-compare.
+    """
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     body = [[row[header.index(column)] for column in COLUMNS] for row in rows]

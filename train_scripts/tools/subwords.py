@@ -3,19 +3,20 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from train_scripts.tools.text import read_lines, write_lines
+from train_scripts.tools.text import file_pairs, read_lines, write_lines
 
 SMALL = 5000  # subwords; with fewer, every character of the text is one of them
 
 
-def learn(model: Path, files: Sequence[Path], kind: str, size: int) -> None:
+def learn(model: Path, files: Sequence[Path], *, kind: Literal["bpe", "unigram"], size: int) -> None:
     """Learn one sentencepiece model of all files. Text is kept as it is: case, no normalisation.
 
     Args:
         model: where it goes.
         files: raw text.
-        kind: bpe or unigram.
+        kind: of subwords.
         size: number of subwords at most; a small corpus has fewer.
     """
     import sentencepiece
@@ -35,29 +36,29 @@ def learn(model: Path, files: Sequence[Path], kind: str, size: int) -> None:
     os.replace(f"{model}.partial.model", model)
 
 
-def apply(model: Path, pairs: Sequence[tuple[Path, Path]]) -> None:
+def apply(model: Path, files: Sequence[Path]) -> None:
     """Cut texts into the subwords of a sentencepiece model.
 
     Args:
         model: the model.
-        pairs: texts, and where their subwords go, with blanks between.
+        files: text, and where its subwords go, with blanks between: IN OUT [IN OUT ...].
     """
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    for source, target in pairs:
+    for source, target in file_pairs(files):
         write_lines(target, (" ".join(processor.encode(line, out_type=str)) for line in read_lines(source)))
 
 
-def apply_gpt2(folder: Path, pairs: Sequence[tuple[Path, Path]]) -> None:
+def apply_gpt2(folder: Path, files: Sequence[Path]) -> None:
     """Cut texts into the byte-level subwords of GPT-2, which fairseq writes as numbers.
 
     Args:
         folder: holds encoder.json and vocab.bpe.
-        pairs: texts, and where their subwords go.
+        files: text, and where its subwords go: IN OUT [IN OUT ...].
     """
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
     encoder = get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-    for source, target in pairs:
+    for source, target in file_pairs(files):
         write_lines(target, (" ".join(map(str, encoder.encode(line))) for line in read_lines(source)))

@@ -4,7 +4,7 @@ import gzip
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
@@ -48,23 +48,39 @@ def write_lines(file: Path, lines: Iterable[str]) -> None:
         out.writelines(line + "\n" for line in lines)
 
 
-def clean_lines(source: Path, target: Path) -> None:
-    """Copy a file with its white space made regular (see `read_lines`)."""
-    write_lines(target, read_lines(source))
+def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """IN OUT IN OUT ... as pairs.
+
+    Raises:
+        ConfigurationError: when an OUT is missing.
+    """
+    if len(files) % 2:
+        refuse(f"{files[-1]}: has no file to write to after it; give IN OUT [IN OUT ...]")
+    return list(zip(files[::2], files[1::2], strict=True))
 
 
-def example_text(out: Path, sizes: dict[str, int]) -> None:
+def clean_lines(files: Sequence[Path]) -> None:
+    """Copy text with every kind of white space as one blank.
+
+    Args:
+        files: text (.gz, .xz: compressed), and where it goes: IN OUT [IN OUT ...].
+    """
+    for source, target in file_pairs(files):
+        write_lines(target, read_lines(source))
+
+
+def example_text(out: Path, *, train: int = 24000, valid: int = 500, test: int = 500) -> None:
     """Write the first sentences of the English-German text in `examples`.
 
     Args:
         out: folder for {train,valid,test}.{en,de}; it is made where it is missing.
-        sizes: number of pairs of each set.
+        train, valid, test: number of pairs of each set.
 
     Raises:
         ConfigurationError: where a set has fewer pairs.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for name, size in sizes.items():
+    for name, size in (("train", train), ("valid", valid), ("test", test)):
         for language in ("en", "de"):
             lines = list(read_lines(EXAMPLE / f"{name}.{language}.xz"))
             if not 1 <= size <= len(lines):
@@ -72,25 +88,24 @@ def example_text(out: Path, sizes: dict[str, int]) -> None:
             write_lines(out / f"{name}.{language}", lines[:size])
 
 
-def clean_pairs(
-    sources: Path, targets: Path, outs: tuple[Path, Path], max_length: int, max_ratio: float
-) -> tuple[int, int]:
-    """Copy the pairs of two files that a model can learn from.
+def clean_pairs(prefix: str, out: str, *, languages: tuple[str, str], max_length: int = 0, max_ratio: float = 0) -> str:
+    """Copy the pairs of two files that a model can learn from; those with an empty side are always left out.
 
     Args:
-        sources: file of sentences, as tokens with blanks between.
-        targets: the other side.
-        outs: where the pairs go that are kept.
+        prefix: of the files, which hold tokens with blanks between.
+        out: prefix of what is kept.
+        languages: suffixes of the files.
         max_length: most tokens of either side; 0 for any number.
         max_ratio: most tokens of one side for each of the other; 0 for any number.
 
     Returns:
-        how many were kept, of how many. Those with an empty side are always left out.
+        a line with the number of pairs that were kept.
 
     Raises:
         ConfigurationError: when the files have different numbers of lines.
     """
     kept = total = 0
+    sources, targets, *outs = (Path(f"{side}.{language}") for side in (prefix, out) for language in languages)
     with ExitStack() as stack:
         files = [stack.enter_context(open(file, encoding="utf-8", newline="\n")) for file in (sources, targets)]
         written = [stack.enter_context(open(file, "w", encoding="utf-8", newline="\n")) for file in outs]
@@ -104,29 +119,28 @@ def clean_pairs(
                 kept += 1
                 for file, line in zip(written, pair, strict=True):
                     file.write(line)
-    return kept, total
+    return f"       {kept} of {total} training pairs kept"
 
 
-def hold_out(prefix: Path, source: str, target: str, one_in: int, valid: Path, train: Path) -> None:
+def hold_out(prefix: Path, valid: Path, train: Path, *, languages: tuple[str, str], one_in: int) -> None:
     """Divide a text: one source sentence in `one_in`, with all its targets, is for validation, the rest for training.
 
     Which ones depends on their text alone, so that a sentence that occurs twice is on one side.
 
     Args:
-        prefix: of the two files, which end in `source` and `target`.
-        source: suffix of the source side.
-        target: suffix of the target side.
-        one_in: about how many sentences there are for one that is held out.
+        prefix: of the two files.
         valid: prefix of what is held out.
         train: prefix of the rest.
+        languages: suffixes of source and target.
+        one_in: number of sentences, about, of which one is held out.
 
     Raises:
         ConfigurationError: when one of both would be empty.
     """
-    sides = {side: list(read_lines(Path(f"{prefix}.{side}"))) for side in (source, target)}
-    held = [zlib.crc32(line.encode()) % one_in == 0 for line in sides[source]]
+    sides = {side: list(read_lines(Path(f"{prefix}.{side}"))) for side in languages}
+    held = [zlib.crc32(line.encode()) % one_in == 0 for line in sides[languages[0]]]
     if all(held) or not any(held):
-        refuse(f"{prefix}.{source}: too little text to hold out one sentence in {one_in}; set HOLD_OUT to less")
+        refuse(f"{prefix}.{languages[0]}: too little text to hold out one sentence in {one_in}; set HOLD_OUT to less")
     for side, lines in sides.items():
         for name, wanted in ((valid, True), (train, False)):
             picked = (line for line, is_held in zip(lines, held, strict=True) if is_held == wanted)
