@@ -60,7 +60,7 @@ def lock(file: Path) -> None:
 
 
 @contextmanager
-def started(command: str, **files: Any) -> Iterator[subprocess.Popen]:
+def started(command: str, **files: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command, and end it where this process is interrupted: a training would go on alone."""
     words = shlex.split(command)
     try:
