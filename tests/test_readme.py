@@ -26,7 +26,7 @@ def test_results_are_those_of_the_model_cards() -> None:
 
 
 def test_how_it_works_stays_short() -> None:
-    assert len((REPOSITORY / "docs" / "how-it-works.md").read_text(encoding="utf-8").splitlines()) <= 40
+    assert len((REPOSITORY / "docs" / "how-it-works.md").read_text(encoding="utf-8").splitlines()) <= 90
 
 
 def test_the_index_has_every_page() -> None:

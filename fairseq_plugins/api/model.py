@@ -12,6 +12,7 @@ from torch import Tensor
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.state import StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -55,6 +56,18 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self._session.task.cfg.data!r}, decoder={self.decoder!r})"
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that decodes, and why it was chosen: "native: the compiled kernels ..."."""
+        if self._spec.build is None:
+            return "fairseq: its own beam search"
+        beam = self._beam(None)
+        with self._lock:
+            generator = self._take(beam)
+            backend: Backend = generator.backend
+            self._give_back(generator)
+        return f"{backend.name}: {backend.reason}"
 
     @property
     def statistics(self) -> CallStatistics:

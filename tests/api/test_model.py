@@ -49,6 +49,18 @@ def interactive(texts: list[str], *options: str) -> list[tuple[float, str]]:
     return [(float(score), text) for _, score, text in lines]
 
 
+def test_backend_has_a_name_and_a_reason() -> None:
+    folder = REPOSITORY / "checkpoints" / "ua-gec"
+    backends = {
+        "greedy": "native: ",
+        "beam": "fairseq: its own beam search",
+    }
+    for decoder, expected in backends.items():
+        assert fairseq_plugins.load(folder, decoder=decoder).backend.startswith(expected)
+    slow = fairseq_plugins.load(folder, decoder="greedy", no_compiled_steps=True)
+    assert slow.backend == "torch: --no-compiled-steps"
+
+
 def test_text_is_that_of_fairseq_interactive(model: Model) -> None:
     expected = interactive(SENTENCES, "--beam", "1")
     found = model.translate(SENTENCES, return_scores=True)

@@ -1,0 +1,46 @@
+"""A wheel holds the compiled kernels: installed where there is no compiler, it decodes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPOSITORY
+
+MODEL = REPOSITORY / "checkpoints" / "multi30k.en-de"
+DECODE = f"""
+import sys
+import fairseq_plugins
+assert fairseq_plugins.__file__.startswith(sys.argv[1]), fairseq_plugins.__file__
+model = fairseq_plugins.load({str(MODEL)!r}, decoder="gad")
+print(model.translate("A man is sleeping on a bench."))
+print(model.backend)
+"""
+
+
+@pytest.mark.slow
+def test_wheel_decodes_without_a_compiler(tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    # What a release has: files that git knows, without those of other tests.
+    listed = subprocess.run(["git", "ls-files", "-z", "fairseq_plugins", "setup.py", "pyproject.toml", "README.md"],
+                            cwd=REPOSITORY, capture_output=True, check=True)  # fmt: skip
+    for name in listed.stdout.decode().split("\0")[:-1]:
+        target = sources / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((REPOSITORY / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*pip, "wheel", "--quiet", *options, str(sources)], check=True,
+                   env={**os.environ, "SPEC_DEC_BUILD": "native"})  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--target", str(installed), str(wheel)], check=True)
+    assert not list(installed.rglob("*.cpp"))
+    environment = {"PATH": "/nowhere", "HOME": str(tmp_path), "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", DECODE, str(installed)], capture_output=True, text=True, cwd=tmp_path,
+                          env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    translation, backend = done.stdout.splitlines()[-2:]
+    assert "Mann" in translation and backend.startswith("native: ")
