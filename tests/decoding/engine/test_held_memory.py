@@ -1,5 +1,6 @@
 """What verifier and drafter hold is their weights and caches: no weight of a large model is held twice."""
 
+import ctypes
 import gc
 import types
 from collections.abc import Iterator
@@ -13,10 +14,19 @@ from fairseq_plugins.benchmarks.machine import resident
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.memory import new_zeros
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.stats import DecodingStats
-from tests.support import Options, fairseq_greedy, ids, make_drafter, make_sample, make_task, make_transformer
+from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from tests.support import (
+    Options,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+)
+
+needs_proc = pytest.mark.skipif(resident("VmRSS") == 0, reason="no /proc")
 
 # Transformer-base with fewer layers and a smaller vocabulary.
 BASE = {
@@ -48,6 +58,13 @@ def held_bytes(*roots: object) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+def in_use() -> int:
+    """Bytes of this process, without what was given back and is kept for others."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident("VmRSS")
+
+
 def weight_bytes(*models: nn.Module) -> int:
     """Bytes of the parameters of models, shared ones once."""
     parameters = {id(parameter): parameter for model in models for parameter in model.parameters()}
@@ -60,33 +77,82 @@ def test_held_bytes_see_closures_and_count_views_once() -> None:
     assert held_bytes([memory[:10], {"a": memory[10:]}], lambda: hidden) == 4 * 150
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"share_encoder": True},
-        {"drafter_context": "features"},
-        {"drafter_attention": "full", "activation_fn": "relu"},
-    ],
-)
-def test_weights_are_held_once(options: dict[str, Any]) -> None:
-    task = make_task(8000)
+KINDS = [
+    {},
+    {"share_encoder": True},
+    {"drafter_context": "features"},
+    {"drafter_attention": "full", "activation_fn": "relu"},
+]
+
+
+def make_models(task: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """A verifier and a drafter of these options, of ordinary size."""
     sizes = {**BASE, "share_all_embeddings": True}
     verifier = make_transformer(task, 1, ending=False, **sizes)
-    drafter = make_drafter(task, 2, verifier=verifier, **{**sizes, **options})
+    return verifier, make_drafter(task, 2, verifier=verifier, **{**sizes, **options})
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_weights_are_held_once(options: dict[str, Any]) -> None:
+    """By PyTorch's operations."""
+    task = make_task(8000)
+    verifier, drafter = make_models(task, options)
     sample = make_sample(task, [20, 7, 12])
     expected = fairseq_greedy([verifier], task, sample, max_len_b=20)
     on_paper = weight_bytes(verifier, drafter)
-
-    build = lambda: Options("gad", 5).build([verifier], drafter, task)  # noqa: E731
-    generator = DraftVerifyGenerator([verifier], task.target_dictionary, build, DecodingStats("gad"), max_len_b=20)
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, engine=Engine(), max_len_b=20)
     assert ids(generator.generate([verifier], sample)) == ids(expected)
-    method = generator.method
+    method = generator.backend.method
     decoders = [*method.verifier.decoders, method.drafter.decoder.cached]
     caches = sum(x.numel() * x.element_size() for decoder in decoders for x in (decoder.cache, decoder.cross))
     held = held_bytes(method, verifier, drafter)
     assert on_paper < held < 1.1 * (on_paper + caches)
-    assert generator.method.verifier.decoders[0].native_layers is not None, "on the kernels"
+
+
+@needs_proc
+@pytest.mark.parametrize("options", KINDS)
+def test_the_kernels_hold_no_weight_twice(options: dict[str, Any]) -> None:
+    """Unless they are to be packed."""
+    task = make_task(8000)
+    verifier, drafter = make_models(task, options)
+    sample = make_sample(task, [20, 7, 12])
+    expected = fairseq_greedy([verifier], task, sample, max_len_b=20)
+    on_paper = weight_bytes(verifier, drafter)
+    # Fusing projections takes memory, and gives that of their parts back.
+    fused = [CachedDecoder(model.decoder, Engine()) for model in (verifier, drafter)]
+    fused += [FusedEncoder(model.encoder, Engine()) for model in (verifier, drafter) if model.encoder is not None]
+    taken, generators = [], []
+    for packing in (Packing.AUTO, Packing.ALWAYS):
+        before = in_use()
+        how = Options("gad", 5, fp32_drafts=True)
+        generator, _ = make_generator([verifier], task, how, drafter, engine=NativeWeights(packing), max_len_b=20)
+        assert ids(generator.generate([verifier], sample)) == ids(expected)
+        assert generator.backend.name == "native"
+        taken.append(in_use() - before)
+        generators.append(generator)
+    assert taken[0] < 0.1 * on_paper < 0.6 * on_paper < taken[1]
+
+
+@needs_proc
+def test_caches_take_what_is_written() -> None:
+    """Outputs may have 4000 tokens, and end long before: a hundredth of what their cache could hold."""
+    task = make_task(60)
+    sizes = {"decoder_embed_dim": 512, "encoder_embed_dim": 512, "max_target_positions": 4096}
+    model = make_transformer(task, 1, **sizes)
+    # Every output is the end alone.
+    with torch.no_grad():
+        model.decoder.output_projection.weight.zero_()
+    model.decoder.output_projection.bias = nn.Parameter(torch.nn.functional.one_hot(torch.tensor(2), 60).float())
+    sample = make_sample(task, [5] * 24)
+    generator, _ = make_generator([model], task, Options("greedy"), max_len_b=4000, min_len=0)
+    assert generator.backend.name == "native"
+    before = in_use()
+    assert ids(generator.generate([], sample)) == [[2]] * 24
+    could = 24 * 4000 * 2 * 2 * 512 * 4
+    assert in_use() - before < 0.02 * could
+    beams, _ = make_generator([model], task, Options("fast-beam"), max_len_b=4000, min_len=0, beam_size=1)
+    assert ids(beams.generate([], sample)) == [[2]] * 24
+    assert in_use() - before < 0.05 * could
 
 
 def test_fused_weights_are_the_modules_own() -> None:
@@ -125,27 +191,3 @@ def test_parameters_that_look_into_others_memory_are_left_alone() -> None:
     assert attention.q_proj.weight.data_ptr() == flat.data_ptr()
     assert torch.equal(layer.self_qkv[0][:16], flat[0])
     assert torch.equal(layer.self_qkv[0][16:32], attention.k_proj.weight)
-
-
-@pytest.mark.parametrize("count", [3, 2**18 - 1, 2**18, 2**20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_large_arrays_are_ordinary_tensors_of_zeros(count: int, dtype: torch.dtype) -> None:
-    like = torch.ones(2, dtype=dtype)
-    for mode in (torch.inference_mode(), torch.no_grad()):
-        with mode:
-            made = new_zeros(like, (2, count))
-            assert made.shape == (2, count) and made.dtype == dtype and not made.any()
-            made += 1
-            assert made.sum() == 2 * count and not new_zeros(like, (2, count)).any()
-
-
-@pytest.mark.skipif(resident("VmRSS") == 0, reason="no /proc")
-def test_large_arrays_go_back_to_the_system() -> None:
-    """Also those that lie between others which stay."""
-    like = torch.zeros(1)
-    size = 2**21
-    before = resident("VmRSS")
-    arrays = [new_zeros(like, (size,)).add_(1) for _ in range(16)]
-    assert resident("VmRSS") - before > 15 * 4 * size
-    del arrays[::2]
-    assert resident("VmRSS") - before < 9 * 4 * size
