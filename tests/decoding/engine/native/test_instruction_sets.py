@@ -1,163 +1,207 @@
-"""The kernels without any processor's own instructions give what those for this processor give."""
+"""Every instruction set that this processor has gives what the others give; which one is used can be said."""
 
+import importlib
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import (
-    HALVES_IN_TILES,
-    IN_PANELS,
-    IN_ROWS,
-    INT8_IN_PANELS,
-    NativeLayers,
-    NativeLinear,
-    Predicted,
-    Prediction,
-)
+import torch.nn.functional as F
+from torch import Tensor
 
-from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.layout import Chain, Span
-from fairseq_plugins.decoding.engine.native import build
+from fairseq_plugins.decoding.engine import native
+from fairseq_plugins.decoding.engine.native import NotNative, kernels
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.engine.random_steps import (
-    EOS,
-    PAD,
-    UNK,
-    Sizes,
-    Step,
-    random_ends,
-    random_layers,
-    random_linear,
-    random_step,
+from tests.decoding.engine.native.forms import FORMS
+from tests.decoding.engine.native.random_models import make_random, random_sizes
+from tests.support import (
+    Options,
+    assert_same_hypotheses,
+    assert_same_output,
+    decode,
+    fairseq_beam,
+    fairseq_greedy,
+    ids,
+    make_drafter,
+    make_generator,
+    make_sample,
+    make_task,
+    make_transformer,
+    scores,
 )
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler")
+# The best first.
+SETS = kernels().runnable_instruction_sets()
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`library` as a new process has it."""
-    build.library.cache_clear()
+def restored() -> Iterator[None]:
+    """The instruction set of this process, after the test."""
+    before = kernels().instruction_set()
     yield
-    build.library.cache_clear()
+    kernels().use_instruction_set(before)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_portable_equals_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the last bits; and with each of them a sentence says to the last bit what it says alone."""
-    builds = {}
-    for name in ("native", "portable"):
-        monkeypatch.setenv("SPEC_DEC_ISA", name)
-        build.library.cache_clear()
-        builds[name] = Kernels.build()
-    assert len({kernels.functions._name for kernels in builds.values()}) == 2
-    assert not builds["portable"].functions.has_int8_products()
+def test_the_best_is_used() -> None:
+    known = ["amx", "vnni", "avx512", "avx2", "portable"]
+    assert [name for name in known if name in SETS] == SETS and SETS[-1] == "portable"
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert ("avx2" in SETS) == ("avx2" in flags)
 
-    torch.manual_seed(0)
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_a_set_supports(name: str) -> None:
+    module = kernels()
+    module.use_instruction_set(name)
+    assert module.instruction_set() == name
+    supported = {form for form in FORMS if module.supports(form)}
+    everywhere = {FORMS.PANELS, FORMS.ROWS, FORMS.INT8_ROWS}
+    assert supported == everywhere | {
+        "portable": set(),
+        "amx": {FORMS.FP16_PANELS, FORMS.INT8_PANELS, FORMS.FP16_AMX_TILES},
+    }.get(name, {FORMS.FP16_PANELS, FORMS.INT8_PANELS})
+
+
+def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, Tensor]:
+    """What the layers of an instruction set make of x, in every form that it has."""
+    module = kernels()
+    module.use_instruction_set(name)
+    found = {}
+    for form in FORMS:
+        if not module.supports(form) or (form == FORMS.FP16_AMX_TILES and weight.size(1) % 32):
+            continue
+        is_int8 = form == FORMS.INT8_ROWS
+        held = weight.round().clamp(-127, 127).to(torch.int8) if is_int8 else weight
+        scale = torch.full((len(weight),), 0.5) if is_int8 else None
+        layer = module.linear(held, bias, scale, format=form, batch_invariant=False)
+        found[form] = torch.from_numpy(layer(x)).view(len(x), len(weight))
+    return found
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 64, 40), (5, 33, 100), (17, 128, 300), (40, 96, 64), (3, 1, 1), (7, 5, 17), (257, 31, 33), (13, 200, 15)],
+)
+def test_layers_of_every_form(name: str, rows: int, inputs: int, outputs: int) -> None:
+    """All but the last bits; int8 products the very same."""
+    torch.manual_seed(rows)
+    weight, bias, x = torch.randn(outputs, inputs).half().float(), torch.randn(outputs), torch.randn(rows, inputs)
+    found, expected = (results_of(isa, weight, bias, x) for isa in (name, SETS[0]))
+    assert len(found) >= 3
+    for form, result in found.items():
+        if form == FORMS.INT8_PANELS:
+            assert torch.equal(result, expected[form])
+            continue
+        if form == FORMS.INT8_ROWS:
+            theirs = F.linear(x, 0.5 * weight.round().clamp(-127, 127), bias)
+        else:
+            theirs = F.linear(x, weight, bias)
+        torch.testing.assert_close(result, theirs, atol=1e-4, rtol=1e-5)
+        if form in expected:
+            torch.testing.assert_close(result, expected[form], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_outputs_of_models_of_any_size(name: str) -> None:
+    """They are fairseq's; and a sentence says to the last bit what it says alone."""
+    kernels().use_instruction_set(name)
     choose = random.Random(0)
-    for _ in range(40):
-        sizes = Sizes.some(choose)
-        layers, ends = random_layers(sizes), random_ends(sizes)
-        step = random_step(sizes, choose, choose.randint(1, 5), choose.randint(1, 8), choose.random() < 0.5)
-        projection = random_linear(sizes.width, sizes.vocabulary)
-        predicted = []
-        for kernels in builds.values():
-            compiled = kernels.layers(layers, ends=ends)
-            limits = kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60))
-            end = Prediction(kernels.compiled_linear(projection), limits)
-            predicted.append(predict(compiled, step, end))
-            if isinstance(step.layout, Chain):
-                for sentence, rows in ((0, 1), (len(step.tokens) - 1, step.layout.width)):
-                    alone = predict(compiled, sentence_alone(step, sentence, rows), end)
-                    assert torch.equal(alone.scores[0], predicted[-1].scores[sentence, :rows])
-                    assert torch.equal(alone.log_probs[0], predicted[-1].log_probs[sentence, :rows])
-        native, portable = predicted
-        assert torch.equal(native.best, portable.best)
-        torch.testing.assert_close(native.scores, portable.scores, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(native.log_probs, portable.log_probs, atol=1e-4, rtol=1e-4)
+    for seed in range(24):
+        task = make_task(choose.choice([8, 40, 67, 130]))
+        sizes = random_sizes(choose)
+        model = make_random(task, seed, **sizes)
+        sample = make_sample(task, [choose.randint(0, 9) for _ in range(choose.randint(1, 5))], seed)
+        search = {"max_len_b": choose.choice([1, 7, 15])}
+        generator, _ = make_generator([model], task, Options("jacobi"), **search)
+        together = generator.generate([], sample)
+        assert name in generator.backend.reason
+        assert_same_output(together, fairseq_greedy([model], task, sample, **search))
+        for row, (tokens, values) in enumerate(zip(ids(together), scores(together), strict=True)):
+            source = sample["net_input"]["src_tokens"][row]
+            source = source[source != task.source_dictionary.pad()][None]
+            inputs = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
+            alone, _ = decode([model], task, {"net_input": inputs}, Options("greedy"), **search)
+            assert ids(alone)[0] == tokens and torch.equal(scores(alone)[0], values)
+        if sizes["decoder_embed_dim"] < 8:
+            # Normalised, such states hardly differ: many hypotheses are equally good.
+            continue
+        beams, _ = decode([model], task, sample, Options("fast-beam"), beam_size=3, **search)
+        assert_same_hypotheses(beams, fairseq_beam([model], task, sample, 3, **search))
 
 
-def predict(layers: NativeLayers, step: Step, end: Prediction) -> Predicted:
-    """What a step says, which leaves the cache as it was."""
-    return layers.step(**vars(replace(step, cache=step.cache.clone())), prediction=end)[2]
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
+def test_drafts_are_the_same(name: str, options: dict[str, Any]) -> None:
+    """In fp32, and rounded where that is as fast: what is accepted hangs on it."""
+    task = make_task(9)
+    model = make_transformer(task, 1)
+    transition = {"transition_rank": 3, "transition_state": 5, "src_embedding_copy": True}
+    drafter = make_drafter(task, 2, verifier=model, **transition, **options)
+    sample = make_sample(task, [4, 0, 12, 7, 20, 3], 1)
+    expected = fairseq_greedy([model], task, sample, max_len_b=30, min_len=20)
+    emitted = []
+    for isa in (name, SETS[0]):
+        kernels().use_instruction_set(isa)
+        for fp32_drafts in (True, False):
+            how = Options("gad", 12, fp32_drafts=fp32_drafts)
+            found, stats = decode([model], task, sample, how, drafter, max_len_b=30, min_len=20)
+            assert_same_output(found, expected)
+            emitted.append([sentence.emitted for sentence in stats])
+    assert emitted[0] == emitted[2]
+    assert name == "portable" or emitted[1] == emitted[3]
 
 
-def sentence_alone(step: Step, sentence: int, rows: int) -> Step:
-    """The first rows of one sentence of a chain, without the padding of its source."""
-    only = slice(sentence, sentence + 1)
-    lengths = step.layout.lengths[only]
-    source = slice(None)
-    if step.cross_allowed is not None:
-        seen = step.cross_allowed[sentence].nonzero()
-        source = slice(int(seen[0]), int(seen[-1]) + 1)
-    return Step(
-        tokens=step.tokens[only, :rows].contiguous(),
-        layout=Chain(lengths, Span(int(lengths), int(lengths)), rows),
-        cache=step.cache[:, only],
-        cross=step.cross[:, only, source].contiguous(),
-        cross_allowed=None if step.cross_allowed is None else step.cross_allowed[only, source].contiguous(),
-    )
+def test_unknown_set() -> None:
+    with pytest.raises(ValueError, match="this processor has no sse9"):
+        kernels().use_instruction_set("sse9")
+    assert kernels().instruction_set() in SETS
 
 
-def test_every_set_has_a_file_of_its_own() -> None:
-    recipes = [build.Recipe("c++", name) for name in ("native", "avx2", "avx512", "vnni", "amx", "portable")]
-    recipes += [build.Recipe("c++", sanitize="address"), build.Recipe("g++")]
-    assert len({recipe.version for recipe in recipes}) == len(recipes)
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """`kernels` as a new process has it."""
+    kernels.cache_clear()
+    yield
+    kernels.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx512", "vnni", "amx"])
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_set_that_the_processor_has(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Layers of all forms give what they give with all that the processor has; drafts in int8 the very same."""
-    if build.Recipe("c++", name).missing_instructions():
-        pytest.skip(f"no {name} on this processor")
-    if name == "avx2" and build.Recipe("c++", "avx512").missing_instructions():
-        pytest.skip("that is what native means here")
-    native = Kernels.build()
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("name", SETS)
+def test_the_environment_names_a_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEC_DEC_ISA", name)
-    build.library.cache_clear()
-    forced = Kernels.build()
-    assert native.functions._name != forced.functions._name
-    assert bool(forced.functions.has_tiles()) == (name == "amx")
-    torch.manual_seed(0)
-    for rows, inputs, outputs in ((1, 64, 40), (5, 33, 100), (17, 128, 300), (40, 96, 64)):
-        weight, bias = random_linear(inputs, outputs)
-        layer, x = (weight.half().float(), bias), torch.randn(rows, inputs)
-        for form in (IN_PANELS, IN_ROWS, INT8_IN_PANELS):
-            results = [NativeLinear(kernels.functions, layer, form)(x) for kernels in (native, forced)]
-            near = 0 if form == INT8_IN_PANELS else 1e-5
-            torch.testing.assert_close(*results, atol=near, rtol=near)
-    for kernels in (native, forced):
-        if kernels.functions.has_tiles():
-            in_tiles = NativeLinear(kernels.functions, layer, HALVES_IN_TILES)
-            torch.testing.assert_close(in_tiles(x), torch.nn.functional.linear(x, *layer), atol=1e-5, rtol=1e-5)
+    assert kernels().instruction_set() == name
 
 
-def test_unknown_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEC_DEC_ISA", "sse9")
-    with pytest.raises(ConfigurationError, match="SPEC_DEC_ISA=sse9 is unknown, it may be native, avx2"):
-        build.library()
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("name", ["sse9", "native"])
+def test_the_environment_names_no_set_of_this_processor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such kernels would end the process at their first instruction."""
+    monkeypatch.setenv("SPEC_DEC_ISA", name)
+    with pytest.raises(ConfigurationError, match=f"SPEC_DEC_ISA={name}: this processor runs .*portable; name one of"):
+        kernels()
 
 
-def test_names_of_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which compilers and systems write differently."""
-    has = "flags : fpu avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_fp16 amx_tile"
-    monkeypatch.setattr(build, "_processor", lambda: has)
-    assert build.Recipe("c++", "vnni").missing_instructions() == []
-    assert build.Recipe("c++", "amx").missing_instructions() == ["amx-bf16"]
+@pytest.mark.usefixtures("anew")
+def test_a_package_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding runs in PyTorch, and says why."""
+    real = importlib.import_module
 
+    def without(name: str, *more: Any) -> ModuleType:
+        if name.endswith("._kernels"):
+            raise ImportError("no such file")
+        return real(name, *more)
 
-def test_set_that_the_processor_has_not(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Such a build would end the process at its first instruction."""
-    monkeypatch.setattr(build, "_processor", lambda: "flags : fpu avx2 fma avx512f")
-    monkeypatch.setenv("SPEC_DEC_ISA", "avx512")
-    assert build.library() is None
-    (said,) = caplog.messages
-    assert said == (
-        "SPEC_DEC_ISA=avx512: this processor has no avx512bw, avx512dq, avx512vl: decoding runs on PyTorch's operations"
-    )
+    monkeypatch.setattr(native.importlib, "import_module", without)
+    with pytest.raises(NotNative, match="not installed"):
+        kernels()
+    task = make_task(30)
+    model = make_transformer(task, 1)
+    sample = make_sample(task, [3, 5])
+    generator, _ = make_generator([model], task, Options("greedy"), max_len_b=9)
+    assert_same_output(generator.generate([], sample), fairseq_greedy([model], task, sample, max_len_b=9))
+    assert generator.backend.name == "torch"
+    assert "the compiled kernels are not installed (no such file); pip install" in generator.backend.reason

@@ -8,144 +8,132 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fairseq_plugins.decoding.engine.native.kernels import Kernels
-from fairseq_plugins.decoding.engine.native.layers import Prediction
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from fairseq_plugins.decoding.constraints import Constraints
-from fairseq_plugins.decoding.engine.native import build
-from tests.decoding.engine.random_steps import (
-    EOS,
-    PAD,
-    UNK,
-    Sizes,
-    Step,
-    random_ends,
-    random_layers,
-    random_linear,
-    random_step,
-)
-from tests.strategies import STEADY, some
+import fairseq_plugins.decoding.engine.native
+from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from tests.decoding.engine.native.random_models import make_random, random_sizes
+from tests.strategies import STEADY_MODELS, some
+from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
 
-SMALL = Sizes(layers=2, heads=2, width=24, wide=70, vocabulary=67)
-WIDE = Sizes(layers=1, heads=8, width=512, wide=1024, vocabulary=1003)
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler")
+CSRC = Path(fairseq_plugins.decoding.engine.native.__file__).parent / "csrc"
 
 
-_DRAWING = threading.Lock()
+def wide(**sizes: int) -> dict[str, Any]:
+    """Options of a model of one layer, of these sizes on both sides."""
+    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in {**sizes, "layers": 1}.items()}
 
 
-class Decoder:
-    """A random decoder on the kernels, and what it is to predict."""
-
-    def __init__(self, sizes: Sizes, copies: bool = False) -> None:
-        torch.manual_seed(sizes.width)
-        self.sizes = sizes
-        self.kernels = Kernels.build(copies)
-        self.layers = self.kernels.layers(random_layers(sizes), ends=random_ends(sizes))
-        projection = self.kernels.compiled_linear(random_linear(sizes.width, sizes.vocabulary))
-        limits = self.kernels.limits(sizes.vocabulary, Constraints(PAD, UNK, EOS, max_len=60))
-        self.prediction = Prediction(projection, limits)
-
-    def step(self, seed: int, batch: int, width: int, packed: bool = False) -> Step:
-        """A random step."""
-        # Random numbers come from one generator, whoever draws them.
-        with _DRAWING:
-            torch.manual_seed(seed)
-            return random_step(self.sizes, random.Random(seed), batch, width, packed)
-
-    def run(self, step: Step) -> list[Tensor]:
-        """All that a step writes."""
-        cache = step.cache.clone()
-        x, states, predicted = self.layers.step(
-            *(step.tokens, step.layout, cache, step.cross, step.cross_allowed),
-            keep_states=True,
-            prediction=self.prediction,
-        )
-        return [x, states, cache, predicted.scores, predicted.best, predicted.log_probs]
+WIDE = wide(embed_dim=512, ffn_embed_dim=1024, attention_heads=8)
+BEFORE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+# No head, layer or vocabulary fills whole registers.
+ODD = wide(embed_dim=500, ffn_embed_dim=1001, attention_heads=4) | {"activation_fn": "gelu"}
+Said = list[tuple[list[int], list[float]]]
 
 
-def _same(some: list[Tensor], others: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+@dataclass
+class Case:
+    """A model on the kernels, and batches for it."""
+
+    generator: Any
+    task: Any
+
+    def sample(self, seed: int, batch: int) -> dict[str, Any]:
+        choose = random.Random(seed)
+        return make_sample(self.task, [choose.randint(0, 9) for _ in range(batch)], seed)
+
+    def run(self, sample: dict[str, Any]) -> Said:
+        """Ids and scores, to the last bit."""
+        found = self.generator.generate([], sample)
+        return [(tokens, values.tolist()) for tokens, values in zip(ids(found), scores(found), strict=True)]
+
+
+def make_case(
+    how: Options, vocabulary: int, sizes: dict[str, Any], packing: Packing = Packing.NEVER, **more: Any
+) -> Case:
+    task = make_task(vocabulary)
+    model = make_random(task, 3, **sizes)
+    drafter = make_drafter(task, 4, verifier=model, drafter_context="features") if how.spec.name == "gad" else None
+    weights = NativeWeights(packing) if not how.int8 else None
+    search = {"beam_size": 3} if how.spec.searches_beams else {}
+    generator, _ = make_generator([model], task, how, drafter, engine=weights, max_len_b=5, **search, **more)
+    assert generator.backend.name == "native"
+    return Case(generator, task)
 
 
 @pytest.fixture(scope="module")
-def decoders() -> list[Decoder]:
-    """Small and wide, weights as they are and in panels, one and the other activation, and int8."""
-    small, wide = vars(SMALL), vars(WIDE)
+def cases() -> list[Case]:
+    """Small and wide, weights as they are and in panels, one and the other activation, and int8; beams, and drafts."""
+    small = {"activation_fn": "gelu"}
     return [
-        Decoder(SMALL),
-        Decoder(WIDE),
-        Decoder(WIDE, copies=True),
-        Decoder(Sizes(**{**small, "gelu": True, "int8": True})),
-        Decoder(Sizes(**{**wide, "gelu": True, "normalize_before": True})),
-        Decoder(Sizes(**{**wide, "int8": True})),
-        # No head, layer or vocabulary fills whole registers.
-        Decoder(Sizes(**{**wide, "heads": 4, "width": 500, "wide": 1001, "gelu": True})),
+        make_case(Options("greedy"), 67, {}),
+        make_case(Options("jacobi"), 1003, WIDE),
+        make_case(Options("greedy"), 1003, WIDE, Packing.ALWAYS),
+        make_case(Options("greedy", int8=True), 67, small),
+        make_case(Options("fast-beam"), 1003, WIDE | BEFORE),
+        make_case(Options("greedy", int8=True), 1003, WIDE),
+        make_case(Options("iad"), 1003, ODD),
+        make_case(Options("gad", 4), 67, small),
     ]
 
 
-@settings(STEADY, max_examples=some(40))
-@given(
-    index=st.integers(0, 6),
-    seed=st.integers(0, 2**20),
-    batch=st.sampled_from([1, 2, 7, 32]),
-    width=st.integers(1, 6),
-    packed=st.booleans(),
-)
-def test_results_do_not_depend_on_threads(
-    decoders: list[Decoder], index: int, seed: int, batch: int, width: int, packed: bool
-) -> None:
-    step, results = decoders[index].step(seed, batch, width, packed), []
+@settings(STEADY_MODELS, max_examples=some(40))
+@given(index=st.integers(0, 7), seed=st.integers(0, 2**20), batch=st.sampled_from([1, 2, 7, 32]))
+def test_results_do_not_depend_on_threads(cases: list[Case], index: int, seed: int, batch: int) -> None:
+    sample, results = cases[index].sample(seed, batch), []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        results.append(decoders[index].run(step))
-    assert _same(results[0], results[1]) and _same(results[0], results[2])
+        results.append(cases[index].run(sample))
+    assert results[0] == results[1] == results[2]
 
 
+@settings(STEADY_MODELS, max_examples=some(20))
+@given(
+    how=st.sampled_from([Options("greedy"), Options("jacobi"), Options("fast-beam")]),
+    vocabulary=st.sampled_from([8, 67, 1100]),
+    batch=st.sampled_from([1, 5, 40]),
+    seed=st.integers(0, 2**20),
+)
+def test_models_of_any_size(how: Options, vocabulary: int, batch: int, seed: int) -> None:
+    case = make_case(how, vocabulary, random_sizes(random.Random(seed)))
+    sample, results = case.sample(seed, batch), []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        results.append(case.run(sample))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("index", [1, 2, 4, 5, 6])
 @pytest.mark.parametrize("batch", [1, 7, 32])
-def test_wide_models_are_shared_out(decoders: list[Decoder], batch: int) -> None:
-    """The sizes of the test above are worth threads."""
+def test_wide_models_are_shared_out(cases: list[Case], index: int, batch: int) -> None:
+    """Sentences, and of a single one the outputs of its layers."""
     before = len(os.listdir("/proc/self/task"))
     torch.set_num_threads(3)
-    decoders[1].run(decoders[1].step(0, batch, 3))
+    cases[index].run(cases[index].sample(0, batch))
     # The pool stays, so that it may be there already.
     assert len(os.listdir("/proc/self/task")) >= max(before, 3)
 
 
-def test_rows_of_sentences_in_turns(decoders: list[Decoder]) -> None:
-    """Rows of a layout may come in any order, and rows of one sentence read what the others have written."""
-    decoder = decoders[1]
-    step = decoder.step(0, batch=6, width=4, packed=True)
-    order = torch.randperm(len(step.tokens))
-    layout = step.layout
-    rows = (layout.sentence, layout.position, layout.slot, layout.last_visible)
-    turned = type(layout)(*[row[order] for row in rows], layout.slots)
-    expected = decoder.layers.step(step.tokens, layout, step.cache.clone(), step.cross, step.cross_allowed)[0]
-    torch.set_num_threads(3)
-    for _ in range(5):
-        result = decoder.layers.step(step.tokens[order], turned, step.cache.clone(), step.cross, step.cross_allowed)[0]
-        torch.testing.assert_close(result, expected[order], atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.timeout(120)
-def test_several_python_threads_at_once(decoders: list[Decoder]) -> None:
+def test_several_python_threads_at_once(cases: list[Case]) -> None:
+    """Each with a generator of its own."""
     torch.set_num_threads(2)
-    cases = [(decoder, decoder.step(batch, batch, 3)) for decoder in decoders[:2] for batch in (1, 7, 32)]
-    expected = [decoder.run(step) for decoder, step in cases]
+    used = [(cases[index], cases[index].sample(batch, batch)) for index in (0, 1, 4, 7) for batch in (1, 7, 32)]
+    expected = [case.run(sample) for case, sample in used]
     wrong: list[int] = []
 
-    def work(number: int) -> None:
-        choose = random.Random(number)
-        for index in choose.choices(range(len(cases)), k=25):
-            decoder, step = cases[index]
-            if not _same(decoder.run(step), expected[index]):
+    def work(own: int) -> None:
+        choose = random.Random(own)
+        for index in choose.choices([3 * own, 3 * own + 1, 3 * own + 2], k=25):
+            case, sample = used[index]
+            if case.run(sample) != expected[index]:
                 wrong.append(index)
 
     workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -158,33 +146,26 @@ def test_several_python_threads_at_once(decoders: list[Decoder]) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_forks_while_other_threads_decode(decoders: list[Decoder]) -> None:
+def test_forks_while_other_threads_decode(cases: list[Case]) -> None:
     """A child has none of its parent's threads, and its parent's locks as they were."""
     torch.set_num_threads(2)
-    decoder = decoders[1]
-    step = decoder.step(0, 7, 3)
-
-    def scores() -> list[Tensor]:
-        # Nothing large enough for threads of PyTorch, which a child does not have.
-        given = (step.tokens, step.layout, caches.pop(), step.cross, step.cross_allowed)
-        x, _, predicted = decoder.layers.step(*given, prediction=decoder.prediction)
-        return [x, predicted.scores, predicted.best, predicted.log_probs]
-
-    caches = [step.cache.clone() for _ in range(30)]
-    expected = scores()
+    # Each with a generator of its own.
+    own, *others = (make_case(Options("greedy"), 1003, WIDE) for _ in range(3))
+    sample = own.sample(0, 7)
+    expected = own.run(sample)
     stop = threading.Event()
 
-    def work() -> None:
+    def work(case: Case) -> None:
         while not stop.is_set():
-            decoder.run(step)
+            case.run(sample)
 
-    workers = [threading.Thread(target=work) for _ in range(2)]
+    workers = [threading.Thread(target=work, args=(case,)) for case in others]
     for worker in workers:
         worker.start()
     try:
-        ended = [_status(_forked(lambda: _same(scores(), expected)), seconds=8) for _ in range(10)]
+        ended = [_status(_forked(lambda: own.run(sample) == expected), seconds=8) for _ in range(10)]
         assert ended == [0] * 10
-        assert _same(scores(), expected)
+        assert own.run(sample) == expected
     finally:
         stop.set()
         for worker in workers:
@@ -215,12 +196,48 @@ def _status(process: int, seconds: float) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+class Interrupted(Exception):
+    """What a signal raises, as Ctrl-C does."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", [Options("greedy"), Options("fast-beam")], ids=lambda how: how.spec.name)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_signals_are_heard_while_a_batch_is_decoded(how: Options, threads: int) -> None:
+    """Long before its end; the generator goes on with the next batch."""
+    torch.set_num_threads(threads)
+    task = make_task(100)
+    model = make_transformer(task, 1, ending=False, max_target_positions=1024, **WIDE)
+    search = {"beam_size": 3} if how.spec.searches_beams else {}
+    generator, _ = make_generator([model], task, how, max_len_b=900, min_len=900, **search)
+    short, long = make_sample(task, [3, 5]), make_sample(task, [9] * 64)
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    generator.backend  # noqa: B018
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        started = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            generator.generate([], long)
+        assert time.monotonic() - started < 3
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    generator.min_len, generator.max_len_b = 1, 8
+    assert all(len(tokens) <= 9 for tokens in ids(generator.generate([], short)))
+
+
 @pytest.mark.timeout(120)
 def test_pool_has_no_race(tmp_path: Path) -> None:
     """ThreadSanitizer watches the pool alone: it knows nothing of what Python and PyTorch do."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
     program = tmp_path / "pool"
-    command = [compiler, "-std=c++17", "-g1", "-O1", "-pthread", "-fsanitize=thread", f"-I{build.SOURCE.parent}"]
+    command = [compiler, "-std=c++17", "-g1", "-O1", "-pthread", "-fsanitize=thread", f"-I{CSRC}"]
     built = subprocess.run([*command, Path(__file__).with_name("thread_pool.cpp"), "-o", program], capture_output=True)
     if b"tsan" in built.stderr:
         pytest.skip("the compiler has no ThreadSanitizer")

@@ -10,9 +10,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "handover.h"
+#include "queue.h"
+// For what is its own.
+#include "threads.cpp"
 
 namespace {
+
+using namespace spec_dec;
 
 // Whether every part of every call has been run once.
 bool all_run(int calls, int seed, bool race) {
@@ -31,36 +35,33 @@ bool all_run(int calls, int seed, bool race) {
     return shared >= 0;
 }
 
-// Sentences that need 1 to 40 iterations, all of them the first worker's at first: whether each has as many as it needs,
-// one after the other. Counts those that somebody else has ended.
+// Sentences that need 1 to 40 iterations, all of them the first worker's at first: whether each has as many as it needs.
+// Counts those that another worker has ended.
 bool all_decoded(int64_t workers, int64_t sentences, int64_t& ended_elsewhere) {
-    std::vector<int64_t> had(sentences), ended_by(sentences, -1);
-    std::atomic<bool> is_wrong{false};
-    Handover handover;
+    std::vector<int64_t> had(sentences), ended_by(sentences, -1), all(sentences);
+    for (int64_t b = 0; b < sentences; ++b) all[b] = b;
+    Queue queue(all);
     threads::run(workers, [&](int64_t worker) {
-        handover.begin();
-        std::vector<int64_t> active;
-        for (int64_t b = 0; worker == 0 && b < sentences; ++b) active.push_back(b);
-        const auto go_on = [&](int64_t iteration) {
+        queue.begin();
+        std::vector<int64_t> active = queue.take(worker == 0 ? sentences : 0);
+        do {
             while (!active.empty()) {
                 for (const int64_t b : active) {
-                    if (had[b]++ != iteration) is_wrong = true;
-                    if (had[b] == 1 + b % 40) ended_by[b] = worker;
+                    if (++had[b] == 1 + b % 40) ended_by[b] = worker;
                 }
                 std::this_thread::sleep_for(std::chrono::microseconds(50));
                 const auto is_over = [&](int64_t b) { return ended_by[b] >= 0; };
                 active.erase(std::remove_if(active.begin(), active.end(), is_over), active.end());
-                handover.offer(active, ++iteration);
+                queue.offer(active);
             }
-        };
-        go_on(0);
-        for (int64_t iteration; handover.take(active, iteration);) go_on(iteration);
+        } while (queue.wait(active));
     });
+    bool is_right = true;
     for (int64_t b = 0; b < sentences; ++b) {
-        if (had[b] != 1 + b % 40) is_wrong = true;
+        is_right &= had[b] == 1 + b % 40;
         ended_elsewhere += ended_by[b] != 0;
     }
-    return !is_wrong;
+    return is_right;
 }
 
 }  // namespace
