@@ -39,7 +39,7 @@ from fairseq_plugins.decoding.search.rules import Rule, exact
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.torch_backend import TorchBackend
-from fairseq_plugins.decoding.trace import TraceWriter
+from fairseq_plugins.decoding.trace_writer import TraceWriter
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig

@@ -10,7 +10,7 @@ from fairseq_plugins.decoding.method import MethodContext, MethodOptions, Method
 from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.decoding.state import Decoded, StepOutput
 from fairseq_plugins.decoding.torch_backend import TorchBackend
-from fairseq_plugins.decoding.trace import Tracer
+from fairseq_plugins.decoding.trace_writer import Tracer
 
 
 class Backend(Protocol):

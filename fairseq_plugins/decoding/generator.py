@@ -21,7 +21,7 @@ from fairseq_plugins.decoding.constraints import (
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
-from fairseq_plugins.decoding.trace import Tracer
+from fairseq_plugins.decoding.trace_writer import Tracer
 from fairseq_plugins.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, Decoded, Draft, StepOutput
-from fairseq_plugins.decoding.trace import TracedSearch, Tracer
+from fairseq_plugins.decoding.trace_writer import TracedSearch, Tracer
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 

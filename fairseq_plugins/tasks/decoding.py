@@ -27,7 +27,7 @@ from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
-from fairseq_plugins.decoding.trace import Tracer, TraceWriter, check_traceable
+from fairseq_plugins.decoding.trace_writer import Tracer, TraceWriter, check_traceable
 from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, model_name, read_checkpoint, unwrap

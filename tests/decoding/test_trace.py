@@ -22,7 +22,8 @@ from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import everything
 from fairseq_plugins.decoding.state import DecodingState, Draft
-from fairseq_plugins.decoding.trace import Trace, TraceWriter, check_traceable, count_sentences, read_trace
+from fairseq_plugins.decoding.trace import Trace, count_sentences, read_trace
+from fairseq_plugins.decoding.trace_writer import TraceWriter, check_traceable
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.methods.test_blockwise import make_blockwise
