@@ -160,22 +160,23 @@ def changed(values: torch.Tensor, value: int) -> torch.Tensor:
     return values
 
 
+# What is changed, and what is said of it.
+BATCH_FLAWS: list[tuple[dict[str, Any], str]] = [
+    *[({name: token}, "a special symbol is outside") for name in ("pad", "eos", "unk") for token in (30, *FAR)],
+    *[({"first_token": token}, "a special symbol is outside") for token in (30, *FAR)],
+    ({"min_len": 13}, "no output has such a length"),
+    ({"max_len": -1}, "no output has such a length"),
+    ({"max_len": 2**62}, "no output has such a length"),
+    ({"min_len": 5, "max_len": 2**30}, "no output has such a length"),
+    ({"prefix": torch.full((2, 3), 5)}, "prefixes of another number of sentences"),
+    *[({"prefix": changed(torch.full((3, 3), 5), token)}, "a prefix is outside") for token in (30, *FAR)],
+    ({"source": torch.full((3, 4), PAD)}, "a source has no token"),
+    ({"source": torch.ones(3, 0)}, "a source has no token"),
+]
+
+
 @pytest.mark.parametrize("make", [greedy, beams, trained])
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        *[({name: token}, "a special symbol is outside") for name in ("pad", "eos", "unk") for token in (30, *FAR)],
-        *[({"first_token": token}, "a special symbol is outside") for token in (30, *FAR)],
-        ({"min_len": 13}, "no output has such a length"),
-        ({"max_len": -1}, "no output has such a length"),
-        ({"max_len": 2**62}, "no output has such a length"),
-        ({"min_len": 5, "max_len": 2**30}, "no output has such a length"),
-        ({"prefix": torch.full((2, 3), 5)}, "prefixes of another number of sentences"),
-        *[({"prefix": changed(torch.full((3, 3), 5), token)}, "a prefix is outside") for token in (30, *FAR)],
-        ({"source": torch.full((3, 4), PAD)}, "a source has no token"),
-        ({"source": torch.ones(3, 0)}, "a source has no token"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), BATCH_FLAWS)
 def test_batches_that_are_refused(make: Callable[[], Call], changes: dict[str, Any], message: str) -> None:
     call = make()
     call.batch |= changes
@@ -192,21 +193,21 @@ def test_sources_outside_of_the_vocabulary(make: Callable[[], Call], token: int)
         call.run()
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"encoded": torch.zeros(3, 10, 12), "embedding": None}, "other encoded sources"),
-        ({"padding": None}, "other encoded sources"),
-        ({"encoded": torch.zeros(2, 10, 16)}, "another size"),
-        ({"encoded": torch.zeros(3, 9, 16)}, "another size"),
-        ({"embedding": torch.zeros(3, 9, 16)}, "another size"),
-        ({"padding": torch.zeros(3, 9, dtype=torch.bool)}, "another size"),
-        ({"padding": torch.zeros(2, 10, dtype=torch.bool)}, "another size"),
-        ({"padding": torch.ones(3, 10, dtype=torch.bool)}, "a source has no token"),
-        ({"encoded": torch.zeros(10, 16)}, "incompatible"),
-        ({"encoded": torch.zeros(3, 10, 16, device="meta")}, "incompatible"),
-    ],
-)
+ENCODED_FLAWS: list[tuple[dict[str, Any], str]] = [
+    ({"encoded": torch.zeros(3, 10, 12), "embedding": None}, "other encoded sources"),
+    ({"padding": None}, "other encoded sources"),
+    ({"encoded": torch.zeros(2, 10, 16)}, "another size"),
+    ({"encoded": torch.zeros(3, 9, 16)}, "another size"),
+    ({"embedding": torch.zeros(3, 9, 16)}, "another size"),
+    ({"padding": torch.zeros(3, 9, dtype=torch.bool)}, "another size"),
+    ({"padding": torch.zeros(2, 10, dtype=torch.bool)}, "another size"),
+    ({"padding": torch.ones(3, 10, dtype=torch.bool)}, "a source has no token"),
+    ({"encoded": torch.zeros(10, 16)}, "incompatible"),
+    ({"encoded": torch.zeros(3, 10, 16, device="meta")}, "incompatible"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error"), ENCODED_FLAWS)
 def test_encoded_sources_that_do_not_fit(changes: dict[str, Any], error: str) -> None:
     with pytest.raises((ValueError, TypeError), match=error):
         greedy().encoded(**changes).run()

@@ -252,32 +252,33 @@ def _norm(width: int) -> Any:
     return kernels().Norm(torch.ones(width), torch.zeros(width), 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda parts: parts.update(layers=[]), "without layers"),
-        (lambda parts: parts.update(embedding=torch.ones(0, 16)), "vocabulary is empty"),
-        (lambda parts: parts.update(embedding=torch.ones(30, 12)), "another width"),
-        (lambda parts: parts.update(positions=torch.ones(9, 12)), "another width"),
-        (lambda parts: parts.update(projection=_linear(12, 30)), "the projection reads other states"),
-        (lambda parts: parts.update(final_norm=_norm(12)), "a normalisation has another width"),
-        (lambda parts: parts.update(embedding_norm=_norm(17)), "a normalisation has another width"),
-        (lambda parts: _with_layer(parts, heads=3), "the heads do not divide the width"),
-        (lambda parts: _with_layer(parts, heads=0), "the heads do not divide the width"),
-        (lambda parts: _with_layer(parts, heads=-4), "the heads do not divide the width"),
-        (lambda parts: _with_layer(parts, self_norm=_norm(12)), "a normalisation has another width"),
-        (lambda parts: _with_layer(parts, cross_norm=kernels().Norm()), "a normalisation has another width"),
-        (lambda parts: _with_layer(parts, cross_query=None), "only some layers have cross-attention"),
-        (lambda parts: _with_layer(parts, cross_out=_linear(16, 12)), "cross_out is 16 by 12"),
-        (lambda parts: _with_layer(parts, cross_out=None), "cross_out is missing"),
-        (lambda parts: _with_layer(parts, cross_key_value=None), "cross_key_value is missing"),
-        (lambda parts: _with_layer(parts, cross_key_value=_linear(16, 16)), "cross_key_value is 16 by 16"),
-        (lambda parts: _with_layer(parts, self_qkv=_linear(16, 16)), "self_qkv is 16 by 16"),
-        (lambda parts: _with_layer(parts, self_qkv=None), "self_qkv is missing"),
-        (lambda parts: _with_layer(parts, fc1=None), "fc1 is missing"),
-        (lambda parts: _with_layer(parts, fc2=_linear(7, 16)), "fc2 is 7 by 16"),
-    ],
-)
+# What is changed, and what is said of it.
+LAYER_FLAWS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+    (lambda parts: parts.update(layers=[]), "without layers"),
+    (lambda parts: parts.update(embedding=torch.ones(0, 16)), "vocabulary is empty"),
+    (lambda parts: parts.update(embedding=torch.ones(30, 12)), "another width"),
+    (lambda parts: parts.update(positions=torch.ones(9, 12)), "another width"),
+    (lambda parts: parts.update(projection=_linear(12, 30)), "the projection reads other states"),
+    (lambda parts: parts.update(final_norm=_norm(12)), "a normalisation has another width"),
+    (lambda parts: parts.update(embedding_norm=_norm(17)), "a normalisation has another width"),
+    (lambda parts: _with_layer(parts, heads=3), "the heads do not divide the width"),
+    (lambda parts: _with_layer(parts, heads=0), "the heads do not divide the width"),
+    (lambda parts: _with_layer(parts, heads=-4), "the heads do not divide the width"),
+    (lambda parts: _with_layer(parts, self_norm=_norm(12)), "a normalisation has another width"),
+    (lambda parts: _with_layer(parts, cross_norm=kernels().Norm()), "a normalisation has another width"),
+    (lambda parts: _with_layer(parts, cross_query=None), "only some layers have cross-attention"),
+    (lambda parts: _with_layer(parts, cross_out=_linear(16, 12)), "cross_out is 16 by 12"),
+    (lambda parts: _with_layer(parts, cross_out=None), "cross_out is missing"),
+    (lambda parts: _with_layer(parts, cross_key_value=None), "cross_key_value is missing"),
+    (lambda parts: _with_layer(parts, cross_key_value=_linear(16, 16)), "cross_key_value is 16 by 16"),
+    (lambda parts: _with_layer(parts, self_qkv=_linear(16, 16)), "self_qkv is 16 by 16"),
+    (lambda parts: _with_layer(parts, self_qkv=None), "self_qkv is missing"),
+    (lambda parts: _with_layer(parts, fc1=None), "fc1 is missing"),
+    (lambda parts: _with_layer(parts, fc2=_linear(7, 16)), "fc2 is 7 by 16"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), LAYER_FLAWS)
 def test_layers_that_do_not_fit_each_other(change: Callable[[dict[str, Any]], None], message: str) -> None:
     parts = decoder_parts()
     assert kernels().transformer(**parts) is not None
@@ -297,33 +298,35 @@ PATH = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"ids": torch.arange(29)}, "scores other tokens"),
-        ({"before": None}, "scores other tokens"),
-        ({"before": torch.ones(30, 5)}, "another width"),
-        ({"ids": torch.arange(1, 31)}, "an unknown token"),
-        ({"ids": torch.arange(30) - 1}, "an unknown token"),
-        ({"of_before": (4, 12)}, "do not fit each other"),
-        ({"of_before": (3, 15)}, "do not fit each other"),
-        ({"of_state": (5, 12)}, "do not fit each other"),
-        ({"of_state": (4, 15)}, "do not fit each other"),
-        ({"to_rank": (4, 4)}, "do not fit each other"),
-        ({"to_rank": (5, 3)}, "do not fit each other"),
-        ({"ids": torch.arange(0), "after": None}, "scores no token"),
-        ({"after": None}, "do not fit each other"),
-        ({"of_before": None}, "do not fit each other"),
-        ({"of_hidden": None}, "do not fit each other"),
-    ],
-)
-def test_paths_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
-    def path(**parts: Any) -> Any:
-        return kernels().Path(**{name: _linear(*x) if isinstance(x, tuple) else x for name, x in parts.items()})
+PATH_FLAWS: list[tuple[dict[str, Any], str]] = [
+    ({"ids": torch.arange(29)}, "scores other tokens"),
+    ({"before": None}, "scores other tokens"),
+    ({"before": torch.ones(30, 5)}, "another width"),
+    ({"ids": torch.arange(1, 31)}, "an unknown token"),
+    ({"ids": torch.arange(30) - 1}, "an unknown token"),
+    ({"of_before": (4, 12)}, "do not fit each other"),
+    ({"of_before": (3, 15)}, "do not fit each other"),
+    ({"of_state": (5, 12)}, "do not fit each other"),
+    ({"of_state": (4, 15)}, "do not fit each other"),
+    ({"to_rank": (4, 4)}, "do not fit each other"),
+    ({"to_rank": (5, 3)}, "do not fit each other"),
+    ({"ids": torch.arange(0), "after": None}, "scores no token"),
+    ({"after": None}, "do not fit each other"),
+    ({"of_before": None}, "do not fit each other"),
+    ({"of_hidden": None}, "do not fit each other"),
+]
 
-    assert path(**PATH) is not None
+
+def make_path(**parts: Any) -> Any:
+    """A path; a pair of numbers stands for a layer of these inputs and outputs."""
+    return kernels().Path(**{name: _linear(*x) if isinstance(x, tuple) else x for name, x in parts.items()})
+
+
+@pytest.mark.parametrize(("changes", "message"), PATH_FLAWS)
+def test_paths_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    assert make_path(**PATH) is not None
     with pytest.raises(ValueError, match=message):
-        path(**{**PATH, **changes})
+        make_path(**{**PATH, **changes})
 
 
 def test_masks_that_do_not_fit() -> None:

@@ -110,7 +110,7 @@ float sum_exponentials(const float* scores, int64_t size, float top) {
 float highest(const float* scores, int64_t size) {
     constexpr int CHAINS = 4;  // a maximum waits for the one before
     Vector found[CHAINS];
-    for (Vector& chain : found) chain = splat(scores[0]);
+    for (int c = 0; c < CHAINS; ++c) found[c] = splat(scores[0]);
     int64_t i = 0;
     for (; i + CHAINS * LANES <= size; i += CHAINS * LANES) {
         for (int c = 0; c < CHAINS; ++c) found[c] = larger(found[c], load(scores + i + c * LANES));
