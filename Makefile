@@ -45,16 +45,17 @@ bench: $(READY)  ## speed against fairseq and CTranslate2, latency and memory, o
 gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fast; ten minutes, see docs/gpu.md
 	@$(IN_VENV) python -m fairseq_plugins.benchmarks.gpu_check --results results/gpu
 
-test: lint  ## ruff, mypy, shellcheck and the whole test suite
+test: lint  ## lint and the whole test suite
 	@echo 'Running the tests ...'
 	@# With compiled files kept, which some systems turn off: every process would compile the tests anew.
 	@$(IN_VENV) env -u PYTHONDONTWRITEBYTECODE python -m pytest -q --durations=10 -n $$(( $$(nproc) < 8 ? $$(nproc) : 8 )) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
-lint: $(READY)  ## ruff and mypy on the Python files, shellcheck on the scripts
-	@echo 'Checking the code with ruff and mypy and the scripts with shellcheck ...'
+lint: $(READY)  ## ruff, mypy, clang-format and shellcheck
+	@echo 'Checking the code with ruff, mypy, clang-format and shellcheck ...'
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
+	@$(IN_VENV) clang-format --dry-run --Werror $$(find fairseq_plugins -name '*.cpp' -o -name '*.h')
 	@$(IN_VENV) shellcheck --severity=warning --external-sources train_scripts/*.sh .ci/run
 
 clean:  ## remove caches and build leftovers; keeps .venv, data and trained models

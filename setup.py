@@ -180,6 +180,7 @@ setup(
         "reports": ["markdown>=3.4", "matplotlib>=3.11", "pillow>=10.1", "plotly>=5.18", "rouge-score>=0.1.2"],
         "bench": ["ctranslate2>=4.4"],
         "test": [
+            "clang-format>=18",
             "filelock>=3.12",
             "pytest>=8",
             "pytest-timeout>=2.2",
