@@ -278,13 +278,14 @@ def test_broken_drafters_change_nothing(learned: tuple, value: float) -> None:
     shared = {parameter.data_ptr() for parameter in verifier.parameters()}
     own = [(name, weight) for name, weight in drafter.named_parameters() if weight.data_ptr() not in shared]
     assert len(own) > 20
+    few = {"id": sample["id"][:6], "net_input": {name: rows[:6] for name, rows in sample["net_input"].items()}}
     for fixed_width in (True, False):
         for name, parameter in own:
             kept = parameter.data.clone()
             parameter.data.view(-1)[:: max(1, parameter.numel() // 3)] = value
             how = Options("gad", 5, fixed_width=fixed_width)
-            ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=40)
-            assert ids(ours) == ids(expected), name
+            ours, _ = decode([verifier], task, few, how, drafter, max_len_b=40)
+            assert ids(ours) == ids(expected[:6]), name
             parameter.data.copy_(kept)
             if not fixed_width:
                 break

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
@@ -16,13 +17,15 @@ BATCH = [SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5), SentenceStats(1, 4, 2, 1, [2
 
 def test_sums_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     stats = DecodingStats("gad")
+    stats.backend = "torch: --no-compiled-steps"
     stats.record(BATCH, 1.0)
     stats.record(BATCH[:1], 2.0)
     assert (stats.sentences, stats.tokens, stats.iterations, stats.seconds) == (3, 16, 5, 3.0)
     assert stats.mean_accepted_tokens == pytest.approx(3.2)
     stats.close()
     assert capsys.readouterr().err.strip() == (
-        "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 mean accepted tokens, 5.3 tokens/s"
+        "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 mean accepted tokens, 5.3 tokens/s; "
+        "torch: --no-compiled-steps"
     )
 
 
@@ -40,10 +43,12 @@ def test_the_summary_says_whether_graphs_ran() -> None:
 def test_file_gets_its_name_at_the_end(tmp_path: Path) -> None:
     file = tmp_path / "stats.jsonl"
     stats = DecodingStats("gad", str(file))
+    stats.backend = "native: the compiled kernels"
     stats.record(BATCH, 1.0)
     assert not file.exists()
     stats.close()
-    assert [json.loads(line) for line in file.read_text().splitlines()] == [vars(sentence) for sentence in BATCH]
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    assert written == [{**vars(sentence), "backend": "native"} for sentence in BATCH]
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -61,14 +66,15 @@ def test_file_that_cannot_be_written(tmp_path: Path) -> None:
         DecodingStats("gad", str(tmp_path / "missing" / "stats.jsonl"))
 
 
-def test_sentences_are_told_in_their_order() -> None:
+@pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
+def test_sentences_are_told_in_their_order(engine: Engine | None) -> None:
     """Finished sentences leave the batch at different times; their numbers and counts stay theirs."""
     task = make_task(100)
     model = make_transformer(task, 8, share_decoder_input_output_embed=True)
     sample = make_sample(task, [0, 3, 30, 7])
     sample["id"] += 10
     outputs = ids(fairseq_greedy([model], task, sample, max_len_b=40))
-    _, stats = decode([model], task, sample, Options("greedy"), max_len_b=40)
+    _, stats = decode([model], task, sample, Options("greedy"), engine=engine, max_len_b=40)
     assert [s.id for s in stats] == [10, 11, 12, 13]
     assert [s.source_tokens for s in stats] == [1, 4, 31, 8]
     assert [s.tokens for s in stats] == [len(tokens) for tokens in outputs]
