@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
+from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.methods.test_untrained import METHODS
 from tests.learned import learned_drafter
@@ -22,8 +23,6 @@ from tests.strategies import (
     FEATURE_DRAFTERS,
     SEARCHES,
     STEADY_MODELS,
-    TRANSFORMERS,
-    fitting,
     some,
 )
 from tests.support import (
@@ -64,45 +63,25 @@ def check(
     return stats
 
 
+def check_case(case: Case, method: Options, active: int) -> None:
+    """The same of a random case."""
+    check([case.verifier], case.task, case.sample, method, active, case.drafter, **case.search)
+
+
 @settings(STEADY_MODELS, max_examples=some(40))
 @given(
-    options=TRANSFORMERS,
-    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
-    sources=SOURCES,
+    case=cases(12, st.one_of(DRAFTERS, FEATURE_DRAFTERS), sources=SOURCES),
     block_size=BLOCK_SIZES,
-    search=SEARCHES,
     active=ACTIVE,
-    seed=st.integers(0, 1000),
 )
-def test_trained_drafters(
-    options: dict[str, Any],
-    drafter_options: dict[str, Any],
-    sources: list[int],
-    block_size: int,
-    search: dict[str, Any],
-    active: int,
-    seed: int,
-) -> None:
-    task = make_task(12)
-    verifier = make_transformer(task, seed, **options)
-    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
-    check([verifier], task, make_sample(task, sources, seed), Options("gad", block_size), active, drafter, **search)
+def test_trained_drafters(case: Case, block_size: int, active: int) -> None:
+    check_case(case, Options("gad", block_size), active)
 
 
 @settings(STEADY_MODELS, max_examples=some(40))
-@given(
-    method=st.sampled_from([Options("greedy"), *METHODS]),
-    options=TRANSFORMERS,
-    sources=SOURCES,
-    search=SEARCHES,
-    active=ACTIVE,
-    seed=st.integers(0, 1000),
-)
-def test_untrained_methods(
-    method: Options, options: dict[str, Any], sources: list[int], search: dict[str, Any], active: int, seed: int
-) -> None:
-    task = make_task(9)
-    check([make_transformer(task, seed, **options)], task, make_sample(task, sources, seed), method, active, **search)
+@given(case=cases(9, sources=SOURCES), method=st.sampled_from([Options("greedy"), *METHODS]), active=ACTIVE)
+def test_untrained_methods(case: Case, method: Options, active: int) -> None:
+    check_case(case, method, active)
 
 
 @settings(STEADY_MODELS, max_examples=some(15))

@@ -14,6 +14,7 @@ from fairseq_plugins.decoding.methods.greedy import NoDrafter
 from fairseq_plugins.decoding.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
+from tests.cases import Case, cases
 from tests.learned import learned_drafter
 from tests.strategies import (
     BLOCK_SIZES,
@@ -23,7 +24,6 @@ from tests.strategies import (
     SOURCES,
     STEADY_MODELS,
     TRANSFORMERS,
-    fitting,
     some,
 )
 from tests.support import (
@@ -46,7 +46,6 @@ from tests.support import (
     right_then_wrong,
 )
 
-VOCABULARIES = st.sampled_from([12, 40, 300])
 EOS = 2
 
 
@@ -61,37 +60,16 @@ def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.T
 
 @settings(STEADY_MODELS, max_examples=some(70))
 @given(
-    options=TRANSFORMERS,
-    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
-    vocabulary=VOCABULARIES,
-    sources=SOURCES,
+    case=cases([12, 40, 300], st.one_of(DRAFTERS, FEATURE_DRAFTERS)),
     block_size=BLOCK_SIZES,
-    search=SEARCHES,
     with_prefix=st.sampled_from([False, False, True]),
-    seed=st.integers(0, 1000),
 )
-def test_greedy_and_gad_equal_fairseq(
-    options: dict[str, Any],
-    drafter_options: dict[str, Any],
-    vocabulary: int,
-    sources: list[int],
-    block_size: int,
-    search: dict[str, Any],
-    with_prefix: bool,
-    seed: int,
-) -> None:
-    task = make_task(vocabulary)
-    verifier = make_transformer(task, seed, **options)
-    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
-    sample = make_sample(task, sources, seed)
-    if with_prefix:
-        search = {**search, "prefix_tokens": ragged_prefix(sample, vocabulary, seed)}
-
-    expected = fairseq_greedy([verifier], task, sample, **search)
-
-    greedy, _ = decode([verifier], task, sample, Options("greedy"), **search)
+def test_greedy_and_gad_equal_fairseq(case: Case, block_size: int, with_prefix: bool) -> None:
+    prefix = {"prefix_tokens": ragged_prefix(case.sample, case.vocabulary, case.seed)} if with_prefix else {}
+    expected = case.fairseq(**prefix)
+    greedy, _ = case.decode(Options("greedy"), **prefix)
     assert_same_output(greedy, expected)
-    drafted, stats = decode([verifier], task, sample, Options("gad", block_size), drafter, **search)
+    drafted, stats = case.decode(Options("gad", block_size), **prefix)
     assert_same_output(drafted, expected)
     assert [sentence.tokens for sentence in stats] == [len(tokens) for tokens in ids(expected)]
 
@@ -327,18 +305,10 @@ def test_drafters_do_not_have_to_say_how_many_they_drafted(known: Known) -> None
 
 
 @settings(STEADY_MODELS, max_examples=some(15))
-@given(options=TRANSFORMERS, drafter_options=DRAFTERS, sources=SOURCES, block_size=BLOCK_SIZES, seed=st.integers(0, 99))
-def test_strictest_relaxation_is_gad(
-    options: dict[str, Any], drafter_options: dict[str, Any], sources: list[int], block_size: int, seed: int
-) -> None:
-    task = make_task(60)
-    verifier = make_transformer(task, seed, **options)
-    drafter = make_drafter(task, seed, verifier=verifier, **fitting(drafter_options, options))
-    sample = make_sample(task, sources, seed)
-    exact, exact_stats = decode([verifier], task, sample, Options("gad", block_size), drafter, max_len_b=30)
-    strict, strict_stats = decode(
-        [verifier], task, sample, Options("gad++", block_size, top_beta=1, tau=0.0), drafter, max_len_b=30
-    )
+@given(case=cases(60, DRAFTERS, searches=st.just({"max_len_b": 30})), block_size=BLOCK_SIZES)
+def test_strictest_relaxation_is_gad(case: Case, block_size: int) -> None:
+    exact, exact_stats = case.decode(Options("gad", block_size))
+    strict, strict_stats = case.decode(Options("gad++", block_size, top_beta=1, tau=0.0))
     assert_same_output(strict, exact, tolerance=0.0)
     assert [s.emitted for s in strict_stats] == [s.emitted for s in exact_stats]
 

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,16 +16,13 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.engine.weights import Precision, in_floats, quantized
 from fairseq_plugins.errors import ConfigurationError
+from tests.cases import Case, cases
 from tests.decoding.methods.test_untrained import METHODS
 from tests.strategies import (
     DRAFTERS,
     FEATURE_DRAFTERS,
-    SEARCHES,
-    SOURCES,
     STEADY,
     STEADY_MODELS,
-    TRANSFORMERS,
-    fitting,
     some,
 )
 from tests.support import (
@@ -93,41 +89,17 @@ def test_linear_layers_of_any_size(
 
 
 @settings(STEADY_MODELS, max_examples=some(12))
-@given(options=TRANSFORMERS, sources=SOURCES, search=SEARCHES, seed=st.integers(0, 1000))
-def test_greedy_is_fairseqs_with_rounded_weights(
-    engine: Engine | NativeWeights, options: dict[str, Any], sources: list[int], search: dict[str, Any], seed: int
-) -> None:
-    task = make_task(12)
-    model = make_transformer(task, seed, **options)
-    sample = make_sample(task, sources, seed)
-    ours, _ = decode([model], task, sample, Options("greedy"), engine=engine, **search)
-    assert_same_output(ours, fairseq_greedy([rounded(model)], task, sample, **search))
+@given(case=cases(12))
+def test_greedy_is_fairseqs_with_rounded_weights(engine: Engine | NativeWeights, case: Case) -> None:
+    ours, _ = case.decode(Options("greedy"), engine=engine)
+    assert_same_output(ours, fairseq_greedy([rounded(case.verifier)], case.task, case.sample, **case.search))
 
 
 @settings(STEADY_MODELS, max_examples=some(12))
-@given(
-    options=TRANSFORMERS,
-    drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
-    sources=SOURCES,
-    block_size=st.sampled_from([1, 3, 10]),
-    search=SEARCHES,
-    seed=st.integers(0, 1000),
-)
-def test_gad_says_what_greedy_says(
-    engine: Engine | NativeWeights,
-    options: dict[str, Any],
-    drafter_options: dict[str, Any],
-    sources: list[int],
-    block_size: int,
-    search: dict[str, Any],
-    seed: int,
-) -> None:
-    task = make_task(12)
-    verifier = make_transformer(task, seed, **options)
-    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
-    sample = make_sample(task, sources, seed)
-    greedy, _ = decode([verifier], task, sample, Options("greedy"), engine=engine, **search)
-    drafted, _ = decode([verifier], task, sample, Options("gad", block_size), drafter, engine=engine, **search)
+@given(case=cases(12, st.one_of(DRAFTERS, FEATURE_DRAFTERS)), block_size=st.sampled_from([1, 3, 10]))
+def test_gad_says_what_greedy_says(engine: Engine | NativeWeights, case: Case, block_size: int) -> None:
+    greedy, _ = case.decode(Options("greedy"), engine=engine)
+    drafted, _ = case.decode(Options("gad", block_size), engine=engine)
     assert_same_output(drafted, greedy)
 
 

@@ -15,8 +15,9 @@ from fairseq_plugins.decoding.engine.native import NotNative, kernels
 from fairseq_plugins.decoding.engine.native import model as native_model
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
 from fairseq_plugins.decoding.engine.weights import Precision
+from tests.cases import Case, cases
 from tests.decoding.engine.native.forms import FORMS, HALVES, HAS_HALVES, HAS_INT8, HAS_TILES
-from tests.strategies import FEATURE_DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting, some
+from tests.strategies import FEATURE_DRAFTERS, STEADY_MODELS, some
 from tests.support import (
     Options,
     assert_same_output,
@@ -118,32 +119,14 @@ def test_rounded_drafts_are_as_good() -> None:
 
 
 @settings(STEADY_MODELS, max_examples=some(25))
-@given(
-    options=TRANSFORMERS,
-    drafter_options=FEATURE_DRAFTERS,
-    sources=SOURCES,
-    search=SEARCHES,
-    packing=st.sampled_from([Packing.NEVER, Packing.ALWAYS]),
-    seed=st.integers(0, 1000),
-)
-def test_wide_weights_give_the_same(
-    options: dict[str, Any],
-    drafter_options: dict[str, Any],
-    sources: list[int],
-    search: dict[str, Any],
-    packing: Packing,
-    seed: int,
-) -> None:
+@given(case=cases(50, FEATURE_DRAFTERS), packing=st.sampled_from([Packing.NEVER, Packing.ALWAYS]))
+def test_wide_weights_give_the_same(case: Case, packing: Packing) -> None:
     """Where PyTorch holds them, and packed; narrow ones: tests/decoding/test_native_backend.py."""
-    task = make_task(50)
-    verifier = make_transformer(task, seed, **options)
-    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
-    sample = make_sample(task, sources, seed)
     how = Options("gad", 4, fp32_drafts=True)
     with mock.patch.object(native_model, "MAX_PACKED_WIDTH", 0):
-        ours, stats = decode([verifier], task, sample, how, drafter, engine=NativeWeights(packing), **search)
-    assert_same_output(ours, fairseq_greedy([verifier], task, sample, **search))
-    _, expected = decode([verifier], task, sample, how, drafter, engine=Engine(), **search)
+        ours, stats = case.decode(how, engine=NativeWeights(packing))
+    assert_same_output(ours, case.fairseq())
+    _, expected = case.decode(how, engine=Engine())
     assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in expected]
 
 

@@ -1,0 +1,81 @@
+"""Random models with something to decode, for property tests."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fairseq.models.transformer import TransformerModel
+from hypothesis import strategies as st
+
+from fairseq_plugins.decoding.stats import SentenceStats
+from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, fitting
+from tests.support import Options, decode, fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random verifier, a batch for it, and maybe a drafter.
+
+    Attributes:
+        options: of the verifier.
+        drafter_options: of the drafter; None for none.
+        sources: source lengths of the batch.
+        search: generation options.
+        vocabulary: size of the dictionary.
+        seed: of weights and sources.
+    """
+
+    options: dict[str, Any]
+    drafter_options: dict[str, Any] | None
+    sources: list[int]
+    search: dict[str, Any]
+    vocabulary: int
+    seed: int
+
+    @cached_property
+    def task(self) -> SpecDecTask:
+        return make_task(self.vocabulary)
+
+    @cached_property
+    def verifier(self) -> TransformerModel:
+        return make_transformer(self.task, self.seed, **self.options)
+
+    @cached_property
+    def drafter(self) -> BlockNat | None:
+        if self.drafter_options is None:
+            return None
+        options = fitting(self.drafter_options, self.options)
+        return make_drafter(self.task, self.seed + 1, verifier=self.verifier, **options)
+
+    @cached_property
+    def sample(self) -> dict[str, Any]:
+        return make_sample(self.task, self.sources, self.seed)
+
+    def fairseq(self, **search: Any) -> list:
+        """What fairseq's own generator returns at beam 1, with these generation options beside the case's."""
+        return fairseq_greedy([self.verifier], self.task, self.sample, **{**self.search, **search})
+
+    def decode(self, how: Options, **more: Any) -> tuple[list, list[SentenceStats]]:
+        """What our generator returns, and its statistics; other arguments as for `support.decode`."""
+        return decode([self.verifier], self.task, self.sample, how, self.drafter, **{**self.search, **more})
+
+
+def cases(
+    vocabulary: int | list[int],
+    drafters: st.SearchStrategy[dict[str, Any]] | None = None,
+    transformers: st.SearchStrategy[dict[str, Any]] = TRANSFORMERS,
+    sources: st.SearchStrategy[list[int]] = SOURCES,
+    searches: st.SearchStrategy[dict[str, Any]] = SEARCHES,
+) -> st.SearchStrategy[Case]:
+    """Random cases, of one of these vocabularies, without drafter by default."""
+    return st.builds(
+        Case,
+        transformers,
+        st.none() if drafters is None else drafters,
+        sources,
+        searches,
+        st.just(vocabulary) if isinstance(vocabulary, int) else st.sampled_from(vocabulary),
+        st.integers(0, 1000),
+    )
