@@ -206,7 +206,7 @@ class Options:
         self.given = f"{decoder} {block_size} {int8} {options}"
         self.spec = methods.find(decoder)
         if "fixed_width" in {field.name for field in fields(self.spec.options)}:
-            # What is drafted and verified is not to depend on running times: tests/decoding/engine/native/test_policy.py.
+            # What is drafted must not depend on running times (tests/decoding/engine/native/test_policy.py).
             options = {"fixed_width": True, **options}
         if block_size is not None:
             options["block_size"] = block_size

@@ -14,6 +14,7 @@ from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.search.beam import BeamSearch
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
 from fairseq_plugins.errors import ConfigurationError
+from tests.cases import Case, cases
 from tests.strategies import SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, some
 from tests.support import (
     Options,
@@ -50,40 +51,22 @@ def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool)
 @pytest.mark.parametrize("engine", list(ENGINES))
 @settings(STEADY_MODELS, max_examples=some(60))
 @given(
-    options=TRANSFORMERS,
-    vocabulary=st.sampled_from([12, 40, 300]),
-    sources=SOURCES,
+    case=cases([12, 40, 300]),
     beam=st.sampled_from(BEAMS),
-    search=SEARCHES,
     prefix=st.sampled_from([0, 0, 1, 4]),
     ends=st.booleans(),
     active=st.sampled_from([0, 0, 1, 3]),
-    seed=st.integers(0, 1000),
 )
-def test_equals_fairseq(
-    engine: str,
-    options: dict[str, Any],
-    vocabulary: int,
-    sources: list[int],
-    beam: int,
-    search: dict[str, Any],
-    prefix: int,
-    ends: bool,
-    active: int,
-    seed: int,
-) -> None:
-    task = make_task(vocabulary)
-    model = make_transformer(task, seed, **options)
-    sample = make_sample(task, sources, seed)
+def test_equals_fairseq(engine: str, case: Case, beam: int, prefix: int, ends: bool, active: int) -> None:
+    search = case.search
     if prefix:
         # Longer outputs than the prefix, so that something ends after it.
         search = {**search, "max_len_b": max(search["max_len_b"], prefix + 1), "max_len_a": 0}
-        search["prefix_tokens"] = prefixes(len(sources), prefix, vocabulary, seed, ends)
+        search["prefix_tokens"] = prefixes(len(case.sources), prefix, case.vocabulary, case.seed, ends)
         active = 0
-    expected = fairseq_beam([model], task, sample, beam, **search)
-    found, stats = decode(
-        [model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=beam, active_sentences=active, **search
-    )
+    expected = fairseq_beam([case.verifier], case.task, case.sample, beam, **search)
+    how = {"engine": ENGINES[engine](), "beam_size": beam, "active_sentences": active}
+    found, stats = case.decode(FAST_BEAM, **how, **search)
     assert_same_hypotheses(found, expected)
     assert [sum(sentence.emitted) for sentence in stats] == [len(best["tokens"]) for best, *_ in expected]
     longest = [max(len(hypothesis["tokens"]) for hypothesis in every) for every in expected]

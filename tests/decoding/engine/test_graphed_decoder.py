@@ -9,7 +9,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,7 +26,8 @@ from fairseq_plugins.decoding.engine import graphed_decoder
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, capture_on_cuda
+from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, capture_on_cuda
+from fairseq_plugins.decoding.engine.graph_capture import Run as Launch
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, Shape, cached_decoder
 from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -107,7 +108,7 @@ class Recorder:
         self.alive: weakref.WeakSet[Recording] = weakref.WeakSet()
         self.last: Recording | None = None
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: Launch) -> Launch:
         self.captures += 1
         run()
         if self.fails_from is not None and self.captures >= self.fails_from:
@@ -201,64 +202,71 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
+@dataclass(frozen=True)
+class Run:
+    """Batches, and how they are decoded.
+
+    Attributes:
+        batches: source lengths of each.
+        search: generation options.
+        active: of `--active-sentences`.
+        limits: constants of `graphed_decoder`.
+        seed: of models and sources.
+    """
+
+    batches: list[list[int]]
+    search: dict[str, Any]
+    active: int
+    limits: dict[str, int]
+    seed: int
+
+    def check(
+        self, monkeypatch: pytest.MonkeyPatch, models: list, task: Any, how: Options, drafter: Any = None, **more: Any
+    ) -> None:
+        search = {**self.search, **more}
+        check(monkeypatch, models, task, self.batches, how, drafter, self.seed, self.active, self.limits, **search)
+
+
+RUNS = st.builds(Run, BATCHES, SEARCHES, ACTIVE, LIMITS, st.integers(0, 1000))
+
+
 @settings(STEADY_MODELS, max_examples=some(20))
 @given(
+    run=RUNS,
     method=st.sampled_from(["gad", "gad", "gad++", "nat"]),
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
-    batches=BATCHES,
     block_size=BLOCK_SIZES,
-    search=SEARCHES,
-    active=ACTIVE,
-    limits=LIMITS,
-    seed=st.integers(0, 1000),
 )
 def test_trained_drafters(
     monkeypatch: pytest.MonkeyPatch,
+    run: Run,
     method: str,
     options: dict[str, Any],
     drafter_options: dict[str, Any],
-    batches: list[list[int]],
     block_size: int,
-    search: dict[str, Any],
-    active: int,
-    limits: dict[str, int],
-    seed: int,
 ) -> None:
     task = make_task(12)
-    verifier = make_transformer(task, seed, **options)
-    drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
+    verifier = make_transformer(task, run.seed, **options)
+    drafter = make_drafter(task, run.seed + 1, verifier=verifier, **fitting(drafter_options, options))
     if drafter.reads_features and method == "nat":
         method = "gad++"
-    chosen = Options(method, block_size, **({"top_beta": 3, "tau": 1.0} if method == "gad++" else {}))
-    models = [drafter] if method == "nat" else [verifier]
-    check(monkeypatch, models, task, batches, chosen, drafter, seed, active, limits, **search)
+    how = Options(method, block_size, **({"top_beta": 3, "tau": 1.0} if method == "gad++" else {}))
+    run.check(monkeypatch, [drafter] if method == "nat" else [verifier], task, how, drafter)
+
+
+MODELS = st.lists(TRANSFORMERS, min_size=1, max_size=2)
+
+
+def make_models(task: Any, options: list[dict[str, Any]], seed: int) -> list:
+    return [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
 
 
 @settings(STEADY_MODELS, max_examples=some(15))
-@given(
-    options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
-    beam=st.sampled_from([1, 2, 5]),
-    batches=BATCHES,
-    search=SEARCHES,
-    active=ACTIVE,
-    limits=LIMITS,
-    seed=st.integers(0, 1000),
-)
-def test_beam_search(
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[dict[str, Any]],
-    beam: int,
-    batches: list[list[int]],
-    search: dict[str, Any],
-    active: int,
-    limits: dict[str, int],
-    seed: int,
-) -> None:
+@given(run=RUNS, options=MODELS, beam=st.sampled_from([1, 2, 5]))
+def test_beam_search(monkeypatch: pytest.MonkeyPatch, run: Run, options: list[dict[str, Any]], beam: int) -> None:
     task = make_task(24)
-    models = [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
-    search = {**search, "beam_size": beam}
-    check(monkeypatch, models, task, batches, Options("fast-beam"), None, seed, active, limits, **search)
+    run.check(monkeypatch, make_models(task, options, run.seed), task, Options("fast-beam"), beam_size=beam)
 
 
 def test_beam_search_runs_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,41 +280,22 @@ def test_beam_search_runs_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(STEADY_MODELS, max_examples=some(12))
 @given(
-    options=st.lists(TRANSFORMERS, min_size=1, max_size=2),
-    method=st.sampled_from([Options("greedy"), Options("greedy"), Options("iad"), Options("gs-jacobi")]),
-    batches=BATCHES,
-    search=SEARCHES,
-    active=ACTIVE,
-    limits=LIMITS,
-    seed=st.integers(0, 1000),
+    run=RUNS,
+    options=MODELS,
+    how=st.sampled_from([Options("greedy"), Options("greedy"), Options("iad"), Options("gs-jacobi")]),
 )
 def test_no_trained_drafter_and_ensembles(
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[dict[str, Any]],
-    method: Options,
-    batches: list[list[int]],
-    search: dict[str, Any],
-    active: int,
-    limits: dict[str, int],
-    seed: int,
+    monkeypatch: pytest.MonkeyPatch, run: Run, options: list[dict[str, Any]], how: Options
 ) -> None:
     task = make_task(9)
-    models = [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
-    check(monkeypatch, models, task, batches, method, None, seed, active, limits, **search)
+    run.check(monkeypatch, make_models(task, options, run.seed), task, how)
 
 
 @settings(STEADY_MODELS, max_examples=8)
-@given(batches=BATCHES, search=SEARCHES, active=ACTIVE, limits=LIMITS, seed=st.integers(0, 1000))
-def test_blockwise(
-    monkeypatch: pytest.MonkeyPatch,
-    batches: list[list[int]],
-    search: dict[str, Any],
-    active: int,
-    limits: dict[str, int],
-    seed: int,
-) -> None:
-    task, model = make_blockwise(seed, 9, identity_first_head=True)
-    check(monkeypatch, [model], task, batches, Options("blockwise"), None, seed, active, limits, **search)
+@given(run=RUNS)
+def test_blockwise(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    task, model = make_blockwise(run.seed, 9, identity_first_head=True)
+    run.check(monkeypatch, [model], task, Options("blockwise"))
 
 
 def bits(generated: list) -> list[tuple[list[int], list[float]]]:
@@ -325,7 +314,7 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
     step_of, layer = GraphedDecoder._step_of, cached_decoder_module.transformer_layer
     attend = F.scaled_dot_product_attention
 
-    def watched_step(self: GraphedDecoder, shape: Shape, *given: Any) -> Run:
+    def watched_step(self: GraphedDecoder, shape: Shape, *given: Any) -> Launch:
         run = step_of(self, shape, *given)
 
         def watched() -> Outputs:
@@ -408,7 +397,7 @@ def test_other_errors_are_seen_and_do_not_switch_graphs_off(
     recorder = Recorder()
     failing = [error]
 
-    def capture(run: Run) -> Run:
+    def capture(run: Launch) -> Launch:
         if failing:
             raise failing.pop()
         return recorder(run)
