@@ -17,14 +17,18 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
     return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
 
 
+# What constraints are applied to.
+SCORED = {
+    "limits": LIMITS,
+    "lengths": st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    "width": st.integers(1, 5),
+    "penalty": st.sampled_from([0.0, 1.5, -2.0, -20.0]),
+    "prefix_width": st.one_of(st.none(), st.integers(1, 5)),
+}
+
+
 @settings(STEADY, max_examples=some(150))
-@given(
-    limits=LIMITS,
-    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
-    width=st.integers(1, 5),
-    penalty=st.sampled_from([0.0, 1.5, -2.0]),
-    prefix_width=st.one_of(st.none(), st.integers(1, 5)),
-)
+@given(**SCORED)
 def test_apply_forbids_what_fairseq_forbids(
     limits: tuple[int, int], lengths: list[int], width: int, penalty: float, prefix_width: int | None
 ) -> None:
@@ -48,15 +52,7 @@ def test_apply_forbids_what_fairseq_forbids(
 
 
 @settings(STEADY, max_examples=some(150))
-@given(
-    limits=LIMITS,
-    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
-    width=st.integers(1, 5),
-    penalty=st.sampled_from([0.0, 1.5, -20.0]),
-    prefix_width=st.one_of(st.none(), st.integers(1, 5)),
-    dtype=st.sampled_from([torch.float32, torch.float16]),
-    seed=st.integers(0, 99),
-)
+@given(dtype=st.sampled_from([torch.float32, torch.float16]), seed=st.integers(0, 99), **SCORED)
 def test_the_best_of_scores_is_that_of_log_probabilities(
     limits: tuple[int, int],
     lengths: list[int],

@@ -15,6 +15,7 @@ from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from tests.support import (
     Options,
     fairseq_greedy,
@@ -85,52 +86,53 @@ KINDS = [
 ]
 
 
-def make_models(task: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-    """A verifier and a drafter of these options, of ordinary size."""
-    sizes = {**BASE, "share_all_embeddings": True}
-    verifier = make_transformer(task, 1, ending=False, **sizes)
-    return verifier, make_drafter(task, 2, verifier=verifier, **{**sizes, **options})
+class Ordinary:
+    """A verifier and a drafter of ordinary size, and what fairseq's own generator says."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.task = make_task(8000)
+        sizes = {**BASE, "share_all_embeddings": True}
+        self.verifier = make_transformer(self.task, 1, ending=False, **sizes)
+        self.drafter = make_drafter(self.task, 2, verifier=self.verifier, **{**sizes, **options})
+        self.sample = make_sample(self.task, [20, 7, 12])
+        self.expected = ids(fairseq_greedy([self.verifier], self.task, self.sample, max_len_b=20))
+        self.on_paper = weight_bytes(self.verifier, self.drafter)
+
+    def decoded(self, engine: Engine | NativeWeights) -> DraftVerifyGenerator:
+        """A generator that has decoded the batch, with drafts in fp32."""
+        how = Options("gad", 5, fp32_drafts=True)
+        generator, _ = make_generator([self.verifier], self.task, how, self.drafter, engine=engine, max_len_b=20)
+        assert ids(generator.generate([], self.sample)) == self.expected
+        return generator
 
 
 @pytest.mark.parametrize("options", KINDS)
 def test_weights_are_held_once(options: dict[str, Any]) -> None:
     """By PyTorch's operations."""
-    task = make_task(8000)
-    verifier, drafter = make_models(task, options)
-    sample = make_sample(task, [20, 7, 12])
-    expected = fairseq_greedy([verifier], task, sample, max_len_b=20)
-    on_paper = weight_bytes(verifier, drafter)
-    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, engine=Engine(), max_len_b=20)
-    assert ids(generator.generate([verifier], sample)) == ids(expected)
-    method = generator.backend.method
+    models = Ordinary(options)
+    method = models.decoded(Engine()).backend.method
     decoders = [*method.verifier.decoders, method.drafter.decoder.cached]
     caches = sum(x.numel() * x.element_size() for decoder in decoders for x in (decoder.cache, decoder.cross))
-    held = held_bytes(method, verifier, drafter)
-    assert on_paper < held < 1.1 * (on_paper + caches)
+    held = held_bytes(method, models.verifier, models.drafter)
+    assert models.on_paper < held < 1.1 * (models.on_paper + caches)
 
 
 @needs_proc
 @pytest.mark.parametrize("options", KINDS)
 def test_the_kernels_hold_no_weight_twice(options: dict[str, Any]) -> None:
     """Unless they are to be packed."""
-    task = make_task(8000)
-    verifier, drafter = make_models(task, options)
-    sample = make_sample(task, [20, 7, 12])
-    expected = fairseq_greedy([verifier], task, sample, max_len_b=20)
-    on_paper = weight_bytes(verifier, drafter)
+    models = Ordinary(options)
     # Fusing projections takes memory, and gives that of their parts back.
-    fused = [CachedDecoder(model.decoder, Engine()) for model in (verifier, drafter)]
-    fused += [FusedEncoder(model.encoder, Engine()) for model in (verifier, drafter) if model.encoder is not None]
+    both = (models.verifier, models.drafter)
+    fused = [CachedDecoder(model.decoder, Engine()) for model in both]
+    fused += [FusedEncoder(model.encoder, Engine()) for model in both if model.encoder is not None]
     taken, generators = [], []
     for packing in (Packing.AUTO, Packing.ALWAYS):
         before = in_use()
-        how = Options("gad", 5, fp32_drafts=True)
-        generator, _ = make_generator([verifier], task, how, drafter, engine=NativeWeights(packing), max_len_b=20)
-        assert ids(generator.generate([verifier], sample)) == ids(expected)
-        assert generator.backend.name == "native"
+        generators.append(models.decoded(NativeWeights(packing)))
+        assert generators[-1].backend.name == "native"
         taken.append(in_use() - before)
-        generators.append(generator)
-    assert taken[0] < 0.1 * on_paper < 0.6 * on_paper < taken[1]
+    assert taken[0] < 0.1 * models.on_paper < 0.6 * models.on_paper < taken[1]
 
 
 @needs_proc
