@@ -1,6 +1,6 @@
-// Calls the kernels' thread pool from several threads at once, with ever other numbers of parts, and in forked processes;
-// and hands sentences over between threads.
-// With an argument, a task writes what another one reads: a race that ThreadSanitizer must see.
+// Calls the kernels' thread pool from several threads at once, with ever other numbers of parts, and in forked
+// processes; and hands sentences over between threads. With an argument, a task writes what another one reads: a race
+// that ThreadSanitizer must see.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,8 +35,8 @@ bool all_run(int calls, int seed, bool race) {
     return shared >= 0;
 }
 
-// Sentences that need 1 to 40 iterations, all of them the first worker's at first: whether each has as many as it needs.
-// Counts those that another worker has ended.
+// Sentences that need 1 to 40 iterations, all of them the first worker's at first: whether each has as many as it
+// needs. Counts those that another worker has ended.
 bool all_decoded(int64_t workers, int64_t sentences, int64_t& ended_elsewhere) {
     std::vector<int64_t> had(sentences), ended_by(sentences, -1), all(sentences);
     for (int64_t b = 0; b < sentences; ++b) all[b] = b;
@@ -74,7 +74,8 @@ int main(int arguments, char**) {
     for (int seed = 0; seed < 4; ++seed) {
         callers.emplace_back([&wrong, seed, race] { wrong += !all_run(200, seed, race); });
     }
-    // Forked while others use the pool. ThreadSanitizer starts no threads in such a child, so it takes the pool of none.
+    // Forked while others use the pool. ThreadSanitizer starts no threads in such a child, so it takes the pool of
+    // none.
     for (int child = 0; child < 5; ++child) {
         const pid_t process = fork();
         if (process == 0) {
