@@ -24,8 +24,7 @@ def test_sums_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert stats.mean_accepted_tokens == pytest.approx(3.2)
     stats.close()
     assert capsys.readouterr().err.strip() == (
-        "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 mean accepted tokens, 5.3 tokens/s; "
-        "torch: --no-compiled-steps"
+        "gad: 3 sentences, 16 tokens, 5 iterations, 3.20 mean accepted tokens, 5.3 tokens/s; torch: --no-compiled-steps"
     )
 
 
