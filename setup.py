@@ -4,8 +4,8 @@ The compiled kernels are one extension module: all of csrc/ is compiled once, cs
 nanobind binds it: the types and shapes of tensors are part of its signatures, and it compiles ten times as fast as
 pybind11 (a unit takes 1.3 s in place of 13 s).
 
-SPEC_DEC_BUILD     "all" instruction sets of the processor family (default), "native" for those that run here, or some by
-                   name, with commas between
+SPEC_DEC_BUILD     "all" instruction sets of the processor family (default), "native": those that run here, or
+                   names with commas between
 SPEC_DEC_SANITIZE  sanitizers as -fsanitize takes them, such as address,undefined
 """
 
