@@ -56,7 +56,7 @@ def test_every_decoder_names_a_backend(spec: Any) -> None:
         ({"accept_score": "drafter"}, "--accept-score drafter"),
         ({"activation_fn": "tanh"}, "the kernels do not know the activation tanh"),
     ],
-    ids=str,
+    ids=["options", "ensemble", "trace", "drafter's scores", "activation"],
 )
 def test_refusals_have_reasons(change: dict[str, Any], reason: str) -> None:
     task = make_task(20)
