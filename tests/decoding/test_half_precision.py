@@ -113,7 +113,7 @@ def test_greedy_to_the_last_bit(engine: str, case: Case, decoder: Options, activ
 
 
 def test_ensembles_and_many_rows(engine: str) -> None:
-    """Steps of so many rows that products of weights in place would be others (csrc/isa/linear_float.cpp)."""
+    """Steps with enough rows to change the products of weights in place (csrc/isa/linear_float.cpp)."""
     make, dtype = ENGINES[engine]
     task = make_task(50)
     models = [make_transformer(task, seed, decoder_layers=1).to(dtype) for seed in (1, 2)]

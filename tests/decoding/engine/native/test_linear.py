@@ -145,7 +145,7 @@ def test_weights_outlive_the_tensor_that_they_were_read_from(form: Any) -> None:
     x, weight, bias = drawn(3, 400, 500, True, 1)
     expected = F.linear(x, weight, bias)
     layer = make(weight.clone(), bias.clone(), form)
-    # What takes the memory that nobody holds any more.
+    # Allocations that reuse freed memory.
     for _ in range(4):
         torch.full((500, 400), torch.nan)
     torch.testing.assert_close(apply(layer, x), expected, rtol=1e-4, atol=1e-3)

@@ -80,7 +80,7 @@ WIDE = {"embed_dim": 128, "ffn_embed_dim": 512, "attention_heads": 4}
 @pytest.mark.parametrize("fixed_width", [True, False])
 @pytest.mark.parametrize("options", [{}, {"share_encoder": True}, {"drafter_context": "features"}], ids=str)
 def test_a_source_dictionary_smaller_than_the_targets(options: dict[str, Any], fixed_width: bool) -> None:
-    """Also when costs are profiled, with sources that nobody has given."""
+    """Also when costs are profiled, with made-up sources."""
     task = make_task(30)
     task.src_dict = make_dictionary(9)
     model = make_transformer(task, 1)

@@ -35,7 +35,7 @@ void GreedySearch::begin(Batch& batch) {
     seconds[PREPARE] += seconds_now() - began;
 }
 
-// How many sentences a thread decodes at a time: so many that their rows are as many as the model wants.
+// Sentences that a thread decodes at a time, so that their rows reach the number that is efficient.
 int64_t GreedySearch::together(const Batch& batch, const Budget& budget) const {
     const auto with_drafts = [&](int64_t width) {
         return std::max({int64_t{1}, budget.least_together, budget.rows_together / (1 + width)});

@@ -76,7 +76,7 @@ public:
         is_ready = true;
     }
 
-    // Decodes until all sentences have ended, or have had so many iterations; returns whether all have ended.
+    // Decodes until all sentences have ended or have had `iterations`; returns whether all have ended.
     bool run(int64_t iterations) {
         require(is_ready && beam <= 0, "no batch for a greedy search has begun");
         const nb::gil_scoped_release release;
