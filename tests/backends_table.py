@@ -1,18 +1,10 @@
-"""Write the table of backends into docs/how-it-works.md: python -m tests.backends_table."""
-
-from pathlib import Path
+"""The table of backends in docs/how-it-works.md; run as a program, writes it."""
 
 from fairseq_plugins.decoding.backends import table
+from tests.options_page import write
+from tests.support import REPOSITORY
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-it-works.md"
-_BEGIN, _END = "<!-- python -m tests.backends_table -->\n", "<!-- end -->"
-
-
-def with_table(page: str) -> str:
-    """Return the page with the table between its two marks."""
-    before, rest = page.split(_BEGIN)
-    return f"{before}{_BEGIN}{table()}\n{_END}{rest.split(_END, 1)[1]}"
-
+PAGE = REPOSITORY / "docs" / "how-it-works.md"
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    write(PAGE, {"backends": table()})

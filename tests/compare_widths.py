@@ -67,7 +67,7 @@ class Comparison:
     def batches(self, size: int) -> list[dict[str, Any]]:
         """The sentences as fairseq's batches of similar lengths."""
         order = sorted(self.numbers, key=lambda number: self.dataset.src_sizes[number]) if size > 1 else self.numbers
-        return [self.session.batch(self.dataset, order[first : first + size]) for first in range(0, len(order), size)]
+        return list(self.session.batches(self.dataset, order, size))
 
     def generator(self, row: str) -> Any:
         """The generator of a row: greedy, gad, or a width."""
@@ -116,12 +116,12 @@ def line(size: int, seconds: Mapping[str, list[float]], tokens: Mapping[str, flo
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--replay" in arguments:
+    is_replayed = "--replay" in arguments
+    if is_replayed:
         place = arguments.index("--replay")
         shape = arguments[place + 1]
         folder = REPOSITORY / "data-bin" / "replay"
         arguments[place : place + 2] = replay.prepare(folder, shape, "features", 100, (10, 40), replay.VOCABULARY)
-    is_replayed = "--replay" in (sys.argv[1:] if argv is None else argv)
     args = parse_arguments(get_parser(), [*arguments, "--decoder", "gad", "--cpu", "--beam", "1"])
     logging.disable(logging.INFO)
     comparison = Comparison(Session(as_config(args)), args.sentences, is_replayed)

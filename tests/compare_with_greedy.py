@@ -71,8 +71,7 @@ def decode(session: Session, drafter: str | None, run: Run, limit: int) -> dict[
     dataset = session.task.dataset(session.cfg.dataset.gen_subset)
     order = [number for number in session.usable(dataset) if not limit or number < limit]
     outputs = {}
-    for start in range(0, len(order), run.batch_size):
-        sample = session.batch(dataset, order[start : start + run.batch_size])
+    for sample in session.batches(dataset, order, run.batch_size):
         for number, (best, *_) in zip(sample["id"].tolist(), session.decode(generator, sample), strict=True):
             outputs[number] = best["tokens"].tolist()
     return outputs

@@ -1,6 +1,7 @@
 """The tables of docs/options.md, made of the task's options and those of the methods; run as a program, writes them."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from pathlib import Path
 
@@ -73,14 +74,14 @@ def marked(text: str, name: str) -> re.Match[str]:
     return found
 
 
-def write(page: Path) -> None:
-    """Put the tables into a page."""
+def write(page: Path, contents: Mapping[str, str]) -> None:
+    """Put texts between their marks in a page."""
     text = page.read_text(encoding="utf-8")
-    for name, table in tables().items():
+    for name, content in contents.items():
         place = marked(text, name)
-        text = text[: place.start(2)] + table + text[place.end(2) :]
+        text = text[: place.start(2)] + content + text[place.end(2) :]
     page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(PAGE)
+    write(PAGE, tables())

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.options_page import README, marked
+from tests.options_page import README, write
 from tests.support import REPOSITORY
 
 # Model card, its name in the table, and the rows to show.
@@ -39,6 +39,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    text = README.read_text(encoding="utf-8")
-    place = marked(text, "results")
-    README.write_text(text[: place.start(2)] + table() + text[place.end(2) :], encoding="utf-8")
+    write(README, {"results": table()})

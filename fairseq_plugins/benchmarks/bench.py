@@ -182,8 +182,7 @@ class Bench:
         """The same, with the seconds of every batch."""
         outputs: dict[int, Tokens] = {}
         seconds = []
-        for begin in range(0, len(numbers), batch_size):
-            sample = self.session.batch(self.dataset, numbers[begin : begin + batch_size])
+        for sample in self.session.batches(self.dataset, numbers, batch_size):
             self._synchronise()
             start = time.perf_counter()
             hypotheses = self.session.decode(generator, sample)

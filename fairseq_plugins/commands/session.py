@@ -81,6 +81,11 @@ class Session:
         sample = dataset.collater([dataset[number] for number in numbers])
         return utils.move_to_cuda(sample) if self.cuda else sample
 
+    def batches(self, dataset: Any, numbers: Sequence[int], size: int) -> Iterator[dict[str, Any]]:
+        """Yield fairseq samples of `size` of these sentences each, in their order, on the device."""
+        for first in range(0, len(numbers), size):
+            yield self.batch(dataset, numbers[first : first + size])
+
     def generation(self, **changed: Any) -> DictConfig:
         """A copy of fairseq's generation options, some changed: decoders without beams set the beam to 1 in it."""
         options = OmegaConf.create(OmegaConf.to_container(self.cfg.generation))

@@ -175,9 +175,8 @@ class TrainsDrafters(DecodesWithDrafts):
     def _acceptance_generator(self, model: nn.Module) -> DraftVerifyGenerator | None:
         """Decodes validation batches with what is trained, to count accepted tokens: None where nothing drafts."""
         drafter, verifier, name = drafter_in(model), self.training_verifier(), "gad"
-        options: dict[str, Any] = {"fixed_width": True}  # the drafter's tokens are counted, not those that paid
         if isinstance(unwrap(model), BlockwiseTransformer):
-            verifier, name, options = unwrap(model), "blockwise", {}
+            verifier, name = unwrap(model), "blockwise"
         elif drafter is None or verifier is None:
             return None
         else:
@@ -191,10 +190,10 @@ class TrainsDrafters(DecodesWithDrafts):
             self.target_dictionary,
             Engine(),
             native_weights(self._options),
-            counts_survival=True,
+            counts_survival=True,  # every token of the drafter, not only those that pay
         )
         own = self.own_generator([verifier], Namespace(beam=1))
-        chosen = spec.options(**options)
+        chosen = spec.options()
         return generator_like(
             own,
             context,

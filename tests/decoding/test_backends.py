@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.backends import CHOICES, Backend, choose_backend
+from fairseq_plugins.decoding.backends import CHOICES, Backend, choose_backend, table
 from fairseq_plugins.decoding.method import MethodContext
-from tests.backends_table import PAGE, with_table
+from tests.backends_table import PAGE
 from tests.decoding.methods.test_blockwise import make_blockwise
+from tests.options_page import marked
 from tests.support import Options, make_drafter, make_task, make_transformer
 
 DECODERS = [spec for spec in methods.METHODS if spec.build is not None]
@@ -74,6 +75,5 @@ def test_refusals_have_reasons(change: dict[str, Any], reason: str) -> None:
 
 def test_page_has_the_table() -> None:
     """Made by python -m tests.backends_table."""
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == with_table(page)
+    assert marked(PAGE.read_text(encoding="utf-8"), "backends")[2] == table()
     assert len(CHOICES) <= 4

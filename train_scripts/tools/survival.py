@@ -26,15 +26,14 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
     Raises:
         ConfigurationError: when a checkpoint cannot be read, or the models do not fit each other.
     """
-    line = [str(data), "--path", str(verifier), "--drafter-path", str(drafter), "--decoder", "gad", "--fixed-width"]
+    line = [str(data), "--path", str(verifier), "--drafter-path", str(drafter), "--decoder", "gad"]
     options = as_config(parse_arguments(generation_parser("measure-survival"), [*line, "--cpu", "--beam", "1"]))
     session = Session(options)
     session.task.decoding.counts_survival = True
     generator = session.generator()
     dataset = session.load(subset)
-    numbers = session.usable(dataset)
-    for first in range(0, len(numbers), batch_size):
-        session.decode(generator, session.batch(dataset, numbers[first : first + batch_size]))
+    for sample in session.batches(dataset, session.usable(dataset), batch_size):
+        session.decode(generator, sample)
     model = session.task.decoding.drafters[str(drafter)]
     store_survival(generator.backend.method.policy, model)
     state = torch.load(drafter, map_location="cpu")

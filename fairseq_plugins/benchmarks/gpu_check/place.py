@@ -85,8 +85,7 @@ BEAM_1 = Contender("fairseq beam 1", "beam")
 def decoded(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> Generated:
     """Ids and scores of sentences, in their order."""
     found: dict[int, tuple[list[int], list[float]]] = {}
-    for begin in range(0, len(numbers), batch_size):
-        sample = bench.session.batch(bench.dataset, numbers[begin : begin + batch_size])
+    for sample in bench.session.batches(bench.dataset, numbers, batch_size):
         for number, (best, *_) in zip(sample["id"].tolist(), bench.session.decode(generator, sample), strict=True):
             found[number] = best["tokens"].tolist(), best["positional_scores"].tolist()
     return [found[number] for number in numbers]

@@ -91,8 +91,7 @@ def _build(context: MethodContext, options: ExactOptions) -> Method:
 
 
 def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod:
-    is_adaptive = context.counts_survival or not options.fixed_width
-    policy = native_policy(context, options) if is_adaptive else None
+    policy = None if options.fixed_width else native_policy(context, options)
     return NativeMethod(context.native_weights, native_drafter(context, options), policy=policy)
 
 

@@ -236,7 +236,7 @@ def learned() -> tuple[Any, Any, Any, Any]:
 def counting_backend(learned: tuple, width: int, **more: Any) -> Any:
     """The native backend of `gad` that drafts and verifies every token, and counts."""
     task, verifier, _, drafter = learned
-    how = Options("gad", width, fp32_drafts=True)
+    how = Options("gad", width, fixed_width=False, fp32_drafts=True)
     context = replace(how.context([verifier], drafter, task), counts_survival=True, **more)
     return choose_backend(how.spec, how.options, context)
 

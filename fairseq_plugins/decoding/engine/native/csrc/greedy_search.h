@@ -29,9 +29,9 @@ struct OutputHead {
 
 // What runs of a batch: how long, and who may end it.
 struct Budget {
-    int64_t iterations = -1;                         // of each sentence; below 0 for no end
-    int64_t least_together = 8, rows_together = 24;  // sentences that a thread decodes together, or more with few rows
-    std::function<void()> check_signals;             // called now and then by the calling thread; may throw
+    int64_t iterations = -1;                        // of each sentence; below 0 for no end
+    int64_t least_together = 1, rows_together = 1;  // sentences that a thread decodes together, or more with few rows
+    std::function<void()> check_signals;            // called now and then by the calling thread; may throw
 };
 
 class GreedySearch {
