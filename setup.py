@@ -1,5 +1,7 @@
 """Packaging: `pip install .`, with fairseq and torch already there (see train_scripts/setup.sh for why).
 
+pyproject.toml has the metadata; what the package needs, its commands and its compiled kernels are here.
+
 The compiled kernels are one extension module: all of csrc/ is compiled once, csrc/isa/ once for each instruction set.
 nanobind binds it: the types and shapes of tensors are part of its signatures, and it compiles ten times as fast as
 pybind11 (a unit takes 1.3 s in place of 13 s).
@@ -136,23 +138,6 @@ CONSOLE_SCRIPTS = [
 ]
 
 setup(
-    name="fairseq-spec-dec",
-    version="0.1.0",
-    description="Speculative decoding for fairseq: draft several tokens, verify them in one pass, same output",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="MIT",
-    author="the fairseq-spec-dec maintainers",
-    keywords=["speculative decoding", "machine translation", "fairseq", "transformer", "non-autoregressive"],
-    classifiers=[
-        "Intended Audience :: Science/Research",
-        "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.11",
-        "Programming Language :: Python :: 3.12",
-        "Topic :: Scientific/Engineering :: Artificial Intelligence",
-        "Topic :: Text Processing :: Linguistic",
-        "Typing :: Typed",
-    ],
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     ext_modules=[Extension("fairseq_plugins.decoding.engine.native._kernels", sources=[])],
     cmdclass={"build_ext": BuildKernels},
@@ -162,9 +147,6 @@ setup(
         "fairseq_plugins.pages": ["*.html", "*.css", "*.js"],
         "fairseq_plugins.decoding.engine.native": ["csrc/*.h"],
     },
-    # Python 3.10 is left out: fairseq-fixed is the only fairseq supported and tested here, the same module `fairseq`
-    # made to work on 3.11 and 3.12. The original 0.12.2 is for 3.10 and earlier and does not import on 3.11.
-    python_requires=">=3.11,<3.13",
     install_requires=[
         "fairseq-fixed==0.12.3.1",
         "torch>=2.6,<2.14",
