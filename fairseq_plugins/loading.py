@@ -1,13 +1,21 @@
 """Load models outside of fairseq's own `--path`: the verifier in training, the drafter in decoding."""
 
+import logging
 import os
 from typing import Any
 
 from fairseq import checkpoint_utils, models
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from torch import nn
 
 from fairseq_plugins.errors import ConfigurationError, unreadable_checkpoint
+
+logger = logging.getLogger(__name__)
+
+# Tasks whose data have language tokens, though they decode as fairseq's other tasks do.
+_TASKS_WITH_LANGUAGE_TOKENS = {"multilingual_denoising", "online_backtranslation"}
+_OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
 
 
 def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
@@ -41,6 +49,37 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
 def model_name(model_cfg: Any) -> str:
     """Name of a model in fairseq's registry, from its options."""
     return model_cfg._name if "_name" in model_cfg else model_cfg.arch
+
+
+def check_task(model_cfg: Any, task: Any, option: str) -> None:
+    """Refuse a model whose own task gives it tokens that `task` does not; warn where its task is not known.
+
+    Without its language tokens, forced first token or own EOS a multilingual model translates, but wrongly.
+
+    Args:
+        model_cfg: options of the model, as its checkpoint has them; fairseq keeps those of the task among them.
+        task: what is to decode it as a plain translation.
+        option: the option that named the checkpoint, for errors.
+
+    Raises:
+        ConfigurationError: naming the checkpoint's task.
+    """
+    name = getattr(model_cfg, "task", None)
+    kind = TASK_REGISTRY.get(name)
+    given = next((key for key in _OPTIONS_OF_LANGUAGE_TOKENS if getattr(model_cfg, key, None)), None)
+    if kind is not None and isinstance(task, kind):
+        return
+    decodes_otherwise = kind is not None and any(
+        getattr(kind, method) is not getattr(FairseqTask, method) for method in ("build_generator", "inference_step")
+    )
+    if decodes_otherwise or given is not None or name in _TASKS_WITH_LANGUAGE_TOKENS:
+        reason = "" if given is None else f" and --{given.replace('_', '-')}"
+        raise ConfigurationError(
+            f"{option}: was trained with --task {name}{reason}, which decodes it with tokens or limits of its own; "
+            f"give --task {name} and its options beside --decoder, in Python fairseq_plugins.wrap(task, decoder=...)"
+        )
+    if name is not None and kind is None:
+        logger.warning(f"{option}: was trained with --task {name}, which is not known here; decoded as a translation")
 
 
 def unwrap(model: nn.Module) -> nn.Module:

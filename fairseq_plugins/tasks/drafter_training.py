@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.method import MethodContext
 from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.loading import load_model, unwrap
+from fairseq_plugins.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, generator_like, native_weights, options_of
@@ -57,7 +57,9 @@ class TrainsDrafters(DecodesWithDrafts):
     def training_verifier(self) -> FairseqEncoderDecoderModel | None:
         """The model of `--verifier-path`, loaded once; None without the option."""
         if self._verifier is None and self._options.verifier_path is not None:
-            verifier = load_model(self._options.verifier_path, self, "--verifier-path")
+            state, cfg = read_checkpoint(self._options.verifier_path, "--verifier-path")
+            check_task(cfg, self, "--verifier-path")
+            verifier = build_model(state, cfg, self._options.verifier_path, self, "--verifier-path")
             if isinstance(verifier, BlockNat):
                 raise ConfigurationError(
                     f"--verifier-path {self._options.verifier_path}: is a drafter; give an autoregressive model"
@@ -74,6 +76,8 @@ class TrainsDrafters(DecodesWithDrafts):
             )
         if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self._options.block_size = _DEFAULT_BLOCK_SIZE
+        if from_checkpoint:
+            check_task(cfg, self, "--path")
         model = super().build_model(cfg, from_checkpoint)
         if isinstance(model, BlockNat):
             attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence
