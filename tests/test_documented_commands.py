@@ -139,7 +139,7 @@ CAPTIONS = ["A group of men are loading cotton onto a truck", "A man sleeping in
 def test_other_text_than_a_drafter_was_trained_for(programs: Path, tmp_path: Path) -> None:
     """The commands of the table: its rows come out, and what `greedy` and `gad` say is fairseq's."""
     (tmp_path / "val.en").write_text("".join(f"{caption}\n" for caption in CAPTIONS))
-    fixed, timed, *_ = blocks("docs/drafters.md", "## On other text than it was trained for")
+    fixed, timed, *_ = blocks("docs/notebook/other-text.md")
     (tmp_path / "checkpoints").symlink_to(REPOSITORY / "checkpoints")
     run_line(fixed, tmp_path, programs)
     run_line(timed.replace("--timing-seconds 1.5 --repeats 5", "--repeats 1"), tmp_path, programs)

@@ -10,7 +10,9 @@ from tests.options_page import PAGE, README, marked
 from tests.support import REPOSITORY
 
 PAGES = [README, *(REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
-PAGES += sorted((REPOSITORY / "docs").glob("*.md"))
+DOCS = REPOSITORY / "docs"
+MANUAL, NOTEBOOK = sorted(DOCS.glob("*.md")), sorted((DOCS / "notebook").glob("*.md"))
+PAGES += MANUAL + NOTEBOOK
 
 
 @pytest.mark.parametrize("name", ["decoding", "decoders", "training"])
@@ -30,14 +32,18 @@ def test_how_it_works_stays_short() -> None:
 
 
 def test_the_index_has_every_page() -> None:
-    index = (REPOSITORY / "docs" / "index.md").read_text(encoding="utf-8")
-    linked = set(re.findall(r"\]\(([a-z-]+\.md)\)", index))
-    assert linked == {page.name for page in PAGES[3:]} - {"index.md"}
+    for pages in (MANUAL, NOTEBOOK):
+        linked = set(re.findall(r"\]\(([a-z0-9-]+\.md)\)", (pages[0].parent / "index.md").read_text(encoding="utf-8")))
+        assert linked == {page.name for page in pages} - {"index.md"}
+
+
+def test_every_command_is_listed() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
     commands = set(re.findall(r"^| `(spec-dec-[a-z-]+)", index, re.MULTILINE)) - {""}
     assert commands == set(re.findall(r'"(spec-dec-[a-z-]+) +=', (REPOSITORY / "setup.py").read_text()))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
