@@ -1,0 +1,254 @@
+"""Consistency training: a verifier whose Jacobi iterations (Santilli et al. 2023) converge early."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.models import FairseqDecoder
+from fairseq.models.transformer import TransformerModelBase
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import unwrap
+from fairseq_plugins.models.block_nat import BlockNat
+
+# Positions that validation solves together, in lengths of the source: those of --decoder jacobi.
+_WINDOW_RATIO = 1.5
+
+_SUMS = ("loss", "nll_loss", "consistency", "rows", "ntokens", "nsentences", "sample_size", "tokens", "iterations")
+
+
+@dataclass
+class JacobiConsistencyConfig(FairseqDataclass):
+    label_smoothing: float = field(default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none"})
+    consistency_weight: float = field(
+        default=1.0,
+        metadata={"help": "what a token of the consistency loss weighs, beside one of the ordinary loss; 0 for none"},
+    )
+    trajectory_length: int = field(
+        default=2,
+        metadata={
+            "help": "states of a Jacobi trajectory from which one is drawn for every batch: the first guess and those "
+            "after 1, 2, ... iterations, each a decoder pass without gradient"
+        },
+    )
+    trajectory_block: int = field(
+        default=0,
+        metadata={"help": "tokens after the converged ones that the consistency loss counts; 0: to the end"},
+    )
+    trajectory_init: ChoiceEnum(["unk", "source"]) = field(  # type: ignore[valid-type]
+        default="unk",
+        metadata={"help": "the first guess for every token; decode with the same --jacobi-init"},
+    )
+
+
+@register_criterion("jacobi_consistency", dataclass=JacobiConsistencyConfig)
+class JacobiConsistency(FairseqCriterion):
+    """Cross-entropy of the targets, and of a Jacobi state's predictions against those at the fixed point.
+
+    The consistency loss is that of Kou et al. 2024 (arXiv 2403.00835): soft targets are the model's own distributions
+    at the fixed point, without gradient. Trajectories are computed on the fly. The target is the fixed point for as
+    long as it is what the model says, which the pass of the ordinary loss tells; positions after the first difference
+    don't count. Train on the model's own translations, where differences are rare.
+
+    Raises:
+        ConfigurationError: for a weight or a block below 0, or a trajectory without a state.
+    """
+
+    def __init__(
+        self,
+        task: FairseqTask,
+        label_smoothing: float,
+        consistency_weight: float = 1.0,
+        trajectory_length: int = 2,
+        trajectory_block: int = 0,
+        trajectory_init: str = "unk",
+    ) -> None:
+        super().__init__(task)
+        if not consistency_weight >= 0:
+            raise ConfigurationError(f"--consistency-weight {consistency_weight}: give 0 (ordinary loss alone) or more")
+        if trajectory_length < 1:
+            raise ConfigurationError(f"--trajectory-length {trajectory_length}: give at least 1 state")
+        if trajectory_block < 0:
+            raise ConfigurationError(
+                f"--trajectory-block {trajectory_block}: give 0 (to the end) or a number of tokens"
+            )
+        self.label_smoothing = label_smoothing
+        self.consistency_weight = consistency_weight
+        self.trajectory_length = trajectory_length
+        self.trajectory_block = trajectory_block
+        self.unk, self.eos = task.target_dictionary.unk(), task.target_dictionary.eos()
+        self.from_source = str(trajectory_init) == "source"
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """Summed loss of a batch, the number of its targets, and what to log.
+
+        In validation the consistency loss is left out and Jacobi iterations are counted instead.
+
+        Raises:
+            ConfigurationError: for a model that is no Transformer or a drafter, and for PyTorch's own data
+                parallelism, which would miss these calls.
+        """
+        if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            raise ConfigurationError(
+                "--criterion jacobi_consistency with several workers: give --ddp-backend legacy_ddp"
+            )
+        net_input, target = sample["net_input"], sample["target"]
+        network = unwrap(model)
+        if not isinstance(network, TransformerModelBase) or isinstance(network, BlockNat):
+            raise ConfigurationError(
+                "--criterion jacobi_consistency trains a verifier: give --arch transformer or similar"
+            )
+        source, previous = net_input["src_tokens"], net_input["prev_output_tokens"]
+        encoder_out = network.encoder(source, src_lengths=net_input["src_lengths"])
+        is_target = target != self.padding_idx
+        scores = _scores(network.decoder, previous, encoder_out, is_target)
+        log_probs = utils.log_softmax(scores, dim=-1)
+        loss, nll_loss = label_smoothed_nll_loss(log_probs, target[is_target][:, None], self.label_smoothing)
+        logging_output: dict[str, Any] = {
+            "nll_loss": nll_loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": target.size(0),
+            "sample_size": sample["ntokens"],
+        }
+        if not model.training:
+            width = math.ceil(_WINDOW_RATIO * source.size(1)) + 1
+            guess = self._first_guess(source, width)
+            tokens, iterations = count_iterations(network.decoder, encoder_out, guess, self.eos, self.padding_idx)
+            logging_output |= {"tokens": tokens.sum(), "iterations": iterations.sum()}
+        elif self.consistency_weight > 0:
+            best = _fill(is_target, scores.detach(), self.padding_idx)
+            converged, state = self._draw_state(network.decoder, source, previous, target, encoder_out)
+            rows = consistent_rows(target, best, state, converged, self.padding_idx, self.trajectory_block)
+            if rows.any():
+                shifted = torch.cat([previous[:, :1], state[:, :-1]], 1).masked_fill(~is_target, self.padding_idx)
+                predicted = utils.log_softmax(_scores(network.decoder, shifted, encoder_out, rows), dim=-1)
+                consistency = -(log_probs.detach()[rows[is_target]].exp() * predicted).sum()
+                loss = loss + self.consistency_weight * consistency
+                logging_output |= {"consistency": consistency.detach(), "rows": rows.sum()}
+        logging_output["loss"] = loss.detach()
+        return loss, sample["ntokens"], logging_output
+
+    @torch.no_grad()
+    def _draw_state(
+        self, decoder: FairseqDecoder, source: Tensor, previous: Tensor, target: Tensor, encoder_out: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Draw how many tokens [B, 1] have converged, and a state [B, T] of the trajectory from there."""
+        is_target = target != self.padding_idx
+        converged = (torch.rand(len(target), 1, device=target.device) * is_target.sum(1, keepdim=True)).long()
+        is_open = is_target & (torch.arange(target.size(1), device=target.device) >= converged)
+        state = torch.where(is_open, self._first_guess(source, target.size(1)), target)
+        for _ in range(int(torch.randint(self.trajectory_length, ()))):
+            shifted = torch.cat([previous[:, :1], state[:, :-1]], 1).masked_fill(~is_target, self.padding_idx)
+            scores = _scores(decoder, shifted, encoder_out, is_open)
+            state = torch.where(is_open, _fill(is_open, scores, self.padding_idx), state)
+        return converged, state
+
+    def _first_guess(self, source: Tensor, width: int) -> Tensor:
+        """First state [B, width]: unknown words, or the source's tokens and then unknown words."""
+        guess = source.new_full((len(source), width), self.unk)
+        if self.from_source:
+            is_token = source != self.padding_idx
+            tokens = source.gather(1, torch.argsort((~is_token).long(), dim=1, stable=True))[:, :width]
+            guess[:, : tokens.size(1)] = tokens.masked_fill(tokens == self.padding_idx, self.unk)
+        return guess
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log both losses, and in validation the tokens per iteration of Jacobi decoding."""
+        total = {name: sum(log.get(name, 0) for log in logging_outputs) for name in _SUMS}
+        total = {name: value.item() if torch.is_tensor(value) else value for name, value in total.items()}
+        size = max(total["sample_size"], 1)
+        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
+        metrics.log_scalar("nll_loss", total["nll_loss"] / size / math.log(2), size, round=3)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
+        if total["rows"] > 0:
+            metrics.log_scalar(
+                "consistency_loss", total["consistency"] / total["rows"] / math.log(2), total["rows"], round=3
+            )
+        if total["iterations"] > 0:
+            tokens, iterations = total["tokens"], total["iterations"]
+            metrics.log_scalar("mean_accepted_tokens", tokens / iterations, iterations, round=3)
+            metrics.log_scalar("jacobi_iterations", iterations / total["nsentences"], total["nsentences"], round=2)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        # A batch without a row to learn from logs no consistency loss.
+        return False
+
+
+def consistent_rows(target: Tensor, best: Tensor, state: Tensor, converged: Tensor, pad: int, block: int = 0) -> Tensor:
+    """Positions [B, T] at which a state is to predict what the model says at the fixed point.
+
+    These come after the first token that the state has wrong (before it predictions are those at the fixed point),
+    and up to the first one at which the model no longer says the target: from there its fixed point is another.
+
+    Args:
+        target: [B, T], right-padded.
+        best: [B, T], the model's best tokens after those of the target.
+        state: [B, T], a state of the trajectory.
+        converged: [B, 1], number of tokens that are the target's in every state.
+        pad: padding symbol.
+        block: positions from `converged` on that count; 0: all.
+    """
+    position = torch.arange(target.size(1), device=target.device)
+    is_open = (position >= converged) & (target != pad)
+    rows = is_open & (_before((state != target) & is_open) > 0) & (_before((best != target) & is_open) == 0)
+    return rows & (position < converged + block) if block else rows
+
+
+@torch.no_grad()
+def count_iterations(
+    decoder: FairseqDecoder, encoder_out: Any, state: Tensor, eos: int, pad: int
+) -> tuple[Tensor, Tensor]:
+    """Iterate all positions of `state` [B, W] until EOS has converged; tokens and iterations [B] of each sentence.
+
+    Counts what `--decoder jacobi` counts, without its cache: an iteration emits the predictions up to the first one
+    that the state did not have.
+    """
+    sentences = torch.arange(len(state), device=state.device)
+    tokens, iterations = torch.zeros_like(sentences), torch.zeros_like(sentences)
+    is_going = torch.ones_like(sentences, dtype=torch.bool)
+    first = state.new_full((len(state), 1), eos)
+    everywhere = torch.ones_like(state, dtype=torch.bool)
+    while is_going.any():
+        predicted = _fill(
+            everywhere, _scores(decoder, torch.cat([first, state[:, :-1]], 1), encoder_out, everywhere), pad
+        )
+        length = state.size(1)
+        emitted = ((predicted == state).long().cumprod(1).sum(1) + 1).clamp(max=length)
+        is_end = predicted == eos
+        end = torch.where(is_end.any(1), is_end.long().argmax(1) + 1, length)
+        iterations += is_going
+        tokens = torch.where(is_going, torch.minimum(emitted, end), tokens)
+        is_going &= emitted < end
+        state = predicted
+    return tokens, iterations
+
+
+def _scores(decoder: FairseqDecoder, previous: Tensor, encoder_out: Any, rows: Tensor) -> Tensor:
+    """Scores [n, V] after the tokens `previous` [B, T], at the n positions that `rows` [B, T] has."""
+    features, _ = decoder(previous, encoder_out=encoder_out, features_only=True)
+    return decoder.output_layer(features[rows])
+
+
+def _fill(rows: Tensor, scores: Tensor, pad: int) -> Tensor:
+    """Best tokens [B, T] of the positions that `rows` has, padding elsewhere; padding is never predicted."""
+    best = torch.full(rows.shape, pad, device=rows.device)
+    best[rows] = scores.index_fill(1, torch.tensor([pad], device=scores.device), -math.inf).argmax(1)
+    return best
+
+
+def _before(is_event: Tensor) -> Tensor:
+    """How many events [B, T] come before each position."""
+    return is_event.long().cumsum(1) - is_event.long()
