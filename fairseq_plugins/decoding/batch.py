@@ -190,4 +190,8 @@ def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str,
     # Frames of speech are padded with zeros, to the right.
     used = (source != pad).any(0) if source.dim() == 2 else slice(int(lengths.max()))
     inputs = {"src_tokens": source[:, used], "src_lengths": lengths}
-    return {"net_input": inputs, **({"id": sample["id"][rows]} if "id" in sample else {})}
+    selected = {"net_input": inputs, **({"id": sample["id"][rows]} if "id" in sample else {})}
+    # Drafts that users bring (methods/reuse.py).
+    if "drafts" in sample:
+        selected["drafts"] = [sample["drafts"][sentence] for sentence in sentences]
+    return selected

@@ -78,6 +78,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.trace = trace
         self.active_sentences = active_sentences
         self.choose = choose
+        # Of every sentence by its number: drafts that users bring, as token ids (methods/reuse.py).
+        self.drafts: Sequence[Sequence[Sequence[int]]] | None = None
         self._backend: Backend | None = None
 
     @property
@@ -129,6 +131,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         """
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
+        if self.drafts is not None:
+            sample = {**sample, "drafts": [self.drafts[number] for number in sample["id"].tolist()]}
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
         return sample, limits, self.eos if bos_token is None else bos_token
 

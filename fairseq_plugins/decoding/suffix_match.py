@@ -7,19 +7,20 @@ from torch import Tensor
 MAX_MATCH = 64
 
 
-def suffix_match(text: Tensor, output: Tensor, lengths: Tensor) -> Tensor:
+def suffix_match(text: Tensor, output: Tensor, lengths: Tensor, most: int = MAX_MATCH) -> Tensor:
     """Length of the common suffix of the output and of the text up to every position.
 
     Args:
         text: [B, N] where to look; negative ids match nothing.
         output: [B, M] what was decoded; token `lengths[b]` is the last of sentence b.
         lengths: [B].
+        most: longer suffixes count as this many tokens.
 
     Returns:
         [B, N]: how many tokens that end at this position of the text equal the last tokens of the output.
     """
     batch, size = text.shape
-    depth = min(MAX_MATCH, size, int(output.size(1)))
+    depth = min(most, size, int(output.size(1)))
     back = torch.arange(depth, device=text.device)
     # Text and output one step further back at every column of the last dimension; -1 and -2 never equal each other.
     earlier_text = torch.cat([text.new_full((batch, depth - 1), -1), text], dim=1).unfold(1, depth, 1).flip(2)

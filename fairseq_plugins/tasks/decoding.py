@@ -25,6 +25,7 @@ from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
+from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.decoding.trace_writer import Tracer, TraceWriter, check_traceable
@@ -32,6 +33,7 @@ from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, model_name, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
+from fairseq_plugins.tasks.drafts import drafts_of_subset
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +138,11 @@ class Decoding:
             trace=trace,
             active_sentences=cfg.active_sentences,
         )
+        if isinstance(options, ReuseOptions):
+            if options.drafts is not None:
+                generator.drafts = drafts_of_subset(options.drafts, task)
+            elif is_one_run:
+                raise ConfigurationError(f"--decoder {spec.name}: has no drafts; add --drafts FILE, a line a sentence")
         if is_one_run:
             close_with(generator, stats.close)
         if trace is not None:

@@ -24,8 +24,8 @@ class _DecodingOptions(FairseqDataclass):
         default=None,
         metadata={
             "help": "tokens per draft, k. In training: masks per block (default: 25, GAD Table 2); in decoding: at "
-            "most what the drafter was trained with, which is the default; gs-jacobi, hybrid-jacobi: tokens solved "
-            "together, b (default: 5)"
+            "most what the drafter was trained with, which is the default; reuse: tokens copied at most (default: 32); "
+            "gs-jacobi, hybrid-jacobi: tokens solved together, b (default: 5)"
         },
     )
     active_sentences: int = field(

@@ -40,9 +40,12 @@ from tests.support import Options, make_args, make_drafter, make_task, make_tran
         ({"decoding_method": "iad", "drafter_path": "d.pt"}, "--drafter-path d.pt: --decoder iad uses no drafter"),
         ({"decoding_method": "gad", "iad_fallback": "gad"}, "--iad-fallback gad: is for --decoder iad, not gad"),
         ({"decoding_method": "gad", "iad_lookup": "recent"}, "--iad-lookup recent: is for --decoder iad, not gad"),
-        ({"decoding_method": "iad", "fixed_width": True}, "--fixed-width: is for --decoder gad, not iad"),
+        ({"decoding_method": "iad", "fixed_width": True}, "--fixed-width: is for --decoder gad, reuse, not iad"),
         ({"decoding_method": "iad", "draft_vocabulary": 0.5}, "--draft-vocabulary 0.5: .*add --iad-fallback gad"),
-        ({"decoding_method": "gad++", "tau": 1.0, "fixed_width": True}, "--fixed-width: is for --decoder gad, not"),
+        (
+            {"decoding_method": "gad++", "tau": 1.0, "fixed_width": True},
+            "--fixed-width: is for --decoder gad, reuse, not",
+        ),
         (
             {"decoding_method": "iad", "jacobi_pool": True},
             "--jacobi-pool: is for --decoder jacobi, gs-jacobi, hybrid-jacobi, not iad",

@@ -47,8 +47,8 @@ def test_every_module_of_the_folder_gives_its_methods() -> None:
 
 def test_decoders_are_all_names_and_aliases() -> None:
     assert sorted(DECODERS) == sorted(
-        "beam fast-beam greedy nat gad specdec gad++ specdec++ blockwise iad jacobi pj gs-jacobi pgj hybrid-jacobi "
-        "hgj".split()
+        "beam fast-beam greedy nat gad specdec gad++ specdec++ blockwise reuse iad jacobi pj gs-jacobi pgj "
+        "hybrid-jacobi hgj".split()
     )
     for spec in METHODS:
         assert all(methods.find(name) is spec for name in (spec.name, *spec.aliases))
@@ -76,7 +76,7 @@ def test_help_of_an_option_names_the_methods_that_have_it(option: str) -> None:
 
 def test_shared_options() -> None:
     assert USERS["jacobi_pool"] == ["jacobi", "gs-jacobi", "hybrid-jacobi"]
-    assert USERS["fixed_width"] == ["gad"]
+    assert USERS["fixed_width"] == ["gad", "reuse"]
     assert CONFIG["jacobi_pool"].metadata["help"].startswith("jacobi, gs-jacobi, hybrid-jacobi: ")
     # Two methods with an option of one name that means something else.
     shared = CONFIG["top_beta"].metadata["help"]

@@ -147,6 +147,9 @@ public:
     // Begins a batch, whose sources have been read.
     virtual void begin_batch(const Batch& batch) = 0;
 
+    // Whether it has anything to draft from for a sentence of the batch.
+    virtual bool can_draft(int64_t) const { return true; }
+
     // Begins sentences, whose outputs are empty. Several threads may call this, `draft` and `observe` at a time, each
     // for sentences of its own.
     virtual void begin(const Batch&, const std::vector<int64_t>&) {}

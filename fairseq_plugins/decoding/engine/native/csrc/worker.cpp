@@ -34,10 +34,10 @@ double seconds_now() {
 void Worker::admit(const std::vector<int64_t>& sentences, int64_t share) {
     std::vector<int64_t> drafted;
     for (const int64_t b : sentences) {
-        bool is_drafted = search.drafter != nullptr;
+        bool is_drafted = search.drafter && search.drafter->can_draft(b);
         if (profiled_width) {
             is_drafted = *profiled_width > 0;
-        } else if (search.policy) {
+        } else if (is_drafted && search.policy) {
             is_drafted = search.policy->drafts(share, batch.sources.length(b));
         }
         batch.is_drafted[b] = is_drafted;

@@ -36,6 +36,36 @@ SharedDrafter make_token_drafter(std::shared_ptr<const Transformer> model, std::
 // reads_output: looks in the output so far as well, and follows the most recent of the longest matches.
 SharedDrafter make_source_copy_drafter(int64_t pad, int64_t max_match, bool reads_output);
 
+// Copies drafts that users bring, each from where the output is in it (methods/reuse.py).
+class ReuseDrafter final : public Drafter {
+public:
+    // width: the most tokens of a draft.
+    explicit ReuseDrafter(int64_t width) : width(width) {}
+
+    using Texts = std::vector<std::vector<int64_t>>;
+
+    // Takes the drafts of every sentence of the next batch. Before the first call any token is drafted, to profile.
+    void take(std::vector<Texts> drafts);
+
+    int64_t max_width(const Batch& batch) const override;
+    bool can_draft(int64_t sentence) const override { return !has_drafts || !texts[sentence].empty(); }
+    // Throws std::invalid_argument for drafts that are not for this batch.
+    void begin_batch(const Batch& batch) override;
+    void draft(Work& work) override;
+
+private:
+    // Where the output of a sentence is in its drafts.
+    struct Place {
+        std::vector<int64_t> ends;  // of every draft, the tokens before the place
+        int64_t length = 0;         // of the output then
+    };
+
+    const int64_t width;
+    bool has_drafts = false;
+    std::vector<Texts> texts;   // [B]
+    std::vector<Place> places;  // [B]
+};
+
 // Fixed-point iteration: Santilli et al. 2023, Algorithms 1 to 3.
 struct JacobiOptions {
     int64_t block = 0;  // positions solved together; 0 for `window_ratio` lengths of the source
@@ -67,6 +97,7 @@ public:
     int64_t max_width(const Batch& batch) const override { return inner->max_width(batch); }
     std::vector<int> layers_read() const override { return inner->layers_read(); }
     bool reads_all_predictions() const override { return inner->reads_all_predictions(); }
+    bool can_draft(int64_t sentence) const override { return inner->can_draft(sentence); }
     void begin_batch(const Batch& batch) override { inner->begin_batch(batch); }
     void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { inner->begin(batch, sentences); }
     void observe(const Work& work) override { inner->observe(work); }

@@ -113,6 +113,9 @@ void bind_drafters(nb::module_& m) {
            int64_t width) { return make_token_drafter(model, encoder, path, feed, caches_prefix, width); },
         "model"_a, "encoder"_a.none(), "path"_a, "feed"_a, "caches_prefix"_a, "width"_a);
     m.def("source_copy_drafter", &make_source_copy_drafter, "pad"_a, "max_match"_a, "reads_output"_a);
+    nb::class_<ReuseDrafter, Drafter>(m, "ReuseDrafter", "Copies drafts that users bring.")
+        .def(nb::init<int64_t>(), "width"_a)
+        .def("take", &ReuseDrafter::take, "drafts"_a, "Takes of every sentence of the next batch its drafts, as ids.");
     m.def(
         "jacobi_drafter",
         [](int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool) {

@@ -1,0 +1,74 @@
+"""Files of drafts that users bring: text, or what an earlier run of spec-dec-translate wrote as jsonl."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_plugins.errors import ConfigurationError
+
+# Of the tokens of a file, so many must be known: fewer are another language, or cut in another way.
+_LEAST_KNOWN = 0.5
+
+
+def read_drafts(path: str, sentences: int, of: str) -> list[str | list[str]]:
+    """Return of every line its text; of jsonl its tokens.
+
+    Args:
+        path: of `--drafts`.
+        sentences: lines that it must have.
+        of: what has these sentences, for the message.
+
+    Raises:
+        ConfigurationError: for a file that is missing or in another format, or has another number of lines.
+    """
+    if Path(path).is_dir():
+        raise ConfigurationError(f"--drafts {path}: is a folder; give files, and other arguments before the option")
+    try:
+        lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise ConfigurationError(f"--drafts {path}: no such file; give a draft a line") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--drafts {path}: is not text in UTF-8 ({error.reason}); convert it") from error
+    if len(lines) != sentences:
+        raise ConfigurationError(
+            f"--drafts {path}: has {len(lines)} lines, and {of} has {sentences}; give a draft a line, an empty line "
+            "for none"
+        )
+    if not path.endswith(".jsonl"):
+        return [*lines]
+    return [_tokens(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _tokens(path: str, number: int, line: str) -> list[str]:
+    """The tokens of a line of jsonl, none where the sentence was too long."""
+    try:
+        values = json.loads(line)
+        tokens = values.get("tokens", [] if "error" in values else None)
+    except (ValueError, AttributeError):
+        tokens = None
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ConfigurationError(
+            f"--drafts {path}: line {number} has no tokens; give text, or the jsonl of spec-dec-translate "
+            "--output-format jsonl"
+        )
+    return tokens
+
+
+def check_known(path: str, drafts: Sequence[Sequence[int]], unknown: int) -> None:
+    """Refuse drafts of which hardly any token is known.
+
+    Args:
+        path: of `--drafts`.
+        drafts: token ids of every line.
+        unknown: id that stands for what the dictionary lacks.
+
+    Raises:
+        ConfigurationError: saying how many are not.
+    """
+    total = sum(map(len, drafts))
+    missing = sum(token == unknown for draft in drafts for token in draft)
+    if total - missing < _LEAST_KNOWN * total:
+        raise ConfigurationError(
+            f"--drafts {path}: {missing} of its {total} tokens are not in the target's dictionary; give text in the "
+            "target's language, cut as the target is"
+        )
