@@ -22,10 +22,11 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 # Whose commands are programs with all their options.
 RUN_ON = (
-    *("README.md", "docs/training.md", "docs/translating.md", "docs/traces.md", "docs/reports.md", "docs/ddgviz.md"),
-    "docs/fast-beam.md",
+    *("README.md", "docs/quickstart.md", "docs/decoders.md", "docs/fast-beam.md", "docs/translating.md"),
+    *("docs/training.md", "docs/distilling.md", "docs/choosing-k.md"),
+    *("docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
 )
-PAGES = (*RUN_ON, "docs/python.md", "docs/index.md", "CONTRIBUTING.md")
+PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes", "benchmarks")), "CONTRIBUTING.md")
 # Short trainings: added where a documented command trains.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
 STOCK = (
@@ -34,7 +35,11 @@ STOCK = (
     " --decoder-normalize-before --activation-fn gelu --dropout 0.3"
 )
 # The same for what measures: edit rates and timings take minutes.
-SHORTER = {"spec-dec-metrics": "--metrics bleu,chrf", "spec-dec-sweep": "--sentences 4 --max-len-b 20"}
+SHORTER = {
+    "spec-dec-metrics": "--metrics bleu,chrf",
+    "spec-dec-sweep": "--sentences 4 --max-len-b 20",
+    "spec-dec-compare": "--timing-sentences 2 --repeats 1 --max-len-b 20",
+}
 RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ")
 
 
@@ -55,15 +60,15 @@ def commands(page: str, section: str = "") -> list[str]:
 
 def runnable(page: str) -> list[str]:
     """Those that are programs with all their options."""
-    section = "## Step by step" if page == "docs/training.md" else ""
-    return [command for command in commands(page, section) if command.startswith(RUN) and "..." not in command]
+    return [command for command in commands(page) if command.startswith(RUN) and "..." not in command]
 
 
 def filled_in(command: str, corpus: Corpus) -> str:
     """A command with files in place of placeholders, and with short trainings."""
     command = command.replace("DISTILLED_BIN", "distilled").replace("DATA_BIN", str(corpus.data))
-    for name, file in (("VERIFIER.pt", corpus.verifier), ("DRAFTER.pt", corpus.drafter), ("MODEL.pt", corpus.verifier)):
-        command = command.replace(name, str(file))
+    for name in ("VERIFIER.pt", "MODEL.pt", "TEACHER.pt"):
+        command = command.replace(name, str(corpus.verifier))
+    command = command.replace("DRAFTER.pt", str(corpus.drafter))
     command = command.replace("SHARDS", "shards").replace("FOLDER", str(corpus.verifier.parent))
     command = command.replace("--block-sizes 4,7,10", "--block-sizes 2,3").replace("--taus 1,2,3,4", "--taus 1")
     for program, short in SHORTER.items():
@@ -80,6 +85,7 @@ def test_pages_have_commands() -> None:
     assert set(found) == {
         *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
         *("spec-dec-trace", "spec-dec-metrics", "spec-dec-report", "spec-dec-sweep", "spec-dec-ddgviz"),
+        "spec-dec-compare",
     }
     assert len(found) >= 20 and all(runnable(page) for page in RUN_ON)
 
@@ -163,7 +169,8 @@ def test_make_knows_its_targets(page: str) -> None:
 
 def test_recipes_say_what_they_would_do(tmp_path: Path) -> None:
     (tmp_path / "train_scripts").symlink_to(REPOSITORY / "train_scripts")
-    found = [command for command in commands("docs/training.md") if "train_scripts/" in command]
+    pages = ("docs/recipes.md", "docs/training.md")
+    found = [command for page in pages for command in commands(page) if "train_scripts/" in command]
     assert len(found) > 4
     for command in found:
         run = subprocess.run(
@@ -179,7 +186,7 @@ def test_commands_of_this_project_exist(page: str) -> None:
         assert (REPOSITORY / "fairseq_plugins" / "help_texts" / f"{name}.txt").is_file(), name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/python.md"])
 def test_python_runs(
     page: str, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
