@@ -63,6 +63,38 @@ def test_jacobi_table(checkout: Path, programs: Path) -> None:
     assert block[0] == rows["greedy"][0] and block[3] == "yes"
     assert 0 < int(block[1]) <= iterations and block[2] == f"{iterations / int(block[1]):.2f}×"
     assert rows["jacobi, n-gram pool"] == ["31.50", "100", f"{iterations / 100:.2f}×", "no"]
+    assert not (checkout / "checkpoints/toy/jacobi-table").exists()
+
+
+@pytest.mark.slow
+def test_jacobi_table_of_a_trained_verifier(checkout: Path, programs: Path) -> None:
+    """All decodings of the verifier before and most of the one after are there."""
+    cells = checkout / "results/toy/jacobi-table"
+    cells.mkdir(parents=True)
+    for decoder in (
+        "greedy",
+        "jacobi",
+        "hybrid-jacobi",
+        "gs-jacobi",
+        "gs-jacobi-pool",
+        "jacobi-pool",
+        "hybrid-jacobi-pool",
+    ):
+        for prefix in ("", "trained-"):
+            (cells / f"test-{prefix}{decoder}").write_text("31.50 400 100 4.00\n")
+            (cells / f"test-{prefix}{decoder}.out").write_text("H-0\t-1\tanother\n")
+    for decoder in ("greedy", "jacobi"):
+        (cells / f"test-trained-{decoder}").unlink()
+    options = {"NAME": "toy", "MINUTES": "1", "UPDATES": "2", "WARMUP_UPDATES": "1", "MAX_TOKENS": "300"}
+    run = run_recipe("jacobi_table.sh", checkout, **options, DECODING_BATCH="12", **quick(programs))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert (checkout / "checkpoints/toy/jacobi-table/verifier/checkpoint_best.pt").exists()
+    table = (checkout / "results/toy/jacobi.md").read_text(encoding="utf-8").splitlines()
+    rows = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in table[2:16])}
+    assert len(rows) == 14
+    greedy, jacobi = (rows[f"{decoder}, after consistency training"] for decoder in ("greedy", "jacobi"))
+    assert greedy[2:] == ["1.00×", "yes"] and jacobi[0] == greedy[0] and jacobi[3] == "yes"
+    assert 0 < int(jacobi[1]) <= int(greedy[1])
 
 
 @pytest.mark.slow
@@ -91,6 +123,7 @@ def test_drafter_table(checkout: Path, programs: Path) -> None:
         ("drafter_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),
         ("jacobi_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),
         ("jacobi_table.sh", {"BLOCK_SIZE": "0"}, "BLOCK_SIZE=0: give at least 1 token"),
+        ("jacobi_table.sh", {"MINUTES": "some"}, "MINUTES=some: give minutes of training"),
     ],
 )
 def test_bad_input(tmp_path: Path, script: str, variables: dict[str, str], message: str) -> None:

@@ -224,6 +224,8 @@ def test_options_and_updates_of_what_was_trained(corpus: Corpus, capsys: pytest.
     run("size-options", corpus.verifier)
     options = capsys.readouterr().out.split()
     assert options[:4] == ["--encoder-layers", "1", "--encoder-embed-dim", "32"] and len(options) == 16
+    run("model-options", corpus.verifier)
+    assert capsys.readouterr().out.split() == [*options, "--activation-fn", "relu"]
     sources, targets = (read(corpus.text / f"train.{side}") for side in ("src", "tgt"))
     tokens = sum(max(len(line.split()) for line in pair) + 1 for pair in zip(sources, targets, strict=True))
     run("count-updates", corpus.data, "--languages", "src", "tgt", "--epochs", 2.5, "--tokens", 100)

@@ -23,6 +23,7 @@ TOOLS = {
     "learn-subwords": "subwords.learn",
     "measure-survival": "survival.measure",
     "model-card": "model_card.write",
+    "model-options": "models.model_options",
     "recombine": "recombine.write",
     "short-table": "short_table.short_table",
     "size-options": "models.size_options",

@@ -88,6 +88,22 @@ def size_options(model: Path) -> str:
     )
 
 
+def model_options(model: Path) -> str:
+    """Return the options of fairseq-train for a Transformer that takes this one's weights, one a line.
+
+    Args:
+        model: its checkpoint.
+    """
+    of_model = vars(torch.load(model, map_location="cpu")["cfg"]["model"])
+    flags = (
+        *("share_all_embeddings", "share_decoder_input_output_embed", "encoder_normalize_before"),
+        *("decoder_normalize_before", "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding"),
+        *("no_scale_embedding", "no_token_positional_embeddings"),
+    )
+    given = [f"--{flag.replace('_', '-')}" for flag in flags if of_model.get(flag)]
+    return "\n".join([size_options(model), f"--activation-fn {of_model['activation_fn']}", *given])
+
+
 def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, tokens: int) -> int:
     """About how many updates fairseq makes of a training set.
 
