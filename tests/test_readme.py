@@ -13,6 +13,7 @@ PAGES = [README, *(REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.
 DOCS = REPOSITORY / "docs"
 MANUAL, NOTEBOOK = sorted(DOCS.glob("*.md")), sorted((DOCS / "notebook").glob("*.md"))
 PAGES += MANUAL + NOTEBOOK
+SHORT = [page for page in PAGES if page.name not in ("CHANGELOG.md", "gpu.md")]
 
 
 @pytest.mark.parametrize("name", ["decoding", "decoders", "training"])
@@ -41,6 +42,30 @@ def test_every_command_is_listed() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     commands = set(re.findall(r"^| `(spec-dec-[a-z-]+)", index, re.MULTILINE)) - {""}
     assert commands == set(re.findall(r'"(spec-dec-[a-z-]+) +=', (REPOSITORY / "setup.py").read_text()))
+
+
+@pytest.mark.parametrize("page", SHORT, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_pages_are_short(page: Path) -> None:
+    """Tables and what a program printed may be wider."""
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    printed = {line for language, block in fences if language in ("", "text") for line in block.splitlines()}
+    wide = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert set(wide) <= printed
+    assert len(text.splitlines()) <= (120 if page == README else 200)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_to_headings_lead_somewhere(page: Path) -> None:
+    for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        linked = page.parent / target if target else page
+        assert heading in anchors(linked), (target, heading)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
