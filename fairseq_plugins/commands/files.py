@@ -1,6 +1,7 @@
 """Where results may be written; write them so that a file is there whole or not at all; hash what they depend on."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -8,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 from fairseq_plugins.errors import ConfigurationError
 
@@ -82,6 +83,49 @@ def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationEr
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "make room there, or give a path elsewhere"
     return ConfigurationError(f"{option} {path}: cannot be written ({error.strerror or error}); {remedy}")
+
+
+class HeldByAnother(ConfigurationError):
+    """Another process writes a file.
+
+    Args:
+        file: that one.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"{file}: another process writes it; wait for it or end it first")
+        self.file = file
+
+
+def hold(file: IO[Any], partial: Path, whole: Path) -> None:
+    """Lock a growing file until it is closed.
+
+    Args:
+        file: opened by the name of `partial`.
+        partial: its name while it grows.
+        whole: its name when it is finished, which the process that holds it gives.
+
+    Raises:
+        HeldByAnother: when another process holds it, or finished it since it was opened.
+        ConfigurationError: where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.samestat(os.fstat(file.fileno()), os.stat(partial))
+    except (BlockingIOError, FileNotFoundError) as error:
+        file.close()
+        raise HeldByAnother(partial) from error
+    except OSError as error:
+        file.close()
+        raise ConfigurationError(
+            f"{partial}: cannot be locked ({error.strerror or error}); give a path on a file system with locks (NFS: "
+            "version 4, or mounted without `nolock`)"
+        ) from error
+    if is_ours and whole.exists():
+        partial.unlink()
+    if not is_ours or whole.exists():
+        file.close()
+        raise HeldByAnother(partial)
 
 
 def write_atomically(path: Path, content: str | bytes, option: str) -> None:

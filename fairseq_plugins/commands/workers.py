@@ -1,14 +1,23 @@
-"""Which shards a process decodes, and the start of one process for each GPU."""
+"""Which parts of the work a process takes, and the start of one process for each GPU."""
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from fairseq_plugins.commands.files import HeldByAnother
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.output import say
+
+WAIT_SECONDS = 2.0
+"""How often a process looks whether the parts that others hold are finished or free."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -20,6 +29,7 @@ class Place:
         rank, world: the same for the processes of a job, as torchrun numbers them.
         device: index of the GPU to use.
         spawned: whether torchrun started this process.
+        call: name of the array or of torchrun's run, the same for all of its processes; empty where there is none.
     """
 
     job: int = 0
@@ -28,6 +38,17 @@ class Place:
     world: int = 1
     device: int = 0
     spawned: bool = False
+    call: str = ""
+
+    @property
+    def index(self) -> int:
+        """Number of this process among those of all jobs. In an array with gaps two processes may have the same."""
+        return self.job * self.world + self.rank
+
+    @property
+    def width(self) -> int:
+        """How many processes share the work."""
+        return self.jobs * self.world
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place:
@@ -39,6 +60,7 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place:
     step = number("SLURM_ARRAY_TASK_STEP", 1)
     first = number("SLURM_ARRAY_TASK_MIN", 0)
     spawned = "TORCHELASTIC_RUN_ID" in environment
+    run = environment.get("TORCHELASTIC_RUN_ID", "")
     return Place(
         job=(number("SLURM_ARRAY_TASK_ID", first) - first) // step,
         jobs=number("SLURM_ARRAY_TASK_COUNT", 1),
@@ -46,22 +68,47 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place:
         world=number("WORLD_SIZE", 1) if spawned else 1,
         device=number("LOCAL_RANK", 0) if spawned else 0,
         spawned=spawned,
+        call=environment.get("SLURM_ARRAY_JOB_ID") or ("" if run == "none" else run),
     )
 
 
-def shards_of(place: Place, shards: int, shard: int | None) -> list[int]:
-    """Shards that the process at `place` decodes: `shard` alone, or its share of all.
+def take_parts(place: Place, count: int, is_finished: Callable[[int], bool], begin: Callable[[int], T]) -> Iterator[T]:
+    """Begin this process's share of the unfinished parts, one after the other.
+
+    A process prefers parts index, index + width, ..., and takes others where these are finished or held: neither gaps
+    in an array nor a job that failed leave a part that no process takes. Where all that is left is held, it waits.
+
+    Args:
+        place: of this process.
+        count: number of parts.
+        is_finished: whether a part is finished.
+        begin: locks a part and opens it.
+
+    Yields:
+        what `begin` returned.
 
     Raises:
-        ConfigurationError: for a shard that does not exist.
+        ConfigurationError: when a process that shares the work with no other finds a part held.
     """
-    if shard is not None:
-        if not 0 <= shard < shards:
-            raise ConfigurationError(
-                f"--shard-id {shard}: give a number from 0 to {shards - 1} (--num-shards {shards})"
-            )
-        return [shard]
-    return list(range(place.job, shards, place.jobs))[place.rank :: place.world]
+    order = sorted(range(count), key=lambda part: (part - place.index) % place.width)
+    share, is_waiting = -(-count // place.width), False
+    while share and (left := [part for part in order if not is_finished(part)]):
+        for part in left:
+            try:
+                begun = begin(part)
+            except HeldByAnother as error:
+                held = error
+                continue
+            yield begun
+            share -= 1
+            break
+        else:
+            if place.width == 1:
+                raise held
+            if not is_waiting:
+                say(f"waiting for other processes, which write what is left: {held.file}")
+            is_waiting = True
+            time.sleep(WAIT_SECONDS)
 
 
 def start_processes(count: int, module: str, argv: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments, positive
-from fairseq_plugins.commands.workers import find_place, shards_of, start_processes
+from fairseq_plugins.commands.workers import find_place, start_processes
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import check_subset, merge
@@ -61,8 +61,8 @@ def decode(argv: Sequence[str]) -> None:
         start_processes(processes, "fairseq_plugins.distillation.cli", ["decode", *argv])
         return
     for subset in subsets:
-        count = _count(given, folder, subset, place.jobs * place.world)
-        decode_shards(cfg, subset, shards_of(place, count, shard), count, folder, place.device)
+        count = _count(given, folder, subset, place.width)
+        decode_shards(cfg, subset, shard, count, folder, place)
 
 
 def _check_numbers(given: int | None, shard: int | None) -> None:
@@ -70,6 +70,8 @@ def _check_numbers(given: int | None, shard: int | None) -> None:
         raise ConfigurationError(f"--num-shards {given}: give at least 1")
     if shard is not None and given is None:
         raise ConfigurationError(f"--shard-id {shard}: of how many? add --num-shards N")
+    if shard is not None and given is not None and not 0 <= shard < given:
+        raise ConfigurationError(f"--shard-id {shard}: give a number from 0 to {given - 1} (--num-shards {given})")
 
 
 def _gpus(cfg: DictConfig) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_plugins.commands.files import sha256
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import Session, precision
+from fairseq_plugins.commands.workers import Place, take_parts
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
@@ -137,43 +139,49 @@ def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[l
         yield [int(number) for number in batch]
 
 
-def decode_shards(cfg: DictConfig, subset: str, chosen: Sequence[int], count: int, folder: Path, device: int) -> None:
-    """Decode shards, skipping what is finished.
+def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, folder: Path, place: Place) -> None:
+    """Decode one shard, or this process's share of those that are not finished.
 
     Args:
         cfg: fairseq's whole configuration.
         subset: what to decode.
-        chosen: the shards to decode.
+        shard: the shard to decode; None: a share of all.
         count: number of shards; shard i holds sentences i, i + count, i + 2 * count ...
         folder: where the shards are written.
-        device: index of the GPU.
+        place: of this process among those that share the work.
 
     Raises:
         ConfigurationError: for what the user can mend.
     """
     made_from = origin(cfg, subset)
-    todo = []
-    for shard in chosen:
-        file = shards.shard_path(folder, subset, shard, count)
-        if file.is_file():
-            shards.check_origin(file, shards.read_shard(file)[0], made_from)
-            print(f"{file}: finished before", flush=True)
-        else:
-            todo.append(shard)
-    if not todo:
-        return
-    teacher = Teacher(cfg, device)
-    dataset = teacher.session.load(subset)
-    for shard in todo:
-        file = shards.shard_path(folder, subset, shard, count)
-        writer = ShardWriter(file, made_from)
-        numbers = [number for number in range(shard, len(dataset), count) if number not in writer.done]
-        too_long = [number for number in numbers if dataset.src_sizes[number] > teacher.max_source]
-        writer.add(Sentence(number, shards.TOO_LONG, "") for number in too_long)
-        left = [number for number in numbers if number not in writer.done]
-        _decode_shard(teacher, dataset, left, writer, f"{subset} {shard + 1}/{count}")
+    files = [shards.shard_path(folder, subset, number, count) for number in range(count)]
+    for number in range(count) if shard is None else [shard]:
+        if files[number].is_file():
+            shards.check_origin(files[number], shards.read_shard(files[number])[0], made_from)
+            print(f"{files[number]}: finished before", flush=True)
+
+    @cache
+    def loaded() -> tuple[Teacher, Any]:
+        teacher = Teacher(cfg, place.device)
+        return teacher, teacher.session.load(subset)
+
+    def begin(number: int) -> tuple[int, ShardWriter]:
+        loaded()  # before the shard: a teacher that is refused leaves no shard that was begun with it
+        return number, ShardWriter(files[number], made_from)
+
+    if shard is not None:
+        begun = iter(() if files[shard].is_file() else [begin(shard)])
+    else:
+        begun = take_parts(place, count, lambda number: files[number].is_file(), begin)
+    for number, writer in begun:
+        teacher, dataset = loaded()
+        numbers = [one for one in range(number, len(dataset), count) if one not in writer.done]
+        too_long = [one for one in numbers if dataset.src_sizes[one] > teacher.max_source]
+        writer.add(Sentence(one, shards.TOO_LONG, "") for one in too_long)
+        left = [one for one in numbers if one not in writer.done]
+        _decode_shard(teacher, dataset, left, writer, f"{subset} {number + 1}/{count}")
         writer.finish()
-        print(f"{file}: {len(writer.done)} sentences", flush=True)
+        print(f"{files[number]}: {len(writer.done)} sentences", flush=True)
 
 
 def _decode_shard(teacher: Teacher, dataset: Any, numbers: list[int], writer: ShardWriter, name: str) -> None:

@@ -6,7 +6,6 @@ decoding, and a JSON line with the count of sentences and the hash of all before
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq_plugins.commands.files import hold
 from fairseq_plugins.errors import ConfigurationError
 
 TOO_LONG = "too-long"
@@ -126,7 +126,8 @@ class ShardWriter:
         done: numbers of the sentences that are there already.
 
     Raises:
-        ConfigurationError: when another process writes it, it was begun from something else, or cannot be written.
+        HeldByAnother: when another process writes it.
+        ConfigurationError: when it was begun from something else, or cannot be written.
     """
 
     def __init__(self, path: Path, made_from: dict[str, Any]) -> None:
@@ -136,12 +137,7 @@ class ShardWriter:
             self._file = open(self._partial, "a+b", buffering=0)
         except OSError as error:
             raise _cannot_write(self._partial, error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{self._partial}: another process is writing this shard; wait for it or end it first"
-            ) from error
+        hold(self._file, self._partial, path)
         self._file.seek(0)
         content = self._file.read()
         header, sentences, end = _parse(content)

@@ -10,10 +10,10 @@ folder beside the output, and several processes (--processes, torchrun, a Slurm 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,12 +28,12 @@ from fairseq_plugins.commands.files import Destination, destination, sha256, unw
 from fairseq_plugins.commands.invalid_text import mend_lines
 from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.commands.progress import progress_bar
-from fairseq_plugins.commands.workers import Place, find_place, start_processes
+from fairseq_plugins.commands.workers import find_place, start_processes, take_parts
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
-from fairseq_plugins.translation.parts import CHUNK, Part
+from fairseq_plugins.translation.parts import CHUNK, Part, Parts, remove_finished
 
 NAME = "spec-dec-translate"
 
@@ -112,7 +112,7 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def origin(args: argparse.Namespace, processes: int) -> dict[str, Any]:
+def origin(args: argparse.Namespace) -> dict[str, Any]:
     """All that the translation of a file depends on; JSON values."""
     irrelevant = ("input", "output", "processes", "device", "buffer_size")
     given = {name: value for name, value in vars(args).items() if name not in irrelevant}
@@ -120,7 +120,7 @@ def origin(args: argparse.Namespace, processes: int) -> dict[str, Any]:
         args.folder, args.verifier, args.drafter, args.data, (args.source_lang, args.target_lang), args.subwords
     )
     paths = [*files.verifier.split(":"), files.drafter, files.subwords]
-    return {**given, "parts": processes, "models": sha256([Path(path) for path in paths if path is not None]),
+    return {**given, "models": sha256([Path(path) for path in paths if path is not None]),
             "input": sha256([Path(args.input)])}  # fmt: skip
 
 
@@ -187,19 +187,29 @@ def run(argv: Sequence[str]) -> None:
         raise ConfigurationError(f"--input {args.input}: no such file; give raw text, a sentence a line")
     output = None if args.output is None else destination(args.output, "--output")
     whole = args.input is not None and output is not None and not output.is_direct
-    count = place.jobs * place.world
-    if not whole and (count > 1 or (args.processes or 1) > 1):
+    if not whole and (place.width > 1 or (args.processes or 1) > 1):
         raise ConfigurationError("--processes: several processes share a file; give --input and --output")
     if whole and not place.spawned:
         processes = args.processes or (1 if args.device is not None else max(1, torch.cuda.device_count()))
         if processes > 1:
             start_processes(processes, "fairseq_plugins.translation.cli", argv)
+            if place.jobs == 1 and output is not None:
+                remove_finished(output.path)
             return
     device = args.device
     if device is None and torch.cuda.is_available():
         device = f"cuda:{place.device}"
-    # Before the model, which takes longer.
-    part = Part(output, origin(args, count), _index(place), count) if whole and output is not None else None
+    parts: Parts | None = None
+    begun: Iterable[Part] = ()
+    if whole and output is not None:
+        parts = Parts(output, origin(args), place.width, place.call if place.width > 1 else "")
+        left = take_parts(place, parts.count, parts.is_finished, parts.begin)
+        first = next(left, None)  # before the model, which takes longer
+        if first is None:
+            parts.join()
+            say(f"{NAME}: {args.output} was translated before")
+            return
+        begun = chain([first], left)
     model = load(
         args.folder,
         verifier=args.verifier,
@@ -215,18 +225,23 @@ def run(argv: Sequence[str]) -> None:
         **options,
     )
     translator = Translator(model, args)
-    if part is not None:
-        _translate_part(translator, part, _index(place), count)
+    if parts is not None:
+        _translate_parts(translator, parts, begun)
     else:
         _translate_on(translator, output)
 
 
-def _index(place: Place) -> int:
-    return place.job * place.world + place.rank
+def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]) -> None:
+    """Translate this process's share, and put all together where nothing is left."""
+    for part in begun:
+        _translate_part(translator, part, part.index, parts.count)
+    if parts.join():
+        say(f"{NAME}: all of {translator.args.input} is in {translator.args.output}")
+    say(translator.summary())
 
 
 def _translate_part(translator: Translator, part: Part, index: int, count: int) -> None:
-    """Translate the chunks of this process that are not there yet."""
+    """Translate the chunks of a part that are not there yet."""
     source = translator.args.input
     with open(source, "rb") as counted:
         lines = sum(1 for _ in counted)
@@ -248,9 +263,7 @@ def _translate_part(translator: Translator, part: Part, index: int, count: int) 
             if skipped < len(chunk):
                 part.write(translator.translate(chunk[skipped:], before + skipped))
                 bar.update(len(chunk) - skipped)
-    if part.finish():
-        say(f"{NAME}: {lines} lines in {translator.args.output}")
-    say(translator.summary())
+    part.finish()
 
 
 def _translate_on(translator: Translator, output: Destination | None) -> None:

@@ -2,7 +2,7 @@
 
 Lines go to the parts in turns of `CHUNK`. A part grows by whole chunks under a name that ends in `.partial`; the last
 process to finish puts the parts together and gives the result its name. A run that was interrupted goes on where its
-parts end, if it is made from the same models, options and text.
+parts end, with as many parts, if it is made from the same models, options and text.
 """
 
 import fcntl
@@ -15,48 +15,35 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.files import Destination, unwritable, write_atomically
+from fairseq_plugins.commands.files import Destination, hold, unwritable, write_atomically
 from fairseq_plugins.errors import ConfigurationError
 
 CHUNK = 1024
 """Lines that are sorted by length and written together."""
 
 _OPTION = "--output"
+_ORIGIN = "origin.json"
+_FINISHED = "finished"
+"""Tells processes of an array that start when all is done that nothing is left; has the name of their call."""
 
 
 class Part:
-    """What one process translates.
-
-    Args:
-        output: where the whole is to be.
-        made_from: all that the translation depends on; JSON values.
-        index, count: which part, of how many.
+    """What one process translates at a time; made by `Parts.begin`.
 
     Attributes:
-        lines_done: lines of this part that an earlier run translated.
-
-    Raises:
-        ConfigurationError: when it was begun from something else, another process writes it, or it cannot be written.
+        index: which part.
+        lines_done: lines of it that an earlier run translated.
     """
 
-    def __init__(self, output: Destination, made_from: dict[str, Any], index: int, count: int) -> None:
-        self._output, self._count = output, count
-        self.folder = output.path.with_name(output.path.name + ".parts")
-        self._whole = self.folder / f"{index}-of-{count}"
-        partial = self.folder / f"{index}-of-{count}.partial"
+    def __init__(self, parts: "Parts", index: int) -> None:
+        self.index = index
+        self._output, self._whole = parts.output, parts.whole(index)
+        self._partial = self._whole.with_name(self._whole.name + ".partial")
         try:
-            self.folder.mkdir(exist_ok=True)
-            with self._locked():
-                self._check_origin(made_from)
-            if self._whole.exists():
-                os.replace(self._whole, partial)
-            self._file = open(partial, "a+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigurationError(f"{partial}: another process writes it; wait for it or end it first") from error
+            self._file = open(self._partial, "a+b")
         except OSError as error:
-            raise unwritable(output.path, _OPTION, error) from error
-        self._partial = partial
+            raise unwritable(self._output.path, _OPTION, error) from error
+        hold(self._file, self._partial, self._whole)
         self._file.seek(0)
         # Line by line: a part may be larger than memory.
         end, self.lines_done = 0, 0
@@ -64,24 +51,6 @@ class Part:
             if line.endswith(b"\n"):
                 end, self.lines_done = end + len(line), self.lines_done + 1
         self._file.truncate(end)
-
-    def _check_origin(self, made_from: dict[str, Any]) -> None:
-        file = self.folder / "origin.json"
-        if not file.exists():
-            write_atomically(file, json.dumps(made_from), _OPTION)
-        before = json.loads(file.read_text(encoding="utf-8"))
-        changed = [name for name in {**made_from, **before} if made_from.get(name) != before.get(name)]
-        if changed:
-            raise ConfigurationError(
-                f"{_OPTION} {self._output.path}: {self.folder} was begun with other {', '.join(changed)}; remove that "
-                "folder, or give another file"
-            )
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with open(self.folder / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def write(self, lines: Sequence[str]) -> None:
         """Append lines, which end in a newline."""
@@ -91,27 +60,108 @@ class Part:
         except OSError as error:
             raise unwritable(self._output.path, _OPTION, error) from error
 
-    def finish(self) -> bool:
-        """Close the part; the last one to be closed puts all together. Returns whether this was it."""
+    def finish(self) -> None:
+        """Give the part its name and close it."""
         try:
-            with self._locked():
-                os.fsync(self._file.fileno())
-                self._file.close()
-                os.replace(self._partial, self._whole)
-                parts = [self.folder / f"{index}-of-{self._count}" for index in range(self._count)]
-                if not all(part.exists() for part in parts):
-                    return False
-                self._join(parts)
-                os.replace(self.folder / "joined", self._output.path)
-            shutil.rmtree(self.folder)
+            os.fsync(self._file.fileno())
+            os.replace(self._partial, self._whole)
+            self._file.close()
         except OSError as error:
             raise unwritable(self._output.path, _OPTION, error) from error
+
+
+class Parts:
+    """The folder of the parts.
+
+    Args:
+        output: where the whole is to be.
+        made_from: all that the translation depends on; JSON values.
+        count: number of parts, if they are not begun.
+        call: name of the array or of torchrun's run that this process belongs to; empty where there is none.
+
+    Attributes:
+        count: number of parts that the translation was begun with.
+        is_done: whether processes of this call have put the translation together before.
+
+    Raises:
+        ConfigurationError: when it was begun from something else, or cannot be written.
+    """
+
+    def __init__(self, output: Destination, made_from: dict[str, Any], count: int, call: str = "") -> None:
+        self.output, self._call = output, call
+        self._folder = folder_of(output.path)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with self._locked():
+                finished = self._folder / _FINISHED
+                self.is_done = finished.is_file() and call != "" and finished.read_text(encoding="utf-8") == call
+                if finished.is_file() and not self.is_done:  # left by another call, whose result has its name
+                    for file in (*self._folder.glob("*-of-*"), self._folder / _ORIGIN, finished):
+                        file.unlink(missing_ok=True)
+                self.count = self._check_origin({**made_from, "parts": count})
+        except OSError as error:
+            raise unwritable(output.path, _OPTION, error) from error
+
+    def _check_origin(self, made_from: dict[str, Any]) -> int:
+        file = self._folder / _ORIGIN
+        if not file.exists():
+            write_atomically(file, json.dumps(made_from), _OPTION)
+        before = json.loads(file.read_text(encoding="utf-8"))
+        changed = [name for name in {**made_from, **before} if made_from.get(name) != before.get(name)]
+        changed = [name for name in changed if name != "parts"]
+        if changed:
+            raise ConfigurationError(
+                f"{_OPTION} {self.output.path}: {self._folder} was begun with other {', '.join(changed)}; remove that "
+                "folder, or give another file"
+            )
+        return int(before["parts"])
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self._folder / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def whole(self, index: int) -> Path:
+        """Name of a part when it is finished."""
+        return self._folder / f"{index}-of-{self.count}"
+
+    def is_finished(self, index: int) -> bool:
+        """Whether a part is finished."""
+        return self.is_done or self.whole(index).is_file()
+
+    def begin(self, index: int) -> Part:
+        """Lock a part and go on where it ends.
+
+        Raises:
+            HeldByAnother: when another process writes it.
+        """
+        return Part(self, index)
+
+    def join(self) -> bool:
+        """Put the parts together, if all are finished. Returns whether this process did it."""
+        if self.is_done:
+            return False
+        try:
+            with self._locked():
+                parts = [self.whole(index) for index in range(self.count)]
+                if not all(part.is_file() for part in parts):
+                    return False
+                self._join(parts)
+                os.replace(self._folder / "joined", self.output.path)
+                (self._folder / _FINISHED).write_text(self._call, encoding="utf-8")
+                for part in parts:
+                    part.unlink()
+            if not self._call:
+                shutil.rmtree(self._folder)
+        except OSError as error:
+            raise unwritable(self.output.path, _OPTION, error) from error
         return True
 
     def _join(self, parts: Sequence[Path]) -> None:
         files = [part.open("rb") for part in parts]
         try:
-            with open(self.folder / "joined", "wb") as joined:
+            with open(self._folder / "joined", "wb") as joined:
                 while sum(_copy_chunk(file, joined) for file in files):
                     pass
                 joined.flush()
@@ -119,6 +169,17 @@ class Part:
         finally:
             for file in files:
                 file.close()
+
+
+def folder_of(path: Path) -> Path:
+    """The folder in which a translation is made."""
+    return path.with_name(path.name + ".parts")
+
+
+def remove_finished(path: Path) -> None:
+    """Remove the folder that a call left for its processes that come late, once all have ended."""
+    if (folder_of(path) / _FINISHED).is_file():
+        shutil.rmtree(folder_of(path))
 
 
 def _copy_chunk(source: Any, target: Any) -> int:

@@ -17,7 +17,8 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 
-from fairseq_plugins.commands.workers import Place, find_place, shards_of
+from fairseq_plugins.commands.files import HeldByAnother
+from fairseq_plugins.commands.workers import Place, find_place, take_parts
 from fairseq_plugins.distillation import cli, shards
 from fairseq_plugins.distillation.merge import filter_pairs
 from fairseq_plugins.distillation.shards import TOO_LONG, Sentence, ShardWriter, read_shard
@@ -132,14 +133,55 @@ def test_a_slurm_array_divides_the_work(corpus: Corpus, tmp_path: Path, monkeypa
         assert sorted(file.name.split(".")[1] for file in tmp_path.iterdir()) == expected
 
 
-def test_every_shard_has_one_process() -> None:
+@pytest.mark.parametrize(
+    ("tasks", "begun"), [((1, 3), None), ((1, 3), 4), ((0, 2, 5), 2), ((1,), 3), ((0, 1, 2), None)], ids=str
+)
+def test_arrays_with_gaps_leave_no_shard(
+    corpus: Corpus, greedy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: tuple[int, ...], begun: int
+) -> None:
+    """`sbatch --array=1,3`, also on shards of an array of another size: the last task leaves nothing undone."""
+    more = ["--decoder", "greedy", "--gen-subset", "valid"]
+    if begun is not None:
+        decode(corpus, tmp_path, *more, "--num-shards", str(begun), "--shard-id", "0")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", str(len(tasks)))
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", str(tasks[0]))
+    for task in tasks:
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        decode(corpus, tmp_path, *more)
+    assert texts(sentences(tmp_path, "valid")) == texts(sentences(greedy, "valid"))
+
+
+def test_every_part_is_taken_once() -> None:
     for jobs, world, count in ((1, 1, 5), (2, 3, 6), (3, 2, 7), (4, 2, 3)):
-        places = [Place(job, jobs, rank, world) for job in range(jobs) for rank in range(world)]
-        assert sorted(shard for place in places for shard in shards_of(place, count, None)) == list(range(count))
-    assert shards_of(Place(1, 2, 0, 4), 8, 5) == [5]
+        taken: list[int] = []
+        for job in range(jobs):
+            for rank in range(world):
+                place = Place(job, jobs, rank, world)
+                for part in take_parts(place, count, taken.__contains__, lambda part: part):
+                    taken.append(part)
+        assert sorted(taken) == list(range(count))
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}
-    assert find_place(torchrun) == Place(rank=9, world=16, device=1, spawned=True)
+    assert find_place(torchrun) == Place(rank=9, world=16, device=1, spawned=True, call="x")
     assert find_place({"RANK": "3"}) == Place()
+
+
+def test_a_process_waits_for_parts_that_others_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Part 1 is held; when its process is gone without having finished it, it is taken over."""
+    held, taken = {1}, {0}
+    monkeypatch.setattr("fairseq_plugins.commands.workers.time.sleep", lambda seconds: held.clear())
+
+    def begin(part: int) -> int:
+        if part in held:
+            raise HeldByAnother(Path(f"part {part}"))
+        return part
+
+    assert list(take_parts(Place(1, 2), 2, taken.__contains__, begin)) == [1]
+    assert capsys.readouterr().err == "waiting for other processes, which write what is left: part 1\n"
+    held.add(1)
+    with pytest.raises(HeldByAnother, match="part 1: another process writes it"):
+        list(take_parts(Place(), 2, taken.__contains__, begin))
 
 
 # Merging
@@ -351,11 +393,24 @@ def test_other_mistakes(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: py
 
 def test_two_writers(tmp_path: Path) -> None:
     first = ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
-    with pytest.raises(ConfigurationError, match="another process is writing"):
+    with pytest.raises(ConfigurationError, match="another process writes it; wait for it"):
         ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
     first.add([Sentence(0, "-1", "ä b")])
     first.finish()
     assert read_shard(tmp_path / "train.0-of-1.tsv") == ({"a": 1}, [Sentence(0, "-1", "ä b")])
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told from a shard that another process writes."""
+
+    def no_locks(file: object, kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fairseq_plugins.commands.files.fcntl.flock", no_locks)
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be locked \(No locks available\); give a path on a file system"
+    ):
+        ShardWriter(tmp_path / "train.0-of-1.tsv", {"a": 1})
 
 
 def test_status(greedy: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

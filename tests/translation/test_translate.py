@@ -134,6 +134,47 @@ def test_parts_of_an_array(text: Path, expected: list[str], monkeypatch: pytest.
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
 
 
+@pytest.mark.parametrize("tasks", [(1, 3), (0, 1, 2)], ids=str)
+def test_parts_that_a_job_left(
+    text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tasks: tuple[int, ...],
+) -> None:  # fmt: skip
+    """One task of three has failed: another array, of any tasks, finishes all; a task that comes late does nothing."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    for task in (0, 2):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        assert translate(text) == 0
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", str(len(tasks)))
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", str(tasks[0]))
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "8")
+    for task in tasks:
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        capsys.readouterr()
+        assert translate(text) == 0
+        assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert capsys.readouterr().err == f"spec-dec-translate: {text.parent / 'out'} was translated before\n"
+    # The next call translates again.
+    text.write_text(f"{LINES[0]}\n")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
+    assert translate(text) == 0
+    assert (text.parent / "out").read_text(encoding="utf-8") == f"{expected[0]}\n"
+    assert not (text.parent / "out.parts").exists()
+
+
+def test_one_process_goes_on_with_the_parts_of_three(
+    text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
+    assert translate(text) == 0
+    monkeypatch.delenv("SLURM_ARRAY_TASK_COUNT")
+    noted = text.parent / "out.parts" / "0-of-3"
+    noted.write_text("noted\n" + noted.read_text(encoding="utf-8").split("\n", 1)[1], encoding="utf-8")
+    assert translate(text) == 0
+    assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == ["noted", *expected[1:], ""]
+    assert not (text.parent / "out.parts").exists()
+
+
 def test_several_processes(text: Path, expected: list[str], programs: Path) -> None:
     command = [str(programs / "spec-dec-translate"), MODEL, "--input", str(text)]
     command += ["--output", str(text.parent / "out"), "--device", "cpu", "--processes", "2"]
@@ -141,6 +182,7 @@ def test_several_processes(text: Path, expected: list[str], programs: Path) -> N
     run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert not (text.parent / "out.parts").exists()
 
 
 def test_standard_input_to_standard_output(expected: list[str], programs: Path) -> None:
