@@ -7,7 +7,6 @@ half-precision weights; fairseq-generate and fairseq-train --restore-file --rese
 checkpoint.
 """
 
-import argparse
 import io
 import re
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.errors import ConfigurationError
@@ -110,9 +109,10 @@ def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
     return content.tell()
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """Options of `spec-dec-average`."""
-    parser = argparse.ArgumentParser(prog="spec-dec-average", description=(__doc__ or "").split("\n")[0])
+    example = "spec-dec-average checkpoints/drafter --last 10 --output drafter.pt"
+    parser = CommandParser("spec-dec-average", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
     add("inputs", nargs="+", metavar="FOLDER|FILE", help="a training folder with numbered checkpoints, or checkpoints")
     add("--last", type=positive, default=10, metavar="N", help="how many of a folder (default: 10)")

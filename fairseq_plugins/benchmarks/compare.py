@@ -165,7 +165,9 @@ def publish(
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
     there = (*CONTENDERS, *ON_CPU)
-    args, cfg = parse(get_parser("spec-dec-compare", there, repeats=3, batch_sizes=[1, 16]), argv)
+    description = "Compare quality, speed and tokens per iteration of the decoders that these models can run."
+    parser = get_parser("spec-dec-compare", description, there, repeats=3, batch_sizes=[1, 16])
+    args, cfg = parse(parser, argv)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
     bench = Bench(cfg, args.blockwise_path)
     contenders = bench.runnable(choose(args.decoders, there, CONTENDERS, precision(cfg)))

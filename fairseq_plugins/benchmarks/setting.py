@@ -22,6 +22,7 @@ from fairseq_plugins.benchmarks.contenders import (
     Contender,
     choose,
 )
+from fairseq_plugins.commands.cli import CommandParser
 from fairseq_plugins.commands.parsing import (
     as_config,
     check_paths,
@@ -39,17 +40,19 @@ _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 
 
 def get_parser(
-    prog: str, contenders: Sequence[Contender], repeats: int, batch_sizes: Sequence[int]
-) -> argparse.ArgumentParser:
+    prog: str, description: str, contenders: Sequence[Contender], repeats: int, batch_sizes: Sequence[int]
+) -> CommandParser:
     """Return fairseq-generate's parser with the options of a comparison added.
 
     Args:
         prog: name of the command.
+        description: its purpose.
         contenders: rows that it can have.
         repeats: default of --repeats.
         batch_sizes: default of --timing-batch-sizes.
     """
-    parser = generation_parser(prog)
+    example = f"{prog} data-bin --path verifier.pt --drafter-path drafter.pt --results results"
+    parser = generation_parser(prog, description, example)
     add = parser.add_argument_group("comparison").add_argument
     known = ", ".join(contender.name for contender in contenders)
     add("--results", metavar="FOLDER", help="write the tables there")
@@ -64,7 +67,7 @@ def get_parser(
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:
+def parse(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:
     """Return our own options and fairseq's configuration, with the files that they name checked.
 
     Raises:
@@ -118,9 +121,10 @@ def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
     return [*searches, *others, *ours]
 
 
-def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser:
+def benchmark_parser(contenders: Sequence[Contender]) -> CommandParser:
     """Return the parser of spec-dec-compare with the options of a benchmark added."""
-    parser = get_parser("spec-dec-bench", contenders, repeats=5, batch_sizes=[1, 4, 8, 16, 32])
+    description = "Measure output, speed, latency and memory of decoders beside fairseq's search and CTranslate2."
+    parser = get_parser("spec-dec-bench", description, contenders, repeats=5, batch_sizes=[1, 4, 8, 16, 32])
     group = parser.add_argument_group("benchmark")
     add = group.add_argument
     add("--threads", type=positive, help="threads on the CPU (default: what OMP_NUM_THREADS says)")
@@ -137,7 +141,8 @@ def benchmark_parser(contenders: Sequence[Contender]) -> argparse.ArgumentParser
 
 def _add_replay_options(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
-    add("--replay", choices=list(replay.SHAPES), help="random weights of this shape, and replayed drafts")
+    shape = "random weights of this shape and replayed drafts, without DATA and --path"
+    add("--replay", choices=list(replay.SHAPES), help=shape)
     drafter = "whose cost is paid: --drafter-context tokens, as deep as the verifier, or features, 2 layers"
     add("--replay-drafter", choices=["tokens", "features"], default="tokens", help=drafter)
     lengths = "shortest and longest sentence"

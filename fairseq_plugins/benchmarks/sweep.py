@@ -24,7 +24,7 @@ from fairseq_plugins.benchmarks.setting import leave_the_decoder_to_us
 from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, Results, grid
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sole_use
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.parsing import (
     as_config,
@@ -92,9 +92,11 @@ def taus(text: str) -> list[float]:
     return [not_negative(part) for part in text.split(",")]
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """fairseq-generate's parser with our own options added."""
-    parser = generation_parser("spec-dec-sweep")
+    description = "Decode with every block size, top-beta and tau; say which setting is fastest for its quality."
+    example = "spec-dec-sweep data-bin --path verifier.pt --drafter-path drafter.pt --output sweep"
+    parser = generation_parser("spec-dec-sweep", description, example)
     parser.set_defaults(gen_subset="valid", batch_size=1)
     add = parser.add_argument_group("sweep").add_argument
     add("--block-sizes", type=positive_list, default=[5, 10, 15, 20, 25], metavar="K,K", help="drafted tokens")

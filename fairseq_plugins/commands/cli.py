@@ -1,10 +1,12 @@
-"""What the console commands of `reports` share: one-line errors, and silence of the libraries."""
+"""What the console commands share: the order of their help, one-line errors, and silence of the libraries."""
 
+import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from fairseq_plugins.errors import explain
+from fairseq_plugins.errors import ConfigurationError, explain
 from fairseq_plugins.help_texts import version
 from fairseq_plugins.output import (
     abandon_output,
@@ -14,6 +16,65 @@ from fairseq_plugins.output import (
     say_output_failure,
     watch_output,
 )
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Show in --help: usage, description, example, required options, then the command's other options.
+
+    Args:
+        prog: name of the command.
+        description: its purpose in one sentence.
+        example: a command line.
+        inherited: fairseq's parser, whose options are understood too and shown by --help-all.
+        required: options of `inherited` that are always needed.
+    """
+
+    def __init__(
+        self,
+        prog: str,
+        description: str | None,
+        example: str,
+        inherited: argparse.ArgumentParser | None = None,
+        required: Sequence[argparse.Action] = (),
+    ) -> None:
+        alone = inherited is None
+        parents = [] if inherited is None else [inherited]
+        super().__init__(prog, description=description, parents=parents, add_help=alone, allow_abbrev=alone)
+        self._example, self._required = example, list(required)
+        self._inherited = 0 if alone else len(self._action_groups)
+
+    def format_help(self) -> str:
+        """Return what --help prints."""
+        text = self._format_groups(self._action_groups[self._inherited :])
+        if self._inherited:
+            text += "\nAlso: options of decoding (--decoder, --drafter-path, --block-size) and of fairseq-generate "
+            text += "(--gen-subset,\n--batch-size, --cpu); see --help-all, or docs/options.md.\n"
+        return text
+
+    def format_full_help(self, decoding: argparse._ArgumentGroup) -> str:
+        """Return what --help-all prints: the options of decoding after the command's, then fairseq's."""
+        own, others = self._action_groups[self._inherited :], self._action_groups[: self._inherited]
+        return self._format_groups([*own, decoding, *others])
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a one-line error instead of printing the usage."""
+        raise ConfigurationError(f"{message} (see {self.prog} --help)")
+
+    def _format_groups(self, groups: Sequence[argparse._ArgumentGroup]) -> str:
+        needed = self._required + [action for action in self._actions if action.required]
+        formatter = argparse.RawDescriptionHelpFormatter(self.prog, width=110)
+        formatter.add_usage(None, needed, [])
+        formatter.add_text(self.description)
+        formatter.start_section("example")
+        formatter.add_text(self._example)
+        formatter.end_section()
+        sections = [("required", needed)]
+        sections += [(group.title or "", [a for a in group._group_actions if a not in needed]) for group in groups]
+        for title, actions in sections:
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        return formatter.format_help().replace("\n\n", " [OPTION ...]\n\n", 1)
 
 
 def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:

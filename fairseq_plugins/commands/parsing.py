@@ -13,6 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_f
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
+from fairseq_plugins.commands.cli import CommandParser
 from fairseq_plugins.errors import ConfigurationError
 
 # Options of the task that only training reads.
@@ -39,31 +40,13 @@ def positive_list(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
-def generation_parser(prog: str) -> argparse.ArgumentParser:
-    """Return fairseq-generate's parser under the name of a command, to add own options to.
-
-    Its help shows these, then those of decoding, and leaves fairseq's 400 lines to fairseq-generate.
-    """
-    parser = options.get_generation_parser(default_task="spec_dec")
-    parser.prog = prog
-    before = len(parser._action_groups)
-    parser.format_help = lambda: _own_help(parser, parser._action_groups[before:])
-    return parser
-
-
-def _own_help(parser: argparse.ArgumentParser, groups: Sequence[argparse._ArgumentGroup]) -> str:
-    formatter = argparse.HelpFormatter(parser.prog, width=110)
-    formatter.add_usage("%(prog)s DATA --path VERIFIER.pt [OPTION ...]", [], [])
-    formatter.add_text(parser.description)
-    for group in (*groups, decoding_options()):
-        formatter.start_section(group.title)
-        formatter.add_arguments(group._group_actions)
-        formatter.end_section()
-    formatter.add_text(
-        "All options of fairseq-generate are understood, too (fairseq-generate --help). docs/options.md has defaults, "
-        "and what changes the output."
-    )
-    return formatter.format_help()
+def generation_parser(prog: str, description: str = "", example: str = "") -> CommandParser:
+    """Return a parser that understands all options of fairseq-generate, to add a command's own options to."""
+    shown = argparse.ArgumentParser(add_help=False)
+    shown.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess wrote")
+    shown.add_argument("--path", required=True, metavar="VERIFIER.pt", help="checkpoint of the verifier")
+    fairseqs = options.get_generation_parser(default_task="spec_dec")
+    return CommandParser(prog, description, example, inherited=fairseqs, required=shown._actions)
 
 
 def decoding_options() -> argparse._ArgumentGroup:
@@ -93,8 +76,11 @@ def help_of_fairseqs_tools() -> None:
     print(formatter.format_help())
 
 
-def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse what a `generation_parser` understands, `--user-dir` and the options of the chosen task included."""
+    if "--help-all" in argv:
+        print(parser.format_full_help(decoding_options()))
+        parser.exit()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about how fairseq calls it
         return options.parse_args_and_arch(parser, input_args=list(argv))

@@ -9,7 +9,6 @@ the same on the engine of this plugin, `--decoder greedy` for one beam. It uses 
 work in a Slurm array by itself, and goes on where it was interrupted.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments, positive
 from fairseq_plugins.commands.workers import find_place, start_processes
 from fairseq_plugins.distillation import shards
@@ -28,9 +27,11 @@ from fairseq_plugins.errors import ConfigurationError
 NAME = "spec-dec-distill"
 
 
-def decode_parser() -> argparse.ArgumentParser:
+def decode_parser() -> CommandParser:
     """fairseq-generate's parser with our own options added."""
-    parser = generation_parser(f"{NAME} decode")
+    description = "Decode a corpus with a teacher, in shards that several processes or machines share."
+    example = f"{NAME} decode data-bin --path teacher.pt --gen-subset train,valid --output shards"
+    parser = generation_parser(f"{NAME} decode", description, example)
     # --num-shards and --shard-id are fairseq's; None tells that they were not given.
     parser.set_defaults(gen_subset="train", num_shards=None, shard_id=None)
     add = parser.add_argument_group("distillation").add_argument
@@ -90,8 +91,8 @@ def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
 
 def status(argv: Sequence[str]) -> None:
     """Print how far the shards of a folder are."""
-    parser = argparse.ArgumentParser(prog=f"{NAME} status", description="How far the shards of a folder are.")
-    parser.add_argument("folder", metavar="SHARDS")
+    parser = CommandParser(f"{NAME} status", "Print how far the shards of a folder are.", f"{NAME} status shards")
+    parser.add_argument("folder", metavar="SHARDS", help="the --output of decode")
     parser.add_argument("--gen-subset", default="train,valid,test", metavar="NAME,NAME")
     args = parser.parse_args(argv)
     folder = Path(args.folder)
@@ -109,11 +110,11 @@ def status(argv: Sequence[str]) -> None:
                 print(f"  {file.name}: {shards.lines_in(file)} sentences so far")
 
 
-def merge_parser() -> argparse.ArgumentParser:
+def merge_parser() -> CommandParser:
     """Options of `merge`."""
-    parser = argparse.ArgumentParser(
-        prog=f"{NAME} merge", description="Put shards together and binarise them with the same dictionaries."
-    )
+    description = "Put shards together and binarise them with the same dictionaries."
+    example = f"{NAME} merge data-bin --shards shards --destdir distilled --gen-subset train,valid"
+    parser = CommandParser(f"{NAME} merge", description, example)
     add = parser.add_argument
     add("data", metavar="DATA", help="the folder that was decoded")
     add("--shards", required=True, metavar="SHARDS", help="the --output of decode")
