@@ -80,13 +80,13 @@ def make_transformer(task: SpecDecTask, seed: int = 0, ending: bool = True, **op
     torch.manual_seed(seed)
     args = make_args(**options)
     base_architecture(args)
-    model = _liven(TransformerModel.build_model(args, task))
+    model = liven(TransformerModel.build_model(args, task))
     if ending:
         _let_outputs_end(model, task, (len(task.target_dictionary), seed, *sorted(options.items())))
     return model
 
 
-def _liven(model: nn.Module) -> Any:
+def liven(model: nn.Module) -> Any:
     """Scale random weights so that the state depends on token, place and source: fairseq's own loop on one token."""
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -136,7 +136,7 @@ def make_drafter(
     torch.manual_seed(seed)
     args = make_args(block_size=block_size, **options)
     block_nat_base(args)
-    return _liven(BlockNat.build_model(args, task, verifier=verifier))
+    return liven(BlockNat.build_model(args, task, verifier=verifier))
 
 
 def make_sample(task: SpecDecTask, lengths: list[int], seed: int = 0) -> dict[str, Any]:

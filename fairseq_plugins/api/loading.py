@@ -13,10 +13,10 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
 from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_plugins.api.files import ModelFiles, find_files
 from fairseq_plugins.api.model import Model
+from fairseq_plugins.api.wrapping import set_option
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
@@ -125,11 +125,7 @@ def configuration(
     for name, value in options.items():
         if name not in known:
             raise ConfigurationError(f"{name}: no such option; there are {', '.join(known)}")
-        try:
-            (cfg.task if name in of_task else cfg.generation)[name] = value
-        except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigurationError(f"{name}={value!r}: is not a value of this option ({reason})") from error
+        set_option(cfg.task if name in of_task else cfg.generation, name, value)
     cfg.task.decoding_method = decoder
     cfg.task.drafter_path = files.drafter
     cfg.task.data, cfg.task.source_lang, cfg.task.target_lang = files.data, files.source_lang, files.target_lang

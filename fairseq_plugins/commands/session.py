@@ -108,8 +108,9 @@ class Session:
         _set_beam(self.models, getattr(generator, "beam_size", 1))
         size = self.prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
-        with torch.no_grad():
-            return generator.generate(self.models, sample, prefix_tokens=prefix)
+        # The task may give a first token or prefix of its own.
+        found: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample, prefix)
+        return found
 
     @cached_property
     def prefix_size(self) -> int:

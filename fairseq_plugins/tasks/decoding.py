@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
 
 from fairseq_plugins import tensorboard
@@ -201,7 +202,7 @@ class DecodesWithDrafts(FairseqTask):
             ConfigurationError: naming option, value and remedy.
         """
         check_options(cfg)
-        return super().setup_task(cfg, **kwargs)
+        return with_args(super().setup_task(cfg, **kwargs))
 
     def build_generator(self, models: Sequence[nn.Module], args: Any, *more: Any, **named: Any) -> Any:
         """Build the decoder named by `--decoder`; see `Decoding.build`."""
@@ -226,6 +227,13 @@ def check_options(cfg: Any) -> None:
     for path, option in ((cfg.stats_file, "--stats-file"), (cfg.trace_file, "--trace-file")):
         if path is not None:
             destination(path, option)
+
+
+def with_args(task: Any) -> Any:
+    """Give a task the `args` that fairseq 0.12's translation_from_pretrained_bart reads and never sets."""
+    if isinstance(task, TranslationFromPretrainedBARTTask) and not hasattr(task, "args"):
+        task.args = task.cfg
+    return task
 
 
 def options_of(task: Any) -> Any:

@@ -1,0 +1,83 @@
+"""`wrap`: our decoders for a task that a program has set up itself."""
+
+from dataclasses import fields
+from pathlib import Path
+from types import MethodType
+from typing import Any, TypeVar
+
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.decoding import DecodesWithDrafts, Decoding, check_options, with_args
+from fairseq_plugins.tasks.options import DecodingOptions
+
+Task = TypeVar("Task", bound=FairseqTask)
+
+# Named by arguments of their own, or fairseq's own.
+_NOT_OPTIONS = {"decoding_method", "drafter_path", "tensorboard_logdir", "profile", "bf16", "verbose"}
+
+
+def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **options: Any) -> Task:
+    """Let any fairseq task decode with one of our decoders.
+
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([PATH], arg_overrides={...})
+        wrap(task, decoder="greedy")
+        generator = task.build_generator(models, Namespace(beam=1, max_len_b=200))
+        hypotheses = task.inference_step(generator, models, sample)
+
+    The task makes its own generator as before; ours takes over its lengths, penalties and special symbols. Prefixes and
+    first tokens stay what the task's `inference_step` gives.
+
+    Args:
+        task: of any kind that decodes with fairseq's beam search: translation_multi_simple_epoch (M2M-100, NLLB),
+            translation_from_pretrained_bart (mBART), multilingual_translation, speech_to_text, BART's ...
+        decoder: name of a decoding method, as for --decoder.
+        drafter: checkpoint of the drafter, for methods that need one.
+        options: those of decoding, named as on the command line with underscores: block_size=5, int8=True ...
+
+    Returns:
+        the same task. Wrapped again, it decodes with the last decoder.
+
+    Raises:
+        ConfigurationError: in one line, for unknown options and such as contradict each other; from `build_generator`,
+            for models that the decoder cannot run.
+    """
+    if decoder not in methods.DECODERS:
+        raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
+    cfg = OmegaConf.structured(DecodingOptions(tensorboard_logdir=None, profile=False, bf16=False))
+    known = {declared.name for declared in fields(DecodingOptions)} - _NOT_OPTIONS
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigurationError(f"{name}: no such option; there are {', '.join(sorted(known))}")
+        set_option(cfg, name, value)
+    cfg.decoding_method, cfg.drafter_path = decoder, None if drafter is None else str(drafter)
+    check_options(cfg)
+    decoding = Decoding(cfg)
+    is_ours = isinstance(task, DecodesWithDrafts)
+    own = task.own_generator if is_ours else MethodType(type(task).build_generator, task)
+
+    def build_generator(models: Any, args: Any, *more: Any, **named: Any) -> Any:
+        allowed = named.get("prefix_allowed_tokens_fn")
+        return decoding.build(task, models, args, lambda: own(models, args, *more, **named), allowed)
+
+    changed = with_args(task)
+    changed.build_generator = build_generator
+    # A program reports by itself, unless it asks for a file.
+    changed.reports_summary = cfg.stats_file is not None or cfg.trace_file is not None
+    return task
+
+
+def set_option(cfg: DictConfig, name: str, value: Any) -> None:
+    """Set one option.
+
+    Raises:
+        ConfigurationError: for a value of the wrong kind.
+    """
+    try:
+        cfg[name] = value
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(f"{name}={value!r}: is not a value of this option ({reason})") from error

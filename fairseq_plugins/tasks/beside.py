@@ -1,0 +1,75 @@
+"""`--decoder` and its options beside any of fairseq's tasks, which stay as they are in everything else."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
+from hydra.core.config_store import ConfigStore
+
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.decoding import DecodesWithDrafts
+from fairseq_plugins.tasks.options import DecodingOptions
+
+
+def task_beside_decoder(arguments: Sequence[str]) -> str | None:
+    """Return the task of a command line that has `--decoder`; None where there is none, or no such task.
+
+    Args:
+        arguments: the program's name and its arguments.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    is_fairseqs = Path(arguments[0] if arguments else "").name.startswith("fairseq-")
+    parser.add_argument("--task", nargs="?", default="translation" if is_fairseqs else None)
+    parser.add_argument("--decoder", nargs="?", const="")
+    given, _ = parser.parse_known_args(arguments[1:])
+    return given.task if given.decoder is not None and given.task in TASK_REGISTRY else None
+
+
+def add_decoder(name: str) -> None:
+    """Put a subclass of a task in its place that has `--decoder` and its options, and decodes with them.
+
+    Raises:
+        ConfigurationError: for a task that has another option of the same name.
+    """
+    kind = TASK_REGISTRY[name]
+    if issubclass(kind, DecodesWithDrafts):
+        return
+    parser = argparse.ArgumentParser(add_help=False)
+    kind.add_args(parser)
+    taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(_flag, _own_names())})
+    if taken:
+        raise ConfigurationError(
+            f"--decoder: --task {name} has another option {taken[0]}; use fairseq_plugins.wrap(task, decoder=...)"
+        )
+    combined = type(kind.__name__, (DecodesWithDrafts, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    if name in TASK_DATACLASS_REGISTRY:
+        options = make_dataclass(f"{kind.__name__}Options", [], bases=(DecodingOptions, TASK_DATACLASS_REGISTRY[name]))
+        TASK_DATACLASS_REGISTRY[name] = options
+        setattr(combined, "__dataclass", options)  # noqa: B010
+        node = options()
+        node._name = name
+        ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
+    else:
+        setattr(combined, "add_args", classmethod(_adds_options_after(kind)))  # noqa: B010
+    TASK_REGISTRY[name] = combined
+
+
+def _adds_options_after(kind: type[FairseqTask]) -> Any:
+    def add_args(_: type[FairseqTask], parser: Any) -> None:
+        kind.add_args(parser)
+        gen_parser_from_dataclass(parser, DecodingOptions())
+
+    return add_args
+
+
+def _own_names() -> list[str]:
+    """Names of the options of decoding but for those that fairseq's commands declare."""
+    return [declared.name for declared in fields(DecodingOptions) if not str(declared.default).startswith("${")]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

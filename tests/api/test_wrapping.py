@@ -1,0 +1,52 @@
+"""`wrap`: which options it takes, and what it leaves as it was."""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from fairseq_plugins import wrap
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import fairseq_greedy, ids, make_dictionary, make_sample, make_task, make_transformer
+
+
+def make_stock_task() -> TranslationTask:
+    """fairseq's own translation task, without data."""
+    dictionary = make_dictionary(40)
+    return TranslationTask(TranslationConfig(), dictionary, dictionary)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decoder": "fast"}, "decoder 'fast': choose from .*greedy"),
+        ({"decoder": "greedy", "max_len_b": 5}, "max_len_b: no such option; there are .*block_size"),
+        ({"decoder": "greedy", "int8": "some"}, "int8='some': is not a value of this option"),
+        ({"decoder": "greedy", "drafter": "d.pt"}, "--drafter-path d.pt: --decoder greedy uses no drafter"),
+        ({"decoder": "greedy", "jacobi_pool": True}, "--jacobi-pool: is for --decoder jacobi"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        wrap(make_stock_task(), **options)
+
+
+def test_the_last_decoder_counts_and_beam_is_the_tasks_own() -> None:
+    task = make_stock_task()
+    model = make_transformer(make_task(), ending=False)
+    sample = make_sample(make_task(), [5, 3, 7])
+    for decoder in ("jacobi", "iad", "greedy"):
+        assert wrap(task, decoder=decoder) is task
+        generator = task.build_generator([model], Namespace(max_len_b=20))
+        assert generator.spec.name == decoder
+        found = task.inference_step(generator, [model], sample)
+        assert ids(found) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
+    assert type(wrap(task, decoder="beam").build_generator([model], Namespace())) is SequenceGenerator
+
+
+def test_a_task_of_ours_can_be_wrapped() -> None:
+    task = make_task(decoding_method="jacobi")
+    model = make_transformer(task, ending=False)
+    assert wrap(task, decoder="greedy").build_generator([model], Namespace()).spec.name == "greedy"

@@ -1,0 +1,44 @@
+"""Models that people have, with fairseq's own tasks: the token ids of fairseq's own search."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins import wrap
+from fairseq_plugins.errors import ConfigurationError
+from tests.families import FAMILIES, MAX_LEN, PAGE, generate, table
+from tests.options_page import marked
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of hydra and numpy, for what fairseq does
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_decode_as_fairseq_does(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    task = family.set_up(tmp_path)
+    model, _ = family.model(task)
+    expected = {(beam, size): generate(family, task, model, beam, size) for beam in (1, 5) for size in (1, 7)}
+    lengths = {len(found[0]) for found in expected[1, 7]}
+    assert len(lengths) > 3 and min(lengths) < MAX_LEN, lengths
+    for decoder, beams in family.decoders.items():
+        for options in ({}, {"no_compiled_steps": True}) if decoder in ("greedy", "fast-beam") else ({},):
+            wrap(task, decoder=decoder, **options)
+            for beam, size in product(beams, (1, 7)):
+                found = generate(family, task, model, beam, size)
+                assert found == expected[beam, size], (decoder, options, beam, size)
+
+
+def test_the_page_has_the_table_of_what_is_tested() -> None:
+    assert marked(PAGE.read_text(encoding="utf-8"), "families")[2] == table(), "write it anew: python -m tests.families"
+
+
+def test_source_copies_need_a_source_of_tokens(tmp_path: Path) -> None:
+    family = FAMILIES["s2t"]
+    task = family.set_up(tmp_path)
+    model, _ = family.model(task)
+    wrap(task, decoder="iad")
+    with pytest.raises(
+        ConfigurationError, match="--decoder iad: copies source tokens, and this task's source has none"
+    ):
+        generate(family, task, model, 1, 7)
