@@ -227,6 +227,10 @@ def check_options(cfg: Any) -> None:
     for path, option in ((cfg.stats_file, "--stats-file"), (cfg.trace_file, "--trace-file")):
         if path is not None:
             destination(path, option)
+    if cfg.stats_file is not None and cfg.trace_file is not None:
+        stats, trace = destination(cfg.stats_file, "--stats-file"), destination(cfg.trace_file, "--trace-file")
+        if stats == trace and not stats.is_direct:
+            raise ConfigurationError(f"--trace-file {cfg.trace_file}: is the file of --stats-file; give another one")
 
 
 def with_args(task: Any) -> Any:

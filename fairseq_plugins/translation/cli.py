@@ -119,9 +119,14 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
     files = find_files(
         args.folder, args.verifier, args.drafter, args.data, (args.source_lang, args.target_lang), args.subwords
     )
-    paths = [*files.verifier.split(":"), files.drafter, files.subwords]
-    return {**given, "models": sha256([Path(path) for path in paths if path is not None]),
-            "input": sha256([Path(args.input)])}  # fmt: skip
+    made_of: dict[str, list[str | None]] = {
+        "models": [*files.verifier.split(":"), files.drafter],
+        "dictionaries": [f"{files.data}/dict.{language}.txt" for language in (files.source_lang, files.target_lang)],
+        "subwords": [files.subwords],
+        "input": [args.input],
+    }
+    hashes = {name: sha256([Path(path) for path in paths if path is not None]) for name, paths in made_of.items()}
+    return {**given, **hashes}
 
 
 def chunks(file: TextIO, size: int) -> Iterator[list[str]]:
@@ -186,6 +191,8 @@ def run(argv: Sequence[str]) -> None:
     if args.input is not None and not Path(args.input).is_file():
         raise ConfigurationError(f"--input {args.input}: no such file; give raw text, a sentence a line")
     output = None if args.output is None else destination(args.output, "--output")
+    if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
+        raise ConfigurationError(f"--output {args.output}: is the file of --input; give another one")
     whole = args.input is not None and output is not None and not output.is_direct
     if not whole and (place.width > 1 or (args.processes or 1) > 1):
         raise ConfigurationError("--processes: several processes share a file; give --input and --output")

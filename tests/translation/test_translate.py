@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,37 @@ def test_parts_of_an_array(text: Path, expected: list[str], monkeypatch: pytest.
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(job))
         assert translate(text) == 0
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+
+
+def test_other_dictionaries_or_subwords_are_refused(
+    text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A translation that was begun does not go on with dictionaries or subwords of another model."""
+    model = text.parent / "multi30k.en-de"
+    shutil.copytree(MODEL, model)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    command = [str(model), "--input", str(text), "--output", str(text.parent / "out"), "--device", "cpu"]
+    assert cli.main(command) == 0
+    for name, changed in (("dict.de.txt", "dictionaries"), ("subwords.model", "subwords")):
+        before = (model / name).read_bytes()
+        (model / name).write_bytes(b"".join(reversed(before.splitlines(keepends=True))))
+        capsys.readouterr()
+        assert cli.main(command) == 2
+        assert f"out.parts was begun with other {changed}; remove that folder" in capsys.readouterr().err
+        (model / name).write_bytes(before)
+
+
+@pytest.mark.parametrize("link", [None, os.link, os.symlink])
+def test_the_input_is_not_overwritten(
+    text: Path, capsys: pytest.CaptureFixture[str], link: Callable[[Path, Path], None] | None
+) -> None:
+    before = text.read_bytes()
+    output = text if link is None else text.parent / "link"
+    if link is not None:
+        link(text, output)
+    assert translate(text, output=output.name) == 2
+    assert f"--output {output}: is the file of --input; give another one" in capsys.readouterr().err
+    assert text.read_bytes() == before
 
 
 @pytest.mark.parametrize("tasks", [(1, 3), (0, 1, 2)], ids=str)
