@@ -5,23 +5,42 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fairseq_plugins import help_texts
+from fairseq_plugins.benchmarks import compare
+from fairseq_plugins.pages import report
 from tests.help_texts import commands, texts
 
 
 def test_texts_are_those_of_the_parsers() -> None:
     written = {file.name: file.read_text(encoding="utf-8") for file in help_texts.FOLDER.glob("*.txt")}
     assert written == texts(), "write them anew: python -m tests.help_texts"
-    assert len(written) == len(commands()) + 3
+    assert len(written) == len(commands()) + 5
 
 
-def test_own_options_come_first() -> None:
-    text = (help_texts.FOLDER / "spec-dec-compare.txt").read_text(encoding="utf-8")
-    assert text.index("--reference") < text.index("--decoder") < text.index("fairseq-generate --help")
-    assert "--wandb-project" not in text and len(text.splitlines()) < 150
+def test_own_options_come_after_example_and_required_ones() -> None:
+    text = (help_texts.FOLDER / "spec-dec-bench.txt").read_text(encoding="utf-8")
+    parts = ["usage:", "Measure", "example:", "required:", "--path VERIFIER.pt  ", "comparison:", "--help-all"]
+    assert sorted(parts, key=text.index) == parts
+    assert "--trace-file" not in text and len(text.splitlines()) < 70
+
+
+def test_all_options_are_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        compare.main(["--help-all"])
+    text = capsys.readouterr().out
+    parts = ["--reference", "--trace-file", "--wandb-project"]
+    assert sorted(parts, key=text.index) == parts
+
+
+@pytest.mark.parametrize("command", [compare, report])
+def test_missing_argument_is_one_line(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "arguments are required" in line and "--help)" in line
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["merge", "-h"]])

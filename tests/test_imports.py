@@ -19,7 +19,7 @@ LAYERS = (
     ("metrics",),
     ("pages",),
     ("averaging", "benchmarks", "distillation", "tensorboard"),
-    ("criterions",),
+    ("conversion", "criterions"),
     ("tasks",),
     ("api",),
     ("translation",),

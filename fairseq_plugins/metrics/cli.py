@@ -18,7 +18,7 @@ from typing import Any
 import sacrebleu
 from tabulate import tabulate
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.registry import METRICS, REWRITING, choose, compute
@@ -145,9 +145,10 @@ def _difference_text(differs: Difference) -> str:
     )
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """Options of `spec-dec-metrics`."""
-    parser = argparse.ArgumentParser(prog="spec-dec-metrics", description=(__doc__ or "").split("\n")[0])
+    example = "spec-dec-metrics --hypotheses gad.out --baseline greedy.out"
+    parser = CommandParser("spec-dec-metrics", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
     add("--hypotheses", required=True, metavar="FILE", help="plain text, or output of fairseq-generate")
     add(

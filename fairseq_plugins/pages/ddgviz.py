@@ -7,7 +7,6 @@ one page, ddgviz.html, shows all of them interactively. Any Transformer of fairs
 (--path A.pt:B.pt); nothing is trained.
 """
 
-import argparse
 import json
 import logging
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
 from fairseq_plugins.commands.session import Session
@@ -95,9 +94,11 @@ def sentence_numbers(text: str | None) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """Return fairseq-generate's parser with our own options added."""
-    parser = generation_parser("spec-dec-ddgviz")
+    description = "Draw which drafted tokens depend on which others (DDGviz)."
+    example = "spec-dec-ddgviz data-bin --path verifier.pt --drafter-path drafter.pt --sentences 0-4 --output drawings"
+    parser = generation_parser("spec-dec-ddgviz", description, example)
     group = parser.add_argument_group("DDGviz")
     group.add_argument(
         "--sentences",

@@ -5,7 +5,6 @@
 Writes `report.md` with its figures as PNG, and `report.html`, one file with everything in it.
 """
 
-import argparse
 import base64
 import html
 import re
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.reliability import HEADERS
@@ -276,9 +275,10 @@ def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
     report.figure("quality-speed", "BLEU over speed", partial(quality_figure, sweep))
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """Options of `spec-dec-report`."""
-    parser = argparse.ArgumentParser(prog="spec-dec-report", description=(__doc__ or "").split("\n")[0])
+    example = "spec-dec-report gad.jsonl jacobi.jsonl --baseline greedy.jsonl --output report"
+    parser = CommandParser("spec-dec-report", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
     add("stats", nargs="+", metavar="STATS.jsonl", help="files of --stats-file")
     add("--output", required=True, metavar="FOLDER", help="write report.md, report.html and figures there")

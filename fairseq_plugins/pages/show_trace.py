@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.decoding.trace import (
     Iteration,
@@ -248,9 +248,10 @@ def _warn_without_ratio(wanted: str, basis: str | None) -> None:
         print(f"no edit ratio against the {wanted}: {reason[wanted]}", file=sys.stderr)
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """Return the command's parser."""
-    parser = argparse.ArgumentParser(prog="spec-dec-trace", description="Look at what --trace-file wrote.")
+    example = "spec-dec-trace trace.jsonl --html trace.html"
+    parser = CommandParser("spec-dec-trace", "Show the drafts of a --trace-file, and what was accepted.", example)
     parser.add_argument("trace", metavar="TRACE", help="file that fairseq-generate wrote with --trace-file")
     parser.add_argument("--sentence", metavar="ID", type=int, nargs="+", help="only these sentences, by number")
     parser.add_argument("--html", metavar="FILE", help="write a page for the browser instead")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.data.image_patches import from_line, join, shipped_photographs, write_corpus
 from fairseq_plugins.data.image_size import LOW_SIZE
@@ -102,11 +102,13 @@ def _write_images(args: argparse.Namespace) -> None:
     print(f"{args.output}: {', '.join(columns)}")
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """Options of `spec-dec-super-resolution`."""
-    parser = argparse.ArgumentParser(prog="spec-dec-super-resolution", description=(__doc__ or "").split("\n")[0])
+    example = "spec-dec-super-resolution data --out photographs"
+    parser = CommandParser("spec-dec-super-resolution", (__doc__ or "").split("\n")[0], example)
     commands = parser.add_subparsers(required=True, metavar="data | images")
-    data = commands.add_parser("data", help="cut patches out of photographs, write them as parallel text")
+    what = "cut patches out of photographs, write them as parallel text"
+    data = commands.add_parser("data", help=what, description=what.capitalize() + ".", example=example)
     data.set_defaults(act=_write_data)
     add = data.add_argument
     add("--out", required=True, metavar="FOLDER", help="where: train.low, train.high and so on, dict.txt")
@@ -117,7 +119,9 @@ def get_parser() -> argparse.ArgumentParser:
     add("--test", type=int, default=32, metavar="N", help="(default: 32)")
     add("--seed", type=int, default=1, help="another seed draws other patches")
     add("--tiles", type=int, default=1, metavar="N", help="the test patches make up pictures of N x N (default: 1)")
-    images = commands.add_parser("images", help="input, outputs and original side by side as PNG; PSNR of all")
+    what = "input, outputs and original side by side as PNG; PSNR of all"
+    example = "spec-dec-super-resolution images greedy.out gad.out --output pictures.png"
+    images = commands.add_parser("images", help=what, description=what.capitalize() + ".", example=example)
     images.set_defaults(act=_write_images)
     add = images.add_argument
     add("outputs", nargs="+", metavar="OUTPUT", help="what fairseq-generate printed, one file a column")

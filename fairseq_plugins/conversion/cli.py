@@ -1,0 +1,36 @@
+"""Convert a model of Hugging Face's format for fairseq and fairseq_plugins.load: Marian, M2M100, NLLB, mBART-50, BART.
+
+spec-dec-convert FOLDER OUT
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.conversion.convert import convert
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Options of `spec-dec-convert`."""
+    parser = argparse.ArgumentParser(prog="spec-dec-convert", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", metavar="FOLDER", help="with config.json, model.safetensors and a tokenizer")
+    parser.add_argument("out", metavar="OUT", help="folder to write: verifier.pt, dictionaries, subwords")
+    return parser
+
+
+def run(argv: Sequence[str]) -> None:
+    """Parse and convert."""
+    args = get_parser().parse_args(argv)
+    convert(Path(args.folder), Path(args.out))
+    print(f"{args.out}: written")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `spec-dec-convert`."""
+    return run_command("spec-dec-convert", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

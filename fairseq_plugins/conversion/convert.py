@@ -1,0 +1,69 @@
+"""Convert a folder, and write the result whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
+
+from fairseq_plugins.averaging import write_checkpoint
+from fairseq_plugins.commands.files import unwritable, write_atomically
+from fairseq_plugins.conversion.families import Config
+from fairseq_plugins.conversion.vocabulary import Vocabulary
+from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
+from fairseq_plugins.errors import ConfigurationError
+
+# What cuts text: the files of Hugging Face -> their names here. Only the source's is needed: pieces join by themselves.
+_TEXT_FILES = {"source.spm": "subwords.model", "sentencepiece.bpe.model": "subwords.model"}
+_BYTE_LEVEL = {"vocab.json": "encoder.json", "merges.txt": "vocab.bpe"}
+
+
+def convert(source: Path, target: Path) -> None:
+    """Convert a Hugging Face folder into one with verifier.pt, dict.src.txt, dict.tgt.txt and subwords.
+
+    Args:
+        source: folder with config.json, model.safetensors and a tokenizer: Marian, M2M100, NLLB, mBART-50 or BART.
+        target: folder to write; it must not exist.
+
+    Raises:
+        ConfigurationError: for models that are not converted, and for files that are missing or cannot be written.
+    """
+    if not source.is_dir():
+        raise ConfigurationError(f"{source}: no such folder; give one that save_pretrained wrote")
+    if os.path.lexists(target):
+        raise ConfigurationError(f"{target}: exists already; give another folder")
+    config = Config(source)
+    vocabulary = Vocabulary(source, config)
+    weights = fairseq_weights(read_weights(source), config, vocabulary.order)
+    args = config.fairseq_options(has_bias="decoder.output_projection.bias" in weights)
+    state = {
+        "args": None,
+        "cfg": OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True),
+        "model": weights,
+        "optimizer_history": [
+            {
+                "num_updates": 0,
+                "criterion_name": "CrossEntropyCriterion",
+                "optimizer_name": "",
+                "lr_scheduler_state": {},
+            }
+        ],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=target.parent) as partial:
+            folder = Path(partial, target.name)
+            folder.mkdir()
+            write_checkpoint(folder / "verifier.pt", state, "OUT")
+            for side in ("src", "tgt"):
+                write_atomically(folder / f"dict.{side}.txt", vocabulary.lines(), "OUT")
+            has_bytes = all((source / name).is_file() for name in _BYTE_LEVEL)
+            for name, new in (_BYTE_LEVEL if has_bytes else _TEXT_FILES).items():
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, folder / new)
+            folder.rename(target)
+    except OSError as error:
+        raise unwritable(target, "OUT", error) from error

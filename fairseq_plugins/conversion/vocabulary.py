@@ -1,0 +1,123 @@
+"""The vocabulary of a Hugging Face folder: names of all ids, and in which order fairseq's dictionary has them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from fairseq_plugins.conversion.families import Config, read_json
+from fairseq_plugins.errors import ConfigurationError
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+"""Names of the ids 0 to 3 in fairseq's dictionaries."""
+
+
+class Vocabulary:
+    """Names and order of a model's tokens.
+
+    Attributes:
+        order: of every id of fairseq's dictionary the model's own id, None where the model has no such token (Marian
+            has no `<s>`).
+        symbols: names of the ids from 4 on.
+
+    Args:
+        folder: of the model.
+        config: its settings.
+
+    Raises:
+        ConfigurationError: for a folder without a vocabulary, or one that does not fit the settings.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        names = read_names(folder)
+        ids = {name: number for number, name in reversed(names.items())}
+        for name, key in (("<pad>", "pad_token_id"), ("</s>", "eos_token_id"), ("<unk>", None)):
+            if name not in ids or (key is not None and ids[name] != config[key]):
+                wanted = "" if key is None else f" with the id {config[key]} of {config.file.name}'s {key}"
+                raise ConfigurationError(f"{folder}: its vocabulary has no {name}{wanted}; copy the model again")
+        size = config["vocab_size"]
+        if max(names) >= size:
+            raise ConfigurationError(f"{folder}: its vocabulary has ids up to {max(names)}, and vocab_size is {size}")
+        special = [ids.get(name) for name in SPECIAL]
+        self.order = [*special, *(number for number in range(size) if number not in special)]
+        # fairseq's BART reads text as numbers of byte-level subwords.
+        is_numbered = (folder / "merges.txt").is_file() and (folder / "vocab.json").is_file()
+        self.symbols = [
+            f"madeupword{number}" if name is None else str(number) if is_numbered and not name.startswith("<") else name
+            for number, name in (
+                (number, names.get(number)) for number in self.order[len(SPECIAL) :] if number is not None
+            )
+        ]
+        _check_symbols(folder, self.symbols)
+
+    def lines(self) -> str:
+        """Return the text of fairseq's dictionary."""
+        return "".join(f"{symbol} 1\n" for symbol in self.symbols)
+
+
+def _check_symbols(folder: Path, symbols: Sequence[str]) -> None:
+    seen = set(SPECIAL)
+    for symbol in symbols:
+        if symbol in seen or not symbol or not {" ", "\n", "\r"}.isdisjoint(symbol):
+            raise ConfigurationError(f"{folder}: its token {symbol!r} cannot stand in fairseq's dictionary")
+        seen.add(symbol)
+
+
+def read_names(folder: Path) -> dict[int, str]:
+    """Return id -> name of the tokens of a folder.
+
+    Raises:
+        ConfigurationError: for a folder without a vocabulary.
+    """
+    names: dict[int, str]
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = read_json(folder / "tokenizer.json")
+        vocabulary = tokenizer["model"]["vocab"]
+        # Unigram models have a list of pieces and scores.
+        if isinstance(vocabulary, list):
+            names = {number: piece for number, (piece, _) in enumerate(vocabulary)}
+        else:
+            names = {number: piece for piece, number in vocabulary.items()}
+        names |= {token["id"]: token["content"] for token in tokenizer.get("added_tokens", ())}
+    elif (folder / "vocab.json").is_file():
+        names = {number: piece for piece, number in read_json(folder / "vocab.json").items()}
+    elif (folder / "sentencepiece.bpe.model").is_file():
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
+        # The tokenizers of mBART and NLLB put fairseq's four names before all pieces but the model's first three.
+        names = dict(enumerate([*SPECIAL, *(pieces.id_to_piece(number) for number in range(3, len(pieces)))]))
+    else:
+        raise ConfigurationError(
+            f"{folder}: has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model); save the tokenizer "
+            "into it with save_pretrained"
+        )
+    return _with_added_tokens(folder, names)
+
+
+def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
+    """Add tokens that are numbered in other files; then languages and the mask, which follow the pieces."""
+    numbered, listed = folder / "added_tokens.json", ("special_tokens_map.json", "tokenizer_config.json")
+    if numbered.is_file():
+        names = names | {number: name for name, number in read_json(numbered).items()}
+    found = [read_json(folder / name) for name in listed if (folder / name).is_file()]
+    for settings in found:
+        decoder: dict[str, Any] = settings.get("added_tokens_decoder", {})
+        names = names | {int(number): _content(token) for number, token in decoder.items()}
+    known = set(names.values())
+    for settings in found:
+        for name in _languages_and_mask(settings):
+            if name not in known:
+                names[max(names) + 1] = name
+                known.add(name)
+    return names
+
+
+def _languages_and_mask(settings: dict[str, Any]) -> Iterator[str]:
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        yield from (_content(token) for token in settings.get(key) or ())
+    if settings.get("mask_token"):
+        yield _content(settings["mask_token"])
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)

@@ -1,0 +1,114 @@
+"""The weights of a Hugging Face folder under fairseq's names. Read from safetensors, which runs no code."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fairseq_plugins.conversion.families import Config, read_json
+from fairseq_plugins.errors import ConfigurationError
+
+# A token that the model does not have is never the most likely one. -1e9 would be infinite in half precision.
+_NEVER = -1e4
+# The first position of fairseq's learned positions, after `<pad>`.
+_FIRST_POSITION = 2
+_EMBEDDINGS = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of model.safetensors, or of the files that its index lists.
+
+    Raises:
+        ConfigurationError: for a missing or truncated file.
+    """
+    files = [folder / "model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        if not file.is_file():
+            raise ConfigurationError(
+                f"{file}: no such file; save the model with save_pretrained, which writes safetensors "
+                "(pytorch_model.bin is not read)"
+            )
+        try:
+            weights |= load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise ConfigurationError(f"{file}: truncated or not safetensors ({error}); copy it again") from error
+    return weights
+
+
+def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[int | None]) -> dict[str, Tensor]:
+    """Return the weights of the fairseq model.
+
+    Args:
+        weights: as `read_weights` returns them.
+        config: settings of the model.
+        order: of every id of fairseq's dictionary the model's own, None for none.
+
+    Raises:
+        ConfigurationError: for a tensor that is missing or unknown.
+    """
+    found = {}
+    for name, value in weights.items():
+        if ".layers." in name or ".layer_norm." in name or ".layernorm_embedding." in name:
+            found[name.removeprefix("model.")] = value
+        elif name not in (*_EMBEDDINGS, "lm_head.weight", "final_logits_bias") and ".embed_positions." not in name:
+            raise ConfigurationError(f"{config.file.parent}: unknown tensor {name}; this architecture is not converted")
+    own = _embedding(weights, config)
+    table = _in_order(own, order, 0.0)
+    found["encoder.embed_tokens.weight"] = found["decoder.output_projection.weight"] = table
+    found["decoder.embed_tokens.weight"] = table
+    if config.is_untied:
+        # fairseq's decoder reads `</s>` first and never again: it gets the embedding of the model's own start.
+        found["decoder.embed_tokens.weight"] = table.clone()
+        found["decoder.embed_tokens.weight"][2] = own[config["decoder_start_token_id"]]
+    bias = weights.get("final_logits_bias")
+    if bias is not None and bool(bias.any()):
+        found["decoder.output_projection.bias"] = _in_order(bias.reshape(-1), order, _NEVER)
+    for side in ("encoder", "decoder"):
+        found[f"{side}.version"] = torch.tensor([3.0])
+        if config.family.stored_positions:
+            found[f"{side}.embed_positions.weight"] = _positions(weights, config, side)
+    return found
+
+
+def _embedding(weights: dict[str, Tensor], config: Config) -> Tensor:
+    """Return the embedding [vocab_size, D] that encoder, decoder and output share."""
+    tables = [weights[name] for name in (*_EMBEDDINGS, "lm_head.weight") if name in weights]
+    if not tables:
+        raise ConfigurationError(f"{config.file.parent}: has no tensor {_EMBEDDINGS[0]}; copy the model again")
+    if any(not torch.equal(tables[0], table) for table in tables[1:]):
+        raise ConfigurationError(
+            f"{config.file.parent}: embeddings of encoder, decoder and output differ; not converted"
+        )
+    if len(tables[0]) != config["vocab_size"]:
+        raise ConfigurationError(f"{config.file}: vocab_size is not {len(tables[0])}, the rows of the embedding")
+    return tables[0]
+
+
+def _in_order(rows: Tensor, order: Sequence[int | None], missing: float) -> Tensor:
+    result = rows[[0 if number is None else number for number in order]]
+    result[[number is None for number in order]] = missing
+    return result
+
+
+def _positions(weights: dict[str, Tensor], config: Config, side: str) -> Tensor:
+    """Return embeddings [positions + 2, D], as fairseq's learned positions have them."""
+    name = f"model.{side}.embed_positions.weight"
+    count, width = config["max_position_embeddings"], config["d_model"]
+    if config["model_type"] != "marian":
+        if name not in weights:
+            raise ConfigurationError(f"{config.file.parent}: has no tensor {name}; copy the model again")
+        return weights[name]
+    rows = weights.get(name)
+    if rows is None:
+        # Sines, then cosines, of wavelengths in steps of 2 / D (Vaswani et al. 2017); fairseq's steps are wider.
+        rates = 10000.0 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = torch.arange(count, dtype=torch.float64)[:, None] / rates
+        rows = torch.cat([angles.sin(), angles.cos()], 1).float()
+    return torch.cat([rows.new_zeros(_FIRST_POSITION, width), rows])

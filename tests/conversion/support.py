@@ -1,0 +1,104 @@
+"""Random small models in Hugging Face's format, made by `transformers` itself."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+# The torchaudio that fairseq brings may be of another torch; transformers imports it where it finds it.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "torchaudio", None)
+    transformers = pytest.importorskip("transformers")
+    models = [getattr(transformers, f"{name}ForConditionalGeneration") for name in ("Bart", "M2M100", "MBart")]
+    CLASSES = {model.__name__: model for model in (*models, transformers.MarianMTModel)}
+
+SIZE = 60
+MARIAN = {"pad_token_id": SIZE - 1, "eos_token_id": 0, "decoder_start_token_id": SIZE - 1, "bos_token_id": None}
+# Name -> class, settings, the token that is forced first (the target language, or BART's <s>).
+MODELS: dict[str, tuple[str, dict[str, Any], int | None]] = {
+    "marian": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}, None),
+    "marian-relu": ("MarianMTModel", {**MARIAN, "activation_function": "relu", "scale_embedding": True}, None),
+    "m2m100": ("M2M100ForConditionalGeneration", {}, SIZE - 2),
+    "mbart50": ("MBartForConditionalGeneration", {"decoder_start_token_id": 2, "scale_embedding": True}, SIZE - 3),
+    "bart": ("BartForConditionalGeneration", {}, 0),
+    "bart-free": ("BartForConditionalGeneration", {"decoder_layers": 1}, None),
+}
+
+
+def save_model(name: str, folder: Path, **changed: Any) -> Any:
+    """Save a random model and its vocabulary; return it as it is read again, in eval mode."""
+    kind, settings, _ = MODELS[name]
+    sizes = {
+        f"{side}_{size}": value
+        for side in ("encoder", "decoder")
+        for size, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+    }
+    model_class = CLASSES[kind]
+    config = model_class.config_class(
+        vocab_size=SIZE, d_model=32, max_position_embeddings=64, **{**sizes, **settings, **changed}
+    )
+    torch.manual_seed(3)
+    model = model_class(config)
+    _liven(model)
+    model.save_pretrained(folder)
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in names(name).items()}))
+    return model_class.from_pretrained(folder).eval()
+
+
+def sources() -> list[list[int]]:
+    """Return 80 random sentences of ids that are words in every model, without EOS."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 20, (80,), generator=generator).tolist()
+    return [torch.randint(4, SIZE - 3, (length,), generator=generator).tolist() for length in lengths]
+
+
+@torch.no_grad()
+def generated(model: Any, sentences: list[list[int]], forced: int | None, longest: int) -> list[list[int]]:
+    """Return the ids that Hugging Face's greedy search gives, without the start and from EOS on."""
+    eos = model.config.eos_token_id
+    rows = pad_sequence([torch.tensor([*ids, eos]) for ids in sentences], True, model.config.pad_token_id)
+    mask = torch.tensor([[position <= len(ids) for position in range(rows.size(1))] for ids in sentences]).long()
+    found = model.generate(
+        rows,
+        attention_mask=mask,
+        num_beams=1,
+        do_sample=False,
+        max_new_tokens=longest,
+        forced_bos_token_id=forced,
+        forced_eos_token_id=None,
+        # fairseq never generates the padding.
+        bad_words_ids=[[model.config.pad_token_id]],
+    )
+    return [ids[: ids.index(eos)] if eos in ids else ids for ids in found[:, 1:].tolist()]
+
+
+def names(name: str) -> dict[int, str]:
+    """Return id -> token of a model of `MODELS`."""
+    special = {0: "<s>", 1: "<pad>", 2: "</s>", 3: "<unk>"}
+    if name.startswith("marian"):
+        special = {0: "</s>", 1: "<unk>", SIZE - 1: "<pad>"}
+    return {number: special.get(number, f"w{number}") for number in range(SIZE)}
+
+
+@torch.no_grad()
+def _liven(model: Any) -> None:
+    """Let outputs depend on source and place, and end after different numbers of tokens."""
+    eos, has_bias = model.config.eos_token_id, model.config.model_type in ("marian", "bart")
+    for name, weight in model.named_parameters():
+        if ".layers." in name and weight.dim() == 2:
+            weight.normal_(std=2.0 if "q_proj" in name or "k_proj" in name else 0.25)
+        elif "shared" in name:
+            weight.normal_(std=0.1 if model.config.model_type == "m2m_100" else 0.4)
+            if not has_bias:
+                weight[eos] *= 4
+        elif weight.dim() == 1:
+            weight += 0.1 * torch.randn_like(weight)
+        elif model.config.model_type != "marian":  # whose positions are sinusoids
+            weight.normal_(std=0.5)
+    if has_bias:
+        model.final_logits_bias.normal_(std=0.1)
+        model.final_logits_bias[0, eos] = 1.6

@@ -1,0 +1,140 @@
+"""Converted models give the ids of Hugging Face's greedy `generate`; what is not converted is refused in one line."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+from safetensors.torch import load_file, save_file
+
+import fairseq_plugins
+from fairseq_plugins.api.model import Model
+from fairseq_plugins.conversion import cli
+from fairseq_plugins.conversion.vocabulary import read_names
+from fairseq_plugins.errors import ConfigurationError
+from tests.conversion.support import MODELS, SIZE, generated, names, save_model, sources
+
+LONGEST = 30
+
+
+def convert(folder: Path, out: Path) -> Path:
+    """Run the command."""
+    assert cli.main([str(folder), str(out)]) == 0
+    return out
+
+
+def ids(model: Model, generator: Any, name: str, sentences: list[list[int]]) -> list[list[int]]:
+    """Return the ids, as Hugging Face numbers them, that a generator of ours or fairseq's gives, without EOS."""
+    token, session = names(name), model._session
+    dictionary, forced = session.task.target_dictionary, MODELS[name][2]
+    numbers = {dictionary.index(text): number for number, text in token.items()}
+    assert len(numbers) == len(token)
+    found: list[list[int]] = []
+    for first in range(0, len(sentences), 16):
+        chunk = sentences[first : first + 16]
+        sample = model._sample([model._indices([token[number] for number in one]) for one in chunk], range(len(chunk)))
+        prefix = None if forced is None else torch.full((len(chunk), 1), dictionary.index(token[forced]))
+        hypotheses = generator.generate(session.models, sample, prefix_tokens=prefix)
+        tokens = [best["tokens"].tolist()[:-1] for best, *_ in hypotheses]
+        placed = dict(zip(sample["id"].tolist(), tokens, strict=True))
+        found += [[numbers[number] for number in placed[row]] for row in range(len(chunk))]
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_gives_the_ids_of_generate(name: str, tmp_path: Path) -> None:
+    original = save_model(name, tmp_path / "hf")
+    out = convert(tmp_path / "hf", tmp_path / "out")
+    expected = generated(original, sources(), MODELS[name][2], LONGEST)
+    assert len({tuple(one) for one in expected}) > 30 and len({len(one) for one in expected}) > 5
+    model = fairseq_plugins.load(out, decoder="greedy", device="cpu", min_len=0, max_len_b=LONGEST)
+    assert model.backend.startswith("native: ")
+    assert ids(model, model._take(1), name, sources()) == expected
+    session = model._session
+    stock = SequenceGenerator(session.models, session.task.target_dictionary, beam_size=1, max_len_b=LONGEST, min_len=0)
+    assert ids(model, stock, name, sources()) == expected
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "hf"
+    save_model("marian", folder)
+    config = json.loads((folder / "config.json").read_text())
+    whole = (folder / "model.safetensors").read_bytes()
+    capsys.readouterr()
+
+    def refuses(message: str, **changed: Any) -> None:
+        (folder / "config.json").write_text(json.dumps({**config, **changed}))
+        assert cli.main([str(folder), str(tmp_path / "out")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("spec-dec-convert: error: ") and error.count("\n") == 1
+        assert message in error
+        assert [file.name for file in tmp_path.iterdir()] == ["hf"]
+
+    refuses("model_type 'llama' is not converted; those are bart, m2m_100, marian, mbart", model_type="llama")
+    refuses("activation_function 'tanh' is not converted", activation_function="tanh")
+    refuses("a vocabulary for each side", share_encoder_decoder_embeddings=False)
+    refuses("is mBART-25's", model_type="mbart")
+    refuses("config.json: has no d_model", d_model=None)
+    refuses("no </s> with the id 7 of config.json's eos_token_id", eos_token_id=7)
+    refuses("ids up to 59, and vocab_size is 59", vocab_size=SIZE - 1, decoder_vocab_size=SIZE - 1)
+    refuses("vocab_size is not 60, the rows of the embedding", vocab_size=SIZE + 1, decoder_vocab_size=SIZE + 1)
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    refuses("model.safetensors: truncated or not safetensors")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refuses("model.safetensors: no such file; save the model with save_pretrained")
+    (folder / "vocab.json").write_text('{"a b": 5, "<pad>": 59, "</s>": 0, "<unk>": 1}')
+    refuses("its token 'a b' cannot stand in fairseq's dictionary")
+    (folder / "vocab.json").write_text("{")
+    refuses("vocab.json: cannot be read as JSON")
+    (folder / "vocab.json").unlink()
+    refuses("has no vocabulary (tokenizer.json, vocab.json or sentencepiece.bpe.model)")
+
+
+def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
+    save_model("m2m100", tmp_path / "hf")
+    file = tmp_path / "hf" / "model.safetensors"
+    save_file({**load_file(file), "model.adapter.weight": torch.zeros(2)}, file)
+    with pytest.raises(ConfigurationError, match="unknown tensor model.adapter.weight; "):
+        fairseq_plugins.conversion.convert(tmp_path / "hf", tmp_path / "out")
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model("bart", tmp_path / "hf")
+    (tmp_path / "taken").mkdir()
+    assert cli.main([str(tmp_path / "hf"), str(tmp_path / "taken")]) == 2
+    assert "taken: exists already; give another folder" in capsys.readouterr().err
+    assert cli.main([str(tmp_path / "none"), str(tmp_path / "out")]) == 2
+    assert "none: no such folder" in capsys.readouterr().err
+
+    def fail(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fairseq_plugins.commands.files._write_all", fail)
+    assert cli.main([str(tmp_path / "hf"), str(tmp_path / "out")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["hf", "taken"]
+
+
+def test_shards_are_read(tmp_path: Path) -> None:
+    original = save_model("mbart50", tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "whole")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    original.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+    convert(tmp_path / "hf", tmp_path / "sharded")
+    whole, sharded = (torch.load(tmp_path / name / "verifier.pt")["model"] for name in ("whole", "sharded"))
+    assert whole.keys() == sharded.keys() and all(torch.equal(whole[name], sharded[name]) for name in whole)
+
+
+def test_languages_and_the_mask_follow_the_pieces(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4}')
+    settings = {"additional_special_tokens": ["__en__", {"content": "__de__"}], "mask_token": "<mask>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(settings))
+    assert list(read_names(tmp_path).values())[4:] == ["a", "__en__", "__de__", "<mask>"]
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"5": {"content": "__fr__"}}}')
+    assert list(read_names(tmp_path).values())[4:] == ["a", "__fr__", "__en__", "__de__", "<mask>"]
