@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 # Whose commands are programs with all their options.
 RUN_ON = (
     *("README.md", "docs/quickstart.md", "docs/decoders.md", "docs/fast-beam.md", "docs/translating.md"),
+    "docs/reuse.md",
     *("docs/training.md", "docs/distilling.md", "docs/choosing-k.md"),
     *("docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
 )
@@ -40,7 +41,7 @@ SHORTER = {
     "spec-dec-sweep": "--sentences 4 --max-len-b 20",
     "spec-dec-compare": "--timing-sentences 2 --repeats 1 --max-len-b 20",
 }
-RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ")
+RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ", "grep ")
 
 
 def blocks(page: str, section: str = "") -> list[str]:
@@ -85,7 +86,7 @@ def test_pages_have_commands() -> None:
     assert set(found) == {
         *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
         *("spec-dec-trace", "spec-dec-metrics", "spec-dec-report", "spec-dec-sweep", "spec-dec-ddgviz"),
-        "spec-dec-compare",
+        *("spec-dec-compare", "grep"),
     }
     assert len(found) >= 20 and all(runnable(page) for page in RUN_ON)
 
@@ -186,7 +187,7 @@ def test_commands_of_this_project_exist(page: str) -> None:
         assert (REPOSITORY / "fairseq_plugins" / "help_texts" / f"{name}.txt").is_file(), name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/python.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/python.md", "docs/reuse.md"])
 def test_python_runs(
     page: str, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
@@ -77,17 +78,30 @@ class Model:
 
     @overload
     def translate(
-        self, text: str, *, beam: int | None = ..., batch_size: int = ..., return_scores: Literal[False] = ...
+        self,
+        text: str,
+        *,
+        drafts: Drafts = ...,
+        beam: int | None = ...,
+        batch_size: int = ...,
+        return_scores: Literal[False] = ...,
     ) -> str: ...
     @overload
     def translate(
-        self, text: str, *, beam: int | None = ..., batch_size: int = ..., return_scores: Literal[True]
+        self,
+        text: str,
+        *,
+        drafts: Drafts = ...,
+        beam: int | None = ...,
+        batch_size: int = ...,
+        return_scores: Literal[True],
     ) -> Translation: ...
     @overload
     def translate(
         self,
         text: list[str] | tuple[str, ...],
         *,
+        drafts: Sequence[Drafts] | None = ...,
         beam: int | None = ...,
         batch_size: int = ...,
         return_scores: Literal[False] = ...,
@@ -97,6 +111,7 @@ class Model:
         self,
         text: list[str] | tuple[str, ...],
         *,
+        drafts: Sequence[Drafts] | None = ...,
         beam: int | None = ...,
         batch_size: int = ...,
         return_scores: Literal[True],
@@ -106,6 +121,7 @@ class Model:
         self,
         text: str | list[str] | tuple[str, ...],
         *,
+        drafts: Drafts | Sequence[Drafts] = None,
         beam: int | None = None,
         batch_size: int = BATCH_SIZE,
         return_scores: bool = False,
@@ -114,35 +130,46 @@ class Model:
 
         Args:
             text: raw text, a sentence by itself; or a list of sentences.
+            drafts: with decoder="reuse", earlier translations or other guesses, which make decoding faster and never
+                change the output: a string, several, or None; for a list of sentences, a list of these.
             beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
             batch_size: sentences decoded together. They are sorted by length for it; the order of the result is that
                 of `text`. The output of lossless decoders does not depend on it.
             return_scores: return a `Translation` in place of each string.
 
         Raises:
-            ConfigurationError: for a sentence longer than the model can read, or a beam that the decoder has not.
+            ConfigurationError: for a sentence longer than the model can read, a beam that the decoder has not, or
+                drafts of another number of sentences.
         """
         self._own.statistics = CallStatistics()
         texts = [text] if isinstance(text, str) else text
-        found = self._decode([self._encode(one) for one in texts], beam, batch_size)
+        own = self._drafts(cut_drafts(text, drafts, self.tokenize), len(texts))
+        found = self._decode([self._encode(one) for one in texts], beam, batch_size, own)
         if isinstance(text, str):
             return found[0] if return_scores else found[0].text
         return found if return_scores else [translation.text for translation in found]
 
     def translate_batch(
-        self, tokens: Sequence[Sequence[str]], *, beam: int | None = None, batch_size: int = BATCH_SIZE
+        self,
+        tokens: Sequence[Sequence[str]],
+        *,
+        drafts: Sequence[Sequence[Sequence[str]]] | None = None,
+        beam: int | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> list[Translation]:
         """Translate sentences that are cut into subwords already (see `tokenize`), in one call.
 
         Args:
             tokens: of every sentence its subwords, without EOS; those that the dictionary lacks are read as unknown.
+            drafts: of every sentence its drafts, each cut into subwords of the target; see `translate`.
             beam, batch_size: as for `translate`.
 
         Raises:
             ConfigurationError: as for `translate`.
         """
         self._own.statistics = CallStatistics()
-        return self._decode([self._indices(one) for one in tokens], beam, batch_size)
+        own = self._drafts(drafts, len(tokens))
+        return self._decode([self._indices(one) for one in tokens], beam, batch_size, own)
 
     def translate_iterable(
         self, texts: Iterable[str], *, beam: int | None = None, batch_size: int = BATCH_SIZE
@@ -237,6 +264,10 @@ class Model:
         """Join subwords of the target to raw text, as `translate` does."""
         return self._session.text([self._session.task.target_dictionary.index(token) for token in tokens])
 
+    def knows(self, token: str) -> bool:
+        """Return whether the target's dictionary has a subword."""
+        return token in self._session.task.target_dictionary
+
     # What is behind all of them
 
     def _encode(self, text: str) -> Tensor:
@@ -247,6 +278,14 @@ class Model:
             raise TypeError(f"a sentence is one string, not a sequence of subwords: {tokens!r}; use translate")
         dictionary = self._session.task.source_dictionary
         return torch.tensor([*(dictionary.index(token) for token in tokens), dictionary.eos()])
+
+    def _drafts(self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int) -> list[list[list[int]]] | None:
+        """Token ids of the drafts of every sentence."""
+        if drafts is None:
+            return None
+        check_drafts(drafts, sentences, self.decoder)
+        index = self._session.task.target_dictionary.index
+        return [[[index(token) for token in draft] for draft in some] for some in drafts]
 
     def _symbols(self, indices: Sequence[int]) -> list[str]:
         dictionary = self._session.task.target_dictionary
@@ -289,7 +328,13 @@ class Model:
         dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
         return self._session.batch(dataset, numbers)
 
-    def _decode(self, sources: Sequence[Tensor], beam: int | None, batch_size: int) -> list[Translation]:
+    def _decode(
+        self,
+        sources: Sequence[Tensor],
+        beam: int | None,
+        batch_size: int,
+        drafts: Sequence[Sequence[Sequence[int]]] | None = None,
+    ) -> list[Translation]:
         """Decode sentences in batches of similar length; adds to the statistics of this thread's call."""
         if batch_size < 1:
             raise ConfigurationError(f"batch_size={batch_size}: give at least 1")
@@ -303,7 +348,10 @@ class Model:
             for start in range(0, len(order), batch_size):
                 numbers = order[start : start + batch_size]
                 with self._lock:
-                    for number, translation in self._decode_batch(generator, sources, numbers, statistics):
+                    sample = self._sample(sources, numbers)
+                    if drafts is not None:
+                        sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
+                    for number, translation in self._decode_batch(generator, sample, statistics):
                         found[number] = translation
                         statistics.add(translation)
         finally:
@@ -311,9 +359,8 @@ class Model:
         return [found[number] for number in range(len(sources))]
 
     def _decode_batch(
-        self, generator: Any, sources: Sequence[Tensor], numbers: Sequence[int], statistics: CallStatistics
+        self, generator: Any, sample: dict[str, Any], statistics: CallStatistics
     ) -> Iterator[tuple[int, Translation]]:
-        sample = self._sample(sources, numbers)
         started = time.perf_counter()
         hypotheses = self._session.decode(generator, sample)
         statistics.seconds += time.perf_counter() - started

@@ -1,13 +1,10 @@
 """Files of drafts that users bring: text, or what an earlier run of spec-dec-translate wrote as jsonl."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError
-
-# Of the tokens of a file, so many must be known: fewer are another language, or cut in another way.
-_LEAST_KNOWN = 0.5
 
 
 def read_drafts(path: str, sentences: int, of: str) -> list[str | list[str]]:
@@ -24,7 +21,7 @@ def read_drafts(path: str, sentences: int, of: str) -> list[str | list[str]]:
     if Path(path).is_dir():
         raise ConfigurationError(f"--drafts {path}: is a folder; give files, and other arguments before the option")
     try:
-        lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = Path(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
         raise ConfigurationError(f"--drafts {path}: no such file; give a draft a line") from None
     except UnicodeDecodeError as error:
@@ -54,21 +51,22 @@ def _tokens(path: str, number: int, line: str) -> list[str]:
     return tokens
 
 
-def check_known(path: str, drafts: Sequence[Sequence[int]], unknown: int) -> None:
-    """Refuse drafts of which hardly any token is known.
+def check_known(path: str, drafts: Iterable[Sequence[str]], knows: Callable[[str], bool]) -> None:
+    """Refuse drafts of which half of the tokens or more are unknown: another language, or text cut in another way.
 
     Args:
         path: of `--drafts`.
-        drafts: token ids of every line.
-        unknown: id that stands for what the dictionary lacks.
+        drafts: tokens of its lines.
+        knows: whether the target's dictionary has a token.
 
     Raises:
-        ConfigurationError: saying how many are not.
+        ConfigurationError: saying how many it lacks.
     """
-    total = sum(map(len, drafts))
-    missing = sum(token == unknown for draft in drafts for token in draft)
-    if total - missing < _LEAST_KNOWN * total:
+    tokens = [token for draft in drafts for token in draft]
+    missing = sum(not knows(token) for token in tokens)
+    # sentencepiece makes an unknown word of another script two tokens, of which the first is known.
+    if missing > 0 and 2 * missing >= len(tokens):
         raise ConfigurationError(
-            f"--drafts {path}: {missing} of its {total} tokens are not in the target's dictionary; give text in the "
+            f"--drafts {path}: {missing} of {len(tokens)} tokens are not in the target's dictionary; give text in the "
             "target's language, cut as the target is"
         )

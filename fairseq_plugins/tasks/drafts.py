@@ -25,7 +25,7 @@ def drafts_of_subset(paths: str, task: Any) -> list[list[list[int]]]:
     dictionary, columns = task.target_dictionary, []
     for path in paths.split(":"):
         lines = read_drafts(path, len(dataset), f"--gen-subset {subset}")
-        tokens = (line.split() if isinstance(line, str) else line for line in lines)
-        columns.append([[dictionary.index(token) for token in draft] for draft in tokens])
-        check_known(path, columns[-1], dictionary.unk())
-    return [list(drafts) for drafts in zip(*columns, strict=True)]
+        drafts = [line.split() if isinstance(line, str) else line for line in lines]
+        check_known(path, drafts, dictionary.__contains__)
+        columns.append([[dictionary.index(token) for token in draft] for draft in drafts])
+    return [list(of_sentence) for of_sentence in zip(*columns, strict=True)]

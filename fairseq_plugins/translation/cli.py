@@ -33,6 +33,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
+from fairseq_plugins.translation.drafts import DraftLines, count_lines
 from fairseq_plugins.translation.parts import CHUNK, Part, Parts, remove_finished
 
 NAME = "spec-dec-translate"
@@ -74,7 +75,14 @@ def get_parser() -> argparse.ArgumentParser:
         "--decoder",
         choices=methods.DECODERS,
         metavar="NAME",
-        help=f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without)",
+        help=f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without, reuse with --drafts)",
+    )
+    decoding(
+        "--drafts",
+        nargs="+",
+        metavar="FILE",
+        help="drafts for --decoder reuse, such as an earlier translation: text with a line for each of --input, or "
+        "jsonl of an earlier run; several files are several drafts",
     )
     decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
     decoding("--block-size", type=positive, metavar="K", help="tokens per draft")
@@ -138,9 +146,10 @@ def chunks(file: TextIO, size: int) -> Iterator[list[str]]:
 class Translator:
     """Translates lines, and says of each what the output format asks for."""
 
-    def __init__(self, model: Model, args: argparse.Namespace) -> None:
+    def __init__(self, model: Model, args: argparse.Namespace, drafts: DraftLines | None = None) -> None:
         self.model = model
         self.args = args
+        self.drafts = drafts
         self.total = CallStatistics()
 
     def translate(self, lines: Sequence[str], before: int) -> list[str]:
@@ -153,7 +162,10 @@ class Translator:
         model, args = self.model, self.args
         tokens = [model.tokenize(line) for line in mend_lines(lines, before)]
         fitting = [index for index, one in enumerate(tokens) if len(one) < model.max_source_tokens]
-        batch = model.translate_batch([tokens[index] for index in fitting], beam=args.beam, batch_size=args.batch_size)
+        drafts = None if self.drafts is None else [self.drafts.tokens(before + index, model) for index in fitting]
+        batch = model.translate_batch(
+            [tokens[index] for index in fitting], drafts=drafts, beam=args.beam, batch_size=args.batch_size
+        )
         self.total.seconds += model.statistics.seconds
         for translation in batch:
             self.total.add(translation)
@@ -203,6 +215,7 @@ def run(argv: Sequence[str]) -> None:
             if place.jobs == 1 and output is not None:
                 remove_finished(output.path)
             return
+    drafts = None if args.drafts is None else _drafts(args)
     device = args.device
     if device is None and torch.cuda.is_available():
         device = f"cuda:{place.device}"
@@ -222,7 +235,7 @@ def run(argv: Sequence[str]) -> None:
         verifier=args.verifier,
         drafter=args.drafter,
         data=args.data,
-        decoder=args.decoder,
+        decoder=args.decoder or (None if drafts is None else "reuse"),
         source_lang=args.source_lang,
         target_lang=args.target_lang,
         subwords=args.subwords,
@@ -231,11 +244,21 @@ def run(argv: Sequence[str]) -> None:
         precision=args.precision,
         **options,
     )
-    translator = Translator(model, args)
+    if drafts is not None:
+        drafts.check(model)
+    translator = Translator(model, args, drafts)
     if parts is not None:
         _translate_parts(translator, parts, begun)
     else:
         _translate_on(translator, output)
+
+
+def _drafts(args: argparse.Namespace) -> DraftLines:
+    if args.decoder not in (None, "reuse"):
+        raise ConfigurationError(f"--drafts: are not for --decoder {args.decoder}; leave one of them out")
+    if args.input is None:
+        raise ConfigurationError("--drafts: have a line for each line of a file; give --input")
+    return DraftLines(args.drafts, args.input)
 
 
 def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]) -> None:
@@ -250,8 +273,7 @@ def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]
 def _translate_part(translator: Translator, part: Part, index: int, count: int) -> None:
     """Translate the chunks of a part that are not there yet."""
     source = translator.args.input
-    with open(source, "rb") as counted:
-        lines = sum(1 for _ in counted)
+    lines = count_lines(source)
     own = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
     done, number = part.lines_done, 0
     name = f"part {index + 1} of {count}" if count > 1 else translator.model.decoder

@@ -50,7 +50,7 @@ def test_files_that_do_not_fit_are_refused(corpus: Corpus, tmp_path: Path) -> No
     other.write_text("some other language\n" * 36)
     for files, message in (
         (few, "few.tgt: has 3 lines, and --gen-subset test has 36; give a draft a line"),
-        (other, "other.tgt: 108 of its 108 tokens are not in the target's dictionary"),
+        (other, "other.tgt: 108 of 108 tokens are not in the target's dictionary"),
         (tmp_path / "none", "none: no such file"),
     ):
         with pytest.raises(ConfigurationError, match=message):

@@ -1,0 +1,66 @@
+"""`spec-dec-translate --drafts`: text and jsonl of earlier runs, and files that do not fit."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.translation import cli
+from tests.translation.test_translate import MODEL, expected, text, translate
+
+__all__ = ["expected", "text"]
+
+FIXED = ("--set", "fixed_width=true", "--output-format", "jsonl")
+
+
+def iterations(file: Path, expected: list[str]) -> int:
+    """Iterations that jsonl tells of, whose text is checked."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [line["text"] for line in lines] == expected
+    return sum(line["iterations"] for line in lines)
+
+
+def test_earlier_runs_are_drafts(text: Path, expected: list[str]) -> None:
+    folder = text.parent
+    assert translate(text, "--decoder", "greedy", "--output-format", "jsonl", output="old.jsonl") == 0
+    greedy = iterations(folder / "old.jsonl", expected)
+    (folder / "old.de").write_text("".join(f"{line}\n" for line in expected), encoding="utf-8")
+    (folder / "other.de").write_text("\n\nein Hund\n\n\n", encoding="utf-8")
+    for drafts, least, most in ((["old.jsonl"], 0, 8), (["old.de"], 0, 10), (["other.de"], greedy - 3, greedy)):
+        files = [str(folder / name) for name in drafts]
+        assert translate(text, *FIXED, "--drafts", *files) == 0
+        assert least <= iterations(folder / "out", expected) <= most
+    both = [str(folder / name) for name in ("other.de", "old.de")]
+    assert translate(text, *FIXED, "--decoder", "reuse", "--drafts", *both) == 0
+    assert iterations(folder / "out", expected) < greedy / 2
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        ("ein\n" * 4, "old.de", "has 4 lines, and --input .*text.en has 5; give a draft a line"),
+        ("їжак 漢字\n" * 5, "old.de", "tokens are not in the target's dictionary"),
+        ('{"text": "ein"}\n' * 5, "old.jsonl", "line 1 has no tokens; give text, or the jsonl"),
+        (None, "old.de", "no such file; give a draft a line"),
+    ],
+    ids=["lines", "language", "format", "missing"],
+)
+def test_files_that_do_not_fit(
+    text: Path, content: str | None, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (text.parent / name).write_text(content, encoding="utf-8")
+    assert translate(text, "--drafts", str(text.parent / name)) == 2
+    said = capsys.readouterr().err
+    assert f"--drafts {text.parent / name}: " in said
+    assert re.search(message, said)
+
+
+def test_options_that_contradict_drafts(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert translate(text, "--decoder", "greedy", "--drafts", str(text)) == 2
+    assert "--drafts: are not for --decoder greedy" in capsys.readouterr().err
+    assert cli.main([MODEL, "--drafts", str(text)]) == 2
+    assert "--drafts: have a line for each line of a file; give --input" in capsys.readouterr().err
+    assert translate(text, "--drafts", str(text.parent)) == 2
+    assert "is a folder; give files, and other arguments before the option" in capsys.readouterr().err
