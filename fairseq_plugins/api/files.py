@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairseq_plugins.conversion.cache import converted, is_hugging_face
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -16,7 +17,7 @@ class ModelFiles:
         drafter: checkpoint, None where there is none.
         data: folder of the dictionaries, `dict.LANGUAGE.txt`.
         source_lang, target_lang: the languages, as the dictionaries have them.
-        subwords: of sentencepiece (`*.model`) or subword-nmt (all other names); None for text that is cut already.
+        subwords: of sentencepiece (`*.model`), subword-nmt or fastBPE (other names); None for text that is cut already.
     """
 
     verifier: str
@@ -39,7 +40,8 @@ def find_files(
     """Find the files of a model.
 
     Args:
-        folder: as the recipes write them and as they are released; what is named besides comes first.
+        folder: as the recipes write them and as they are released, or one of Hugging Face, which is converted; what
+            is named besides comes first.
         verifier, drafter, data, subwords: files and folders by themselves, None for those of `folder`.
         languages: source and target, None to find out.
         heads: take the verifier with heads for blockwise decoding (`blockwise.pt`).
@@ -50,6 +52,8 @@ def find_files(
     home = None if folder is None else Path(folder)
     if home is not None and not home.is_dir():
         raise ConfigurationError(f"{home}: no such folder; give one with verifier.pt and dictionaries")
+    if home is not None and verifier is None and is_hugging_face(home):
+        home = converted(home)
     if verifier is None:
         if home is None:
             raise ConfigurationError("no model is named; give a folder, or verifier= and data=")
@@ -67,6 +71,12 @@ def find_files(
         subwords = next((file for file in found if file.is_file()), None)
     elif not Path(subwords).is_file():
         raise ConfigurationError(f"subwords {subwords}: no such file; give a sentencepiece model or subword-nmt codes")
+    for argument, paths in (("verifier", str(verifier)), ("drafter", str(drafter))):
+        for path in paths.split(":"):
+            if path.endswith(".safetensors"):
+                raise ConfigurationError(
+                    f"{argument} {path}: is in Hugging Face's format; convert it with spec-dec-convert FOLDER OUT"
+                )
     return ModelFiles(
         verifier=str(verifier),
         drafter=None if drafter is None else str(drafter),

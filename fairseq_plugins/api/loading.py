@@ -19,9 +19,13 @@ from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.wrapping import set_option
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
+from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, explain
 from fairseq_plugins.tasks.options import SpecDecConfig
+
+# Options of the command line, and the arguments that stand for them here.
+_ARGUMENTS = {"--path": "verifier", "--drafter-path": "drafter"}
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
@@ -63,9 +67,9 @@ def load(
         data: folder of the dictionaries, `dict.LANGUAGE.txt`, as fairseq-preprocess writes it.
         decoder: name of a decoding method, as for --decoder; default: gad with a drafter, greedy without.
         source_lang, target_lang: where the folder's name or files do not say them.
-        subwords: sentencepiece model (`*.model`) or codes of subword-nmt; default: `subwords.model` or `bpe.codes`
-            beside the dictionaries; without any, text is read as subwords with spaces between them.
-        tokenizer: what text is cut with before subwords; default: moses with codes of subword-nmt, else none.
+        subwords: sentencepiece model (`*.model`), or codes of subword-nmt or fastBPE; default: `subwords.model` or
+            `bpe.codes` beside the dictionaries; without any, text is read as subwords with spaces between them.
+        tokenizer: what text is cut with before subwords; default: moses with codes, else none.
         device: "cpu", "cuda" or "cuda:N"; default: the current GPU where there is one.
         precision: of the weights. Lossless decoders give fairseq's own tokens in fp32; in half precision rounding
             may let two tokens that are as good as equally likely change places.
@@ -89,8 +93,27 @@ def load(
         cfg.task.drafter_path = None
     index = _device(cfg, device)
     check_paths(cfg)
-    with _quietly():
+    with _quietly(), _one_line_errors():
         return Model(Session(cfg, index))
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Say what is wrong with a file that fairseq cannot load, and which argument named it.
+
+    Raises:
+        ConfigurationError: in one line.
+    """
+    try:
+        yield
+    except Exception as error:
+        message = explain(error, error.__traceback__)
+        if message is None:
+            raise
+        for option, argument in _ARGUMENTS.items():
+            if message.startswith(option):
+                message = argument + message.removeprefix(option)
+        raise ConfigurationError(message) from error
 
 
 @contextmanager
@@ -141,7 +164,10 @@ def _set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -
     if files.subwords is not None and files.subwords.endswith(".model"):
         cfg.bpe = OmegaConf.structured(SentencepieceConfig(_name="sentencepiece", sentencepiece_model=files.subwords))
     elif files.subwords is not None:
-        cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name="subword_nmt", bpe_codes=files.subwords))
+        if is_fastbpe(Path(files.subwords)):
+            cfg.bpe = OmegaConf.structured(FastBPECodesConfig(_name="fastbpe_codes", bpe_codes=files.subwords))
+        else:
+            cfg.bpe = OmegaConf.structured(SubwordNMTBPEConfig(_name="subword_nmt", bpe_codes=files.subwords))
         tokenizer = "moses"
     if tokenizer == "moses":
         languages = {"source_lang": files.source_lang, "target_lang": files.target_lang}

@@ -1,0 +1,58 @@
+"""What `load` says of files that do not fit: one line, with the argument that named them."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+import fairseq_plugins
+from fairseq_plugins.data.fastbpe_codes import FastBPECodes, FastBPECodesConfig
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import REPOSITORY, make_dictionary
+
+MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
+
+
+def test_other_dictionaries(tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        make_dictionary(50).save(str(tmp_path / f"dict.{language}.txt"))
+    with pytest.raises(
+        ConfigurationError, match="^verifier .*verifier.pt: its weights do not fit .*dictionaries"
+    ) as raised:
+        fairseq_plugins.load(
+            verifier=MULTI30K / "verifier.pt", data=tmp_path, source_lang="en", target_lang="de", device="cpu"
+        )
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    with pytest.raises(ConfigurationError, match=f"^verifier {file}: is in Hugging Face's format; .*spec-dec-convert"):
+        fairseq_plugins.load(MULTI30K, verifier=file, device="cpu")
+    other = tmp_path / "verifier.pt"
+    file.rename(other)
+    with pytest.raises(ConfigurationError, match=f"^verifier {other}: truncated or not a fairseq checkpoint"):
+        fairseq_plugins.load(MULTI30K, verifier=other, device="cpu")
+
+
+def test_codes_of_fastbpe_cut_as_those_of_subword_nmt(tmp_path: Path) -> None:
+    pairs = ["l o", "lo w</w>", "e r</w>", "lo w", "low er</w>", "n e", "ne w</w>"]
+    files = {"pairs": ["#version: 0.2", *pairs], "counts": [f"{pair} {random.randrange(1, 9000)}" for pair in pairs]}
+    found = []
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+        model = fairseq_plugins.load(MULTI30K, decoder="greedy", subwords=tmp_path / name, device="cpu")
+        found.append(model.tokenize("low lower new newer l"))
+    assert found[0] == found[1] == "low lower new ne@@ w@@ er l".split()
+    codes = FastBPECodes(FastBPECodesConfig(bpe_codes=str(tmp_path / "counts")))
+    assert codes.decode("low ne@@ w@@ er") == "low newer"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a b 1 2\n", "is neither"), ("", "is neither"), ("a b\na b 1\n", "neither")]
+)
+def test_other_codes_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "codes").write_text(text)
+    with pytest.raises(ConfigurationError, match=f"subwords .*codes: .*{message}"):
+        fairseq_plugins.load(MULTI30K, subwords=tmp_path / "codes", device="cpu")
