@@ -1,0 +1,302 @@
+"""A pretended GPU: tensors that say that they are on cuda:0 and hold their numbers on the CPU.
+
+It counts launches, one for every ATen operation that computes, and waits of the host; it refuses operations on tensors
+of both devices, and what a capture forbids. Streams, memory and the numerics of CUDA are not pretended.
+"""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from fairseq_plugins.decoding.engine.graph_capture import Outputs, Run
+
+CUDA = torch.device("cuda:0")
+# Operations that allocate, or that only look at memory in another way, launch nothing.
+_SILENT = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view"}
+_SILENT |= {"_reshape_alias", "alias", "lift_fresh", "set_"}
+# Operations that launch several kernels on a GPU.
+_SEVERAL = {"sort": 4, "topk": 3}
+_WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2", "is_nonzero"}
+_DECOMPOSED_LATER = {"to", "item", "is_nonzero"}
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor on the pretended GPU; `host` has its numbers."""
+
+    host: Tensor
+
+    @staticmethod
+    def __new__(cls, host: Tensor) -> "GpuTensor":
+        made: GpuTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
+        )
+        made.host = host
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        assert PretendedGpu.current is not None, "outside of `pretended_gpu`"
+        return PretendedGpu.current.run(func, args, kwargs or {})
+
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.host.untyped_storage()
+
+    def tolist(self) -> Any:
+        assert PretendedGpu.current is not None
+        PretendedGpu.current.wait("tolist")
+        return self.host.tolist()
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self
+
+    @data.setter
+    def data(self, other: "GpuTensor") -> None:
+        self.host = other.host
+
+    def pin_memory(self, *_: Any) -> Tensor:  # type: ignore[override]
+        raise RuntimeError("cannot pin a tensor of a GPU")
+
+
+class PretendedGpu(TorchDispatchMode):
+    """Runs operations on the tensors of the pretended GPU, and counts.
+
+    Attributes:
+        launches: by where: "outside" of graphs, "in graphs", "capturing".
+        operations: the same outside of graphs, by operation and line of the package.
+        waits: of the host, by what waited and where.
+        pageable: copies from memory that is not pinned, by where.
+    """
+
+    current: "PretendedGpu | None" = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where = "outside"
+        self.launches: Counter[str] = Counter()
+        self.operations: Counter[tuple[str, str]] = Counter()
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.pageable: Counter[str] = Counter()
+        self.tape: list[tuple[Callable, tuple, dict, Any]] | None = None
+        self.pinned: set[int] = set()
+
+    def wait(self, what: str) -> None:
+        """The host waits for the device."""
+        if self.tape is not None:
+            raise AssertionError(f"{what} waits in a capture, at {_line()}")
+        self.waits[what, _line()] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run an operation on the tensors of the host that stand behind its arguments."""
+        name = func.overloadpacket.__name__
+        leaves = tree_leaves((args, kwargs))
+        on_gpu = [leaf for leaf in leaves if isinstance(leaf, GpuTensor)]
+        goes_to = kwargs.get("device")
+        to_gpu = goes_to is not None and torch.device(goes_to).type == "cuda"
+        if not on_gpu and not to_gpu:
+            return func(*args, **kwargs)
+        if name != "scaled_dot_product_attention" and func._can_decompose():
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        self._refuse_mixed(name, leaves)
+        if name in ("_to_copy", "copy_"):
+            self._note_copy(name, args, to_gpu, goes_to)
+            if goes_to is not None and not to_gpu:
+                return func(args[0].host, **kwargs)
+        if name == "_local_scalar_dense":
+            self.wait("a number")
+            return func(args[0].host)
+        by_booleans = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        if name in _WAITING or by_booleans or (name == "repeat_interleave" and len(args) == 1 and not kwargs):
+            self.wait(name)
+        result = _on_host(func, args, kwargs)
+        known = {id(tensor.host): tensor for tensor in on_gpu}
+
+        def as_gpu(leaf: Any) -> Any:
+            return known.get(id(leaf), leaf) if id(leaf) in known or not isinstance(leaf, Tensor) else GpuTensor(leaf)
+
+        wrapped = tree_map(as_gpu, result)
+        self._count(func, name, args, kwargs, wrapped)
+        return wrapped
+
+    def _refuse_mixed(self, name: str, leaves: list[Any]) -> None:
+        on_host = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, GpuTensor)]
+        has_gpu = any(isinstance(leaf, GpuTensor) for leaf in leaves)
+        if has_gpu and any(leaf.dim() > 0 for leaf in on_host) and name not in ("copy_", "_to_copy"):
+            raise RuntimeError(f"expected all tensors to be on the same device: {name} at {_line()}")
+
+    def _note_copy(self, name: str, args: tuple, to_gpu: bool, goes_to: Any) -> None:
+        source = args[0] if name == "_to_copy" else args[1]
+        target_is_gpu = (to_gpu or goes_to is None) if name == "_to_copy" else isinstance(args[0], GpuTensor)
+        if isinstance(source, GpuTensor) and not target_is_gpu:
+            self.wait("a copy to the host")
+        if not isinstance(source, GpuTensor) and target_is_gpu and source.dim() > 0:
+            assert self.tape is None, f"a copy from the host in a capture, at {_line()}"
+            if source.data_ptr() not in self.pinned:
+                self.pageable[_line()] += 1
+
+    def _count(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+        launches = 0 if is_view or name in _SILENT else _SEVERAL.get(name, 1)
+        self.launches[self.where] += launches
+        if launches and self.where == "outside":
+            self.operations[name, _line()] += launches
+        if self.tape is not None and not is_view:
+            self.tape.append((func, args, kwargs, result))
+
+    def capture(self, run: Run) -> Run:
+        """What `capture_on_cuda` does: a graph that launches the same operations on the same memory.
+
+        Whatever it allocated is lost after every replay, as in memory that graphs share.
+        """
+        before, self.where = self.where, "capturing"
+        run()
+        self.tape, start = [], self.launches["capturing"]
+        outputs: Outputs = run()
+        count = self.launches["capturing"] - start
+        tape, self.tape, self.where = self.tape, None, before
+        made = _allocated(tape)
+
+        def replay() -> Outputs:
+            for func, args, kwargs, result in tape:
+                for old, new in zip(tree_leaves(result), tree_leaves(_on_host(func, args, kwargs)), strict=True):
+                    if isinstance(old, GpuTensor) and old.host.data_ptr() != new.data_ptr():
+                        old.host.copy_(new)
+            self.launches["in graphs"] += count
+            self.launches["graphs"] += 1
+            _spoil(made)
+            return outputs
+
+        _spoil(made)
+        return replay
+
+
+def _on_host(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    changed = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
+    if "device" in kwargs:
+        changed["device"] = torch.device("cpu")
+    args, changed = tree_map(lambda leaf: leaf.host if isinstance(leaf, GpuTensor) else leaf, (args, changed))
+    if func.overloadpacket.__name__ in ("_softmax", "_log_softmax") and args[2]:
+        # A GPU reads half precision and writes fp32 in one.
+        args = (args[0].float(), args[1], False)
+    return func(*args, **changed)
+
+
+def _allocated(tape: list[tuple[Callable, tuple, dict, Any]]) -> list[Tensor]:
+    """Results of a capture in memory that was not there before."""
+    made: dict[int, Tensor] = {}
+    before: set[int] = set()
+    for _, args, kwargs, result in tape:
+        read = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, GpuTensor)}
+        before |= read - set(made)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, GpuTensor) and leaf.untyped_storage().data_ptr() not in read | before:
+                made[leaf.untyped_storage().data_ptr()] = leaf.host
+    return list(made.values())
+
+
+def _spoil(made: list[Tensor]) -> None:
+    for host in made:
+        if host.is_floating_point():
+            host.fill_(torch.nan)
+
+
+def _line() -> str:
+    """The line of the package that an operation comes from."""
+    frame = sys._getframe(1)
+    while frame is not None and "/fairseq_plugins/" not in frame.f_code.co_filename:
+        if "/fairseq/" in frame.f_code.co_filename:
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere" if frame is None else f"{frame.f_code.co_filename.rsplit('/', 1)[1]}:{frame.f_lineno}"
+
+
+_GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+struct Pretended : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
+  c10::Device getDevice() const override { return {c10::DeviceType::CUDA, 0}; }
+  c10::Device exchangeDevice(c10::Device) const override { return {c10::DeviceType::CUDA, 0}; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+};
+namespace c10::impl { C10_REGISTER_GUARD_IMPL(CUDA, Pretended) }
+"""
+
+
+def build_device_guard(folder: Path) -> None:
+    """Build what PyTorch asks which device is current: one for the CPU knows of no GPU."""
+    source = folder / "guard.cpp"
+    source.write_text(_GUARD)
+    paths = [f"-I{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", str(source), *paths, "-lc10", "-o", str(folder / "guard.so")]
+    subprocess.run(command, check=True)
+
+
+def load_device_guard(folder: Path) -> None:
+    """Load what `build_device_guard` has built; without effect where PyTorch knows of GPUs."""
+    if not torch.backends.cuda.is_built():
+        torch.ops.load_library(folder / "guard.so")
+
+
+def moved(value: Any) -> Any:
+    """A copy of a sample, or a model, on the pretended GPU; parameters that are one stay one."""
+    if isinstance(value, nn.Module):
+        known: dict[int, nn.Parameter] = {}
+        for module in value.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and not isinstance(parameter.data, GpuTensor):
+                    gpu = nn.Parameter(GpuTensor(parameter.detach()), requires_grad=False)
+                    module._parameters[name] = known.setdefault(id(parameter), gpu)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not isinstance(buffer, GpuTensor):
+                    module._buffers[name] = GpuTensor(buffer)
+        return value
+    return tree_map(lambda leaf: GpuTensor(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
+@contextmanager
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+    """Pretend that there is a GPU."""
+    gpu = PretendedGpu()
+    attend = F.scaled_dot_product_attention
+
+    def attention(*args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(args[0], GpuTensor):
+            return gpu.run(torch.ops.aten.scaled_dot_product_attention.default, args, kwargs)
+        return attend(*args, **kwargs)
+
+    def pin_memory(tensor: Tensor, *_: Any) -> Tensor:
+        pinned = tensor.clone()
+        gpu.pinned.add(pinned.data_ptr())
+        return pinned
+
+    with monkeypatch.context() as patch:
+        # Tensors of inference mode cannot be subclasses.
+        patch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad() if mode else nullcontext())
+        patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        patch.setattr(F, "scaled_dot_product_attention", attention)
+        patch.setattr(torch.Tensor, "pin_memory", pin_memory)
+        patch.setattr(PretendedGpu, "current", gpu)
+        with gpu:
+            yield gpu
