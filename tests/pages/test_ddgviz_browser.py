@@ -102,3 +102,12 @@ def test_right_to_left_begins_at_the_right(opened: Page, page: Path) -> None:
     opened.open(page, "#10")
     first = opened.place(".token")
     assert 0 < first["left"] and first["right"] < 400
+
+
+def test_title_and_legend_are_in_view(opened: Page, page: Path) -> None:
+    for width, height in ((1280, 900), (390, 844)):
+        opened.look(width, height)
+        opened.open(page, "#20")
+        assert opened.one("h1").is_displayed()
+        assert opened.place(".legend")["bottom"] < opened.place("#drawing")["top"] + 1 < height
+        assert "x: the source" in opened.one(".legend").text and "purple is 0" in opened.one(".legend").text

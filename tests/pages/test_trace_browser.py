@@ -7,6 +7,7 @@ import pytest
 
 from fairseq_plugins.pages.show_trace import main
 from tests.pages.browser import DOWN, END, HOME, LEFT, NEEDS_BROWSER, RIGHT, Page
+from tests.pages.test_looks import brightness
 from tests.pages.trace_samples import EOS, SPECIAL, case_study, header, note, random_trace, sentence, write
 
 pytestmark = NEEDS_BROWSER
@@ -43,7 +44,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     assert opened.script("return document.documentElement.dataset.ready") is not None
     assert opened.one("#heading").text == "Sentence 7"
     assert opened.one("#numbers").text == (
-        "×5.00 · 15 tokens · 3 iterations · edit ratio (output against reference) 0.07"
+        "5.00 tokens per iteration · 15 tokens · 3 iterations · edit ratio (output against reference) 0.07"
     )
     assert opened.one("#source").text.startswith("According to the details provided")
     assert opened.one("#reference").text.startswith("Nach den vorliegenden Einzelheiten")
@@ -154,11 +155,34 @@ def test_address_names_sentence_and_iteration(opened: Page, hundred: Path) -> No
     assert opened.one("#heading").text == "Sentence 71"
 
 
+def test_opens_at_a_rejection(opened: Page, tmp_path: Path) -> None:
+    tokens, symbols = [4, 5, 6, EOS], [*SPECIAL, "one", "two", "three"]
+    undrafted = sentence(0, tokens, tokens, [note([], [token], 0, 1) for token in tokens])
+    drafted = sentence(
+        1, tokens, tokens, [note([4], [4, 5], 1, 2), note([5, EOS], [6, EOS], 0, 1), note([], [EOS], 0, 1)]
+    )
+    opened.open(html(write(tmp_path / "t.jsonl", [header(symbols, symbols), undrafted, drafted])))
+    assert opened.one("#heading").text == "Sentence 1" and opened.one("#status").text.startswith(
+        "Iteration 2 of 3: 0 of 2"
+    )
+
+
+def test_tokens_to_come_are_readable(opened: Page, paper: Path) -> None:
+    opened.look(theme="dark")
+    opened.open(paper)
+    style = (
+        "const { color, opacity } = getComputedStyle(document.querySelector('#output .later')); return [color, opacity]"
+    )
+    colour, opacity = opened.script(style)
+    assert brightness(colour) > 0.6 and opacity == "1"
+
+
 def test_a_phone_shows_the_draft_first(opened: Page, hundred: Path) -> None:
     opened.look(400, 800)
     opened.open(hundred, "#42/2")
     assert opened.script("return scrollY") == 0
     assert opened.place("#pairs .pair")["bottom"] < 800 < opened.place("#list")["top"]
+    assert opened.place("#output")["bottom"] < opened.place(".legend")["top"]
     opened.one("#to-list").click()
     assert abs(opened.place("nav")["top"]) < 2
     opened.script("document.querySelectorAll('.row')[5].click()")  # at once: scrolling draws the rows anew
