@@ -12,6 +12,13 @@ from fairseq_plugins.errors import ConfigurationError
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """Names of the ids 0 to 3 in fairseq's dictionaries."""
 
+# The languages of M2M-100 in the order of their ids. Some versions of its tokenizer do not save them.
+_M2M100_LANGUAGES = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
+    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
+    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+).split()
+
 
 class Vocabulary:
     """Names and order of a model's tokens.
@@ -117,6 +124,8 @@ def _languages_and_mask(settings: dict[str, Any]) -> Iterator[str]:
         yield from (_content(token) for token in settings.get(key) or ())
     if settings.get("mask_token"):
         yield _content(settings["mask_token"])
+    if settings.get("language_codes") == "m2m100":
+        yield from (f"__{language}__" for language in _M2M100_LANGUAGES)
 
 
 def _content(token: Any) -> str:

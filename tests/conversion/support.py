@@ -14,6 +14,10 @@ with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "torchaudio", None)
     transformers = pytest.importorskip("transformers")
     models = [getattr(transformers, f"{name}ForConditionalGeneration") for name in ("Bart", "M2M100", "MBart")]
+    TOKENIZERS = {
+        name: getattr(transformers, name)
+        for name in ("M2M100Tokenizer", "MBart50Tokenizer", "MarianTokenizer", "NllbTokenizer")
+    }
     CLASSES = {model.__name__: model for model in (*models, transformers.MarianMTModel)}
 
 SIZE = 60

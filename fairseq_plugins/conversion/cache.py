@@ -1,0 +1,33 @@
+"""Converted folders that are kept, so that a model is converted once."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from fairseq_plugins.conversion.convert import convert
+from fairseq_plugins.errors import ConfigurationError
+
+
+def is_hugging_face(folder: Path) -> bool:
+    """Whether a folder has Hugging Face's files, and no checkpoint of fairseq."""
+    return (folder / "config.json").is_file() and not any(folder.glob("*.pt"))
+
+
+def converted(folder: Path) -> Path:
+    """Return the converted folder, kept in $XDG_CACHE_HOME/fairseq-spec-dec (default: ~/.cache).
+
+    Raises:
+        ConfigurationError: as `convert`.
+    """
+    # A file that changes gets another size or time, and is converted again.
+    stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
+    key = hashlib.sha256(repr((folder.resolve(), stamp)).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")
+    target = cache / f"{folder.resolve().name}.{key}"
+    try:
+        if not target.is_dir():
+            convert(folder, target)
+    except ConfigurationError:
+        if not target.is_dir():  # else another process was faster
+            raise
+    return target
