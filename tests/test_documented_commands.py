@@ -25,9 +25,9 @@ RUN_ON = (
     *("README.md", "docs/quickstart.md", "docs/decoders.md", "docs/fast-beam.md", "docs/translating.md"),
     "docs/reuse.md",
     *("docs/training.md", "docs/distilling.md", "docs/choosing-k.md"),
-    *("docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
+    *("docs/benchmarks.md", "docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
 )
-PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes", "benchmarks")), "CONTRIBUTING.md")
+PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes")), "CONTRIBUTING.md")
 # Short trainings: added where a documented command trains.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
 STOCK = (
@@ -60,8 +60,8 @@ def commands(page: str, section: str = "") -> list[str]:
 
 
 def runnable(page: str) -> list[str]:
-    """Those that are programs with all their options."""
-    return [command for command in commands(page) if command.startswith(RUN) and "..." not in command]
+    """Those that are programs with all their options: neither "..." nor "[--option]"."""
+    return [line for line in commands(page) if line.startswith(RUN) and "..." not in line and "[" not in line]
 
 
 def filled_in(command: str, corpus: Corpus) -> str:
