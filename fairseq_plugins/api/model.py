@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
+from fairseq_plugins.api.live import LiveSession
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
@@ -250,6 +251,10 @@ class Model:
             finished=step.finished,
         )
 
+    def session(self) -> LiveSession:
+        """Begin to translate a text that grows: see `LiveSession`."""
+        return LiveSession(self)
+
     def tokenize(self, text: str) -> list[str]:
         """Cut raw text into the subwords of the source, as `translate` does."""
         if not isinstance(text, str):
@@ -267,8 +272,6 @@ class Model:
     def knows(self, token: str) -> bool:
         """Return whether the target's dictionary has a subword."""
         return token in self._session.task.target_dictionary
-
-    # What is behind all of them
 
     def _encode(self, text: str) -> Tensor:
         return self._indices(self.tokenize(text))
