@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from types import TracebackType
+from typing import Any
 
 from fairseq_plugins.output import abandon_output, is_output_failure, is_tool, say, say_output_failure
 
@@ -32,6 +33,9 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
     if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is not imported for this
         reason = " ".join(str(error).split())[:200]
         return f"out of memory on the GPU ({reason}); lower --batch-size or --max-tokens, or decode with --cpu"
+    bad_data = _bad_data(error, trace)
+    if bad_data is not None:
+        return bad_data
     results = _results_folder(trace)
     if isinstance(error, OSError) and results is not None and _is_in(results, error, trace):
         return f"--results-path {results}: cannot be written ({error.strerror}); make room, or give another folder"
@@ -44,11 +48,49 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
         unreadable = unreadable_checkpoint(error)
         return None if unreadable is None else f"{file}: {unreadable}"
     reason = " ".join(str(error).split())[:300]
-    if isinstance(error, RuntimeError) and reason.startswith("Error(s) in loading state_dict"):
+    if isinstance(error, KeyError) or reason.startswith("Neither args nor cfg exist"):
+        return f"{file}: {NOT_OF_FAIRSEQ_TRAIN}"
+    other_shapes = isinstance(error, RuntimeError) and reason.startswith("Error(s) in loading state_dict")
+    if other_shapes or "requires a joined dictionary" in reason:
         return (
             f"{file}: its weights do not fit this data's dictionaries or its own settings ({reason}); "
             "use the data folder and the dictionaries that it was trained with"
         )
+    return None
+
+
+NOT_OF_FAIRSEQ_TRAIN = (
+    "not a fairseq checkpoint (it lacks weights under 'model' or settings under 'cfg'); give one of fairseq-train"
+)
+
+
+def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
+    """What is wrong with a dictionary, a sentencepiece model or a sentence that fairseq's code cannot take."""
+    reason = " ".join(str(error).split())[:200]
+    file = _local(trace, "data/dictionary.py", "add_from_file", "f")
+    if isinstance(file, str) and not isinstance(error, OSError):
+        return f"{file}: not a dictionary of fairseq-preprocess ({reason}); copy it again or binarise the data anew"
+    loading = ("sentencepiece/__init__.py", "LoadFromFile")
+    file = _local(trace, *loading, "filename") or _local(trace, *loading, "arg")  # in older versions
+    if file is not None:
+        return f"{file}: not a model of sentencepiece ({reason}); copy it again"
+    sentence = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", reason)
+    if sentence is not None:
+        number, size, limit = (re.sub(r"np\.int\d+\((\d+)\)", r"\1", part) for part in sentence.groups())
+        return (
+            f"sentence {number} (from 0) has {size} tokens, and at most {limit} can be read; split it, or leave it "
+            "out with --skip-invalid-size-inputs-valid-test"
+        )
+    if isinstance(error, ValueError) and reason == "a source token is outside of the vocabulary":
+        return "the data has tokens that its dictionary does not; binarise it again with the verifier's dictionaries"
+    return None
+
+
+def _local(trace: TracebackType | None, file: str, function: str, name: str) -> Any:
+    """A variable of a library's function that the error came through (the outermost call of it), else None."""
+    for frame, _ in traceback.walk_tb(trace):
+        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith(file):
+            return frame.f_locals.get(name)
     return None
 
 
@@ -60,6 +102,8 @@ def unreadable_checkpoint(error: BaseException) -> str | None:
     is_short = isinstance(error, OSError) and error.errno == errno.EINVAL
     if isinstance(error, OSError) and not is_short:
         return f"cannot be read ({error.strerror or error}); give a checkpoint that fairseq-train wrote"
+    if isinstance(error, (TypeError, AttributeError)):
+        return NOT_OF_FAIRSEQ_TRAIN
     if not isinstance(error, (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError)):
         return None
     reason = " ".join(str(error).split())[:300] or "unexpected end of file"
@@ -78,7 +122,8 @@ def unreadable_checkpoint(error: BaseException) -> str | None:
 def _is_fairseqs_own(trace: TracebackType | None) -> bool:
     """Whether an error was raised by the main function of one of fairseq's tools."""
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
-    return bool(frames) and os.path.basename(os.path.dirname(frames[-1].f_code.co_filename)) == "fairseq_cli"
+    file = frames[-1].f_code.co_filename if frames else ""
+    return os.path.basename(os.path.dirname(file)) == "fairseq_cli" or file.endswith("fairseq/sequence_generator.py")
 
 
 def _results_folder(trace: TracebackType | None) -> str | None:

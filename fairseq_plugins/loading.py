@@ -9,7 +9,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from torch import nn
 
-from fairseq_plugins.errors import ConfigurationError, unreadable_checkpoint
+from fairseq_plugins.errors import NOT_OF_FAIRSEQ_TRAIN, ConfigurationError, unreadable_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
         if reason is None:
             raise
         raise ConfigurationError(f"{option} {path}: {reason}") from error
+    if "model" not in state or (state.get("cfg") is None and state.get("args") is None):
+        raise ConfigurationError(f"{option} {path}: {NOT_OF_FAIRSEQ_TRAIN}")
     cfg = state["cfg"] if state.get("cfg") is not None else convert_namespace_to_omegaconf(state["args"])
     return state, cfg.model
 

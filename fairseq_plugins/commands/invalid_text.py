@@ -1,11 +1,11 @@
 """Input of fairseq-interactive that is not UTF-8: read as U+FFFD, said in one line, and the rest goes on."""
 
 import fileinput
-import functools
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import IO, Any
 
 from fairseq_plugins.output import say
 
@@ -17,15 +17,21 @@ _INVALID = re.compile("[\udc80-\udcff]+")
 def read_invalid_text() -> None:
     """Let fairseq-interactive read on at bytes that are not UTF-8, and keep them recognisable for `mend_lines`.
 
+    Lines end in a newline: a carriage return by itself ends none, so numbers of lines stay those of other programs.
+
     It opens --input with `fileinput.hook_encoded`, for which it names no error handler, and there is no other hook:
     the line cannot be read otherwise, nor what comes after it.
     """
     if os.path.basename(sys.argv[0]) not in ("fairseq-interactive", "interactive.py"):
         return
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors=_KEPT)
-    if not isinstance(fileinput.hook_encoded, functools.partial):
-        fileinput.hook_encoded = functools.partial(fileinput.hook_encoded, errors=_KEPT)
+        sys.stdin.reconfigure(errors=_KEPT, newline="\n")
+    fileinput.hook_encoded = _open_kept
+
+
+def _open_kept(encoding: str, errors: str | None = None) -> Callable[..., IO[Any]]:
+    """Stand in for `fileinput.hook_encoded`."""
+    return lambda file, mode: open(file, encoding=encoding, errors=_KEPT, newline="\n")
 
 
 def mend_lines(lines: Sequence[str], before: int) -> list[str]:

@@ -12,6 +12,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from fairseq_plugins.commands.binarised import check_binarised
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.fingerprints import keep_fingerprint
 from fairseq_plugins.output import say
@@ -165,8 +166,9 @@ def subset_errors(subset: str, data: str) -> Iterator[None]:
     """Say what is wrong with a subset that fairseq cannot load from its data folder.
 
     Raises:
-        ConfigurationError: when it is missing, empty or misaligned.
+        ConfigurationError: when it is missing, empty, misaligned or not whole.
     """
+    check_binarised(data, subset)
     try:
         yield
     except FileNotFoundError as error:

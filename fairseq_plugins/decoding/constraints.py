@@ -98,6 +98,25 @@ class Constraints:
         return torch.cat([torch.where(is_given, tokens, best[:, :-1]), best[:, -1:]], dim=1)
 
 
+def check_search_numbers(args: Any, searches_beams: bool) -> None:
+    """Refuse numbers that no search can have.
+
+    Args:
+        args: fairseq's generation options.
+        searches_beams: whether the engine of this plugin keeps several hypotheses.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    beam, temperature, nbest = (getattr(args, name, None) for name in ("beam", "temperature", "nbest"))
+    if isinstance(beam, int) and beam < 1:
+        raise ConfigurationError(f"--beam {beam}: give at least 1")
+    if isinstance(temperature, (int, float)) and not temperature > 0:
+        raise ConfigurationError(f"--temperature {temperature}: give a number above 0")
+    if searches_beams and isinstance(beam, int) and isinstance(nbest, int) and nbest > beam:
+        raise ConfigurationError(f"--nbest {nbest}: more than --beam {beam}; lower it or raise --beam")
+
+
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:
     """Refuse generation options that ask for another search than the decoder's, or for what it does not compute.
 

@@ -18,7 +18,7 @@ from fairseq_plugins.commands.files import destination
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_fit, check_task_options
-from fairseq_plugins.decoding.constraints import refuse_search_options, refuse_unless_honoured
+from fairseq_plugins.decoding.constraints import check_search_numbers, refuse_search_options, refuse_unless_honoured
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
@@ -88,6 +88,7 @@ class Decoding:
                     f"--path: is a drafter (block_nat), which --decoder {spec.name} cannot verify with; give the "
                     "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
                 )
+        check_search_numbers(args, spec.searches_beams and spec.build is not None)
         if cfg.trace_file is not None:
             check_traceable(cfg.trace_file, spec, scores_reference, is_one_run)
             if task.source_dictionary is None:

@@ -9,6 +9,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.commands.invalid_text import mend_lines, read_invalid_text
 from fairseq_plugins.commands.session import subset_errors
+from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.drafter_training import TrainsDrafters
 from fairseq_plugins.tasks.options import SpecDecConfig
@@ -64,8 +65,15 @@ class Translation(TranslationTask):
         """Batches of any size.
 
         fairseq 0.12 drops the last batch, and with it sentences of the test set, when its size is not a multiple of
-        `--required-batch-size-multiple`, which is 8 by default.
+        `--required-batch-size-multiple`, which is 8 by default. Lines of `fairseq-interactive` that are too long are
+        named and left out, and the exit status is 1; in fairseq the first one ends the run.
         """
+        if self._lines_read:
+            limits, before = kwargs["max_positions"], self._lines_read - len(dataset)
+            for index in dataset.filter_indices_by_size(dataset.ordered_indices(), limits)[1]:
+                fail(f"line {before + index + 1}: has {dataset.src_sizes[index]} tokens, and the model reads at most "
+                     f"{limits[0]}; it has no translation; split it")  # fmt: skip
+            kwargs["ignore_invalid_inputs"] = True
         return super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
 
 

@@ -106,7 +106,13 @@ class Parts:
         file = self._folder / _ORIGIN
         if not file.exists():
             write_atomically(file, json.dumps(made_from), _OPTION)
-        before = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+            count = int(before["parts"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{_OPTION} {self.output.path}: {file} is broken; remove {self._folder}, or give another file"
+            ) from error
         changed = [name for name in {**made_from, **before} if made_from.get(name) != before.get(name)]
         changed = [name for name in changed if name != "parts"]
         if changed:
@@ -114,7 +120,7 @@ class Parts:
                 f"{_OPTION} {self.output.path}: {self._folder} was begun with other {', '.join(changed)}; remove that "
                 "folder, or give another file"
             )
-        return int(before["parts"])
+        return count
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

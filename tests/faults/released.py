@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import shutil
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,7 @@ class Released:
         folder: an empty folder.
         file: an empty file.
         full: a device that is always full.
+        bad: a folder of checkpoints that lack something, and of data that was cut off or changed.
     """
 
     data: Path
@@ -50,6 +53,7 @@ class Released:
     folder: Path
     file: Path
     full: Path
+    bad: Path
 
 
 class _RunsAProgram:
@@ -67,6 +71,37 @@ def full_device(folder: Path) -> Path:
         device.unlink(missing_ok=True)
         device.symlink_to("/dev/full")
     return device
+
+
+def spoiled(folder: Path, models: Path, data: Path) -> Path:
+    """Checkpoints and copies of `data` that users may come by."""
+    folder.mkdir()
+    for name in ("verifier", "drafter"):
+        state = torch.load(models / f"{name}.pt", weights_only=False)
+        for key in ("model", "cfg"):
+            torch.save({other: state[other] for other in state if other != key}, folder / f"{name}.no_{key}.pt")
+    torch.save([1, 2], folder / "list.pt")
+    (folder / "long.txt").write_text("\u25b1A\n" + "a " * 3000 + "\n", encoding="utf-8")
+    shutil.copytree(models, folder / "model")
+    subwords = folder / "model" / "subwords.model"
+    subwords.write_bytes(subwords.read_bytes()[:1000])
+    content = {file.name: file.read_bytes() for file in data.iterdir() if file.name != "preprocess.log"}
+    changes: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+        "dict.latin1": ("dict.src.txt", lambda text: "ä 1\n".encode("latin-1") + text),
+        "dict.no_counts": ("dict.src.txt", lambda text: b"word\n" + text),
+        "dict.twice": ("dict.src.txt", lambda text: text + text),
+        "dict.short": ("dict.src.txt", lambda text: b"".join(text.splitlines(keepends=True)[:-5])),
+        "idx.cut": ("test.src-tgt.src.idx", lambda index: index[:40]),
+        "idx.empty": ("test.src-tgt.src.idx", lambda index: b""),
+        "idx.foreign": ("test.src-tgt.src.idx", lambda index: b"foreign" * 20),
+        "bin.cut": ("test.src-tgt.src.bin", lambda tokens: tokens[:40]),
+        "bin.foreign": ("test.src-tgt.src.bin", lambda tokens: b"\x7f" * len(tokens)),
+    }
+    for name, (changed, change) in changes.items():
+        (folder / name).mkdir()
+        for file, before in content.items():
+            (folder / name / file).write_bytes(change(before) if file == changed else before)
+    return folder
 
 
 def prepare(folder: Path, copies: int = 1) -> Released:
@@ -101,6 +136,7 @@ def prepare(folder: Path, copies: int = 1) -> Released:
         folder=folder / "empty",
         file=folder / "file",
         full=full_device(folder),
+        bad=spoiled(folder / "bad", models, data),
     )
 
 

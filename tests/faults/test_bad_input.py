@@ -28,6 +28,7 @@ MAINS = {
     "spec-dec-report": "fairseq_plugins.pages.report",
     "spec-dec-sweep": "fairseq_plugins.benchmarks.sweep",
     "spec-dec-trace": "fairseq_plugins.pages.show_trace",
+    "spec-dec-translate": "fairseq_plugins.translation.cli",
 }
 
 
@@ -92,6 +93,26 @@ def test_input_that_is_not_utf8_does_not_stop_the_rest(released: Released) -> No
     assert (outputs[0], outputs[2]) == (expected[0], expected[2])
     said = [line for line in done.stderr.splitlines() if "UTF-8" in line]
     assert said == ["input, line 2: is not UTF-8; what is wrong was read as U+FFFD"]
+
+
+def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is named, has no translation, and the exit status is 1; the others come out as without it."""
+    failures: list[str] = []
+    monkeypatch.setattr("fairseq_plugins.tasks.spec_dec.fail", failures.append)
+    common = ("--decoder", "greedy", "--input")
+    whole = run_in_process("interactive", options(released, *common, str(released.text))).stdout
+    first, *rest = released.text.read_text(encoding="utf-8").splitlines()
+    text = released.bad / "some_long.txt"
+    # A carriage return by itself ends no line.
+    text.write_text("\n".join([first, "a " * 3000, "\r\r".join(rest[0].split(" ", 1)), rest[1], ""]), encoding="utf-8")
+    for size in ("1", "2", "10"):
+        failures.clear()
+        done = run_in_process("interactive", options(released, *common, str(text), "--buffer-size", size)).stdout
+        outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", found, re.MULTILINE) for found in (done, whole))
+        assert outputs == [expected[0], ("2", expected[1][1]), ("3", expected[2][1])]
+        assert failures == [
+            "line 2: has 3001 tokens, and the model reads at most 1024; it has no translation; split it"
+        ]
 
 
 def test_standard_input_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,15 @@ def test_goes_on_where_it_was(
     # A kill can tear a line; and what is there is taken as it is.
     partial.write_text(f"{expected[0]}, noted\n" + expected[1][:4], encoding="utf-8")
 
+    origin = text.parent / "out.parts" / "origin.json"
+    whole = origin.read_text(encoding="utf-8")
+    for broken in ("", whole[:-3], "[]", "{}"):
+        origin.write_text(broken, encoding="utf-8")
+        capsys.readouterr()
+        assert translate(text) == 2
+        assert f"{origin} is broken; remove {origin.parent}, or give another file" in capsys.readouterr().err
+    origin.write_text(whole, encoding="utf-8")
+
     assert translate(text, "--set", "lenpen=0.5") == 2
     assert "was begun with other set; remove that folder" in capsys.readouterr().err
 

@@ -1,0 +1,53 @@
+"""Whether binarised files are whole: fairseq maps them into memory and fails where it reads past their ends."""
+
+import struct
+from pathlib import Path
+
+import numpy
+from fairseq.data.indexed_dataset import MMapIndexedDataset, _code_to_dtype
+
+from fairseq_plugins.errors import ConfigurationError
+
+_MAGIC: bytes = MMapIndexedDataset.Index._HDR_MAGIC
+_OLDER = b"TNTIDX\x00\x00"
+_HEADER = struct.Struct("<QBQ")  # version, type of the tokens, sentences
+_OF_SENTENCE = 4 + 8  # its length in tokens, and where it begins
+
+
+def check_binarised(data: str, subset: str) -> None:
+    """Refuse files of a subset that are cut off or of another program. Those of fairseq's older formats are not read.
+
+    Args:
+        data: folder that fairseq-preprocess wrote; several have colons between them.
+        subset: such as "test".
+
+    Raises:
+        ConfigurationError: naming the file.
+    """
+    for folder in data.split(":"):
+        for index in sorted(Path(folder).glob(f"{subset}.*.idx")):
+            bad = _bad_file(index)
+            if bad is not None:
+                raise ConfigurationError(
+                    f"{bad}: cut off, or not a file of fairseq-preprocess; copy it again or binarise the data anew"
+                )
+
+
+def _bad_file(index: Path) -> Path | None:
+    tokens = index.with_suffix(".bin")
+    with index.open("rb") as file:
+        magic = file.read(len(_MAGIC))
+        if magic.startswith(_OLDER):
+            return None
+        header = file.read(_HEADER.size)
+    if magic != _MAGIC or len(header) < _HEADER.size:
+        return index
+    _, kind, count = _HEADER.unpack(header)
+    begin = len(_MAGIC) + _HEADER.size
+    if kind not in _code_to_dtype or index.stat().st_size != begin + count * _OF_SENTENCE:
+        return index
+    if count == 0 or not tokens.is_file():
+        return None
+    lengths = numpy.memmap(index, numpy.int32, "r", begin, (count,))
+    wanted = int(lengths.sum(dtype=numpy.int64)) * numpy.dtype(_code_to_dtype[kind]).itemsize
+    return None if tokens.stat().st_size == wanted else tokens
