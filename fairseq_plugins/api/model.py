@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
 from fairseq_plugins.api.live import LiveSession
-from fairseq_plugins.api.results import CallStatistics, Step, Translation
+from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.state import StepOutput
-from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
+from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZE = 32
@@ -130,7 +130,7 @@ class Model:
         """Translate a sentence, or a list of them.
 
         Args:
-            text: raw text, a sentence by itself; or a list of sentences.
+            text: raw text, a sentence by itself; or a list of sentences. One that is blank stays empty.
             drafts: with decoder="reuse", earlier translations or other guesses, which make decoding faster and never
                 change the output: a string, several, or None; for a list of sentences, a list of these.
             beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
@@ -186,8 +186,11 @@ class Model:
 
         Raises:
             ConfigurationError: as for `translate`, when the sentence is reached.
+            TypeError: for a string by itself.
         """
         self._beam(beam)
+        if isinstance(texts, str):
+            raise TypeError(f"texts is one string, not several: {texts[:60]!r}; use translate, or give a list")
         return self._lazily(iter(texts), beam, batch_size)
 
     def _lazily(self, texts: Iterator[str], beam: int | None, batch_size: int) -> Iterator[Translation]:
@@ -215,6 +218,9 @@ class Model:
             )
         source = self._encode(text)
         self._check_length(source, 0)
+        if len(source) == 1:
+            self._own.statistics = CallStatistics(sentences=1)
+            return iter([Step([], 0, 0, "", finished=True)])
         return self._stream(source)
 
     def _stream(self, source: Tensor) -> Iterator[Step]:
@@ -304,7 +310,7 @@ class Model:
         if self._searches_beams:
             return _DEFAULT_BEAM if beam is None else beam
         if beam not in (None, 1):
-            raise ConfigurationError(f'beam={beam}: {self.decoder} keeps one hypothesis; load with decoder="beam"')
+            raise ConfigurationError(f'beam={beam}: {self.decoder} keeps one hypothesis; load with decoder="fast-beam"')
         return 1
 
     def _check_length(self, source: Tensor, number: int) -> None:
@@ -320,7 +326,7 @@ class Model:
             idle = self._idle.setdefault(beam, [])
             generator = idle.pop() if idle else self._session.generator(beam=beam, nbest=1)
         if isinstance(generator, DraftVerifyGenerator):
-            generator.stats = _RecordedStats(self.decoder)
+            generator.stats = RecordedStats(self.decoder)
         return generator
 
     def _give_back(self, generator: Any) -> None:
@@ -344,8 +350,12 @@ class Model:
         size, statistics = self._beam(beam), self._own.statistics
         for number, source in enumerate(sources):
             self._check_length(source, number)
-        order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-        found: dict[int, Translation] = {}
+        # Of nothing but EOS a model makes up a sentence.
+        blank = [number for number, source in enumerate(sources) if len(source) == 1]
+        found = {number: Translation("", [], 0.0, [], None if self._spec.build is None else []) for number in blank}
+        for translation in found.values():
+            statistics.add(translation)
+        order = sorted(set(range(len(sources))) - found.keys(), key=lambda number: (len(sources[number]), number))
         generator = self._take(size)
         try:
             for start in range(0, len(order), batch_size):
@@ -368,7 +378,7 @@ class Model:
         hypotheses = self._session.decode(generator, sample)
         statistics.seconds += time.perf_counter() - started
         stats = getattr(generator, "stats", None)
-        counted = stats.take() if isinstance(stats, _RecordedStats) else {}
+        counted = stats.take() if isinstance(stats, RecordedStats) else {}
         for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True):
             yield number, self._translation(best, counted.get(number))
 
@@ -381,19 +391,3 @@ class Model:
             token_scores=hypothesis["positional_scores"].tolist(),
             emitted=None if stats is None else stats.emitted,
         )
-
-
-class _RecordedStats(DecodingStats):
-    """Statistics that keep what they are told of every sentence until it is taken."""
-
-    def __init__(self, decoder: str) -> None:
-        super().__init__(decoder)
-        self._recorded: dict[int, SentenceStats] = {}
-
-    def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
-        self._recorded.update((sentence.id, sentence) for sentence in batch)
-
-    def take(self) -> dict[int, SentenceStats]:
-        """The sentences recorded so far by their numbers; they are kept no longer."""
-        taken, self._recorded = self._recorded, {}
-        return taken

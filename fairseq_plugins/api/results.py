@@ -1,6 +1,9 @@
 """What a model returns: translations, the steps of one that is being made, and the counts of a call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,19 @@ class CallStatistics:
         self.sentences += 1
         self.tokens += len(translation.token_scores)
         self.iterations += translation.iterations or 0
+
+
+class RecordedStats(DecodingStats):
+    """Statistics that keep what they are told of every sentence until it is taken."""
+
+    def __init__(self, decoder: str) -> None:
+        super().__init__(decoder)
+        self._recorded: dict[int, SentenceStats] = {}
+
+    def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
+        self._recorded.update((sentence.id, sentence) for sentence in batch)
+
+    def take(self) -> dict[int, SentenceStats]:
+        """The sentences recorded so far by their numbers; they are kept no longer."""
+        taken, self._recorded = self._recorded, {}
+        return taken

@@ -78,10 +78,27 @@ def test_beam_search_is_fairseqs(model: Model) -> None:
         expected = interactive(few, *options)
         assert [translation.text for translation in found] == [text for _, text in expected]
         assert all(translation.emitted is None and translation.iterations is None for translation in found)
-    with pytest.raises(ConfigurationError, match="beam=2: iad keeps one hypothesis"):
+    with pytest.raises(ConfigurationError, match="beam=2: iad keeps one hypothesis; .*fast-beam"):
         model.translate("Так .", beam=2)
     with pytest.raises(ConfigurationError, match="none grows by itself"):
         search.stream("Так .")
+
+
+def test_blank_text_stays_empty(captions: Model, model: Model) -> None:
+    texts = ["", "Two dogs play.", " \t\n", "People"]
+    found = captions.translate(texts)
+    assert found == ["", captions.translate(texts[1]), "", captions.translate(texts[3])] and found[3]
+    captions.translate(texts)
+    assert captions.statistics.sentences == 4 and captions.statistics.iterations > 0
+    assert captions.translate("", return_scores=True) == Translation("", [], 0.0, [], [])
+    assert [translation.text for translation in captions.translate_iterable(texts)] == found
+    assert [(step.text, step.finished) for step in captions.stream("")] == [("", True)]
+    assert model.translate([]) == []
+
+
+def test_a_string_by_itself_is_not_several_texts(captions: Model) -> None:
+    with pytest.raises(TypeError, match="texts is one string, not several: 'Two dogs'; use translate"):
+        captions.translate_iterable("Two dogs")
 
 
 def test_one_line_loads_a_released_folder(captions: Model) -> None:
@@ -142,7 +159,7 @@ def test_statistics_are_those_of_the_call(captions: Model) -> None:
 
 
 def test_steps_add_up_to_the_translation(captions: Model) -> None:
-    for text in CAPTIONS:
+    for text in filter(None, CAPTIONS):
         translation = captions.translate(text, return_scores=True)
         steps = list(captions.stream(text))
         assert [token for step in steps for token in step.tokens] == translation.tokens

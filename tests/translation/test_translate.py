@@ -59,6 +59,9 @@ def test_json_lines(text: Path, expected: list[str]) -> None:
     assert [line["text"] for line in lines] == expected
     assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
     for line in lines:
+        if not line["tokens"]:
+            assert (line["text"], line["emitted"], line["token_scores"], line["score"]) == ("", [], [], 0.0)
+            continue
         assert sum(line["emitted"]) == len(line["token_scores"]) == len(line["tokens"]) + 1
         assert line["iterations"] == len(line["emitted"]) and max(line["emitted"]) <= 5
         assert line["score"] == pytest.approx(sum(line["token_scores"]) / len(line["token_scores"]) ** 0.5, abs=1e-3)
