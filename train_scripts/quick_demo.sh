@@ -54,7 +54,7 @@ for language in src tgt; do head -n "$SENTENCES" "examples/ua-gec/test.$language
 binarise "$work/ua-gec" "$correcting" src tgt test
 compare ua-gec "$work/ua-gec/bin" src tgt "$correcting/verifier.pt" "$correcting/drafter.pt" "fairseq beam 5,greedy,gad,iad"
 runner log "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fairseq_plugins --task spec_dec --source-lang src --target-lang tgt \
-    --path "$correcting/verifier.pt" --drafter-path "$correcting/drafter.pt" --decoder gad --trace-file "$results/trace.jsonl"
+    --path "$correcting/verifier.pt" --drafter-path "$correcting/drafter.pt" --decoder gad --fixed-width --trace-file "$results/trace.jsonl"
 runner log "$logs/page.log" spec-dec-trace "$results/trace.jsonl" --html "$results/trace.html"
 say "Step through what was drafted and accepted: $results/trace.html"
 say

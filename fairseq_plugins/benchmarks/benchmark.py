@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from fairseq_plugins.benchmarks import ctranslate, gpu_use, long_run, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import notes, profile_sections, publish, records, warn_if_lossy
 from fairseq_plugins.benchmarks.contenders import lossy_note
-from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import Plan, measure, profiles
 from fairseq_plugins.benchmarks.setting import Setting, configure
 from fairseq_plugins.benchmarks.speed_figure import speed_figure
 from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.session import precision
 
 MEASURED = (

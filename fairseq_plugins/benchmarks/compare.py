@@ -31,7 +31,6 @@ from fairseq_plugins.benchmarks.contenders import (
     reference_contender,
     reference_of,
 )
-from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.benchmarks.measuring import (
     Plan,
     Row,
@@ -45,6 +44,7 @@ from fairseq_plugins.benchmarks.setting import get_parser, parse
 from fairseq_plugins.benchmarks.tables import baselines
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.commands.tables import shown, table
 from fairseq_plugins.decoding.profile import Profile

@@ -16,9 +16,9 @@ import torch
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import CTRANSLATE2, Contender, reference_contender
-from fairseq_plugins.benchmarks.machine import resident
 from fairseq_plugins.benchmarks.measuring import count_identical
 from fairseq_plugins.benchmarks.tables import megabytes
+from fairseq_plugins.commands.machine import resident
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.commands.tables import shown

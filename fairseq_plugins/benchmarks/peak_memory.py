@@ -24,10 +24,10 @@ from fairseq.models.transformer import TransformerDecoderBase
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender
-from fairseq_plugins.benchmarks.machine import resident
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.machine import resident
 
 _RESET = Path("/proc/self/clear_refs")
 

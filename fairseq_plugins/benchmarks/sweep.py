@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fairseq_plugins.benchmarks import machine, measuring
+from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import leave_the_decoder_to_us
@@ -26,6 +26,7 @@ from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sol
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.parsing import (
     as_config,
     check_paths,
@@ -148,7 +149,7 @@ def run(argv: Sequence[str]) -> None:
         notes = [
             f"Subset {bench.subset}, {len(numbers)} sentences, batch size {bench.batch_size}, timed passes: "
             f"{args.repeats}; sacrebleu {measuring.bleu_signature()}",
-            f"Machine: {machine.machine()}",
+            f"Machine: {machine()}",
             f"Command: {shlex.join(['spec-dec-sweep', *argv])}",
         ]
         text = markdown(results, args.tolerance, notes)

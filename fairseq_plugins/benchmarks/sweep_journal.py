@@ -13,8 +13,8 @@ import torch
 from fairseq import utils
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_plugins.benchmarks import machine
 from fairseq_plugins.benchmarks.sweep_cells import Cell, Result, Results
+from fairseq_plugins.commands import machine
 from fairseq_plugins.commands.files import sha256, write_atomically
 from fairseq_plugins.errors import ConfigurationError
 

@@ -1,9 +1,12 @@
 """Iterations, accepted tokens and times: what the summary line, `--stats-file` and reports read."""
 
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.partial_file import PartialFile, broke_off
 from fairseq_plugins.output import say
@@ -37,8 +40,9 @@ class DecodingStats:
 
     Args:
         decoder: name of the decoder, for the summary.
-        file: where to write the lines. They appear under that name when the run has ended well; until then, and
-            after an interruption, under the name with `.partial` after it.
+        file: where to write the lines, the first with the command, the machine and the date. They appear under that
+            name when the run has ended well; until then, and after an interruption, under the name with `.partial`
+            after it.
 
     Raises:
         ConfigurationError: when the file cannot be written.
@@ -63,13 +67,17 @@ class DecodingStats:
 
     def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
         """Add a decoded batch that took so many seconds."""
+        is_first = self.sentences == 0
         self.sentences += len(batch)
         self.tokens += sum(sentence.tokens for sentence in batch)
         self.iterations += sum(sentence.iterations for sentence in batch)
         self.seconds += seconds
         if self._file is not None:
+            run = {"run": {"command": shlex.join(sys.argv), "machine": machine()}} if is_first else {}
             for sentence in batch:
-                self._file.write(json.dumps({**vars(sentence), "backend": self.backend.partition(":")[0]}) + "\n")
+                line = {**vars(sentence), "backend": self.backend.partition(":")[0], **run}
+                self._file.write(json.dumps(line) + "\n")
+                run = {}
 
     def summary(self) -> str:
         """The line that ends a run."""

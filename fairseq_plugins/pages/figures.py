@@ -98,7 +98,7 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str, dark
     """
     # Bins fit for nearly all sentences; a few far out should make them neither coarse nor narrow.
     step = _round_step(max(float(np.percentile(values, 98)) for values in series.values()) / 26)
-    usual = max(float(np.percentile(values, 99.5)) for values in series.values())
+    usual = max(_usual(values) for values in series.values())
     edges = np.arange(0, usual + 2 * step, step)
     beyond = max(max(values) for values in series.values()) > edges[-1]
 
@@ -111,7 +111,7 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str, dark
                 axes.stairs(counts, edges, fill=True, color=style["color"], alpha=0.35)
             line = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.8}
             axes.stairs(counts, edges, **line, label=f"{label} (median {np.median(values):.2f}×)")
-        axes.axvline(1, color=GREY, linewidth=1)
+        axes.axvline(1, color=GREY, linewidth=1, label="1×: no gain")
         label = what + ("; last bin: this or more" if beyond else "")
         axes.set(xlabel=_wrapped(label), ylabel="sentences (%)", xlim=(0, edges[-1]))
         axes.xaxis.set_major_formatter("{x:g}×")
@@ -146,10 +146,11 @@ def speed_against_edits(
         beyond = any(max(ratios) > usual for ratios, _ in series.values())
         label = "edit ratio (edits per source token)" + ("; the last 0.5 % are not shown" if beyond else "")
         axes.set(xlabel=_wrapped(label), ylabel=_wrapped(what, 34))
-        axes.set_ylim(bottom=0)
+        axes.axhline(1, color=GREY, linewidth=1, label="1×: no gain")
+        axes.set_ylim(0, 1.05 * max(_usual(speed_ups) for _, speed_ups in series.values()))
         axes.set_xlim(right=max(usual, 0.05))
         axes.yaxis.set_major_formatter("{x:g}×")
-        _legend(axes, "median of")
+        _legend(axes, "lines: medians")
 
     return draw(paint, dark=dark)
 
@@ -163,10 +164,12 @@ def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]],
 
     def paint(axes: "Axes") -> None:
         for index, (label, points) in enumerate(series.items()):
-            numbers, means = [number for number, _, _ in points], [mean for _, mean, _ in points]
+            # Means of a few very long sentences are noise, and would press all others into a corner.
+            shown = [(number, mean) for number, mean, count in points if 100 * count >= points[0][2]]
+            numbers, means = zip(*shown, strict=True)
             axes.plot(numbers, means, **look(index, dark), markersize=5, label=label)
-        axes.axhline(1, color=GREY, linewidth=1)
-        axes.set(xlabel="iteration of the sentence", ylabel="emitted tokens, mean")
+        axes.axhline(1, color=GREY, linewidth=1, label="1: greedy decoding")
+        axes.set(xlabel="iteration of the sentence (those that 1 % reach)", ylabel="emitted tokens, mean")
         axes.set_ylim(bottom=0)
         axes.locator_params(axis="x", integer=True)
         _legend(axes)
@@ -301,6 +304,11 @@ def _binned(x: np.ndarray, y: np.ndarray, summary: Any, bins: int = 12) -> tuple
     members = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, max(len(edges) - 2, 0))
     groups = [members == index for index in np.unique(members)]
     return [float(x[group].mean()) for group in groups], [float(summary(y[group])) for group in groups]
+
+
+def _usual(values: Sequence[float]) -> float:
+    """Return the largest value, or less where few are far out."""
+    return min(float(max(values)), 1.5 * float(np.percentile(values, 95)))
 
 
 def _round_step(value: float) -> float:

@@ -6,8 +6,10 @@ Writes `report.md` with its figures as PNG, and `report.html`, one file with eve
 """
 
 import base64
+import datetime
 import html
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +90,7 @@ def write_up(
     sources: Mapping[int, str] | None,
     references: Mapping[int, str] | None,
     sweep: Mapping[str, Any] | None,
+    command: str,
 ) -> Report:
     """Make the report.
 
@@ -97,6 +100,7 @@ def write_up(
         sources: source text by sentence, for the edit ratio.
         references: reference text by sentence, for BLEU.
         sweep: what `read_sweep` returns.
+        command: that made the report.
     """
     report = Report(["# Decoding report"])
     faster = {run.label: speed_ups(run, baseline) for run in runs}
@@ -109,7 +113,11 @@ def write_up(
     else:
         what = f"speed-up in wall-clock time over {baseline.label}"
         how = f"Speed-up of a sentence: its wall-clock time in {plain(baseline.label)} divided by that in the run."
-    _summary(report, [*runs, *([baseline] if baseline else [])], faster, references, how)
+    shown = [*runs, *([baseline] if baseline else [])]
+    _summary(report, shown, faster, references, how)
+    made = [f"- {run.label}: {run.origin}" for run in shown]
+    made += [f"- this report: {command} ({datetime.date.today().isoformat()})"]
+    report.section("Models, machines, dates and commands", plain("\n".join(made)))
     report.section(
         "Speed-up of single sentences",
         "As Figure 4 of Generalized Aggressive Decoding: how many sentences gain how much.",
@@ -313,7 +321,8 @@ def run(argv: Sequence[str]) -> None:
     sources = side(args.source, "--source", "sources", runs)
     references = side(args.references, "--references", "references", runs)
     sweep = None if args.sweep is None else read_sweep(args.sweep)
-    report = write_up(runs, baseline, sources, references, sweep)
+    command = shlex.join(["spec-dec-report", *argv])
+    report = write_up(runs, baseline, sources, references, sweep, command)
     folder = Path(args.output)
     for name, png in report.figures.items():
         write_atomically(folder / name, png, "--output")

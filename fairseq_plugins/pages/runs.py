@@ -31,6 +31,13 @@ class Run:
     trace: str | None = None
 
     @property
+    def origin(self) -> str:
+        """The command, with the model in it, and machine and date."""
+        with Path(self.file).open(encoding="utf-8") as lines:
+            run = json.loads(lines.readline()).get("run")
+        return f"{run['command']} ({run['machine']})" if run else "not in its statistics, of an earlier version"
+
+    @property
     def tokens(self) -> int:
         """Tokens of all outputs."""
         return sum(sentence.tokens for sentence in self.sentences.values())

@@ -1,11 +1,13 @@
 """Statistics: what is added up, what is written, and when the file gets its name."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -47,6 +49,7 @@ def test_file_gets_its_name_at_the_end(tmp_path: Path) -> None:
     assert not file.exists()
     stats.close()
     written = [json.loads(line) for line in file.read_text().splitlines()]
+    assert written[0].pop("run") == {"command": shlex.join(sys.argv), "machine": machine()}
     assert written == [{**vars(sentence), "backend": "native"} for sentence in BATCH]
     assert not list(tmp_path.glob("*.partial"))
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.pages import report
+from fairseq_plugins.pages import figures, report
 from fairseq_plugins.pages.findings import (
     acceptance_by_position,
     drafter_reliability,
@@ -314,3 +315,22 @@ def test_errors(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert message in error and "\n" not in error
     assert report.main([runs[0], "--output", str(full)]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_report_says_what_ran_where(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate", "--path", "verifier.pt"])
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    stats = DecodingStats("gad", str(tmp_path / "new.jsonl"))
+    stats.record([_sentence(n, [2, 5]) for n in range(3)], 1.0)
+    stats.close()
+    arguments = [str(tmp_path / "new.jsonl"), runs[0], "--output", str(tmp_path / "out")]
+    assert report.main(arguments) == 0
+    lines = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").splitlines()
+    assert f"- new: fairseq-generate --path verifier.pt ({report.plain(machine())})" in lines
+    assert "- greedy: not in its statistics, of an earlier version" in lines
+    assert any(line.startswith("- this report: spec-dec-report ") for line in lines)
+
+
+def test_few_far_out_do_not_flatten_a_plot() -> None:
+    assert figures._usual([1.0] * 99 + [100.0]) == 1.5
+    assert figures._usual([1.0, 2.0]) == 2.0

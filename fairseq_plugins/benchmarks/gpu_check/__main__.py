@@ -20,9 +20,9 @@ import torch
 from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs
 from fairseq_plugins.benchmarks.gpu_check.place import Place
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, Outcome, render
-from fairseq_plugins.benchmarks.machine import machine
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.errors import ConfigurationError
 
