@@ -3,18 +3,18 @@
 spec-dec-convert FOLDER OUT
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.conversion.convert import convert
 
 
-def get_parser() -> argparse.ArgumentParser:
+def get_parser() -> CommandParser:
     """Options of `spec-dec-convert`."""
-    parser = argparse.ArgumentParser(prog="spec-dec-convert", description=(__doc__ or "").split("\n")[0])
+    example = "spec-dec-convert opus-mt-en-de converted"
+    parser = CommandParser("spec-dec-convert", (__doc__ or "").split("\n")[0], example)
     parser.add_argument("folder", metavar="FOLDER", help="with config.json, model.safetensors and a tokenizer")
     parser.add_argument("out", metavar="OUT", help="folder to write: verifier.pt, dictionaries, subwords")
     return parser
