@@ -120,6 +120,8 @@ class JacobiConsistency(FairseqCriterion):
             "ntokens": sample["ntokens"],
             "nsentences": target.size(0),
             "sample_size": sample["ntokens"],
+            # Workers add up what all of them log.
+            **dict.fromkeys(("consistency", "rows", "tokens", "iterations"), 0),
         }
         if not model.training:
             width = math.ceil(_WINDOW_RATIO * source.size(1)) + 1
@@ -183,8 +185,7 @@ class JacobiConsistency(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        # A batch without a row to learn from logs no consistency loss.
-        return False
+        return True
 
 
 def consistent_rows(target: Tensor, best: Tensor, state: Tensor, converged: Tensor, pad: int, block: int = 0) -> Tensor:
