@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torch import distributed
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -109,6 +110,23 @@ def take_parts(place: Place, count: int, is_finished: Callable[[int], bool], beg
                 say(f"waiting for other processes, which write what is left: {held.file}")
             is_waiting = True
             time.sleep(WAIT_SECONDS)
+
+
+def check_trains_together(place: Place) -> None:
+    """Refuse processes of torchrun that would each train a model of its own and write it into the same folder.
+
+    fairseq counts on as many processes as there are GPUs, whatever torchrun has started.
+
+    Raises:
+        ConfigurationError: naming fairseq's option.
+    """
+    world = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    if place.spawned and place.world != world:
+        raise ConfigurationError(
+            f"torchrun started {place.world} processes, and --distributed-world-size is {world}: each process or group "
+            f"would train a model of its own; add --distributed-world-size {place.world}, or without GPUs "
+            "start one process"
+        )
 
 
 def start_processes(count: int, module: str, argv: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from torch import nn
 
 from fairseq_plugins import tensorboard
+from fairseq_plugins.commands.workers import check_trains_together, find_place
 from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
@@ -76,6 +77,8 @@ class TrainsDrafters(DecodesWithDrafts):
             )
         if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self._options.block_size = _DEFAULT_BLOCK_SIZE
+        if not from_checkpoint:
+            check_trains_together(find_place())
         if from_checkpoint:
             check_task(cfg, self, "--path")
         model = super().build_model(cfg, from_checkpoint)

@@ -1,0 +1,45 @@
+"""Processes of torchrun that train together, or would not."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.commands import workers
+from fairseq_plugins.commands.workers import Place, check_trains_together
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import REPOSITORY, run_in_process
+
+
+def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -> None:
+    """Without --distributed-world-size each would write a model of its own into the folder: refused."""
+    for name in ("train.src", "train.tgt", "valid.src", "valid.tgt"):
+        (tmp_path / name).write_text("a b c\nb c a\n" * 4)
+    files = f"--trainpref {tmp_path}/train --validpref {tmp_path}/valid --destdir {tmp_path}/data --workers 1"
+    run_in_process("preprocess", f"--source-lang src --target-lang tgt {files}")
+    command = f"{programs}/python -m torch.distributed.run --standalone --nproc-per-node 2 --no-python"
+    command += f" {programs}/fairseq-train {tmp_path}/data --user-dir {REPOSITORY}/fairseq_plugins --task spec_dec"
+    command += (
+        f" --arch transformer_tiny --cpu --max-update 1 --optimizer adam --batch-size 4 --save-dir {tmp_path}/out"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert run.returncode != 0
+    said = (
+        "error: torchrun started 2 processes, and --distributed-world-size is 1: each process or group would train a "
+    )
+    assert said + "model of its own; add --distributed-world-size 2, or without GPUs start one process" in run.stderr
+    assert not list(tmp_path.glob("out/*.pt"))
+
+
+def test_processes_that_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes with a GPU each are two processes; fairseq's own processes, and one by itself, are left alone."""
+    check_trains_together(Place())
+    check_trains_together(Place(world=1, spawned=True))
+    monkeypatch.setattr(workers.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(workers.distributed, "get_world_size", lambda: 2)
+    check_trains_together(Place(world=2, spawned=True))
+    check_trains_together(Place())
+    with pytest.raises(ConfigurationError, match="torchrun started 4 processes, and --distributed-world-size is 2"):
+        check_trains_together(Place(world=4, spawned=True))
