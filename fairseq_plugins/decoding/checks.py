@@ -59,6 +59,21 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
     spec.check_fit(context, options)
 
 
+def check_finite(models: Sequence[nn.Module]) -> None:
+    """Refuse verifiers with weights that are NaN or infinite: their output would be garbage with finite scores.
+
+    Raises:
+        ConfigurationError: naming the weight.
+    """
+    for model in models:
+        for name, weight in model.named_parameters():
+            if not bool(torch.isfinite(weight).all()):
+                raise ConfigurationError(
+                    f"--path: its weight {name} has values that are NaN or infinite; give an earlier checkpoint, or "
+                    "train with a lower --lr or --clip-norm"
+                )
+
+
 def _check_int8(models: Sequence[nn.Module]) -> None:
     for parameter in (next(model.parameters()) for model in models):
         if parameter.device.type != "cpu":

@@ -17,7 +17,7 @@ from fairseq_plugins import tensorboard
 from fairseq_plugins.commands.files import destination
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
-from fairseq_plugins.decoding.checks import check_fit, check_task_options
+from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
 from fairseq_plugins.decoding.constraints import check_search_numbers, refuse_search_options, refuse_unless_honoured
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
@@ -124,6 +124,8 @@ class Decoding:
             is_traced=cfg.trace_file is not None,
             counts_survival=self.counts_survival,
         )
+        if not in_training:
+            check_finite(models)
         check_fit(spec, options, context)
         stats = tensorboard.decoding_stats(cfg, spec, options, is_one_run)
         if context.engine.has_graphs(next(models[0].parameters()).device):

@@ -1,5 +1,6 @@
 """The released models of UA-GEC and data for them, so that faults are tried on what users have, without training."""
 
+import math
 import os
 import shlex
 import shutil
@@ -81,6 +82,10 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
         for key in ("model", "cfg"):
             torch.save({other: state[other] for other in state if other != key}, folder / f"{name}.no_{key}.pt")
     torch.save([1, 2], folder / "list.pt")
+    for value in (math.nan, math.inf):
+        state = torch.load(models / "verifier.pt", weights_only=False)
+        state["model"]["decoder.layers.0.fc1.bias"][3] = value
+        torch.save(state, folder / f"verifier.{value}.pt")
     (folder / "long.txt").write_text("\u25b1A\n" + "a " * 3000 + "\n", encoding="utf-8")
     shutil.copytree(models, folder / "model")
     subwords = folder / "model" / "subwords.model"
