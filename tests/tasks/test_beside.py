@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from hydra.core.config_store import ConfigStore
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder, task_beside_decoder
@@ -23,7 +24,8 @@ SENTENCES = "w3 w9 w4\nw1\nw20 w21 w22 w23 w24 w25\nw7 w8\n"
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What fairseq knows of tasks, as it was before."""
-    before = [(registry, dict(registry)) for registry in (TASK_REGISTRY, TASK_DATACLASS_REGISTRY)]
+    stored = ConfigStore.instance().repo["task"]
+    before = [(registry, dict(registry)) for registry in (TASK_REGISTRY, TASK_DATACLASS_REGISTRY, stored)]
     yield
     for registry, entries in before:
         registry.clear()
