@@ -170,7 +170,7 @@ class Batch:
         state.sentences = [state.sentences[row] for row in stay]
         if state.beams is not None:
             rows = rows[:: self.beam] // self.beam
-            state.beams = state.beams.select(rows)
+            state.beams = state.beams.select(rows, [row // self.beam for row in stay[:: self.beam]])
         method.verifier.select_rows(rows)
         method.drafter.select_rows(rows)
 

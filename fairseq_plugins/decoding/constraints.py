@@ -63,14 +63,17 @@ class Constraints:
         Args:
             scores, lengths, shortest, longest: as for `apply`, before softmax.
         """
+        has_early = shortest < self.min_len
+        changed = {self.pad, *([self.unk] if self.unk_penalty else []), *([self.eos] if has_early else [])}
         # Not a copy of all: nothing is as large.
-        before = {token: scores.select(2, token).clone() for token in (self.pad, self.unk, self.eos)}
+        before = {token: scores.select(2, token).clone() for token in changed}
         scores.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             scores.select(2, self.unk).sub_(self.unk_penalty)
         position = None
-        if shortest < self.min_len or longest + scores.size(1) > self.max_len:
+        if has_early or longest + scores.size(1) > self.max_len:
             position = lengths[:, None] + torch.arange(scores.size(1), device=scores.device)
+        if has_early and position is not None:
             scores.select(2, self.eos).masked_fill_(self._too_early(position), -torch.inf)
         best = scores.argmax(-1)
         for token, values in before.items():

@@ -55,9 +55,9 @@ class Beams:
             self.ended + other.ended,
         )
 
-    def select(self, sentences: Tensor) -> "Beams":
-        """Some of the sentences."""
-        rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in sentences.tolist()]
+    def select(self, sentences: Tensor, on_host: list[int]) -> "Beams":
+        """Some of the sentences; `on_host` are the same numbers."""
+        rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in on_host]
         return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], ended)
 
     def where(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:

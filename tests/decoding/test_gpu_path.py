@@ -48,7 +48,7 @@ class Budget:
 
 
 BUDGETS = {
-    "greedy": Budget(36, 53, 189, 1),
+    "greedy": Budget(30, 53, 189, 1),
     "gad": Budget(57, 107, 248, 1),
     "gad++": Budget(81, 107, 248, 1),
     "nat": Budget(54, 54, 545, 1),
@@ -57,7 +57,7 @@ BUDGETS = {
     "jacobi": Budget(71, 53, 190, 1),
     "gs-jacobi": Budget(71, 53, 190, 1),
     "hybrid-jacobi": Budget(74, 53, 190, 1),
-    "fast-beam": Budget(62, 52, 76, 3),
+    "fast-beam": Budget(62, 52, 76, 1),
 }
 
 

@@ -232,7 +232,8 @@ class CachedDecoder:
 
     def project(self, hidden: Tensor) -> Tensor:
         """Scores [..., V] of hidden states [..., D], before softmax; [..., N] of the tokens of `vocabulary`."""
-        return self.output_layer(hidden)
+        # Of rows that do not follow each other, PyTorch makes a product for every sentence.
+        return self.output_layer(hidden.flatten(0, -2)).reshape(*hidden.shape[:-1], -1)
 
     @property
     def capacity(self) -> int:

@@ -65,12 +65,13 @@ class GreedySearch:
         # Without a verifier there is no token of its own to add: the last drafted one takes that position.
         compared = Draft(draft.tokens[:, : width - 1], draft.num_drafted, draft.log_probs)
         accepted = accepted_prefix(self.rule(compared, verification), compared.num_drafted)
-        columns = torch.arange(width, device=best.device)
         tokens = best
         if self.rule is not exact:
             drafted = torch.cat([compared.tokens, best[:, -1:]], dim=1)
+            columns = torch.arange(width, device=best.device)
             tokens = torch.where(columns < accepted[:, None], drafted, best)
-        ends = (tokens == eos) & (columns <= accepted[:, None])
-        first_end = torch.where(ends, columns, width).amin(1)
-        emitted = torch.minimum(accepted, first_end) + 1
-        return tokens, torch.stack([emitted, torch.minimum(accepted, emitted), (first_end < width).long()])
+        # Tokens before the first EOS, and of these the accepted ones: the token after them is the last one emitted.
+        before_last = torch.minimum(accepted, (tokens != eos).long().cumprod(1).sum(1))
+        emitted = before_last + 1
+        finished = tokens.gather(1, before_last[:, None])[:, 0] == eos
+        return tokens, torch.stack([emitted, torch.minimum(accepted, emitted), finished.long()])

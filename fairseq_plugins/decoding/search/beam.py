@@ -18,7 +18,7 @@ class Chosen:
         tokens, scores, log_probs: [R], of what goes on; scores are sums.
         parents: [R], the row that each row continues.
         ignored: [B, size], ranks from which nothing ends in the next step.
-        ends: [B, size], which of the best candidates end; None where none does.
+        ends: [B, size], which of the best candidates end.
     """
 
     tokens: Tensor
@@ -26,7 +26,7 @@ class Chosen:
     scores: Tensor
     log_probs: Tensor
     ignored: Tensor
-    ends: Tensor | None
+    ends: Tensor
 
 
 class BeamSearch:
@@ -60,9 +60,10 @@ class BeamSearch:
         chosen = choose(candidates, beams, eos)
         hypotheses: list[tuple[int, Hypothesis]] = []
         finished, ended = [False] * len(state.sentences), beams.ended
-        # Reading what ends is the one synchronisation of a step.
-        if chosen.ends is not None or state.span.longest >= state.max_len:
-            hypotheses, finished, ended = self._end(state, candidates, chosen.ends)
+        # The one synchronisation of a step.
+        ends = [(place, rank) for place, row in enumerate(chosen.ends.tolist()) for rank, end in enumerate(row) if end]
+        if ends or state.span.longest >= state.max_len:
+            hypotheses, finished, ended = self._end(state, candidates, ends)
         return BeamAdvance(
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
@@ -77,14 +78,14 @@ class BeamSearch:
         )
 
     def _end(
-        self, state: DecodingState, candidates: Candidates, ends: Tensor | None
+        self, state: DecodingState, candidates: Candidates, ends: list[tuple[int, int]]
     ) -> tuple[list[tuple[int, Hypothesis]], list[bool], list[int]]:
         """The hypotheses that end, of every row whether its sentence does, and how many have ended of each."""
         beams = state.beams
         assert beams is not None
         taken, has_end, counts = [], set(), list(beams.ended)
         gone = state.host_ended[:: self.size] or [False] * len(counts)
-        for place, rank in [] if ends is None else ends.nonzero().tolist():
+        for place, rank in ends:
             if gone[place]:
                 continue  # it has all its outputs, if fewer than there may be
             has_end.add(place)
@@ -126,8 +127,7 @@ def choose(candidates: Candidates, beams: Beams, eos: int) -> Chosen:
     first = torch.arange(0, len(beams.scores), size, device=parents.device)
     parents = parents.clamp(min=0) + first.repeat_interleave(size)
     log_probs = scores - beams.scores[parents]
-    ends = ends[:, :size]
-    return Chosen(tokens, parents, scores, log_probs, rank >= 2 * size, ends if bool(ends.any()) else None)
+    return Chosen(tokens, parents, scores, log_probs, rank >= 2 * size, ends[:, :size])
 
 
 def _outputs(
