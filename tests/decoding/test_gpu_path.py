@@ -49,7 +49,7 @@ class Budget:
 
 BUDGETS = {
     "greedy": Budget(30, 53, 189, 1),
-    "gad": Budget(57, 107, 248, 1),
+    "gad": Budget(47, 107, 248, 1),
     "gad++": Budget(81, 107, 248, 1),
     "nat": Budget(54, 54, 545, 1),
     "blockwise": Budget(61, 53, 190, 1),
