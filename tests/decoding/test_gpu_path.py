@@ -57,7 +57,7 @@ BUDGETS = {
     "jacobi": Budget(71, 53, 190, 1),
     "gs-jacobi": Budget(71, 53, 190, 1),
     "hybrid-jacobi": Budget(74, 53, 190, 1),
-    "fast-beam": Budget(62, 52, 76, 1),
+    "fast-beam": Budget(61, 52, 76, 1),
 }
 
 
