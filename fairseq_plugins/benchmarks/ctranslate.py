@@ -85,7 +85,9 @@ class CTranslate2Generator:
             intra_threads=torch.get_num_threads(),
         )
 
-    def generate(self, models: Any, sample: dict[str, Any], prefix_tokens: None = None) -> list[list[dict[str, Any]]]:
+    def generate(
+        self, models: Any, sample: dict[str, Any], prefix_tokens: None = None, constraints: None = None
+    ) -> list[list[dict[str, Any]]]:
         """Translate a batch; `models` is there for the signature of fairseq's generators only."""
         tokens = sample["net_input"]["src_tokens"]
         symbols, pad, eos = self.source.symbols, self.source.pad(), self.source.eos()

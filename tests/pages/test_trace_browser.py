@@ -138,7 +138,7 @@ def test_keyboard_alone(opened: Page, hundred: Path) -> None:
 
 def test_address_names_sentence_and_iteration(opened: Page, hundred: Path) -> None:
     opened.open(hundred)
-    time.sleep(0.5)
+    time.sleep(1)  # opening names the sentence, and its iteration 0.3 s later
     opened.press(DOWN, into="#list")
     assert opened.address == "#1/1"  # at once: it may be copied now
     for _ in range(3):
