@@ -144,11 +144,9 @@ def configuration(
     cfg.task._name = "spec_dec"
     of_task = _OF_TASK.union(*({field.name for field in fields(spec.options)} for spec in methods.METHODS))
     of_generation = {field.name for field in fields(GenerationConfig)} - _NOT_OF_GENERATION
-    known = sorted(name for name in of_task | of_generation if not name.startswith(("_", "retain_", "iter_decode_")))
+    known = {name for name in of_task | of_generation if not name.startswith(("_", "retain_", "iter_decode_"))}
     for name, value in options.items():
-        if name not in known:
-            raise ConfigurationError(f"{name}: no such option; there are {', '.join(known)}")
-        set_option(cfg.task if name in of_task else cfg.generation, name, value)
+        set_option(cfg.task if name in of_task else cfg.generation, name, value, known)
     cfg.task.decoding_method = decoder
     cfg.task.drafter_path = files.drafter
     cfg.task.data, cfg.task.source_lang, cfg.task.target_lang = files.data, files.source_lang, files.target_lang

@@ -1,5 +1,6 @@
 """`wrap`: our decoders for a task that a program has set up itself."""
 
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from types import MethodType
@@ -50,9 +51,7 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     cfg = OmegaConf.structured(DecodingOptions(tensorboard_logdir=None, profile=False, bf16=False))
     known = {declared.name for declared in fields(DecodingOptions)} - _NOT_OPTIONS
     for name, value in options.items():
-        if name not in known:
-            raise ConfigurationError(f"{name}: no such option; there are {', '.join(sorted(known))}")
-        set_option(cfg, name, value)
+        set_option(cfg, name, value, known)
     cfg.decoding_method, cfg.drafter_path = decoder, None if drafter is None else str(drafter)
     check_options(cfg)
     decoding = Decoding(cfg)
@@ -70,12 +69,14 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     return task
 
 
-def set_option(cfg: DictConfig, name: str, value: Any) -> None:
-    """Set one option.
+def set_option(cfg: DictConfig, name: str, value: Any, known: Collection[str]) -> None:
+    """Set one of the `known` options.
 
     Raises:
-        ConfigurationError: for a value of the wrong kind.
+        ConfigurationError: for another one, or a value of the wrong kind.
     """
+    if name not in known:
+        raise ConfigurationError(f"{name}: no such option; there are {', '.join(sorted(known))}")
     try:
         cfg[name] = value
     except OmegaConfBaseException as error:

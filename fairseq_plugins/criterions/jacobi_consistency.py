@@ -16,12 +16,10 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.decoding.methods.jacobi import first_window
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import unwrap
 from fairseq_plugins.models.block_nat import BlockNat
-
-# Positions that validation solves together, in lengths of the source: those of --decoder jacobi.
-_WINDOW_RATIO = 1.5
 
 _SUMS = ("loss", "nll_loss", "consistency", "rows", "ntokens", "nsentences", "sample_size", "tokens", "iterations")
 
@@ -124,8 +122,7 @@ class JacobiConsistency(FairseqCriterion):
             **dict.fromkeys(("consistency", "rows", "tokens", "iterations"), 0),
         }
         if not model.training:
-            width = math.ceil(_WINDOW_RATIO * source.size(1)) + 1
-            guess = self._first_guess(source, width)
+            guess = self._first_guess(source, first_window(source))
             tokens, iterations = count_iterations(network.decoder, encoder_out, guess, self.eos, self.padding_idx)
             logging_output |= {"tokens": tokens.sum(), "iterations": iterations.sum()}
         elif self.consistency_weight > 0:
@@ -133,7 +130,7 @@ class JacobiConsistency(FairseqCriterion):
             converged, state = self._draw_state(network.decoder, source, previous, target, encoder_out)
             rows = consistent_rows(target, best, state, converged, self.padding_idx, self.trajectory_block)
             if rows.any():
-                shifted = torch.cat([previous[:, :1], state[:, :-1]], 1).masked_fill(~is_target, self.padding_idx)
+                shifted = _shifted(previous, state).masked_fill(~is_target, self.padding_idx)
                 predicted = utils.log_softmax(_scores(network.decoder, shifted, encoder_out, rows), dim=-1)
                 consistency = -(log_probs.detach()[rows[is_target]].exp() * predicted).sum()
                 loss = loss + self.consistency_weight * consistency
@@ -151,7 +148,7 @@ class JacobiConsistency(FairseqCriterion):
         is_open = is_target & (torch.arange(target.size(1), device=target.device) >= converged)
         state = torch.where(is_open, self._first_guess(source, target.size(1)), target)
         for _ in range(int(torch.randint(self.trajectory_length, ()))):
-            shifted = torch.cat([previous[:, :1], state[:, :-1]], 1).masked_fill(~is_target, self.padding_idx)
+            shifted = _shifted(previous, state).masked_fill(~is_target, self.padding_idx)
             scores = _scores(decoder, shifted, encoder_out, is_open)
             state = torch.where(is_open, _fill(is_open, scores, self.padding_idx), state)
         return converged, state
@@ -223,9 +220,7 @@ def count_iterations(
     first = state.new_full((len(state), 1), eos)
     everywhere = torch.ones_like(state, dtype=torch.bool)
     while is_going.any():
-        predicted = _fill(
-            everywhere, _scores(decoder, torch.cat([first, state[:, :-1]], 1), encoder_out, everywhere), pad
-        )
+        predicted = _fill(everywhere, _scores(decoder, _shifted(first, state), encoder_out, everywhere), pad)
         length = state.size(1)
         emitted = ((predicted == state).long().cumprod(1).sum(1) + 1).clamp(max=length)
         is_end = predicted == eos
@@ -235,6 +230,11 @@ def count_iterations(
         is_going &= emitted < end
         state = predicted
     return tokens, iterations
+
+
+def _shifted(first: Tensor, state: Tensor) -> Tensor:
+    """What the decoder reads to predict a state [B, T]: the first column of `first`, then the state but its end."""
+    return torch.cat([first[:, :1], state[:, :-1]], 1)
 
 
 def _scores(decoder: FairseqDecoder, previous: Tensor, encoder_out: Any, rows: Tensor) -> Tensor:

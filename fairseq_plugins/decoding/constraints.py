@@ -73,8 +73,8 @@ class Constraints:
         position = None
         if has_early or longest + scores.size(1) > self.max_len:
             position = lengths[:, None] + torch.arange(scores.size(1), device=scores.device)
-        if has_early and position is not None:
-            scores.select(2, self.eos).masked_fill_(self._too_early(position), -torch.inf)
+            if has_early:
+                scores.select(2, self.eos).masked_fill_(self._too_early(position), -torch.inf)
         best = scores.argmax(-1)
         for token, values in before.items():
             scores.select(2, token).copy_(values)

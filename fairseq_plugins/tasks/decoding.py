@@ -227,13 +227,10 @@ def check_options(cfg: Any) -> None:
     """
     check_task_options(cfg, methods.find(cfg.decoding_method))
     methods.check_options(cfg)
-    for path, option in ((cfg.stats_file, "--stats-file"), (cfg.trace_file, "--trace-file")):
-        if path is not None:
-            destination(path, option)
-    if cfg.stats_file is not None and cfg.trace_file is not None:
-        stats, trace = destination(cfg.stats_file, "--stats-file"), destination(cfg.trace_file, "--trace-file")
-        if stats == trace and not stats.is_direct:
-            raise ConfigurationError(f"--trace-file {cfg.trace_file}: is the file of --stats-file; give another one")
+    stats = None if cfg.stats_file is None else destination(cfg.stats_file, "--stats-file")
+    trace = None if cfg.trace_file is None else destination(cfg.trace_file, "--trace-file")
+    if stats is not None and stats == trace and not stats.is_direct:
+        raise ConfigurationError(f"--trace-file {cfg.trace_file}: is the file of --stats-file; give another one")
 
 
 def with_args(task: Any) -> Any:

@@ -77,10 +77,10 @@ class TrainsDrafters(DecodesWithDrafts):
             )
         if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self._options.block_size = _DEFAULT_BLOCK_SIZE
-        if not from_checkpoint:
-            check_trains_together(find_place())
         if from_checkpoint:
             check_task(cfg, self, "--path")
+        else:
+            check_trains_together(find_place())
         model = super().build_model(cfg, from_checkpoint)
         if isinstance(model, BlockNat):
             attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence

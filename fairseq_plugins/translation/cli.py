@@ -263,17 +263,17 @@ def _drafts(args: argparse.Namespace) -> DraftLines:
 
 def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]) -> None:
     """Translate this process's share, and put all together where nothing is left."""
+    lines = count_lines(translator.args.input)
     for part in begun:
-        _translate_part(translator, part, part.index, parts.count)
+        _translate_part(translator, part, parts.count, lines)
     if parts.join():
         say(f"{NAME}: all of {translator.args.input} is in {translator.args.output}")
     say(translator.summary())
 
 
-def _translate_part(translator: Translator, part: Part, index: int, count: int) -> None:
-    """Translate the chunks of a part that are not there yet."""
-    source = translator.args.input
-    lines = count_lines(source)
+def _translate_part(translator: Translator, part: Part, count: int, lines: int) -> None:
+    """Translate the chunks of a part that are not there yet, of `lines` lines in `count` parts."""
+    source, index = translator.args.input, part.index
     own = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
     done, number = part.lines_done, 0
     name = f"part {index + 1} of {count}" if count > 1 else translator.model.decoder

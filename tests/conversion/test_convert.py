@@ -1,4 +1,4 @@
-"""Converted models give the ids of Hugging Face's greedy `generate`; what is not converted is refused in one line."""
+"""Converted models give the ids of Hugging Face's greedy `generate`; other models are refused in one line."""
 
 import errno
 import json

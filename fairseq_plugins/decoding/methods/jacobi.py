@@ -24,6 +24,11 @@ DEFAULT_LENGTH = 50
 _WINDOW_RATIO = 1.5
 
 
+def first_window(source: Tensor) -> int:
+    """Return how many positions Algorithm 1 solves together for sources [B, S]."""
+    return math.ceil(_WINDOW_RATIO * source.size(1)) + 1
+
+
 class JacobiDrafter:
     """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
 
@@ -59,7 +64,7 @@ class JacobiDrafter:
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         source = sample["net_input"]["src_tokens"]
-        self.block = self.block_size or math.ceil(_WINDOW_RATIO * source.size(1)) + 1
+        self.block = self.block_size or first_window(source)
         self.first_guess = self._first_guess(source)
         self.tail = source.new_empty(source.size(0), 0)
         self.last = None
