@@ -230,7 +230,7 @@ class Options:
         if engine is None:
             weights = NativeWeights(precision=Precision.INT8_WEIGHTS if self.int8 else Precision.FP32)
         if weights is not None:
-            engine = Engine(weights.precision, steady=weights.batch_invariant)
+            engine = Engine(weights.precision, batch_invariant=weights.batch_invariant)
         return MethodContext(
             models, drafter, task.source_dictionary, task.target_dictionary, engine, weights, temperature, beam
         )

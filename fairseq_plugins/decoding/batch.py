@@ -1,4 +1,4 @@
-"""The sentences of a batch: which are being decoded, which wait, and what became of those that are finished."""
+"""The sentences of a batch: active, waiting and finished ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,24 +11,24 @@ from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.state import Beams, DecodingState, Hypothesis
 
-# Of `active_sentences`, one in so many rows is free before others come in; of rows that are kept when their sentences
-# have ended, one in so many is one of these before they go.
-_ROOM_SHARE = 4
+# One row in 4 must be free before waiting sentences are admitted, and ended before ended ones are removed: both copy
+# the whole cache.
+_FREE_ROWS_DIVISOR = 4
 
 
 class Batch:
-    """One batch on its way. Every row of the state is a sentence; rows come in, and go when they are finished.
+    """A batch being decoded. Every row of the state is a sentence; finished rows are removed, waiting ones admitted.
 
-    In beam search a sentence has as many rows as it has hypotheses.
+    In beam search a sentence has a row for each hypothesis.
 
     Args:
         sample: a fairseq batch.
         constraints: of this batch.
-        first_token: what every output begins with.
-        active_sentences: so many sentences are decoded at a time, 0 for all.
-        beam: hypotheses of every sentence; None for a greedy search, which has one.
-        keeps_ended: to take rows out costs more than to run them: all keys and values are copied. So rows of sentences
-            that have ended are marked as such, and go several at a time.
+        first_token: first token of every output.
+        active_sentences: number of sentences decoded at a time, 0 for all.
+        beam: hypotheses per sentence; None for greedy search.
+        delays_removal: mark rows of ended sentences and remove several at a time. Removal copies all keys and values,
+            which on a GPU costs more than running the rows.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Batch:
         first_token: int,
         active_sentences: int = 0,
         beam: int | None = None,
-        keeps_ended: bool = False,
+        delays_removal: bool = False,
     ) -> None:
         source = sample["net_input"]["src_tokens"]
         size, device = source.size(0), source.device
@@ -47,12 +47,12 @@ class Batch:
         self.first_token = first_token
         self.active_sentences = active_sentences
         self.beam = beam or 1
-        self.keeps_ended = keeps_ended
+        self.delays_removal = delays_removal
         self.waiting = list(range(size))
         if 0 < active_sentences < size:
-            # The longest sources first, so that in the end no long sentence is left alone.
+            # Longest sources first, so that no long sentence is left for the end.
             self.waiting = sample["net_input"]["src_lengths"].argsort(descending=True, stable=True).tolist()
-        # Room for max_len tokens, the symbols at both ends, and a last column where rows write what goes beyond.
+        # max_len tokens, the symbols at both ends, and a last column that takes writes beyond them.
         capacity = constraints.max_len + 3
         self.state = DecodingState(
             # The source may be speech, whose numbers are no token ids.
@@ -64,38 +64,26 @@ class Batch:
         )
         if beam is not None:
             self.state.beams = Beams.begin(beam, 0, self.state.tokens)
-        # Of every sentence: the tokens that each iteration emitted, and the outputs that have ended.
+        # For every sentence the number of tokens that each iteration emitted, and its ended outputs.
         self.emitted: list[list[int]] = [[] for _ in range(size)]
         self.outputs: list[list[Hypothesis]] = [[] for _ in range(size)]
 
-    @property
-    def _least_room(self) -> int:
-        return max(1, (self.active_sentences or len(self.emitted)) // _ROOM_SHARE)
-
-    @property
-    def enough_finished(self) -> int:
-        """How many of the sentences present may end before something has to be done about it."""
-        return self._least_room if self.waiting else len(self.state.sentences)
-
     def admit(self, method: Method) -> bool:
-        """Let waiting sentences in where there is room; returns whether any sentence is left to decode.
-
-        A few at a time would cost as much to encode as many, so some room must have come together.
-        """
+        """Admit waiting sentences if enough rows are free; returns whether any sentence is left to decode."""
         state = self.state
         limit = self.active_sentences or len(self.emitted)
-        room = limit - state.host_ended.count(False) // self.beam
-        if self.waiting and room >= self._least_room:
+        num_free = limit - state.host_ended.count(False) // self.beam
+        if self.waiting and num_free >= max(1, limit // _FREE_ROWS_DIVISOR):
             if any(state.host_ended):
-                self._take_out(method)
-            coming, self.waiting = self.waiting[:room], self.waiting[room:]
-            whole = len(coming) == len(self.emitted)
-            sample = self.sample if whole else _select(self.sample, coming, self.pad)
+                self._remove_ended(method)
+            admitted, self.waiting = self.waiting[:num_free], self.waiting[num_free:]
+            is_whole_batch = len(admitted) == len(self.emitted)
+            sample = self.sample if is_whole_batch else _select(self.sample, admitted, self.pad)
             if state.sentences:
                 method.drafter.append_rows(sample, method.verifier.append_rows(sample))
             else:
                 method.drafter.start(sample, method.verifier.start(sample))
-            self._append_rows(coming)
+            self._append_rows(admitted)
         return bool(state.sentences)
 
     def _append_rows(self, sentences: list[int]) -> None:
@@ -111,7 +99,7 @@ class Batch:
         state.sentences = state.sentences + [sentence for sentence in sentences for _ in range(self.beam)]
         state.host_ended = state.host_ended + [False] * count
         if state.beams is not None:
-            state.beams = state.beams.and_then(Beams.begin(self.beam, len(sentences), tokens))
+            state.beams = state.beams.concat(Beams.begin(self.beam, len(sentences), tokens))
 
     def retire(
         self,
@@ -121,23 +109,23 @@ class Batch:
         hypotheses: Sequence[tuple[int, Hypothesis]] = (),
         ended: Tensor | None = None,
     ) -> None:
-        """Note what every sentence gained; take the finished ones out of the batch, the drafter and the verifier.
+        """Record the emitted tokens; remove finished sentences from the batch, the drafter and the verifier.
 
-        Those that are kept until there are more of them are marked in the state.
+        Ended rows that are not removed yet are marked in the state.
 
         Args:
-            emitted: of every row, the tokens that each iteration emitted.
+            emitted: for every row the number of tokens that each iteration emitted.
             finished: which rows have ended.
-            method: which decodes them.
-            hypotheses: of beam search, what has ended, with the place of its sentence among those present.
-            ended: [B], `finished` on the device, other than 0; None where nobody has it there.
+            method: decodes the batch.
+            hypotheses: ended hypotheses of beam search, each with the index of its sentence among the active ones.
+            ended: [B], `finished` on the device as non-zero numbers; None if it is on the host only.
         """
         state = self.state
         for row in range(0, len(state.sentences), self.beam):
             if not state.host_ended[row]:
                 self.emitted[state.sentences[row]].extend(emitted[row])
-        for place, hypothesis in hypotheses:
-            self.outputs[state.sentences[place * self.beam]].append(hypothesis)
+        for index, hypothesis in hypotheses:
+            self.outputs[state.sentences[index * self.beam]].append(hypothesis)
         if not any(finished):
             return
         for row, sentence in enumerate(state.sentences):
@@ -146,36 +134,36 @@ class Batch:
                 tokens, log_probs = state.tokens[row, columns], state.log_probs[row, columns]
                 self.outputs[sentence].append(Hypothesis(tokens, log_probs, log_probs.sum()))
         state.host_ended = [before or now for before, now in zip(state.host_ended, finished, strict=True)]
-        if ended is None and self.keeps_ended:
+        if ended is None and self.delays_removal:
             ended = from_host([int(has_ended) for has_ended in finished], state.tokens.device)
         if ended is not None:
             state.ended = ended != 0 if state.ended is None else state.ended | (ended != 0)
-        if not self.keeps_ended or _ROOM_SHARE * sum(state.host_ended) >= len(finished):
-            self._take_out(method)
+        if not self.delays_removal or _FREE_ROWS_DIVISOR * sum(state.host_ended) >= len(finished):
+            self._remove_ended(method)
 
-    def _take_out(self, method: Method) -> None:
-        """Take the rows whose sentences have ended out of the batch, the drafter and the verifier."""
+    def _remove_ended(self, method: Method) -> None:
+        """Remove rows of ended sentences from the batch, the drafter and the verifier."""
         state = self.state
-        stay = [row for row, has_ended in enumerate(state.host_ended) if not has_ended]
-        if not stay:
-            return self._empty()
+        remaining = [row for row, has_ended in enumerate(state.host_ended) if not has_ended]
+        if not remaining:
+            return self._clear()
         if state.ended is None:
-            rows = from_host(stay, state.tokens.device)
+            rows = from_host(remaining, state.tokens.device)
         else:
-            # The device knows by itself.
-            rows = state.ended.long().argsort(stable=True)[: len(stay)]
-        state.ended, state.host_ended = None, [False] * len(stay)
+            # Computed on the device: no copy from the host.
+            rows = state.ended.long().argsort(stable=True)[: len(remaining)]
+        state.ended, state.host_ended = None, [False] * len(remaining)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]
-        state.host_lengths = [state.host_lengths[row] for row in stay]
-        state.sentences = [state.sentences[row] for row in stay]
+        state.host_lengths = [state.host_lengths[row] for row in remaining]
+        state.sentences = [state.sentences[row] for row in remaining]
         if state.beams is not None:
             rows = rows[:: self.beam] // self.beam
-            state.beams = state.beams.select(rows, [row // self.beam for row in stay[:: self.beam]])
+            state.beams = state.beams.select(rows, [row // self.beam for row in remaining[:: self.beam]])
         method.verifier.select_rows(rows)
         method.drafter.select_rows(rows)
 
-    def _empty(self) -> None:
-        """No sentence is left; a verifier and a drafter that start again forget all by themselves."""
+    def _clear(self) -> None:
+        """Remove all rows; verifier and drafter reset themselves at their next start."""
         state = self.state
         state.tokens, state.lengths, state.log_probs = state.tokens[:0], state.lengths[:0], state.log_probs[:0]
         state.host_lengths, state.sentences, state.ended, state.host_ended = [], [], None, []
@@ -184,14 +172,14 @@ class Batch:
 
 
 def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str, Any]:
-    """Some sentences of a batch, without columns that are padding in all of them."""
+    """Select sentences of a batch, without columns that are padding in all of them."""
     rows = from_host(sentences, sample["net_input"]["src_tokens"].device)
     source, lengths = sample["net_input"]["src_tokens"][rows], sample["net_input"]["src_lengths"][rows]
-    # Frames of speech are padded with zeros, to the right.
+    # Speech frames are padded with zeros on the right.
     used = (source != pad).any(0) if source.dim() == 2 else slice(int(lengths.max()))
     inputs = {"src_tokens": source[:, used], "src_lengths": lengths}
     selected = {"net_input": inputs, **({"id": sample["id"][rows]} if "id" in sample else {})}
-    # Drafts that users bring (methods/reuse.py).
+    # Drafts given by the user (methods/reuse.py).
     if "drafts" in sample:
         selected["drafts"] = [sample["drafts"][sentence] for sentence in sentences]
     return selected

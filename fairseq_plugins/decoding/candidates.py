@@ -1,4 +1,4 @@
-"""The best continuations of hypotheses, out of the log-probabilities of all tokens: what fairseq's search is given."""
+"""Select the best continuations of hypotheses from the log-probabilities of all tokens, as fairseq's search does."""
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,11 @@ from fairseq_plugins.decoding.state import Beams, Candidates, DecodingState
 
 
 def best_candidates(state: DecodingState, log_probs: Tensor) -> Candidates:
-    """The best 2 * beam continuations of every sentence, in case half of them end.
+    """Return the best 2 * beam continuations of every sentence: half of them may end.
 
     Args:
-        state: before them; all hypotheses of a sentence have the same length.
-        log_probs: [R, V] of the token after every hypothesis, with the model's and the ensemble's last word; changed.
+        state: before the step; all hypotheses of a sentence have the same length.
+        log_probs: [R, V] of the token after every hypothesis, averaged over an ensemble; changed in place.
     """
     constraints, beams, span = state.constraints, state.beams, state.span
     assert beams is not None
@@ -24,7 +24,7 @@ def best_candidates(state: DecodingState, log_probs: Tensor) -> Candidates:
         _forbid_repetition(state, log_probs)
     total = (log_probs + beams.scores[:, None]).unflatten(0, (-1, beams.size))
     if ends is not None:
-        # fairseq gives all hypotheses of a sentence what its first one has.
+        # fairseq copies the first hypothesis of a sentence to all others.
         total[ends] = total[ends, :1]
     found = _best(total, beams, state.host_lengths[:: beams.size])
     if ends is not None:
@@ -33,40 +33,40 @@ def best_candidates(state: DecodingState, log_probs: Tensor) -> Candidates:
 
 
 def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
-    """Of total [B, beam, V]. Of sentences that have no token yet the first hypothesis counts: all are the same."""
+    """Select from total [B, beam, V]; only the first hypothesis of sentences without tokens, since all are equal."""
     vocabulary = total.size(2)
-    first = [length == 0 for length in lengths]
-    most = min(2 * beams.size, total[0].numel() - 1)
-    # One less than there are, for padding is never chosen.
-    at_first = min(2 * beams.size, vocabulary - 1)
-    if all(first):
-        return _top(total[:, :1], at_first, vocabulary)
-    if not any(first):
-        return _top(total, most, vocabulary)
-    begins = from_host([place for place, is_first in enumerate(first) if is_first], total.device)
-    goes_on = from_host([place for place, is_first in enumerate(first) if not is_first], total.device)
-    begun, others = _top(total[begins, :1], at_first, vocabulary), _top(total[goes_on], most, vocabulary)
-    together = []
-    for early, late, nothing in (
-        (begun.scores, others.scores, -torch.inf),
-        (begun.tokens, others.tokens, 0),
-        (begun.parents, others.parents, -1),
+    is_new = [length == 0 for length in lengths]
+    count = min(2 * beams.size, total[0].numel() - 1)
+    # Without padding, which is never chosen.
+    new_count = min(2 * beams.size, vocabulary - 1)
+    if all(is_new):
+        return _top(total[:, :1], new_count, vocabulary)
+    if not any(is_new):
+        return _top(total, count, vocabulary)
+    new = from_host([index for index, new in enumerate(is_new) if new], total.device)
+    old = from_host([index for index, new in enumerate(is_new) if not new], total.device)
+    of_new, of_old = _top(total[new, :1], new_count, vocabulary), _top(total[old], count, vocabulary)
+    merged = []
+    for new_values, old_values, padding in (
+        (of_new.scores, of_old.scores, -torch.inf),
+        (of_new.tokens, of_old.tokens, 0),
+        (of_new.parents, of_old.parents, -1),
     ):
-        values = late.new_full((len(first), most), nothing)
-        values[begins] = F.pad(early, (0, most - at_first), value=nothing)
-        values[goes_on] = late
-        together.append(values)
-    return Candidates(*together)
+        values = old_values.new_full((len(is_new), count), padding)
+        values[new] = F.pad(new_values, (0, count - new_count), value=padding)
+        values[old] = old_values
+        merged.append(values)
+    return Candidates(*merged)
 
 
 def _top(total: Tensor, count: int, vocabulary: int) -> Candidates:
-    # One search over all, as fairseq has it: among equal scores it is this call that decides.
-    scores, places = total.flatten(1).topk(count)
-    return Candidates(scores, places % vocabulary, places // vocabulary)
+    # The same single topk as fairseq's, so that ties are broken alike.
+    scores, index = total.flatten(1).topk(count)
+    return Candidates(scores, index % vocabulary, index // vocabulary)
 
 
 def _force(state: DecodingState, log_probs: Tensor) -> Tensor | None:
-    """Leave what `--prefix-size` gives as the only token, in place; returns of which sentences [B] that is EOS."""
+    """Forbid all but the token of `--prefix-size`, in place; returns the sentences [B] whose given token is EOS."""
     constraints, beams = state.constraints, state.beams
     prefix, position = constraints.prefix, state.span.longest
     assert beams is not None and prefix is not None
@@ -79,15 +79,15 @@ def _force(state: DecodingState, log_probs: Tensor) -> Tensor | None:
 
 
 def _forbid_repetition(state: DecodingState, log_probs: Tensor) -> None:
-    """`--no-repeat-ngram-size` in place, by fairseq itself, which takes hypotheses of one length at a time."""
+    """Apply fairseq's `--no-repeat-ngram-size` in place, to hypotheses of one length at a time, as it requires."""
     constraints, beams = state.constraints, state.beams
     blocker = constraints.repeat_blocker
     assert blocker is not None and beams is not None
-    # As wide as fairseq's own.
+    # As wide as fairseq's buffer.
     tokens = torch.full_like(state.tokens[:, : state.max_len + 2], constraints.pad)
     tokens[:, 0] = state.tokens[:, 0]
     for length in sorted(set(state.host_lengths)):
         rows = (state.lengths == length).nonzero()[:, 0]
-        tokens[rows, 1 : length + 1] = state.tokens[beams.where(rows, length)]
+        tokens[rows, 1 : length + 1] = state.tokens[beams.token_index(rows, length)]
         sentences = len(rows) // beams.size
         log_probs[rows] = blocker(tokens[rows], log_probs[rows], sentences, beams.size, length)

@@ -1,4 +1,4 @@
-"""What makes a decoding method, and what it says of itself: options, help, checks, tables and traces follow from it."""
+"""Describe decoding methods: options, help, checks, tables and traces are derived from a `MethodSpec`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,18 +16,16 @@ from fairseq_plugins.decoding.search import Search
 from fairseq_plugins.decoding.verifier import AnyVerifier
 from fairseq_plugins.models.block_nat import BlockNat
 
-# Why a token is in the output, for traces. A drafted one that is also the verifier's best, by default:
-TOP_1 = "top-1"
-# ... one that is not, but good enough for a relaxed rule:
-RELAXED = "relaxed"
-# ... one that was not drafted, and one that `--prefix-size` gave:
-VERIFIER = "verifier"
-GIVEN = "given"
+# Reasons in traces why a token was emitted.
+TOP_1 = "top-1"  # drafted, and the verifier's best token (default name)
+RELAXED = "relaxed"  # drafted, and accepted by a relaxed rule only
+VERIFIER = "verifier"  # the verifier's own, not drafted
+GIVEN = "given"  # from --prefix-size
 
 
 @dataclass
 class Method:
-    """The parts that the loop puts together; a new method has another drafter, rule or search, never another loop."""
+    """The parts of the loop. A new method has another drafter, rule or search, never another loop."""
 
     verifier: AnyVerifier
     drafter: Drafter
@@ -36,15 +34,15 @@ class Method:
 
 @dataclass(frozen=True)
 class NativeMethod:
-    """The parts that the compiled kernels put together: objects of their module (engine/native/csrc/).
+    """The parts of the loop in the compiled kernels: objects of the extension module (engine/native/csrc/).
 
     Attributes:
-        weights: how the verifier is held.
-        drafter: None for none.
-        acceptance: what stands beside the verifier's best token; None for exact acceptance.
-        policy: what decides how much is drafted and verified; None to verify all that is drafted.
-        projection: of the verifier to the vocabulary, None for its own.
-        head: two layers before the projection (head 1 of blockwise decoding); None for none.
+        weights: format of the verifier's weights.
+        drafter: None for greedy decoding.
+        acceptance: a relaxed acceptance rule; None for exact acceptance.
+        policy: chooses draft width and verified rows; None verifies every drafted token.
+        projection: replaces the verifier's vocabulary projection; None keeps it.
+        head: two layers before the projection (head 1 of blockwise decoding), or None.
         on_batch: called with every fairseq batch before it is decoded.
     """
 
@@ -59,32 +57,32 @@ class NativeMethod:
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """The options of a method that has none, and what those of others begin with.
+    """Base class of a method's options; has none itself.
 
-    Every field is an option of the task, `--like-this`, with what it does in `metadata["help"]`. One without help is
-    declared by the task itself, or by another method.
+    Every field becomes an option of the task, `--like-this`, with the help text in `metadata["help"]`. A field without
+    help is declared by the task or by another method.
     """
 
     @property
     def resolved(self) -> "MethodOptions":
-        """The same with presets spelled out."""
+        """These options with presets replaced by their values."""
         return self
 
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What a method is built from.
+    """Models and settings that a method is built from.
 
     Attributes:
-        models: the verifier, or several as an ensemble.
+        models: the verifier, or the models of an ensemble.
         drafter: of `--drafter-path`, for methods that need one.
-        source, target: dictionaries; that of the source is None where it is speech.
-        engine: what PyTorch's operations run with.
-        weights: how the compiled kernels hold weights; None where they are not to be used.
+        source, target: dictionaries; `source` is None for speech.
+        engine: runs PyTorch's operations.
+        weights: weight format of the compiled kernels; None turns the kernels off.
         temperature: fairseq's `--temperature`.
-        beam: hypotheses of a sentence, for methods that keep several.
-        is_traced: a trained drafter is to say how likely its tokens are, for traces.
-        counts_survival: draft and verify all that a trained drafter can draft, and count what is accepted.
+        beam: hypotheses per sentence, for beam search.
+        is_traced: record the drafter's probabilities for traces.
+        counts_survival: always draft and verify full blocks, and count accepted tokens.
     """
 
     models: Sequence[FairseqEncoderDecoderModel]
@@ -100,13 +98,13 @@ class MethodContext:
 
     @property
     def native_weights(self) -> NativeWeights:
-        """How the compiled kernels hold weights, where they are used."""
+        """`weights`, for methods that run on the compiled kernels."""
         assert self.weights is not None
         return self.weights
 
 
-def _nothing(*_: Any) -> None:
-    """No check."""
+def _no_check(*_: Any) -> None:
+    """Accept any options, models and dictionaries."""
 
 
 @dataclass(frozen=True)
@@ -116,27 +114,27 @@ class MethodSpec:
     Attributes:
         name: value of `--decoder`.
         summary: one line for `--help`.
-        drafts: who drafts, for the table of methods; `accepts`: what is accepted.
-        paper: where it comes from.
-        options: its own options.
-        build: puts it together for the loop in PyTorch; None for fairseq's own search.
-        build_native: puts it together for the compiled kernels; raises `NotNative` for options that they do not know.
-            None where they do not know the method.
+        drafts, accepts: drafter and acceptance rule, for the table of methods.
+        paper: where the method was published.
+        options: dataclass of the method's options.
+        build: builds the method for the loop in PyTorch; None for fairseq's own search.
+        build_native: builds the method for the compiled kernels; raises `NotNative` for options that they do not
+            support. None if they do not support the method.
         aliases: further names.
-        is_lossless: whether it gives the token ids of fairseq's own search with the same model and options; in half
-            precision those of our `greedy`, at every batch size and block size. This is what "lossless" means
-            everywhere.
-        needs_drafter: whether a trained drafter takes part, given the options.
-        runs_verifier: whether a verifier has the last word.
-        searches_beams: whether it keeps `--beam` hypotheses of every sentence; others keep one.
-        verifier_class: what the verifier must be, None for any that the engine can run.
-        copies_source: what asks for source tokens in the output, an option with its value; None where nothing does.
-            For it, dictionaries must be the same.
-        check: refuses options that contradict each other, before anything is loaded.
+        is_lossless: whether it emits the token ids of fairseq's own search with the same model and options; in half
+            precision those of our `greedy`, at every batch size and block size. This is the definition of "lossless".
+        needs_drafter: whether the method needs a trained drafter, given its options.
+        runs_verifier: whether a verifier checks the drafts.
+        searches_beams: whether it keeps `--beam` hypotheses per sentence instead of one.
+        verifier_class: required class of the verifier, None for any that the engine can run.
+        copies_source: the option, with its value, that copies source tokens into the output; None if none does.
+            Copying requires equal dictionaries.
+        check: refuses contradictory options before anything is loaded.
         check_fit: refuses models and dictionaries that do not fit the method.
-        agreed: for traces, why a drafted token is in the output that is the verifier's best; `relaxed`: that is not.
-        rows: of benchmark tables: name and options of each.
-        order: where it stands in lists.
+        accept_reason: reason in traces for an accepted token that is the verifier's best.
+        relaxed_reason: reason in traces for an accepted token that is not.
+        rows: rows of benchmark tables: name and options of each.
+        order: sort key in lists of methods.
     """
 
     name: str
@@ -154,45 +152,46 @@ class MethodSpec:
     searches_beams: bool = False
     verifier_class: type[nn.Module] | None = None
     copies_source: Callable[[Any], str | None] = lambda options: None
-    check: Callable[[Any], None] = _nothing
-    check_fit: Callable[[MethodContext, Any], None] = _nothing
-    agreed: str = TOP_1
-    relaxed: str = RELAXED
+    check: Callable[[Any], None] = _no_check
+    check_fit: Callable[[MethodContext, Any], None] = _no_check
+    accept_reason: str = TOP_1
+    relaxed_reason: str = RELAXED
     rows: Mapping[str, Mapping[str, Any]] | None = None
     order: int = 50
 
     @property
     def reasons(self) -> set[str]:
-        """Every reason that its traces may give."""
-        return {self.agreed, self.relaxed, TOP_1, VERIFIER, GIVEN}
+        """All reasons that can occur in the method's traces."""
+        return {self.accept_reason, self.relaxed_reason, TOP_1, VERIFIER, GIVEN}
 
     @property
     def table_rows(self) -> Mapping[str, Mapping[str, Any]]:
-        """Rows of benchmark tables, name and options of each."""
+        """Rows of benchmark tables: name and options of each."""
         return {self.name: {}} if self.rows is None else self.rows
 
     def read(self, cfg: Any) -> MethodOptions:
-        """Its options as the task's configuration has them; enumerations become text."""
+        """Return the method's options from the task's configuration; enumerations become text."""
         values = {option.name: getattr(cfg, option.name) for option in fields(self.options)}
         return self.options(**{name: plain(value) for name, value in values.items()})
 
 
-def option(default: Any, help: str | None = None, lenient: bool = False) -> Any:
-    """A field of a method's options.
+def option(default: Any, help: str | None = None, ignored_by_other_methods: bool = False) -> Any:
+    """Declare a field of a method's options.
 
     Args:
-        default: its value where it is not given.
-        help: what it does; None where the task or another method declares it.
-        lenient: other methods ignore it where they are given it, instead of refusing it.
+        default: value of the option if it is not given.
+        help: help text; None if the task or another method declares the option.
+        ignored_by_other_methods: other methods ignore the option instead of refusing it.
     """
-    return field(default=default, metadata={} if help is None else {"help": help, "lenient": lenient})
+    metadata = {"help": help, "ignored_by_other_methods": ignored_by_other_methods}
+    return field(default=default, metadata={} if help is None else metadata)
 
 
 def flag(name: str) -> str:
-    """The command-line option of a field."""
+    """Return the command-line option of a field."""
     return "--" + name.replace("_", "-")
 
 
 def plain(value: Any) -> Any:
-    """A value of the task's configuration; that of an enumeration as text."""
+    """Return a value of the task's configuration, an enumeration as text."""
     return str(value) if isinstance(value, Enum) else value

@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.engine.native.model import rows_together
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec, NativeMethod
-from fairseq_plugins.decoding.search.beam import nothing_may_end
+from fairseq_plugins.decoding.search.beam import eos_forbidden_error
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.errors import ConfigurationError
 
@@ -47,7 +47,7 @@ class NativeBackend:
         self.searches_beams = spec.searches_beams
         encoder = method.weights.encoder(model.encoder)
         # An encoder that the kernels do not know runs in PyTorch.
-        engine = Engine(method.weights.precision, steady=method.weights.batch_invariant)
+        engine = Engine(method.weights.precision, batch_invariant=method.weights.batch_invariant)
         self.encoder = FusedEncoder(model.encoder, engine) if encoder is None else None
         verifier = method.weights.decoder(model.decoder, method.projection)
         least, rows = rows_together(model.decoder.embed_dim)
@@ -142,7 +142,7 @@ class NativeBackend:
         try:
             found, steps = self.kernels.run_beams()
         except self.module.NothingMayEnd:
-            raise nothing_may_end(constraints.max_len) from None
+            raise eos_forbidden_error(constraints.max_len) from None
         outputs = [
             [
                 Hypothesis(torch.from_numpy(tokens), torch.from_numpy(log_probs), torch.tensor(score))

@@ -1,4 +1,4 @@
-"""What goes round in the loop: the state of a batch, a draft, its verification, and the advance that follows."""
+"""Data of the decoding loop: state of a batch, draft, verification and advance."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,29 +13,28 @@ from fairseq_plugins.decoding.engine.rows import rows_of
 
 @dataclass
 class Beams:
-    """What beam search keeps of hypotheses, of B sentences with `size` of them each: R = B * size rows.
+    """State of beam search: `size` hypotheses for each of B sentences, R = B * size rows.
 
-    A hypothesis may continue that of another row, and several the same one. What they have in common is there once:
-    every row writes where it is itself, and `holders` says where a hypothesis has its earlier slots from, in the cache
-    (see `BeamLayout`) and in tokens and log-probabilities.
+    Hypotheses share common prefixes. Every row writes its own slots; `beam_ancestors` gives the row that holds each
+    earlier slot of a hypothesis, in the cache (see `BeamLayout`) and in tokens and log-probabilities.
 
     Attributes:
-        size: hypotheses of a sentence; its rows follow each other.
+        size: hypotheses per sentence, in adjacent rows.
         scores: [R], sums of log-probabilities.
-        holders: [R, capacity], in which of the sentence's rows every slot up to the last one stands.
-        ignored: [B, size], places among the best candidates from which nothing ends: fairseq's `cands_to_ignore`.
-        ended: B numbers, how many hypotheses have ended.
+        beam_ancestors: [R, capacity], which of the sentence's rows holds each slot up to the last one.
+        ignored: [B, size], ranks of candidates that must not end: fairseq's `cands_to_ignore`.
+        ended: number of ended hypotheses of each of the B sentences.
     """
 
     size: int
     scores: Tensor
-    holders: Tensor
+    beam_ancestors: Tensor
     ignored: Tensor
     ended: list[int]
 
     @classmethod
     def begin(cls, size: int, sentences: int, like: Tensor) -> "Beams":
-        """Of sentences without any token, for a state whose tokens are `like` [any, capacity]."""
+        """Return the state of sentences without tokens; `like` [any, capacity] are the tokens of the decoding state."""
         own = torch.arange(size, device=like.device).repeat(sentences)
         return cls(
             size,
@@ -45,44 +44,44 @@ class Beams:
             [0] * sentences,
         )
 
-    def and_then(self, other: "Beams") -> "Beams":
-        """These sentences and others after them."""
+    def concat(self, other: "Beams") -> "Beams":
+        """Append the sentences of another state."""
         return Beams(
             self.size,
             torch.cat([self.scores, other.scores]),
-            torch.cat([self.holders, other.holders]),
+            torch.cat([self.beam_ancestors, other.beam_ancestors]),
             torch.cat([self.ignored, other.ignored]),
             self.ended + other.ended,
         )
 
-    def select(self, sentences: Tensor, on_host: list[int]) -> "Beams":
-        """Some of the sentences; `on_host` are the same numbers."""
-        rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in on_host]
-        return Beams(self.size, self.scores[rows], self.holders[rows], self.ignored[sentences], ended)
+    def select(self, sentences: Tensor, host_sentences: list[int]) -> "Beams":
+        """Select sentences by index; `host_sentences` are the same indices on the host."""
+        rows, ended = rows_of(sentences, self.size), [self.ended[sentence] for sentence in host_sentences]
+        return Beams(self.size, self.scores[rows], self.beam_ancestors[rows], self.ignored[sentences], ended)
 
-    def where(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Where hypotheses [N] of so many tokens have these: rows [N, length] and columns [length] of the state's."""
+    def token_index(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return where the state keeps the tokens of hypotheses [N] of a length: rows [N, length], columns [length]."""
         columns = torch.arange(1, length + 1, device=rows.device)
-        return (rows - rows % self.size)[:, None] + self.holders[rows, 1 : length + 1], columns
+        return (rows - rows % self.size)[:, None] + self.beam_ancestors[rows, 1 : length + 1], columns
 
 
 @dataclass
 class DecodingState:
-    """What is decoded so far, of the sentences still in the batch: B rows.
+    """Outputs so far of the sentences still in the batch, one per row: B rows.
 
-    In beam search every hypothesis has a row: R in the place of B.
+    In beam search every hypothesis has a row: R instead of B.
 
     Attributes:
         tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`. In beam
-            search those of a hypothesis stand in several rows: see `Beams`.
+            search the tokens of a hypothesis are spread over several rows: see `Beams`.
         lengths: [B], number of output tokens so far, which is also the column of the last token in `tokens`.
-        host_lengths: the same numbers on the host.
-        constraints: what fairseq's options forbid or force.
+        host_lengths: `lengths` on the host.
+        constraints: limits from fairseq's options.
         log_probs: [B, capacity] of the tokens.
-        sentences: for every row, which sentence of the batch it is.
-        ended: [B], which rows' sentences have ended and gain nothing more; None where there are none of these.
-        host_ended: the same on the host.
-        beams: what there is in beam search besides, None in a greedy one.
+        sentences: index in the batch of each row's sentence.
+        ended: [B], rows whose sentences have ended and gain no more tokens; None if there are none.
+        host_ended: `ended` on the host.
+        beams: state of beam search, None in greedy search.
     """
 
     tokens: Tensor
@@ -97,7 +96,7 @@ class DecodingState:
 
     @property
     def max_len(self) -> int:
-        """No output may have more tokens than this before its EOS."""
+        """Most tokens of an output before its EOS."""
         return self.constraints.max_len
 
     @property
@@ -106,17 +105,17 @@ class DecodingState:
         return Span(min(self.host_lengths), max(self.host_lengths))
 
     def last_tokens(self) -> Tensor:
-        """The last token of every sentence, [B, 1]: the verifier's next input."""
+        """Return the last token of every sentence, [B, 1]: the verifier's next input."""
         span = self.span
         if span.uniform:
             return self.tokens[:, span.longest : span.longest + 1]
         return self.tokens.gather(1, self.lengths[:, None])
 
     def append(self, advance: "Advance | BeamAdvance") -> None:
-        """Add the emitted tokens of every sentence to its output; what comes after them is overwritten later."""
+        """Add the emitted tokens of every sentence to its output; later steps overwrite the columns after them."""
         span, width = self.span, advance.tokens.size(1)
         if isinstance(advance, BeamAdvance):
-            self._follow(advance, span)
+            self._reorder_beams(advance, span)
         for buffer, block in ((self.tokens, advance.tokens), (self.log_probs, advance.log_probs)):
             if span.uniform:
                 buffer[:, span.longest + 1 : span.longest + 1 + width] = block
@@ -126,18 +125,18 @@ class DecodingState:
         self.lengths = self.lengths + advance.num_emitted
         self.host_lengths = [n + more for n, more in zip(self.host_lengths, advance.host_emitted, strict=True)]
 
-    def _follow(self, advance: "BeamAdvance", span: Span) -> None:
-        """Every row becomes that of the hypothesis which it continues; what comes next is its own."""
+    def _reorder_beams(self, advance: "BeamAdvance", span: Span) -> None:
+        """Give every row the ancestors of the hypothesis that it continues."""
         beams = self.beams
         assert beams is not None
-        followed = beams.holders[:, : span.longest + 1].index_select(0, advance.parents)
+        reordered = beams.beam_ancestors[:, : span.longest + 1].index_select(0, advance.parents)
         if span.uniform:
-            beams.holders[:, : span.longest + 1] = followed
+            beams.beam_ancestors[:, : span.longest + 1] = reordered
         else:
-            # Of sentences that are behind, the slots that are to come stay their own.
-            is_past = torch.arange(followed.size(1), device=followed.device) <= self.lengths[:, None]
-            own = beams.holders[:, : span.longest + 1]
-            own.copy_(torch.where(is_past, followed, own))
+            # Shorter sentences keep their own rows for future slots.
+            is_past = torch.arange(reordered.size(1), device=reordered.device) <= self.lengths[:, None]
+            current = beams.beam_ancestors[:, : span.longest + 1]
+            current.copy_(torch.where(is_past, reordered, current))
         beams.scores, beams.ignored, beams.ended = advance.scores, advance.ignored, advance.ended
 
 
@@ -147,10 +146,10 @@ class Draft:
 
     Attributes:
         tokens: [B, K].
-        num_drafted: [B], how many of the K columns are meant (None: all).
-        log_probs: [B, K, V], the drafter's, kept only for rules that ask for them.
-        survival: [B, K], the drafter's probability that a token and all before it are right; None where nobody asks.
-        from_fallback: [B], whether another drafter had to help out; None where there is no other. For traces.
+        num_drafted: [B], number of valid columns (None: all K).
+        log_probs: [B, K, V], the drafter's, kept only for rules that need them.
+        survival: [B, K], the drafter's probability that a token and all before it are right; None if not needed.
+        from_fallback: [B], whether a fallback drafter made the draft; None without one. For traces.
     """
 
     tokens: Tensor
@@ -161,19 +160,19 @@ class Draft:
 
 
 def no_draft(state: DecodingState) -> Draft:
-    """A draft of no tokens: the iteration is a greedy step."""
+    """Return an empty draft, which makes the iteration a greedy step."""
     return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
 
 
 class Verification:
-    """What the verifier says of the last token and a draft of K: T = K + 1 columns.
+    """The verifier's result for the last token and K drafted ones: T = K + 1 columns.
 
     Args:
-        log_probs: see below; or what computes it, for those who ask.
-        best: [B, T], the verifier's token after each column, given the drafted ones before it.
-        hidden: [B, T, D], decoder states of the (first) model, None where no verifier runs.
-        features: [B, T, F], the states after `Verifier.feature_layers` of the first model, side by side.
-        log_probs_of_best: [B, T], where they are known; or what computes them of so many columns.
+        log_probs: [B, T, V], or a function that computes them on first use.
+        best: [B, T], the verifier tokens.
+        hidden: [B, T, D], decoder states of the (first) model, None without a verifier.
+        features: [B, T, F], concatenated states after `Verifier.feature_layers` of the first model.
+        log_probs_of_best: [B, T], or a function that computes those of the first n columns.
     """
 
     def __init__(
@@ -192,13 +191,13 @@ class Verification:
 
     @property
     def log_probs(self) -> Tensor:
-        """[B, T, V], of the token after each column; what fairseq's options forbid has -inf."""
+        """[B, T, V], of the token after each column; -inf for tokens that fairseq's options forbid."""
         if not isinstance(self._log_probs, Tensor):
             self._log_probs = self._log_probs()
         return self._log_probs
 
     def log_probs_of(self, tokens: Tensor, width: int | None = None) -> Tensor:
-        """Log-probabilities [B, width] of the first (default: all) of these tokens [B, T]."""
+        """Return log-probabilities [B, width] of the first `width` (default: all) of tokens [B, T]."""
         width = tokens.size(1) if width is None else width
         of_best = self.log_probs_of_best if tokens is self.best else None
         if isinstance(of_best, Tensor):
@@ -210,12 +209,12 @@ class Verification:
 
 @dataclass
 class Candidates:
-    """The best continuations of every sentence by one token, the best first, as fairseq's beam search wants them.
+    """The best continuations of every sentence by one token, best first, as fairseq's beam search takes them.
 
     Attributes:
-        scores: [B, C], sums of log-probabilities, -inf for what may not be.
+        scores: [B, C], sums of log-probabilities, -inf for forbidden tokens.
         tokens: [B, C].
-        parents: [B, C], which of the sentence's hypotheses is continued; -1 where there is no candidate any more.
+        parents: [B, C], which of the sentence's hypotheses is continued; -1 for unused columns.
     """
 
     scores: Tensor
@@ -229,8 +228,8 @@ class Hypothesis:
 
     Attributes:
         tokens: [N], EOS included.
-        log_probs: [N] of them.
-        score: sum of them, before it is normalised.
+        log_probs: [N], of the tokens.
+        score: sum of `log_probs`, before length normalisation.
     """
 
     tokens: Tensor
@@ -240,11 +239,11 @@ class Hypothesis:
 
 @dataclass
 class Decoded:
-    """What a backend makes of a batch.
+    """Result of decoding a batch.
 
     Attributes:
-        outputs: of every sentence its hypotheses, in the order in which they ended; one without beams.
-        emitted: of every sentence the tokens that each iteration added.
+        outputs: hypotheses of every sentence, in the order in which they ended; one in greedy search.
+        emitted: for every sentence the number of tokens that each iteration emitted.
     """
 
     outputs: list[list[Hypothesis]]
@@ -253,11 +252,12 @@ class Decoded:
 
 @dataclass
 class StepOutput:
-    """What one iteration did to a sentence.
+    """Result of one iteration for a sentence.
 
     Attributes:
-        tokens: that it emitted; none after the end.
-        drafted: tokens that were verified; `accepted`: how many of these were emitted.
+        tokens: emitted tokens; none after the end.
+        drafted: number of drafted tokens that were verified.
+        accepted: number of these that were accepted.
         finished: whether the output has ended.
     """
 
@@ -269,20 +269,20 @@ class StepOutput:
 
 @dataclass
 class Advance:
-    """What one iteration adds: of every sentence the accepted path, N columns of which `num_emitted` count.
+    """Result of one iteration: the accepted path of every sentence, N columns of which `num_emitted` are valid.
 
-    Nothing of sentences that had ended before, where these are still in the state.
+    Sentences that ended in an earlier iteration and are still in the state gain no tokens.
 
     Attributes:
-        tokens: [B, N], the emitted tokens; N is the most that any sentence gets.
-        log_probs: [B, N] of them, the verifier's.
-        num_emitted: [B]; `host_emitted`: the same on the host.
-        num_accepted: [B], how many of the emitted tokens were drafted.
+        tokens: [B, N], the emitted tokens; N is the maximum over the sentences.
+        log_probs: [B, N], the verifier's, of the emitted tokens.
+        num_emitted: [B]; `host_emitted` on the host.
+        num_accepted: [B], number of drafted tokens among the emitted ones.
         finished: for each sentence whether its output has ended, on the host.
-        hidden: [B, N, D], the verifier's state that each token was chosen from, None where no verifier runs.
+        hidden: [B, N, D], the verifier's state that predicted each token, None without a verifier.
         features: [B, N, F], as `Verification.features`.
-        draft, verification: what it came from, for drafters that learn from what was not accepted, and for traces.
-        before: [B], the lengths before it; `span_before`: shortest and longest of them.
+        draft, verification: inputs of the decision, for drafters that reuse rejected predictions, and for traces.
+        before: [B], lengths before the iteration; `span_before`: shortest and longest of them.
         ended: [B], `finished` on the device, 1 or 0.
     """
 
@@ -302,30 +302,30 @@ class Advance:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every sentence gets the same number of tokens."""
+        """Whether every sentence gains the same number of tokens."""
         return min(self.host_emitted) == self.tokens.size(1)
 
     def last(self, states: Tensor) -> Tensor:
-        """Of states [B, N, D] those of the last emitted token of every sentence, [B, 1, D]."""
+        """Return the states [B, 1, D] of the last emitted token of every sentence from states [B, N, D]."""
         if self.is_uniform:
             return states[:, -1:]
-        # Of sentences that gain nothing, any.
+        # Sentences that gain no tokens may take any state.
         column = (self.num_emitted - 1).clamp(min=0)[:, None, None]
         return states.gather(1, column.expand(-1, 1, states.size(2)))
 
 
 @dataclass
 class BeamAdvance:
-    """What one iteration of beam search adds: a token to every hypothesis that goes on.
+    """Result of one iteration of beam search: a token for every continued hypothesis.
 
     Attributes:
-        tokens: [R, 1], `log_probs`: [R, 1] of them; `num_emitted` [R]: one of each, none of sentences that had ended
-            before; 1 for one of each.
-        host_emitted: the same for every row, on the host.
+        tokens, log_probs: [R, 1].
+        num_emitted: [R], 1, or 0 if the sentence had ended before; a plain 1 if no sentence had ended.
+        host_emitted: `num_emitted` of every row, on the host.
         finished: for each row whether its sentence has ended, on the host.
         parents: [R], the row that each row continues.
         scores, ignored, ended: as in `Beams`.
-        hypotheses: which ended: the place of the sentence among those of the state, and the hypothesis.
+        hypotheses: ended hypotheses, each with the index of its sentence among those of the state.
     """
 
     tokens: Tensor

@@ -1,4 +1,4 @@
-"""The backend in PyTorch's operations: the loop, on a GPU with its steps captured as CUDA graphs."""
+"""The backend in PyTorch: the loop; on a GPU its steps are captured as CUDA graphs."""
 
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -20,11 +20,11 @@ class TorchBackend:
     """Runs the loop: draft, verify, keep the longest accepted prefix and the verifier's own next token, repeat.
 
     Args:
-        method: what it puts together.
-        name, reason: as `backends.Backend` has them.
-        trace: takes down every iteration; None for no trace.
-        active_sentences: of a batch are decoded at a time, 0 for all.
-        beam: hypotheses of a sentence; None for a greedy search.
+        method: verifier, drafter and search.
+        name, reason: as in `backends.Backend`.
+        trace: records every iteration; None for no trace.
+        active_sentences: number of sentences decoded at a time, 0 for all.
+        beam: hypotheses per sentence; None for greedy search.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class TorchBackend:
         self.active_sentences, self.beam = active_sentences, beam
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
-        """As `Backend.decode`."""
+        """Decode as `Backend.decode` does."""
         batch = self._batch(sample, constraints, first_token)
         with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
-            # Scores of a whole vocabulary: none is held while the next iteration runs.
+            # Keeps no advance: each holds scores of a whole vocabulary.
             deque(self._loop(batch), maxlen=0)
         return Decoded(batch.outputs, batch.emitted)
 
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
-        """As `Backend.steps`."""
+        """Decode as `Backend.steps` does."""
         batch = self._batch(sample, constraints, first_token)
         advances = self._loop(batch)
         while True:
@@ -59,7 +59,7 @@ class TorchBackend:
                 advance = next(advances, None)
             if advance is None:
                 return Decoded(batch.outputs, batch.emitted)
-            # The loop has not taken rows out yet.
+            # Before the loop removes rows.
             outputs = self._step_outputs(advance, batch)
             del advance
             yield outputs
@@ -67,19 +67,18 @@ class TorchBackend:
     def advances(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Iterator[Advance | BeamAdvance]:
-        """Decode a batch, and yield what every iteration adds, on the device: `steps` waits for it to read tokens."""
+        """Decode a batch and yield every iteration's result on the device; `steps` synchronises to read tokens."""
         return self._loop(self._batch(sample, constraints, first_token))
 
     def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
         if constraints.prefix is not None and self.active_sentences:
             raise ConfigurationError("--active-sentences: is not supported with --prefix-size; leave one of them out")
-        # On a GPU, rows of sentences that have ended are taken out several at a time.
         device = sample["net_input"]["src_tokens"].device
-        keeps_ended = self.method.verifier.engine.has_graphs(device)
-        return Batch(sample, constraints, first_token, self.active_sentences, self.beam, keeps_ended)
+        delays_removal = self.method.verifier.engine.has_graphs(device)
+        return Batch(sample, constraints, first_token, self.active_sentences, self.beam, delays_removal)
 
     def _loop(self, batch: Batch) -> Iterator[Advance | BeamAdvance]:
-        """Run until every sentence of the batch has ended; yield what every iteration adds."""
+        """Run until every sentence of the batch has ended; yield the result of every iteration."""
         method, state = self.method, batch.state
         verifier, drafter, search = method.verifier, method.drafter, method.search
         if self.trace is not None:
@@ -95,13 +94,13 @@ class TorchBackend:
             yield advance
             hypotheses, ended = ((), advance.ended) if isinstance(advance, Advance) else (advance.hypotheses, None)
             batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses, ended)
-            # Scores of a whole vocabulary: not two iterations' at a time.
+            # Free the scores of the whole vocabulary before the next iteration.
             del draft, verification, advance
             given = None
 
     def _given_draft(self, batch: Batch) -> Draft | None:
-        """`--prefix-size`: the given tokens are the first draft, and what the verifier must choose."""
-        # Beam search takes them one by one, as fairseq does.
+        """Return the tokens of `--prefix-size` as first draft, which the verifier is forced to accept."""
+        # Beam search forces one token per step, as fairseq does.
         given = None if self.beam else batch.state.constraints.given()
         if given is not None and isinstance(self.method.verifier, DrafterIsVerifier):
             raise ConfigurationError("--prefix-size is not supported where no verifier runs; use --decoder gad")
@@ -109,7 +108,7 @@ class TorchBackend:
 
     @staticmethod
     def _step_outputs(advance: Advance | BeamAdvance, batch: Batch) -> list[StepOutput]:
-        """Return what an iteration did to each sentence of the batch."""
+        """Return the result of an iteration for each sentence of the batch."""
         assert isinstance(advance, Advance), "hypotheses of a beam do not grow by themselves"
         rows = batch.state.sentences
         outputs = [StepOutput([], 0, 0, bool(ended)) for ended in batch.outputs]

@@ -20,7 +20,7 @@ OPTION = "--trace-file"
 # Every reason that a token of any method may have.
 REASONS = set[str]().union(*(spec.reasons for spec in METHODS))
 # Those of drafted tokens that are not the verifier's best.
-RELAXED_REASONS = {spec.relaxed for spec in METHODS if spec.runs_verifier}
+RELAXED_REASONS = {spec.relaxed_reason for spec in METHODS if spec.runs_verifier}
 
 
 @dataclass

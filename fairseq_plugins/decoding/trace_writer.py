@@ -71,7 +71,7 @@ class TraceWriter:
         self, path: str, source: Dictionary, target: Dictionary, spec: MethodSpec, settings: dict[str, Any]
     ) -> None:
         self._spec = spec
-        self._own = VERIFIER if spec.runs_verifier else spec.agreed
+        self._own = VERIFIER if spec.runs_verifier else spec.accept_reason
         self._pads = source.pad(), target.pad()
         self._written = 0
         self._notes: dict[int, list[Iteration]] = {}
@@ -117,8 +117,11 @@ class TraceWriter:
         for sentence, tokens, token_scores, own, own_scores, width, kept, count, is_guess, its_scores in rows:
             if count == 0:
                 continue  # it had ended before
-            agreed = TOP_1 if is_guess else self._spec.agreed
-            why = [agreed if token == right else self._spec.relaxed for token, right in zip(tokens, own, strict=True)]
+            agreed = TOP_1 if is_guess else self._spec.accept_reason
+            why = [
+                agreed if token == right else self._spec.relaxed_reason
+                for token, right in zip(tokens, own, strict=True)
+            ]
             self._notes.setdefault(sentence, []).append(
                 Iteration(
                     draft=tokens[:width],

@@ -117,7 +117,7 @@ class Decoding:
             self._drafter(task, models, spec, options),
             task.source_dictionary,
             task.target_dictionary,
-            Engine(precision_of_weights(cfg), graphs, steady=dtype in HALVES),
+            Engine(precision_of_weights(cfg), graphs, batch_invariant=dtype in HALVES),
             native_weights(cfg, batch_invariant=dtype in HALVES),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,

@@ -269,7 +269,7 @@ def test_what_goes_on(data: st.DataObject, size: int, sentences: int) -> None:
     state.sentences = [sentence for sentence in range(sentences) for _ in range(size)]
     state.beams = Beams.begin(size, sentences, state.tokens)
     state.beams.scores = -torch.arange(total).float()
-    state.beams.holders[:, 1] = size - 1
+    state.beams.beam_ancestors[:, 1] = size - 1
     scores = -torch.arange(sentences * width).view(sentences, -1).float() - 50
     places = st.lists(st.integers(0, size - 1), min_size=width, max_size=width)
     parents = torch.tensor([data.draw(places) for _ in rows])

@@ -98,13 +98,13 @@ def test_ids_and_budgets(monkeypatch: pytest.MonkeyPatch, decoder: str, precisio
     is_half, beam = precision != "fp32", 3 if decoder == "fast-beam" else 1
     sample, how = make_sample(task, SOURCES[batch]), DECODERS[decoder]
     search = {"max_len_b": 9, "beam_size": beam}
-    reference, _ = make_generator([verifier], task, how, drafter, engine=Engine(steady=is_half), **search)
+    reference, _ = make_generator([verifier], task, how, drafter, engine=Engine(batch_invariant=is_half), **search)
     expected = ids(reference.generate([verifier], sample))
     monkeypatch.setattr(graphed_decoder, "EAGER_USES", 0)
     with pretended_gpu(monkeypatch) as gpu:
         moved(models)
         graphs = Graphs(gpu.capture)
-        engine = Engine(graphs=graphs, steady=is_half)
+        engine = Engine(graphs=graphs, batch_invariant=is_half)
         generator, _ = make_generator([verifier], task, how, drafter, engine=engine, **search)
         on_gpu = moved(sample)
         for _ in range(2):

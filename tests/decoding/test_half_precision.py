@@ -58,9 +58,9 @@ def outputs(generated: list) -> list[tuple[list[int], list[float]]]:
 ENGINES = {
     "kernels": (lambda: NativeWeights(batch_invariant=True), torch.float32),
     "kernels, weights in place": (lambda: NativeWeights(batch_invariant=True), torch.float32),
-    "operations": (lambda: Engine(steady=True), torch.float32),
-    "fp16": (lambda: Engine(steady=True), torch.float16),
-    "bf16": (lambda: Engine(steady=True), torch.bfloat16),
+    "operations": (lambda: Engine(batch_invariant=True), torch.float32),
+    "fp16": (lambda: Engine(batch_invariant=True), torch.float16),
+    "bf16": (lambda: Engine(batch_invariant=True), torch.bfloat16),
 }
 
 
@@ -259,7 +259,7 @@ def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compile
         generator = generator_for(task, half, decoder, no_compiled_steps=not compiled)
         assert ids(generator.generate([half], sample)) == ids(expected)
         method = generator.backend.method
-        assert method.weights.batch_invariant if compiled else method.verifier.engine.steady
+        assert method.weights.batch_invariant if compiled else method.verifier.engine.batch_invariant
     assert {parameter.dtype for parameter in half.parameters()} == {dtype}
     # One copy for both generators.
     assert len(task.decoding._computed) == 1
@@ -324,10 +324,10 @@ def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(50)
     model = make_transformer(task, 3)
     recorder = Recorder()
-    engine = replace(graphing(monkeypatch, recorder, EAGER_USES=0), steady=True)
+    engine = replace(graphing(monkeypatch, recorder, EAGER_USES=0), batch_invariant=True)
     sample = make_sample(task, [3, 14, 0], 1)
     alone = [
-        outputs(decode([model], task, one, Options("greedy"), engine=Engine(steady=True), max_len_b=12)[0])[0]
+        outputs(decode([model], task, one, Options("greedy"), engine=Engine(batch_invariant=True), max_len_b=12)[0])[0]
         for one in one_by_one(sample)
     ]
     together, _ = decode([model], task, sample, Options("gs-jacobi", 3), engine=engine, max_len_b=12)

@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import everything
+from fairseq_plugins.decoding.search.rules import accept_all
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.trace import Trace, count_sentences, read_trace
 from fairseq_plugins.decoding.trace_writer import TraceWriter, check_traceable
@@ -291,7 +291,7 @@ class Alone(ScriptedDrafter):
 def test_a_forbidden_draft_without_a_verifier(tmp_path: Path, task: Any, verifier: Any) -> None:
     """The end is drafted at once, which is not allowed: the best token that is stands there, and nobody drafted it."""
     drafter = Alone(lambda sentence, done, width: [[EOS, 5, 6], [8, 9, EOS]][min(done, 1)], 3)
-    method = Method(DrafterIsVerifier(Engine()), drafter, GreedySearch(everything))
+    method = Method(DrafterIsVerifier(Engine()), drafter, GreedySearch(accept_all))
     trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, [4]), method)
     assert_consistent(trace, hypotheses, [4])
     assert trace.sentences[0].output == [7, 8, 9, EOS]

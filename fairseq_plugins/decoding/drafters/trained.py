@@ -32,7 +32,7 @@ class TrainedDrafterOptions(MethodOptions):
         "on a CPU: draft in fp32. Where the processor multiplies int8 numbers (AVX2, AVX-512, with VNNI or not), "
         "models less than 512 wide draft with those otherwise, and wider ones that are packed. What is drafted is "
         "verified in fp32: lossless output stays the same, that of gad++ may differ a little",
-        lenient=True,
+        ignored_by_other_methods=True,
     )
 
 
@@ -98,7 +98,7 @@ def trained_drafter(
     assert model is not None
     how = DraftOptions(reads_log_probs, context.is_traced, _vocabulary(model, options))
     # Drafts are verified, so they may depend on how many rows a step has.
-    engine = replace(context.engine, steady=False)
+    engine = replace(context.engine, batch_invariant=False)
     kind = FeatureDrafter if model.reads_features else NatDrafter
     return kind(model, drafted_tokens(model, options.block_size), engine, how)
 

@@ -100,7 +100,7 @@ class BeamAttention:
         self.row = torch.arange(len(lengths), device=lengths.device)
         self.slot = torch.arange(layout.slots, device=lengths.device)
         first = self.row - self.row % beam
-        self.holder = first[:, None] + layout.holders[:, : layout.slots]
+        self.holder = first[:, None] + layout.beam_ancestors[:, : layout.slots]
         mask = None if layout.span.uniform else (self.slot <= lengths[:, None])[:, None, None]
         self.mask, self.source_mask = additive(mask, dtype), additive(readable, dtype)
 

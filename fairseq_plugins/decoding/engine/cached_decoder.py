@@ -96,7 +96,7 @@ class CachedDecoder:
         """
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
-        if self.engine.steady and padding:
+        if self.engine.batch_invariant and padding:
             # Attention adds up in the order of the slots, which must not depend on the longest source of a batch.
             order = padding_last(padding[0])
             memory = memory.gather(1, order[:, :, None].expand_as(memory))
@@ -207,7 +207,7 @@ class CachedDecoder:
     ) -> ChainAttention | PackedAttention | BeamAttention | FixedAttention:
         if isinstance(layout, BeamLayout):
             return BeamAttention(layout, self.cross_mask, dtype)
-        if self.engine.steady:
+        if self.engine.batch_invariant:
             return FixedAttention(layout, self.cross_mask, source)
         if isinstance(layout, Chain):
             return ChainAttention(layout, self.cross_mask, dtype)

@@ -70,7 +70,7 @@ class FusedEncoder:
             x = self.embedding_norm(x)
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
-        x = self._run_steady(x, padding) if self.engine.steady else self._run(x, mask)
+        x = self._run_batch_invariant(x, padding) if self.engine.batch_invariant else self._run(x, mask)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return _as_fairseq(embedding, x, padding)
@@ -87,7 +87,7 @@ class FusedEncoder:
             x = transformer_layer(layer, x, self.engine.apply, attend)
         return x
 
-    def _run_steady(self, x: Tensor, padding: Tensor) -> Tensor:
+    def _run_batch_invariant(self, x: Tensor, padding: Tensor) -> Tensor:
         """`_run` in fixed shapes; padding [B, S] stands after the sentences meanwhile."""
         assert self.layers is not None
         order = padding_last(padding)
@@ -107,7 +107,7 @@ class FusedEncoder:
 
     def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
         """An encoder as it is; where a sentence must not depend on the others, each by itself and without padding."""
-        if not self.engine.steady:
+        if not self.engine.batch_invariant:
             found: EncoderOut = self.encoder.forward_torchscript(net_input)
             return found
         tokens = net_input["src_tokens"]

@@ -20,13 +20,13 @@ class Engine:
         precision: of linear layers.
         graphs: steps in rounded shapes as CUDA graphs, None for one operation after the other in any shape; without
             effect on a CPU.
-        steady: what a row of a step gives depends on nothing else in the step: operations have fixed shapes. For half
-            precision, where anything else flips tokens.
+        batch_invariant: use fixed shapes, so that the result of a row does not depend on the other rows of a step.
+            Half precision needs this: rounding would flip tokens.
     """
 
     precision: Precision = Precision.FP32
     graphs: Graphs | None = None
-    steady: bool = False
+    batch_invariant: bool = False
 
     def has_graphs(self, device: torch.device) -> bool:
         """Whether steps on a device have rounded shapes and memory that stays, as graphs want them."""
@@ -42,7 +42,7 @@ class Engine:
 
     def rowwise(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A function of rows [..., I] as this engine runs it."""
-        return by_rows(function) if self.steady else function
+        return by_rows(function) if self.batch_invariant else function
 
     def log_softmax(self, scores: Tensor) -> Tensor:
         """Log-probabilities in fp32 of scores [..., V], maybe in their place: but for weights nothing is as large."""

@@ -95,7 +95,7 @@ class FixedAttention:
     """
 
     def __init__(self, layout: Chain | StepLayout, readable: Tensor | None, source: int) -> None:
-        self.layout = layout = layout.spelled_out() if isinstance(layout, Chain) else layout
+        self.layout = layout = layout.to_packed() if isinstance(layout, Chain) else layout
         self.own_parts = in_parts(layout.sentence, layout.last_visible, layout.slots)
         last = torch.full_like(layout.sentence, source - 1)
         if readable is not None:

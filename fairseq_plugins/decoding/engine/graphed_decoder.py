@@ -142,7 +142,7 @@ class GraphedDecoder(CachedDecoder):
             given["visible"], real = layout.last_visible, (*real, slice(layout.width))
         else:
             width, beam = 1, layout.beam
-            given["holders"] = layout.holders[:, : layout.slots]
+            given["beam_ancestors"] = layout.beam_ancestors[:, : layout.slots]
         shape = Shape(
             batch=rounded_up(self.cross.size(1)),
             beam=beam,
@@ -212,7 +212,7 @@ class GraphedDecoder(CachedDecoder):
         span = Span(-1, shape.capacity - shape.width)
         layout: Chain | BeamLayout = Chain(inputs["lengths"], span, shape.width, inputs.get("visible"))
         if shape.beam:
-            layout = BeamLayout(inputs["lengths"], span, shape.beam, inputs["holders"])
+            layout = BeamLayout(inputs["lengths"], span, shape.beam, inputs["beam_ancestors"])
         mask_inputs = self.fed if has_masks else None
 
         def run() -> Outputs:
@@ -294,7 +294,7 @@ def rounded_up(number: int, least: int = 1) -> int:
 
 def _inputs(shape: Shape, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Room for the inputs of a step, of this shape, and zero."""
-    sizes = {"lengths": (), "visible": (shape.width,), "holders": (shape.capacity,)}
+    sizes = {"lengths": (), "visible": (shape.width,), "beam_ancestors": (shape.capacity,)}
     sizes["tokens"] = () if shape.beam else (shape.width - shape.masks,)
     if shape.added:
         sizes["added"] = (shape.added, given["added"].size(2))

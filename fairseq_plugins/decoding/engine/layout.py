@@ -44,21 +44,20 @@ class StepLayout:
 class BeamLayout:
     """One row of every hypothesis: `beam` of them for every sentence, one sentence after the other.
 
-    Hypotheses share what they have in common: when one is continued twice, nothing of the cache is copied. Every
-    hypothesis has a row of the cache, in which it writes at its own length, and `holders` says in which row of its
-    sentence an earlier slot of it stands.
+    Hypotheses share common slots: continuing one twice copies nothing of the cache. Every hypothesis writes at its own
+    length into its own row of the cache; `beam_ancestors` gives the row of its sentence that holds each earlier slot.
 
     Attributes:
         lengths: [R], position and slot of each row; the same within a sentence.
         span: shortest and longest of `lengths`.
         beam: hypotheses of a sentence.
-        holders: [R, slots or more], for each slot up to the length which of the `beam` rows of the cache holds it.
+        beam_ancestors: [R, slots or more], which of the sentence's `beam` cache rows holds each slot up to the length.
     """
 
     lengths: Tensor
     span: Span
     beam: int
-    holders: Tensor
+    beam_ancestors: Tensor
 
     @property
     def slots(self) -> int:
@@ -99,7 +98,7 @@ class Chain:
         """Slots [B, T] of the rows, which are also their positions."""
         return self.lengths[:, None] + torch.arange(self.width, device=self.lengths.device)
 
-    def spelled_out(self) -> StepLayout:
+    def to_packed(self) -> StepLayout:
         """The same rows one by one, R = B * T."""
         slot = self.slot()
         sentence = torch.arange(len(slot), device=slot.device)[:, None].expand_as(slot).flatten()

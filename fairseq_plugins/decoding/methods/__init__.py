@@ -86,8 +86,8 @@ def check_options(cfg: Any) -> None:
     own = {option.name for option in fields(spec.options)}
     for name, declarations in _options().items():
         value, default = getattr(cfg, name), declarations[0].default
-        lenient = all(declared.metadata["lenient"] for declared in declarations)
-        if name not in own and not lenient and plain(value) != default:
+        ignored_by_other_methods = all(declared.metadata["ignored_by_other_methods"] for declared in declarations)
+        if name not in own and not ignored_by_other_methods and plain(value) != default:
             given = flag(name) if value is True else f"{flag(name)} {value}"
             raise ConfigurationError(f"{given}: is for --decoder {', '.join(_users(name))}, not {spec.name}")
     options = spec.read(cfg)

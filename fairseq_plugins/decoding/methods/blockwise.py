@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.engine.weights import Linear, linear
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod, option
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import Rule, TopBeta, at_least, exact, within_distance
+from fairseq_plugins.decoding.search.rules import Rule, TopBeta, exact, with_min_block, within_distance
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
@@ -137,7 +137,7 @@ def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
     elif options.top_beta > 1:
         # Stern et al. ask for the rank only (section 5.1); a gap counts where one was given.
         rule = TopBeta(options.top_beta, options.tau or math.inf)
-    return at_least(options.min_block, rule) if options.min_block > 1 else rule
+    return with_min_block(options.min_block, rule) if options.min_block > 1 else rule
 
 
 def _build(context: MethodContext, options: BlockwiseOptions) -> Method:
@@ -192,7 +192,7 @@ METHODS = [
         check_fit=_check_fit,
         build=_build,
         build_native=_build_native,
-        agreed="head",
+        accept_reason="head",
         order=40,
     )
 ]

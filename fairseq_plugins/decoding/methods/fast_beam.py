@@ -19,7 +19,7 @@ class BeamVerifier(ModelEnsemble):
         """Return the best continuations by one token; the draft is empty."""
         beams = state.beams
         assert beams is not None
-        layout = BeamLayout(state.lengths, state.span, beams.size, beams.holders)
+        layout = BeamLayout(state.lengths, state.span, beams.size, beams.beam_ancestors)
         return best_candidates(state, self.log_probs(state.last_tokens()[:, 0], layout))
 
 

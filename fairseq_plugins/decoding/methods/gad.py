@@ -47,7 +47,7 @@ class RelaxedOptions(TrainedDrafterOptions):
     accept_score: ChoiceEnum(["verifier", "drafter"]) = option(  # type: ignore[valid-type]
         "verifier",
         "whose log-probability of the drafted token counts; drafter is the literal reading of SpecDec eq. 6-7",
-        lenient=True,
+        ignored_by_other_methods=True,
     )
     preset: ChoiceEnum(["none", *PRESETS]) = option(  # type: ignore[valid-type]
         "none",
@@ -139,7 +139,7 @@ METHODS = [
         check_fit=_check_fit,
         build=_build_relaxed,
         build_native=_build_relaxed_native,
-        relaxed="top-beta",
+        relaxed_reason="top-beta",
         rows={f"gad++ {preset}": {"preset": preset} for preset in PRESETS},
         order=31,
     ),

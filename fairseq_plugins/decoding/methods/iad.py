@@ -171,7 +171,7 @@ METHODS = [
         check_fit=_check_fit,
         build=_build,
         build_native=_build_native,
-        agreed="source copy",
+        accept_reason="source copy",
         order=41,
     )
 ]

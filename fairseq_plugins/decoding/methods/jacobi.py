@@ -179,7 +179,7 @@ class HybridJacobiOptions(BlockJacobiOptions):
     """Options of `hybrid-jacobi`: parallel up to h."""
 
     jacobi_length: int = option(
-        DEFAULT_LENGTH, "solve in parallel up to this many tokens, h, then one by one", lenient=True
+        DEFAULT_LENGTH, "solve in parallel up to this many tokens, h, then one by one", ignored_by_other_methods=True
     )
 
 
@@ -234,7 +234,7 @@ METHODS = [
         copies_source=_starts_from_source,
         build=_build,
         build_native=_build_native,
-        agreed="fixed point",
+        accept_reason="fixed point",
         order=42,
     ),
     MethodSpec(
@@ -248,7 +248,7 @@ METHODS = [
         copies_source=_starts_from_source,
         build=_build,
         build_native=_build_native,
-        agreed="fixed point",
+        accept_reason="fixed point",
         order=43,
     ),
     MethodSpec(
@@ -263,7 +263,7 @@ METHODS = [
         copies_source=_starts_from_source,
         build=_build,
         build_native=_build_native,
-        agreed="fixed point",
+        accept_reason="fixed point",
         order=44,
     ),
 ]

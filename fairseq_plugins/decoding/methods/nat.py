@@ -7,7 +7,7 @@ from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.trained import check_drafter, drafted_tokens
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, option
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import everything
+from fairseq_plugins.decoding.search.rules import accept_all
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier
 from fairseq_plugins.errors import ConfigurationError
 
@@ -33,7 +33,7 @@ def _build(context: MethodContext, options: NatOptions) -> Method:
     assert context.drafter is not None and not context.drafter.reads_features
     width = drafted_tokens(context.drafter, options.block_size)
     drafter = NatDrafter(context.drafter, width, context.engine, alone=True)
-    return Method(DrafterIsVerifier(context.engine), drafter, GreedySearch(everything))
+    return Method(DrafterIsVerifier(context.engine), drafter, GreedySearch(accept_all))
 
 
 METHODS = [
@@ -49,8 +49,8 @@ METHODS = [
         runs_verifier=False,
         check_fit=_check_fit,
         build=_build,
-        agreed="unverified",
-        relaxed="unverified",
+        accept_reason="unverified",
+        relaxed_reason="unverified",
         order=20,
     )
 ]

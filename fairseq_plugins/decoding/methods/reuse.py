@@ -165,7 +165,7 @@ METHODS = [
         check=_check,
         build=_build,
         build_native=_build_native,
-        agreed="reused draft",
+        accept_reason="reused draft",
         rows={},
         order=40,
     )

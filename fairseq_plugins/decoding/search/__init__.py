@@ -1,4 +1,4 @@
-"""What is accepted: a search turns a verified draft into what every sentence advances by."""
+"""Searches: turn a verified draft into the tokens that every sentence gains."""
 
 from typing import Any, Protocol
 
@@ -10,26 +10,25 @@ from fairseq_plugins.decoding.state import Advance, BeamAdvance, DecodingState, 
 
 
 class Search(Protocol):
-    """Decides what of a verified draft goes into the output."""
+    """Decides which tokens of a verified draft are emitted."""
 
     def advance(self, state: DecodingState, draft: Draft, verification: Any) -> Advance | BeamAdvance:
-        """What every sentence advances by, with at least one token each; in beam search every hypothesis by one.
+        """Advance every sentence by at least one token; in beam search every hypothesis by one.
 
-        Sentences that have ended before gain nothing.
+        Sentences that have already ended gain no tokens.
 
         Args:
-            state: before it.
+            state: before the iteration.
             draft: K columns.
-            verification: what the verifier says: of T columns, K + 1 or K where no verifier adds a token of its own; in
-                beam search `Candidates`.
+            verification: T columns: K + 1, or K without a verifier; in beam search `Candidates`.
         """
 
 
 class GreedySearch:
-    """One hypothesis a sentence: the longest prefix of the draft that may stand, and the verifier's token after it.
+    """Keeps one hypothesis per sentence: emits the longest accepted prefix of the draft and the verifier's next token.
 
     Args:
-        rule: which drafted tokens may stand.
+        rule: the acceptance rule for drafted tokens.
     """
 
     def __init__(self, rule: Rule = exact) -> None:
@@ -59,10 +58,10 @@ class GreedySearch:
         )
 
     def _accept(self, draft: Draft, verification: Verification, eos: int) -> tuple[Tensor, Tensor]:
-        """What is in the output where it ends, and before: tokens [B, T]; emitted, accepted, finished [3, B]."""
+        """Return the output path, tokens [B, T], and counts [3, B]: emitted, accepted, finished."""
         best = verification.best
         width = best.size(1)
-        # Without a verifier there is no token of its own to add: the last drafted one takes that position.
+        # Without a verifier the last drafted token takes the position of the verifier's own.
         compared = Draft(draft.tokens[:, : width - 1], draft.num_drafted, draft.log_probs)
         accepted = accepted_prefix(self.rule(compared, verification), compared.num_drafted)
         tokens = best
@@ -70,7 +69,7 @@ class GreedySearch:
             drafted = torch.cat([compared.tokens, best[:, -1:]], dim=1)
             columns = torch.arange(width, device=best.device)
             tokens = torch.where(columns < accepted[:, None], drafted, best)
-        # Tokens before the first EOS, and of these the accepted ones: the token after them is the last one emitted.
+        # Accepted tokens before the first EOS; the token after them is the last one emitted.
         before_last = torch.minimum(accepted, (tokens != eos).long().cumprod(1).sum(1))
         emitted = before_last + 1
         finished = tokens.gather(1, before_last[:, None])[:, 0] == eos

@@ -1,4 +1,4 @@
-"""Beam search as fairseq has it: what ends in a step, and which hypotheses go on."""
+"""fairseq's beam search: decide which hypotheses end in a step and which continue."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What of the candidates ends and what goes on, R = B * size hypotheses.
+class Selection:
+    """Candidates that end and candidates that continue: R = B * size hypotheses.
 
     Attributes:
-        tokens, scores, log_probs: [R], of what goes on; scores are sums.
+        tokens, scores, log_probs: [R], of continued hypotheses; scores are sums.
         parents: [R], the row that each row continues.
-        ignored: [B, size], ranks from which nothing ends in the next step.
+        ignored: [B, size], ranks that must not end in the next step.
         ends: [B, size], which of the best candidates end.
     """
 
@@ -30,45 +30,45 @@ class Chosen:
 
 
 class BeamSearch:
-    """Keeps the best `size` hypotheses of every sentence until as many have ended.
+    """Keeps the best `size` hypotheses of every sentence until `size` of them have ended.
 
-    What ends with EOS among the best `size` candidates is an output; the best `size` of the others go on. A sentence
-    is finished when `size` outputs are there, or with those of the last step that `--max-len-a/b` allow. Outputs are
-    collected in this order, and sorted by their normalised scores in the end.
+    Candidates among the best `size` that end with EOS are outputs; the best `size` of the others continue. A sentence
+    is finished when it has `size` outputs, or at the last step that `--max-len-a/b` allow. The generator sorts outputs
+    by normalised score.
 
     Args:
-        size: hypotheses of every sentence.
+        size: hypotheses per sentence.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def advance(self, state: DecodingState, draft: Draft, candidates: Candidates) -> BeamAdvance:
-        """What every hypothesis advances by: one token.
+        """Advance every hypothesis by one token.
 
         Args:
-            state: before it.
-            draft: of nothing: where hypotheses part, there is nothing to draft.
+            state: before the step.
+            draft: empty: beam search drafts nothing.
             candidates: the best continuations of every sentence.
 
         Raises:
-            ConfigurationError: where the longest output is reached and nothing may end, at which fairseq breaks off.
+            ConfigurationError: if the longest output is reached and EOS is forbidden; fairseq fails there, too.
         """
         beams, eos = state.beams, state.constraints.eos
-        gone = state.host_ended or [False] * len(state.sentences)
+        already_ended = state.host_ended or [False] * len(state.sentences)
         assert beams is not None and beams.size == self.size
-        chosen = choose(candidates, beams, eos)
+        chosen = select_candidates(candidates, beams, eos)
         hypotheses: list[tuple[int, Hypothesis]] = []
         finished, ended = [False] * len(state.sentences), beams.ended
         # The one synchronisation of a step.
-        ends = [(place, rank) for place, row in enumerate(chosen.ends.tolist()) for rank, end in enumerate(row) if end]
+        ends = [(index, rank) for index, row in enumerate(chosen.ends.tolist()) for rank, end in enumerate(row) if end]
         if ends or state.span.longest >= state.max_len:
             hypotheses, finished, ended = self._end(state, candidates, ends)
         return BeamAdvance(
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
             num_emitted=1 if state.ended is None else (~state.ended).long(),
-            host_emitted=[0 if has_ended else 1 for has_ended in gone],
+            host_emitted=[0 if has_ended else 1 for has_ended in already_ended],
             finished=finished,
             parents=chosen.parents,
             scores=chosen.scores,
@@ -80,69 +80,70 @@ class BeamSearch:
     def _end(
         self, state: DecodingState, candidates: Candidates, ends: list[tuple[int, int]]
     ) -> tuple[list[tuple[int, Hypothesis]], list[bool], list[int]]:
-        """The hypotheses that end, of every row whether its sentence does, and how many have ended of each."""
+        """Return the ended hypotheses, for each row whether its sentence is finished, and counts of ended ones."""
         beams = state.beams
         assert beams is not None
-        taken, has_end, counts = [], set(), list(beams.ended)
-        gone = state.host_ended[:: self.size] or [False] * len(counts)
-        for place, rank in ends:
-            if gone[place]:
-                continue  # it has all its outputs, if fewer than there may be
-            has_end.add(place)
-            if counts[place] < self.size:
-                counts[place] += 1
-                taken.append((place, rank))
-        found = _outputs(state, beams, candidates, taken)
+        accepted, has_end, counts = [], set(), list(beams.ended)
+        already_ended = state.host_ended[:: self.size] or [False] * len(counts)
+        for index, rank in ends:
+            if already_ended[index]:
+                continue
+            has_end.add(index)
+            if counts[index] < self.size:
+                counts[index] += 1
+                accepted.append((index, rank))
+        outputs = _outputs(state, beams, candidates, accepted)
         finished = []
-        for place, count in enumerate(counts):
-            is_last = not gone[place] and state.host_lengths[place * self.size] >= state.max_len
-            is_finished = place in has_end and (count == self.size or is_last)
+        for index, count in enumerate(counts):
+            is_last = not already_ended[index] and state.host_lengths[index * self.size] >= state.max_len
+            is_finished = index in has_end and (count == self.size or is_last)
             if is_last and not is_finished:
-                raise nothing_may_end(state.max_len)
+                raise eos_forbidden_error(state.max_len)
             finished += [is_finished] * self.size
-        return found, finished, counts
+        return outputs, finished, counts
 
 
-def nothing_may_end(max_len: int) -> ConfigurationError:
-    """What is said where the longest output is reached and EOS is forbidden."""
+def eos_forbidden_error(max_len: int) -> ConfigurationError:
+    """Return the error for a longest output at which EOS is forbidden."""
     return ConfigurationError(
         f"--decoder fast-beam: nothing may end after {max_len} tokens, where --max-len-a/b end all; "
         "look at --no-repeat-ngram-size and at the prefixes of --prefix-size"
     )
 
 
-def choose(candidates: Candidates, beams: Beams, eos: int) -> Chosen:
-    """Choose what ends and what goes on."""
+def select_candidates(candidates: Candidates, beams: Beams, eos: int) -> Selection:
+    """Select the candidates that end and those that continue."""
     size, count = beams.size, candidates.tokens.size(1)
     ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
     ends[:, :size] &= ~beams.ignored
-    # Candidates in their order, then those that end, then those that are none.
-    late = ends.clone()
-    late[:, :size] |= beams.ignored
-    order = torch.arange(count, device=ends.device) + late * (2 * size) + (candidates.parents < 0) * (4 * size)
-    rank, places = order.topk(size, largest=False)
+    # Continuing candidates first, then ending ones, then unused columns.
+    cannot_continue = ends.clone()
+    cannot_continue[:, :size] |= beams.ignored
+    is_unused = candidates.parents < 0
+    order = torch.arange(count, device=ends.device) + cannot_continue * (2 * size) + is_unused * (4 * size)
+    rank, columns = order.topk(size, largest=False)
     tokens, scores, parents = (
-        values.gather(1, places).flatten() for values in (candidates.tokens, candidates.scores, candidates.parents)
+        values.gather(1, columns).flatten() for values in (candidates.tokens, candidates.scores, candidates.parents)
     )
     first = torch.arange(0, len(beams.scores), size, device=parents.device)
     parents = parents.clamp(min=0) + first.repeat_interleave(size)
     log_probs = scores - beams.scores[parents]
-    return Chosen(tokens, parents, scores, log_probs, rank >= 2 * size, ends[:, :size])
+    return Selection(tokens, parents, scores, log_probs, rank >= 2 * size, ends[:, :size])
 
 
 def _outputs(
-    state: DecodingState, beams: Beams, candidates: Candidates, taken: list[tuple[int, int]]
+    state: DecodingState, beams: Beams, candidates: Candidates, ended: list[tuple[int, int]]
 ) -> list[tuple[int, Hypothesis]]:
-    """The outputs that end with these candidates, each given by its sentence's place and its rank there."""
-    found: dict[tuple[int, int], Hypothesis] = {}
-    lengths = {place: state.host_lengths[place * beams.size] for place, _ in taken}
+    """Return the outputs that end with candidates, each given by the index of its sentence and its rank there."""
+    outputs: dict[tuple[int, int], Hypothesis] = {}
+    lengths = {index: state.host_lengths[index * beams.size] for index, _ in ended}
     for length in sorted(set(lengths.values())):
-        some = [pair for pair in taken if lengths[pair[0]] == length]
-        places, ranks = (from_host(list(numbers), beams.scores.device) for numbers in zip(*some, strict=True))
-        rows = places * beams.size + candidates.parents[places, ranks].clamp(min=0)
-        where = beams.where(rows, length)
-        scores, ends = candidates.scores[places, ranks], candidates.tokens[places, ranks]
-        tokens = torch.cat([state.tokens[where], ends[:, None]], dim=1)
-        log_probs = torch.cat([state.log_probs[where], (scores - beams.scores[rows])[:, None]], dim=1)
-        found |= zip(some, map(Hypothesis, tokens, log_probs, scores), strict=True)
-    return [(place, found[place, rank]) for place, rank in taken]
+        of_length = [pair for pair in ended if lengths[pair[0]] == length]
+        indices, ranks = (from_host(list(numbers), beams.scores.device) for numbers in zip(*of_length, strict=True))
+        rows = indices * beams.size + candidates.parents[indices, ranks].clamp(min=0)
+        prefix = beams.token_index(rows, length)
+        scores, last_tokens = candidates.scores[indices, ranks], candidates.tokens[indices, ranks]
+        tokens = torch.cat([state.tokens[prefix], last_tokens[:, None]], dim=1)
+        log_probs = torch.cat([state.log_probs[prefix], (scores - beams.scores[rows])[:, None]], dim=1)
+        outputs |= zip(of_length, map(Hypothesis, tokens, log_probs, scores), strict=True)
+    return [(index, outputs[index, rank]) for index, rank in ended]

@@ -1,7 +1,7 @@
-"""Rules of acceptance as tensor functions, no loop over tokens or sentences.
+"""Acceptance rules as tensor functions, without loops over tokens or sentences.
 
-A rule says of every drafted token whether it may stand; `accepted_prefix` then counts the tokens before the first
-that may not (the bifurcation).
+A rule decides for every drafted token whether it is acceptable; `accepted_prefix` counts the tokens before the first
+rejected one (the bifurcation).
 """
 
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.state import Draft, Verification
 
-# (draft of K columns, verification of K + 1) -> may stand [B, K]
+# (draft of K columns, verification of K + 1) -> acceptable [B, K]
 Rule = Callable[[Draft, Verification], Tensor]
 
 
-def accepted_prefix(may_stand: Tensor, num_drafted: Tensor | None) -> Tensor:
-    """Length [B] of the longest prefix of drafted tokens that may stand.
+def accepted_prefix(acceptable: Tensor, num_drafted: Tensor | None) -> Tensor:
+    """Return the length [B] of the longest prefix of acceptable tokens.
 
     Args:
-        may_stand: [B, K] booleans.
-        num_drafted: [B] how many columns were drafted, None for all.
+        acceptable: [B, K] booleans.
+        num_drafted: [B], number of drafted columns, None for all.
     """
     if num_drafted is not None:
-        columns = torch.arange(may_stand.size(1), device=may_stand.device)
-        may_stand = may_stand & (columns < num_drafted[:, None])
-    return may_stand.long().cumprod(1).sum(1)
+        columns = torch.arange(acceptable.size(1), device=acceptable.device)
+        acceptable = acceptable & (columns < num_drafted[:, None])
+    return acceptable.long().cumprod(1).sum(1)
 
 
 def exact(draft: Draft, verification: Verification) -> Tensor:
-    """Accept what equals the verifier's top-1 token (GAD eq. 6)."""
+    """Accept tokens that equal the verifier's top-1 token (GAD eq. 6)."""
     return draft.tokens == verification.best[:, :-1]
 
 
@@ -39,13 +39,13 @@ class TopBeta:
     """Accept drafted tokens among the verifier's top beta that lag its best by at most tau (GAD eq. 8-9).
 
     Eq. 8 asks for log P(drafted) >= log P(beta-th best), eq. 9 for log P(best) - log P(drafted) <= tau. A token that
-    equals the verifier's top-1 always stands (eq. 7).
+    equals the verifier's top-1 is always accepted (eq. 7).
 
     Args:
-        beta: how many of the verifier's best tokens are good enough, at least 1.
-        tau: largest tolerated gap of log-probabilities, at least 0.
-        score_of: whose log-probability of the drafted token is meant: "verifier", or "drafter" for the literal
-            reading of SpecDec eq. 6-7.
+        beta: number of the verifier's best tokens that are acceptable, at least 1.
+        tau: largest accepted gap of log-probabilities, at least 0.
+        score_of: whose log-probability of the drafted token counts: "verifier", or "drafter" for the literal reading
+            of SpecDec eq. 6-7.
     """
 
     beta: int
@@ -56,7 +56,7 @@ class TopBeta:
         drafted, best = draft.tokens.unsqueeze(2), verification.best[:, :-1].unsqueeze(2)
         log_probs = verification.log_probs[:, :-1]
         by_verifier = by_drafter = log_probs.gather(2, drafted)
-        # At the longest output nothing is drafted.
+        # At the maximum length the draft is empty and has no log-probabilities.
         if self.score_of == "drafter" and draft.tokens.size(1) > 0:
             assert draft.log_probs is not None
             by_drafter = draft.log_probs.gather(2, drafted)
@@ -69,21 +69,21 @@ def within_distance(epsilon: float, values: Tensor) -> Rule:
     """Accept numbers at most epsilon away from the verifier's top-1 (Stern et al. 2018, section 5.2).
 
     Args:
-        epsilon: largest tolerated difference |u - v|.
-        values: [V] the number that each symbol stands for, NaN for symbols that are none.
+        epsilon: largest accepted difference |u - v|.
+        values: [V], the number that each symbol stands for, NaN for symbols that are not numbers.
     """
 
     def rule(draft: Draft, verification: Verification) -> Tensor:
         numbers = values.to(draft.tokens.device)
         distance = (numbers[draft.tokens] - numbers[verification.best[:, :-1]]).abs()
-        # Comparisons with NaN are false: EOS and words stand only if they are equal.
+        # Comparisons with NaN are false: EOS and words must be equal.
         return exact(draft, verification) | (_allowed(draft, verification) & (distance <= epsilon))
 
     return rule
 
 
-def at_least(block: int, rule: Rule) -> Rule:
-    """Accept the first `block - 1` drafted tokens in any case, so that an iteration adds `block` (Stern, sec. 5.3)."""
+def with_min_block(block: int, rule: Rule) -> Rule:
+    """Accept the first `block - 1` drafted tokens always, so that an iteration emits `block` (Stern, section 5.3)."""
 
     def relaxed(draft: Draft, verification: Verification) -> Tensor:
         first = torch.arange(draft.tokens.size(1), device=draft.tokens.device) < block - 1
@@ -93,10 +93,10 @@ def at_least(block: int, rule: Rule) -> Rule:
 
 
 def _allowed(draft: Draft, verification: Verification) -> Tensor:
-    """Drafted tokens [B, K] that fairseq's constraints allow; -inf marks pad, an early EOS, others at the limit."""
+    """Return which drafted tokens [B, K] fairseq's constraints allow: -inf marks the forbidden ones."""
     return verification.log_probs[:, :-1].gather(2, draft.tokens[:, :, None])[:, :, 0] > -torch.inf
 
 
-def everything(draft: Draft, verification: Verification) -> Tensor:
+def accept_all(draft: Draft, verification: Verification) -> Tensor:
     """Accept every drafted token that fairseq's constraints allow: NAT decoding without a verifier."""
     return _allowed(draft, verification)

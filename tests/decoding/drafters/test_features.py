@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.engine import weights
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import everything
+from fairseq_plugins.decoding.search.rules import accept_all
 from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
@@ -95,7 +95,7 @@ def test_training_computes_what_decoding_computes(
         # The whole prefix but its last token, which is the verifier's own, is one accepted draft, whatever it says.
         gained = prefix.clamp(min=1)
         draft = Draft(tokens[:, 1 : int(gained.max())], num_drafted=gained - 1)
-        advance = GreedySearch(everything).advance(begin, draft, judge.verify(begin, draft))
+        advance = GreedySearch(accept_all).advance(begin, draft, judge.verify(begin, draft))
         assert advance.host_emitted == gained.tolist()
         drafter.observe(advance)
         drafted = drafter.draft(make_state(tokens, gained.tolist(), 25))

@@ -46,7 +46,7 @@ def teacher_forced(model: TransformerModel, sample: dict[str, Any], tokens: torc
 @pytest.fixture(params=["any shapes", "fixed shapes"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """PyTorch's operations, as they are and in fixed shapes."""
-    return Engine(steady=request.param == "fixed shapes")
+    return Engine(batch_invariant=request.param == "fixed shapes")
 
 
 @settings(STEADY_MODELS, max_examples=some(25))

@@ -360,15 +360,17 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
     assert attended and all(masked is not None and masked[1] == torch.float32 for *_, masked in attended)
 
 
-@pytest.mark.parametrize("steady", [False, True])
-def test_scores_do_not_depend_on_how_often_a_shape_came_up(steady: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_scores_do_not_depend_on_how_often_a_shape_came_up(
+    batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In half precision, where other shapes give other bits: launched, captured, replayed, and with graphs off."""
     task = make_task(60)
     verifier = make_transformer(task, 8).to(torch.bfloat16)
     drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(torch.bfloat16)
     sample = make_sample(task, [5, 30, 2, 9, 14], 3)
     recorder = Recorder()
-    engine = replace(graphing(monkeypatch, recorder), steady=steady)
+    engine = replace(graphing(monkeypatch, recorder), batch_invariant=batch_invariant)
     generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=engine)
     replays, outputs = [], []
     for _ in range(4):
@@ -382,7 +384,7 @@ def test_scores_do_not_depend_on_how_often_a_shape_came_up(steady: bool, monkeyp
     assert off.graphs.captures == 0 < off.graphs.launched and not off.graphs.are_on
     plain, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=20, engine=Engine())
     # That the comparison can fail.
-    assert steady or bits(plain.generate([], sample)) != outputs[0]
+    assert batch_invariant or bits(plain.generate([], sample)) != outputs[0]
 
 
 @pytest.mark.parametrize(
@@ -653,7 +655,7 @@ def test_packed_steps_between_steps_from_graphs(monkeypatch: pytest.MonkeyPatch)
             chain = Chain(torch.full((3,), begin), Span(begin, begin), 2)
             packed = begin % 3 == 0
             given = tokens[:, begin : begin + 2]
-            hidden = decoder.step(given.flatten() if packed else given, chain.spelled_out() if packed else chain)
+            hidden = decoder.step(given.flatten() if packed else given, chain.to_packed() if packed else chain)
             outputs.append(hidden.view(3, 2, -1).clone())
         results.append(torch.cat(outputs, dim=1))
     assert recorder.replays == 13
@@ -703,7 +705,7 @@ def test_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
     verifier = make_transformer(task, 8).to(dtype).cuda()
     drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features").to(dtype).cuda()
     search = {"max_len_a": 0, "max_len_b": 30}
-    engine = Engine(graphs=Graphs(), steady=True)
+    engine = Engine(graphs=Graphs(), batch_invariant=True)
     greedy, _ = make_generator([verifier], task, Options("greedy"), engine=engine, **search)
     sample = make_sample(task, [5, 30, 2, 9, 14, 0, 22, 7])
     sources = sample["net_input"]["src_tokens"]

@@ -31,7 +31,7 @@ VOCABULARY = 30
 @pytest.fixture(params=["any shapes", "fixed shapes"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """PyTorch's operations, as they are and in fixed shapes."""
-    return Engine(steady=request.param == "fixed shapes")
+    return Engine(batch_invariant=request.param == "fixed shapes")
 
 
 class Steps:
@@ -130,7 +130,7 @@ def test_a_chain_spelled_out_is_the_same_step(
 
     hidden, states, cache = steps.run(tokens, chain, masks)
     assert hidden.shape[:2] == (len(lengths), width)
-    for layout in (chain, chain.spelled_out()):
+    for layout in (chain, chain.to_packed()):
         given = everything if layout is chain else everything.flatten()
         again, other_states, other_cache = steps.run(given, layout)
         assert_close(again.view_as(hidden), hidden)
@@ -168,7 +168,7 @@ def test_packed_rows_give_what_the_chain_gives(
     tokens = steps.tokens(len(lengths), width)
     wanted, wanted_states, wanted_cache = steps.run(tokens, chain)
 
-    rows = chain.spelled_out()
+    rows = chain.to_packed()
     column = torch.arange(width).repeat(len(lengths))
     order = torch.randperm(len(rows.sentence), generator=steps.random)
     if whole:
@@ -202,8 +202,8 @@ def test_any_layout_in_any_shapes_and_in_fixed_ones(
 ) -> None:
     """Position, slot and last visible slot have nothing to do with each other, as in a tree of drafts."""
     results = []
-    for steady in (False, True):
-        steps = Steps(Engine(steady=steady), options, drafter, lengths, seed)
+    for batch_invariant in (False, True):
+        steps = Steps(Engine(batch_invariant=batch_invariant), options, drafter, lengths, seed)
         slots = max(lengths) + 10
         # No slot twice: it would depend on the order which key is seen.
         cell = torch.randperm(len(lengths) * slots, generator=steps.random)[:rows]

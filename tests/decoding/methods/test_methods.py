@@ -24,7 +24,7 @@ for _spec in METHODS:
         USERS.setdefault(_own.name, []).append(_spec.name)
         if "help" in _own.metadata:
             TEXTS.setdefault(_own.name, []).append(_own.metadata["help"])
-            if _own.metadata["lenient"]:
+            if _own.metadata["ignored_by_other_methods"]:
                 LENIENT.add(_own.name)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import at_least, everything, exact
+from fairseq_plugins.decoding.search.rules import accept_all, exact, with_min_block
 from fairseq_plugins.decoding.state import Advance, Draft, Verification
 from tests.strategies import STEADY, some
 from tests.support import make_state
@@ -113,7 +113,7 @@ def test_minimum_block(rows: list[Row], minimum: int) -> None:
         tokens = tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
         expected.append(tokens)
         drafted.append(min(accepted, len(tokens)))
-    check(advance_of(GreedySearch(at_least(minimum, exact)), rows), rows, expected, drafted)
+    check(advance_of(GreedySearch(with_min_block(minimum, exact)), rows), rows, expected, drafted)
 
 
 @settings(STEADY, max_examples=some(100))
@@ -125,7 +125,7 @@ def test_without_a_verifier(rows: list[Row]) -> None:
         tokens = [*row.drafted[:-1], row.best[-2]]
         expected.append(tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens)
     drafted = [min(len(row.drafted) - 1, len(tokens)) for row, tokens in zip(rows, expected, strict=True)]
-    check(advance_of(GreedySearch(everything), rows, own_token=False), rows, expected, drafted)
+    check(advance_of(GreedySearch(accept_all), rows, own_token=False), rows, expected, drafted)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import (
     Rule,
     TopBeta,
+    accept_all,
     accepted_prefix,
-    at_least,
-    everything,
     exact,
+    with_min_block,
     within_distance,
 )
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
@@ -103,10 +103,10 @@ def test_top_beta_equals_a_loop(beta: int, tau: float, seed: int, ties: bool) ->
 @settings(STEADY, max_examples=some(40))
 @given(rows=st.lists(st.tuples(st.lists(st.booleans(), min_size=5, max_size=5), st.integers(0, 5)), min_size=1))
 def test_accepted_prefix_equals_a_loop(rows: list[tuple[list[bool], int]]) -> None:
-    may_stand = torch.tensor([row for row, _ in rows])
+    acceptable = torch.tensor([row for row, _ in rows])
     widths = torch.tensor([width for _, width in rows])
     expected = [next((i for i, ok in enumerate(row[:width]) if not ok), width) for row, width in rows]
-    assert accepted_prefix(may_stand, widths).tolist() == expected
+    assert accepted_prefix(acceptable, widths).tolist() == expected
 
 
 def test_nothing_drafted_is_nothing_accepted() -> None:
@@ -123,14 +123,14 @@ def test_distance_and_minimum_block() -> None:
     draft = Draft(torch.tensor([[3, 6, 6, 0]]))
     assert within_distance(1, values)(draft, said).tolist() == [[True, False, True, False]]
     assert within_distance(2, values)(draft, said).tolist() == [[True, True, True, False]]
-    assert at_least(3, exact)(draft, said).tolist() == [[True, True, True, False]]
-    assert at_least(1, exact)(draft, said).tolist() == exact(draft, said).tolist()
+    assert with_min_block(3, exact)(draft, said).tolist() == [[True, True, True, False]]
+    assert with_min_block(1, exact)(draft, said).tolist() == exact(draft, said).tolist()
     forbidden = Draft(torch.tensor([[0, 6, 6, 0]]))
-    assert not at_least(3, exact)(forbidden, said)[0, 0]
+    assert not with_min_block(3, exact)(forbidden, said)[0, 0]
 
 
 def test_everything_stands() -> None:
-    assert everything(Draft(torch.tensor([[4, 5]])), verified(torch.zeros(1, 3, 7))).all()
+    assert accept_all(Draft(torch.tensor([[4, 5]])), verified(torch.zeros(1, 3, 7))).all()
 
 
 # SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is what was drafted and V what the verifier made of it, both

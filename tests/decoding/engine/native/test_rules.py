@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, NativeMethod
 from fairseq_plugins.decoding.native_backend import NativeBackend
-from fairseq_plugins.decoding.search.rules import Rule, TopBeta, at_least, exact, within_distance
+from fairseq_plugins.decoding.search.rules import Rule, TopBeta, exact, with_min_block, within_distance
 from tests.strategies import SEARCHES, STEADY_MODELS, some
 from tests.support import (
     Options,
@@ -118,7 +118,7 @@ def test_acceptance(
         search = {**search, "prefix_tokens": torch.tensor([prefix] * len(SOURCES))}
     python, native = make_rule(rule, beta, tau, epsilon)
     if block:
-        python, native = at_least(block, python), kernels().accept_at_least(block, native)
+        python, native = with_min_block(block, python), kernels().accept_at_least(block, native)
 
     def script(sentence: int, done: int, width: int) -> list[int]:
         return drafts[sentence, done : done + width].tolist()
