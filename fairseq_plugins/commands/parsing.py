@@ -17,7 +17,14 @@ from fairseq_plugins.commands.cli import CommandParser
 from fairseq_plugins.errors import ConfigurationError
 
 # Options of the task that only training reads.
-TRAINING_OPTIONS = {"verifier_path", "blocks_per_sentence", "glancing_start", "glancing_end", "glancing_updates"}
+TRAINING_OPTIONS = {
+    "verifier_path",
+    "blocks_per_sentence",
+    "glancing_start",
+    "glancing_end",
+    "glancing_updates",
+    "cpu_bf16",
+}
 
 
 def positive(text: str) -> int:

@@ -24,7 +24,7 @@ from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.half_precision import HALVES, computed, precision_of
+from fairseq_plugins.decoding.half_precision import HALVES, precision_of, with_rounded_weights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.profile import Profile
@@ -136,7 +136,7 @@ class Decoding:
             context,
             spec,
             lambda spec, trace: choose_backend(
-                spec, options, computed(context, dtype, self._computed), trace, cfg.active_sentences
+                spec, options, with_rounded_weights(context, dtype, self._computed), trace, cfg.active_sentences
             ),
             stats,
             trace=trace,

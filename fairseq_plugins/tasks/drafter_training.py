@@ -114,6 +114,8 @@ class TrainsDrafters(DecodesWithDrafts):
         ignore_grad: bool = False,
     ) -> tuple[Any, ...]:
         self._add_blocks(sample, model, self.glancing_ratio(update_num) if drafter_in(model) is not None else 0.0)
+        if self._options.cpu_bf16:
+            criterion = _in_bf16(criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample: dict[str, Any], model: nn.Module, criterion: Any) -> tuple[Any, ...]:
@@ -208,6 +210,21 @@ class TrainsDrafters(DecodesWithDrafts):
             lambda spec, trace: choose_backend(spec, chosen, context, trace),
             DecodingStats(spec.name),
         )
+
+
+def _in_bf16(criterion: Any) -> Any:
+    """Return the criterion in autocast to bfloat16 on the CPU.
+
+    Without its cache of weights: what a pass without gradients (glancing) has cast would stay without gradients.
+    """
+
+    def forward(model: nn.Module, sample: dict[str, Any]) -> Any:
+        if sample["target"].device.type != "cpu":
+            raise ConfigurationError("--cpu-bf16: trains on a GPU; use --bf16 there, or add --cpu")
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return criterion(model, sample)
+
+    return forward
 
 
 def _needs_verifier(cfg: Any) -> bool:

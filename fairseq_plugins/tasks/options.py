@@ -116,6 +116,13 @@ class DrafterTrainingOptions(FairseqDataclass):
     glancing_updates: Optional[int] = field(
         default=None, metadata={"help": "updates over which the share falls (default: --max-update)"}
     )
+    cpu_bf16: bool = field(
+        default=False,
+        metadata={
+            "help": "training on a CPU: multiply matrices in bfloat16 (autocast; weights, loss and optimiser stay in "
+            "fp32), faster where the processor has AVX-512 BF16 or AMX; on a GPU use fairseq's --bf16"
+        },
+    )
     max_update: int = II("optimization.max_update")
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_plugins.criterions.glat_loss import GlatLoss
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
@@ -18,7 +19,7 @@ from fairseq_plugins.models.block_nat import block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.support import Options, make_args, make_drafter, make_task, make_transformer
+from tests.support import Options, make_args, make_drafter, make_sample, make_task, make_transformer
 
 
 @pytest.mark.parametrize(
@@ -212,3 +213,20 @@ def test_full_attention_has_one_block_a_pass() -> None:
     block_nat_base(args)
     with pytest.raises(ConfigurationError, match="--blocks-per-sentence 2"):
         task.build_model(args)
+
+
+def test_cpu_bf16_trains_every_weight_in_bfloat16() -> None:
+    gradients = []
+    for cpu_bf16 in (False, True):
+        task = make_task(cpu_bf16=cpu_bf16, glancing_start=0.5, glancing_end=0.5, block_size=5)
+        model = make_drafter(task, block_size=5)
+        sample = make_sample(task, [5, 6])
+        sample["target"] = sample["net_input"]["src_tokens"]
+        sample["net_input"]["prev_output_tokens"] = sample["target"].roll(1, 1)
+        torch.manual_seed(1)
+        optimizer = Namespace(backward=lambda loss: loss.backward())
+        task.train_step(sample, model, GlatLoss(task, 0.1), optimizer, update_num=1)
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]))
+    exact, rounded = gradients
+    assert not torch.equal(exact, rounded)
+    assert torch.cosine_similarity(exact, rounded, dim=0) > 0.99
