@@ -53,6 +53,7 @@ def load(
     tokenizer: Literal["moses"] | None = None,
     device: str | None = None,
     precision: Precision = "fp32",
+    threads: int | None = None,
     **options: Any,
 ) -> Model:
     """Load a model for translation.
@@ -73,6 +74,7 @@ def load(
         device: "cpu", "cuda" or "cuda:N"; default: the current GPU where there is one.
         precision: of the weights. Lossless decoders give fairseq's own tokens in fp32; in half precision rounding
             may let two tokens that are as good as equally likely change places.
+        threads: of a CPU that the model's calls use; default: torch's number.
         options: those of the method and of fairseq's generation, named as on the command line with underscores:
             block_size=5, preset="high-quality", max_len_b=100, lenpen=0.6 ...
 
@@ -84,6 +86,8 @@ def load(
     """
     if decoder is not None and decoder not in methods.DECODERS:
         raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
+    if threads is not None and threads < 1:
+        raise ConfigurationError(f"threads={threads}: give at least 1")
     has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
     files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads)
     name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
@@ -94,7 +98,7 @@ def load(
     index = _device(cfg, device)
     check_paths(cfg)
     with _quietly(), _one_line_errors():
-        return Model(Session(cfg, index))
+        return Model(Session(cfg, index), threads)
 
 
 @contextmanager

@@ -3,15 +3,18 @@
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
+from fairseq_plugins.api.generators import Generators, Search, SearchOptions
 from fairseq_plugins.api.live import LiveSession
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
+from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend
@@ -24,15 +27,13 @@ BATCH_SIZE = 32
 """Sentences decoded together where the caller does not say."""
 
 _BATCHES_AHEAD = 32
-# As fairseq-generate.
-_DEFAULT_BEAM = 5
 
 
 class Model:
     """Translates; made by `fairseq_plugins.load`.
 
     Safe in threads: calls of several threads take turns, one batch at a time, and each thread sees the statistics of
-    its own calls. To use several cores or GPUs, set torch's threads or run several processes.
+    its own calls. To use several cores or GPUs, give `threads=` to `load` or run several processes.
 
     Attributes:
         decoder: name of the decoding method.
@@ -41,20 +42,21 @@ class Model:
         max_source_tokens: the longest source that the model can read, EOS included.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, threads: int | None = None) -> None:
         self._session = session
+        self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
+        self._text = TextCoder(session)
+        self._generators = Generators(session, self._spec)
         self._lock = threading.RLock()
         self._own = threading.local()
-        # Beam -> a generator that is not in use. Streams that are under way keep theirs.
-        self._idle: dict[int, list[Any]] = {}
         self.decoder: str = self._spec.name
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
         self.source_lang: str = session.task.cfg.source_lang
         self.target_lang: str = session.task.cfg.target_lang
         self.max_source_tokens: int = session.max_positions[0]
         # What does not fit is refused now, not at the first sentence.
-        self._give_back(self._take(self._beam(None)))
+        self._give_back(self._take(self._generators.search()))
 
     def __repr__(self) -> str:
         return f"Model({self._session.task.cfg.data!r}, decoder={self.decoder!r})"
@@ -64,9 +66,8 @@ class Model:
         """Name of the backend that decodes, and why it was chosen: "native: the compiled kernels ..."."""
         if self._spec.build is None:
             return "fairseq: its own beam search"
-        beam = self._beam(None)
-        with self._lock:
-            generator = self._take(beam)
+        with self._turn():
+            generator = self._take(self._generators.search())
             backend: Backend = generator.backend
             self._give_back(generator)
         return f"{backend.name}: {backend.reason}"
@@ -84,8 +85,10 @@ class Model:
         *,
         drafts: Drafts = ...,
         beam: int | None = ...,
+        num_hypotheses: int = ...,
         batch_size: int = ...,
         return_scores: Literal[False] = ...,
+        **options: Unpack[SearchOptions],
     ) -> str: ...
     @overload
     def translate(
@@ -94,8 +97,10 @@ class Model:
         *,
         drafts: Drafts = ...,
         beam: int | None = ...,
+        num_hypotheses: int = ...,
         batch_size: int = ...,
         return_scores: Literal[True],
+        **options: Unpack[SearchOptions],
     ) -> Translation: ...
     @overload
     def translate(
@@ -104,8 +109,10 @@ class Model:
         *,
         drafts: Sequence[Drafts] | None = ...,
         beam: int | None = ...,
+        num_hypotheses: int = ...,
         batch_size: int = ...,
         return_scores: Literal[False] = ...,
+        **options: Unpack[SearchOptions],
     ) -> list[str]: ...
     @overload
     def translate(
@@ -114,8 +121,10 @@ class Model:
         *,
         drafts: Sequence[Drafts] | None = ...,
         beam: int | None = ...,
+        num_hypotheses: int = ...,
         batch_size: int = ...,
         return_scores: Literal[True],
+        **options: Unpack[SearchOptions],
     ) -> list[Translation]: ...
 
     def translate(
@@ -124,8 +133,10 @@ class Model:
         *,
         drafts: Drafts | Sequence[Drafts] = None,
         beam: int | None = None,
+        num_hypotheses: int = 1,
         batch_size: int = BATCH_SIZE,
         return_scores: bool = False,
+        **options: Unpack[SearchOptions],
     ) -> str | Translation | list[str] | list[Translation]:
         """Translate a sentence, or a list of them.
 
@@ -134,18 +145,25 @@ class Model:
             drafts: with decoder="reuse", earlier translations or other guesses, which make decoding faster and never
                 change the output: a string, several, or None; for a list of sentences, a list of these.
             beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
+            num_hypotheses: how many of them are returned, the others as `Translation.alternatives`.
             batch_size: sentences decoded together. They are sorted by length for it; the order of the result is that
                 of `text`. The output of lossless decoders does not depend on it.
             return_scores: return a `Translation` in place of each string.
+            options: see `SearchOptions`.
 
         Raises:
-            ConfigurationError: for a sentence longer than the model can read, a beam that the decoder has not, or
-                drafts of another number of sentences.
+            ConfigurationError: for a sentence longer than the model can read, a beam that the decoder has not, options
+                that a call cannot have, or drafts of another number of sentences.
         """
+        if num_hypotheses > 1 and not return_scores:
+            raise ConfigurationError(
+                f"num_hypotheses={num_hypotheses}: a string is one; add return_scores=True, which gives alternatives"
+            )
         self._own.statistics = CallStatistics()
         texts = [text] if isinstance(text, str) else text
         own = self._drafts(cut_drafts(text, drafts, self.tokenize), len(texts))
-        found = self._decode([self._encode(one) for one in texts], beam, batch_size, own)
+        search = self._generators.search(beam, num_hypotheses, batch_size, options)
+        found = self._decode([self._encode(one) for one in texts], search, own)
         if isinstance(text, str):
             return found[0] if return_scores else found[0].text
         return found if return_scores else [translation.text for translation in found]
@@ -156,30 +174,39 @@ class Model:
         *,
         drafts: Sequence[Sequence[Sequence[str]]] | None = None,
         beam: int | None = None,
+        num_hypotheses: int = 1,
         batch_size: int = BATCH_SIZE,
+        **options: Unpack[SearchOptions],
     ) -> list[Translation]:
         """Translate sentences that are cut into subwords already (see `tokenize`), in one call.
 
         Args:
             tokens: of every sentence its subwords, without EOS; those that the dictionary lacks are read as unknown.
             drafts: of every sentence its drafts, each cut into subwords of the target; see `translate`.
-            beam, batch_size: as for `translate`.
+            beam, num_hypotheses, batch_size, options: as for `translate`.
 
         Raises:
             ConfigurationError: as for `translate`.
         """
         self._own.statistics = CallStatistics()
         own = self._drafts(drafts, len(tokens))
-        return self._decode([self._indices(one) for one in tokens], beam, batch_size, own)
+        search = self._generators.search(beam, num_hypotheses, batch_size, options)
+        return self._decode([self._text.source(one) for one in tokens], search, own)
 
     def translate_iterable(
-        self, texts: Iterable[str], *, beam: int | None = None, batch_size: int = BATCH_SIZE
+        self,
+        texts: Iterable[str],
+        *,
+        beam: int | None = None,
+        num_hypotheses: int = 1,
+        batch_size: int = BATCH_SIZE,
+        **options: Unpack[SearchOptions],
     ) -> Iterator[Translation]:
         """Translate sentences one after the other, lazily: of any number, so many as are needed.
 
         Args:
             texts: raw text; read ahead by 32 batches, in which sentences are sorted by length.
-            beam, batch_size: as for `translate`.
+            beam, num_hypotheses, batch_size, options: as for `translate`.
 
         Yields:
             a `Translation` of each, in order.
@@ -188,22 +215,23 @@ class Model:
             ConfigurationError: as for `translate`, when the sentence is reached.
             TypeError: for a string by itself.
         """
-        self._beam(beam)
+        search = self._generators.search(beam, num_hypotheses, batch_size, options)
         if isinstance(texts, str):
             raise TypeError(f"texts is one string, not several: {texts[:60]!r}; use translate, or give a list")
-        return self._lazily(iter(texts), beam, batch_size)
+        return self._lazily(iter(texts), search)
 
-    def _lazily(self, texts: Iterator[str], beam: int | None, batch_size: int) -> Iterator[Translation]:
+    def _lazily(self, texts: Iterator[str], search: Search) -> Iterator[Translation]:
         statistics = CallStatistics()
-        while chunk := list(islice(texts, batch_size * _BATCHES_AHEAD)):
+        while chunk := list(islice(texts, search.batch_size * _BATCHES_AHEAD)):
             self._own.statistics = statistics
-            yield from self._decode([self._encode(text) for text in chunk], beam, batch_size)
+            yield from self._decode([self._encode(text) for text in chunk], search)
 
-    def stream(self, text: str) -> Iterator[Step]:
+    def stream(self, text: str, **options: Unpack[SearchOptions]) -> Iterator[Step]:
         """Translate a sentence, and yield what each iteration adds to it.
 
         Args:
             text: raw text, one sentence.
+            options: as for `translate`.
 
         Yields:
             a `Step` for every iteration; the text of the last one is what `translate` returns.
@@ -211,7 +239,7 @@ class Model:
         Raises:
             ConfigurationError: where the decoder has no iterations of drafts (`beam`), or the sentence is too long.
         """
-        if self._spec.build is None or self._searches_beams:
+        if self._generators.searches_beams:
             raise ConfigurationError(
                 f"decoder {self.decoder}: searches with several hypotheses, of which none grows by itself; load with "
                 "another decoder"
@@ -221,18 +249,17 @@ class Model:
         if len(source) == 1:
             self._own.statistics = CallStatistics(sentences=1)
             return iter([Step([], 0, 0, "", finished=True)])
-        return self._stream(source)
+        return self._stream(source, self._generators.search(options=options))
 
-    def _stream(self, source: Tensor) -> Iterator[Step]:
-        with self._lock:
-            generator = self._take(1)
+    def _stream(self, source: Tensor, search: Search) -> Iterator[Step]:
+        generator = self._take(search)
         statistics = self._own.statistics = CallStatistics()
         sample = self._sample([source], [0])
         iterations = generator.steps(sample)
         output: list[int] = []
         try:
             while True:
-                with self._lock:
+                with self._turn():
                     started = time.perf_counter()
                     try:
                         step = self._step(next(iterations)[0], output)
@@ -250,10 +277,10 @@ class Model:
         """What an iteration did to the only sentence; appends its tokens to `output`."""
         output += step.tokens
         return Step(
-            tokens=self._symbols(step.tokens),
+            tokens=self._text.symbols(step.tokens),
             drafted=step.drafted,
             accepted=step.accepted,
-            text=self._session.text(output),
+            text=self._text.join(output),
             finished=step.finished,
         )
 
@@ -263,55 +290,25 @@ class Model:
 
     def tokenize(self, text: str) -> list[str]:
         """Cut raw text into the subwords of the source, as `translate` does."""
-        if not isinstance(text, str):
-            raise TypeError(f"text is {type(text).__name__}, not str: {text!r}")
-        tokenizer, subwords = self._session.text_tools
-        line = text.strip()
-        line = tokenizer.encode(line) if tokenizer is not None else line
-        line = subwords.encode(line) if subwords is not None else line
-        return str(line).split()
+        return self._text.tokenize(text)
 
     def detokenize(self, tokens: Sequence[str]) -> str:
         """Join subwords of the target to raw text, as `translate` does."""
-        return self._session.text([self._session.task.target_dictionary.index(token) for token in tokens])
+        return self._text.join(self._text.target(tokens))
 
     def knows(self, token: str) -> bool:
         """Return whether the target's dictionary has a subword."""
         return token in self._session.task.target_dictionary
 
     def _encode(self, text: str) -> Tensor:
-        return self._indices(self.tokenize(text))
-
-    def _indices(self, tokens: Sequence[str]) -> Tensor:
-        if isinstance(tokens, str):
-            raise TypeError(f"a sentence is one string, not a sequence of subwords: {tokens!r}; use translate")
-        dictionary = self._session.task.source_dictionary
-        return torch.tensor([*(dictionary.index(token) for token in tokens), dictionary.eos()])
+        return self._text.source(self.tokenize(text))
 
     def _drafts(self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int) -> list[list[list[int]]] | None:
         """Token ids of the drafts of every sentence."""
         if drafts is None:
             return None
         check_drafts(drafts, sentences, self.decoder)
-        index = self._session.task.target_dictionary.index
-        return [[[index(token) for token in draft] for draft in some] for some in drafts]
-
-    def _symbols(self, indices: Sequence[int]) -> list[str]:
-        dictionary = self._session.task.target_dictionary
-        return [dictionary[index] for index in indices if index != dictionary.eos()]
-
-    @property
-    def _searches_beams(self) -> bool:
-        return self._spec.build is None or getattr(self._spec, "searches_beams", False)
-
-    def _beam(self, beam: int | None) -> int:
-        if beam is not None and beam < 1:
-            raise ConfigurationError(f"beam={beam}: give at least 1")
-        if self._searches_beams:
-            return _DEFAULT_BEAM if beam is None else beam
-        if beam not in (None, 1):
-            raise ConfigurationError(f'beam={beam}: {self.decoder} keeps one hypothesis; load with decoder="fast-beam"')
-        return 1
+        return [[self._text.target(draft) for draft in some] for some in drafts]
 
     def _check_length(self, source: Tensor, number: int) -> None:
         if len(source) > self.max_source_tokens:
@@ -320,34 +317,39 @@ class Model:
                 "split it"
             )
 
-    def _take(self, beam: int) -> Any:
-        """A generator that nobody else uses."""
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for other calls, and compute with the model's number of threads."""
         with self._lock:
-            idle = self._idle.setdefault(beam, [])
-            generator = idle.pop() if idle else self._session.generator(beam=beam, nbest=1)
+            before = torch.get_num_threads()
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            try:
+                yield
+            finally:
+                if self._threads is not None:
+                    torch.set_num_threads(before)
+
+    def _take(self, search: Search) -> Any:
+        with self._turn():
+            generator = self._generators.take(search)
         if isinstance(generator, DraftVerifyGenerator):
             generator.stats = RecordedStats(self.decoder)
         return generator
 
     def _give_back(self, generator: Any) -> None:
         with self._lock:
-            self._idle.setdefault(generator.beam_size, []).append(generator)
+            self._generators.give_back(generator)
 
     def _sample(self, sources: Sequence[Tensor], numbers: Sequence[int]) -> dict[str, Any]:
         dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
         return self._session.batch(dataset, numbers)
 
     def _decode(
-        self,
-        sources: Sequence[Tensor],
-        beam: int | None,
-        batch_size: int,
-        drafts: Sequence[Sequence[Sequence[int]]] | None = None,
+        self, sources: Sequence[Tensor], search: Search, drafts: Sequence[Sequence[Sequence[int]]] | None = None
     ) -> list[Translation]:
         """Decode sentences in batches of similar length; adds to the statistics of this thread's call."""
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size={batch_size}: give at least 1")
-        size, statistics = self._beam(beam), self._own.statistics
+        statistics = self._own.statistics
         for number, source in enumerate(sources):
             self._check_length(source, number)
         # Of nothing but EOS a model makes up a sentence.
@@ -356,15 +358,15 @@ class Model:
         for translation in found.values():
             statistics.add(translation)
         order = sorted(set(range(len(sources))) - found.keys(), key=lambda number: (len(sources[number]), number))
-        generator = self._take(size)
+        generator = self._take(search)
         try:
-            for start in range(0, len(order), batch_size):
-                numbers = order[start : start + batch_size]
-                with self._lock:
+            for start in range(0, len(order), search.batch_size):
+                numbers = order[start : start + search.batch_size]
+                with self._turn():
                     sample = self._sample(sources, numbers)
                     if drafts is not None:
                         sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
-                    for number, translation in self._decode_batch(generator, sample, statistics):
+                    for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):
                         found[number] = translation
                         statistics.add(translation)
         finally:
@@ -372,22 +374,25 @@ class Model:
         return [found[number] for number in range(len(sources))]
 
     def _decode_batch(
-        self, generator: Any, sample: dict[str, Any], statistics: CallStatistics
+        self, generator: Any, sample: dict[str, Any], num_hypotheses: int, statistics: CallStatistics
     ) -> Iterator[tuple[int, Translation]]:
         started = time.perf_counter()
         hypotheses = self._session.decode(generator, sample)
         statistics.seconds += time.perf_counter() - started
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}
-        for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True):
-            yield number, self._translation(best, counted.get(number))
+        for number, (best, *others) in zip(sample["id"].tolist(), hypotheses, strict=True):
+            yield number, self._translation(best, counted.get(number), others[: num_hypotheses - 1])
 
-    def _translation(self, hypothesis: dict[str, Tensor], stats: SentenceStats | None) -> Translation:
+    def _translation(
+        self, hypothesis: dict[str, Tensor], stats: SentenceStats | None, others: Sequence[dict[str, Tensor]] = ()
+    ) -> Translation:
         tokens = hypothesis["tokens"].tolist()
         return Translation(
-            text=self._session.text(tokens),
-            tokens=self._symbols(tokens),
+            text=self._text.join(tokens),
+            tokens=self._text.symbols(tokens),
             score=float(hypothesis["score"]),
             token_scores=hypothesis["positional_scores"].tolist(),
             emitted=None if stats is None else stats.emitted,
+            alternatives=[self._translation(other, None) for other in others],
         )

@@ -18,6 +18,8 @@ class Translation:
         token_scores: log-probability (natural logarithm) of every token, EOS included.
         emitted: tokens that each iteration added, EOS included and the verifier's own among them; their number is
             that of iterations. None for fairseq's own search (`decoder="beam"`), which counts nothing.
+        alternatives: the next best hypotheses, the best first, as many as `num_hypotheses` asks for besides this one;
+            nothing is counted of them.
     """
 
     text: str
@@ -25,6 +27,7 @@ class Translation:
     score: float
     token_scores: list[float]
     emitted: list[int] | None
+    alternatives: list["Translation"] = field(default_factory=list)
 
     @property
     def iterations(self) -> int | None:

@@ -85,6 +85,13 @@ def get_parser() -> argparse.ArgumentParser:
         "jsonl of an earlier run; several files are several drafts",
     )
     decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
+    decoding(
+        "--nbest",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="hypotheses written of each sentence, the others as alternatives of --output-format jsonl (default: 1)",
+    )
     decoding("--block-size", type=positive, metavar="K", help="tokens per draft")
     decoding(
         "--set",
@@ -95,6 +102,7 @@ def get_parser() -> argparse.ArgumentParser:
     )
     decoding("--batch-size", type=positive, default=BATCH_SIZE, metavar="N", help=f"(default: {BATCH_SIZE})")
     decoding("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+    decoding("--threads", type=positive, metavar="N", help="of the CPU (default: as many as torch takes)")
     decoding("--precision", choices=["fp32", "fp16", "bf16"], default="fp32", help="of the weights (default: fp32)")
     decoding(
         "--processes",
@@ -122,7 +130,7 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def origin(args: argparse.Namespace) -> dict[str, Any]:
     """All that the translation of a file depends on; JSON values."""
-    irrelevant = ("input", "output", "processes", "device", "buffer_size")
+    irrelevant = ("input", "output", "processes", "device", "buffer_size", "threads")
     given = {name: value for name, value in vars(args).items() if name not in irrelevant}
     files = find_files(
         args.folder, args.verifier, args.drafter, args.data, (args.source_lang, args.target_lang), args.subwords
@@ -164,7 +172,11 @@ class Translator:
         fitting = [index for index, one in enumerate(tokens) if len(one) < model.max_source_tokens]
         drafts = None if self.drafts is None else [self.drafts.tokens(before + index, model) for index in fitting]
         batch = model.translate_batch(
-            [tokens[index] for index in fitting], drafts=drafts, beam=args.beam, batch_size=args.batch_size
+            [tokens[index] for index in fitting],
+            drafts=drafts,
+            beam=args.beam,
+            num_hypotheses=args.nbest,
+            batch_size=args.batch_size,
         )
         self.total.seconds += model.statistics.seconds
         for translation in batch:
@@ -181,10 +193,13 @@ class Translator:
             return ("" if translation is None else translation.text) + "\n"
         if translation is None:
             return json.dumps({"line": number, "text": "", "error": "too long"}) + "\n"
-        values = {"line": number, **asdict(translation), "iterations": translation.iterations}
-        for name, value in values.items():
-            if "score" in name:
-                values[name] = round(value, 4) if isinstance(value, float) else [round(one, 4) for one in value]
+        values = {"line": number, **_rounded(asdict(translation)), "iterations": translation.iterations}
+        alternatives = values.pop("alternatives")
+        if self.args.nbest > 1:
+            values["alternatives"] = [
+                {name: one[name] for name in ("text", "tokens", "score", "token_scores")}
+                for one in map(_rounded, alternatives)
+            ]
         return json.dumps(values, ensure_ascii=False) + "\n"
 
     def summary(self) -> str:
@@ -195,6 +210,12 @@ class Translator:
         return f"{self.model.decoder}: {total.sentences} sentences, {total.tokens} tokens, {drafted}{speed}"
 
 
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a translation, with four decimals of its scores."""
+    scores = [round(score, 4) for score in values["token_scores"]]
+    return {**values, "score": round(values["score"], 4), "token_scores": scores}
+
+
 def run(argv: Sequence[str]) -> None:
     """Parse arguments, and translate; or start the processes that do."""
     args = get_parser().parse_args(argv)
@@ -202,6 +223,8 @@ def run(argv: Sequence[str]) -> None:
     options = set_options(args)
     if args.input is not None and not Path(args.input).is_file():
         raise ConfigurationError(f"--input {args.input}: no such file; give raw text, a sentence a line")
+    if args.nbest > 1 and args.output_format != "jsonl":
+        raise ConfigurationError(f"--nbest {args.nbest}: a line of text is one; add --output-format jsonl")
     output = None if args.output is None else destination(args.output, "--output")
     if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
         raise ConfigurationError(f"--output {args.output}: is the file of --input; give another one")
@@ -242,6 +265,7 @@ def run(argv: Sequence[str]) -> None:
         tokenizer=args.tokenizer,
         device=device,
         precision=args.precision,
+        threads=args.threads,
         **options,
     )
     if drafts is not None:

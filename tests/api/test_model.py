@@ -8,12 +8,15 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import fairseq_plugins
 from fairseq_plugins.api import Model, Translation
 from fairseq_plugins.api.files import find_languages
+from fairseq_plugins.commands.session import Session
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process
@@ -82,6 +85,61 @@ def test_beam_search_is_fairseqs(model: Model) -> None:
         model.translate("Так .", beam=2)
     with pytest.raises(ConfigurationError, match="none grows by itself"):
         search.stream("Так .")
+
+
+@pytest.mark.parametrize("decoder", ["beam", "fast-beam"])
+def test_several_hypotheses_are_fairseqs(decoder: str) -> None:
+    search = fairseq_plugins.load(UA_GEC, decoder=decoder, device="cpu")
+    few = SENTENCES[:12]
+    expected = interactive(few, "--beam", "4", "--nbest", "3")
+    found = search.translate(few, beam=4, num_hypotheses=3, return_scores=True)
+    hypotheses = [one for best in found for one in (best, *best.alternatives)]
+    assert [one.text for one in hypotheses] == [text for _, text in expected] and len(expected) == 36
+    for one, (score, _) in zip(hypotheses, expected, strict=True):
+        assert one.score / math.log(2) == pytest.approx(score, abs=1e-4)
+    assert [len(one.alternatives) for one in search.translate_batch([["a"]], beam=4, num_hypotheses=2)] == [1]
+    with pytest.raises(ConfigurationError, match="num_hypotheses=3: fast-beam keeps 2|num_hypotheses=3: beam keeps 2"):
+        search.translate("Так .", beam=2, num_hypotheses=3, return_scores=True)
+    with pytest.raises(ConfigurationError, match="num_hypotheses=2: a string is one; add return_scores=True"):
+        search.translate("Так .", num_hypotheses=2)
+
+
+def test_options_of_a_call_are_those_of_load(model: Model) -> None:
+    few, before = SENTENCES[:6], model.translate(SENTENCES[:6])
+    changes = ({"max_len_b": 5}, {"min_len": 40}, {"unkpen": 3.0}, {"max_len_a": 0.5, "max_len_b": 2})
+    for changed in changes:
+        expected = fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu", **changed).translate(few)
+        assert model.translate(few, **changed) == expected
+        assert [one.text for one in model.translate_iterable(few, **changed)] == expected
+        alone = model.translate(few, batch_size=1, **changed)
+        assert [list(model.stream(text, **changed))[-1].text for text in few] == alone
+    assert model.translate(few, max_len_b=5) != before == model.translate(few)
+    search = fairseq_plugins.load(UA_GEC, decoder="fast-beam", device="cpu")
+    for changed, options in (({"lenpen": 3.0}, ["--lenpen", "3"]), ({"unnormalized": True}, ["--unnormalized"])):
+        expected = [text for _, text in interactive(few, "--beam", "3", *options)]
+        assert search.translate(few, beam=3, **changed) == expected
+    for wrong, message in (
+        ({"temperature": 2.0}, "temperature: is not for a call; give it to load"),
+        ({"max_len": 3}, "max_len: no such option; there are .*max_len_b"),
+        ({"min_len": "many"}, "min_len='many': is not a value"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            model.translate("Так .", **wrong)  # type: ignore[call-overload]
+
+
+def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, own = torch.get_num_threads(), fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu", threads=3)
+    seen: list[int] = []
+    decode = Session.decode
+
+    def noting(*args: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return decode(*args)
+
+    monkeypatch.setattr(Session, "decode", noting)
+    assert own.translate("Так .") == "Так." and seen == [3] and torch.get_num_threads() == before
+    with pytest.raises(ConfigurationError, match="threads=0: give at least 1"):
+        fairseq_plugins.load(UA_GEC, threads=0)
 
 
 def test_blank_text_stays_empty(captions: Model, model: Model) -> None:

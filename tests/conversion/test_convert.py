@@ -37,7 +37,9 @@ def ids(model: Model, generator: Any, name: str, sentences: list[list[int]]) -> 
     found: list[list[int]] = []
     for first in range(0, len(sentences), 16):
         chunk = sentences[first : first + 16]
-        sample = model._sample([model._indices([token[number] for number in one]) for one in chunk], range(len(chunk)))
+        sample = model._sample(
+            [model._text.source([token[number] for number in one]) for one in chunk], range(len(chunk))
+        )
         prefix = None if forced is None else torch.full((len(chunk), 1), dictionary.index(token[forced]))
         hypotheses = generator.generate(session.models, sample, prefix_tokens=prefix)
         tokens = [best["tokens"].tolist()[:-1] for best, *_ in hypotheses]
@@ -54,7 +56,7 @@ def test_greedy_gives_the_ids_of_generate(name: str, tmp_path: Path) -> None:
     assert len({tuple(one) for one in expected}) > 30 and len({len(one) for one in expected}) > 5
     model = fairseq_plugins.load(out, decoder="greedy", device="cpu", min_len=0, max_len_b=LONGEST)
     assert model.backend.startswith("native: ")
-    assert ids(model, model._take(1), name, sources()) == expected
+    assert ids(model, model._take(model._generators.search()), name, sources()) == expected
     session = model._session
     stock = SequenceGenerator(session.models, session.task.target_dictionary, beam_size=1, max_len_b=LONGEST, min_len=0)
     assert ids(model, stock, name, sources()) == expected

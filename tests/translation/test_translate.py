@@ -67,6 +67,21 @@ def test_json_lines(text: Path, expected: list[str]) -> None:
         assert line["score"] == pytest.approx(sum(line["token_scores"]) / len(line["token_scores"]) ** 0.5, abs=1e-3)
 
 
+def test_alternatives(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--decoder", "fast-beam", "--beam", "4", "--nbest", "3", "--threads", "1")
+    assert translate(text, *options, "--output-format", "jsonl") == 0
+    model = fairseq_plugins.load(MODEL, decoder="fast-beam", device="cpu")
+    expected = model.translate(LINES, beam=4, num_hypotheses=3, return_scores=True)
+    lines = [json.loads(line) for line in (text.parent / "out").read_text(encoding="utf-8").splitlines()]
+    for line, one in zip(lines, expected, strict=True):
+        assert line["text"] == one.text
+        assert [other["text"] for other in line["alternatives"]] == [other.text for other in one.alternatives]
+        assert [other["score"] for other in line["alternatives"]] == [round(o.score, 4) for o in one.alternatives]
+    assert [len(line["alternatives"]) for line in lines] == [2, 2, 0, 2, 2]
+    assert translate(text, *options) == 2
+    assert "--nbest 3: a line of text is one; add --output-format jsonl" in capsys.readouterr().err
+
+
 def test_goes_on_where_it_was(
     text: Path, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
