@@ -1,4 +1,4 @@
-"""Which backend decodes, and why: the one place that decides."""
+"""Choose the backend of a run, and say why."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Backend(Protocol):
 
     Attributes:
         name: "native", "cuda-graphs" or "torch".
-        reason: why it was chosen, in a few words.
+        reason: why it was chosen, as users read it.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Backend(Protocol):
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
-        """Decode a batch, and yield what every iteration does to each sentence; returns what `decode` returns."""
+        """Decode a batch and yield each iteration's result for every sentence; return what `decode` returns."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the table of backends: its name, what it takes, and what it refuses."""
+    """A row of the table of backends."""
 
     name: str
     takes: str
@@ -65,13 +65,13 @@ def choose_backend(
     trace: Tracer | None = None,
     active_sentences: int = 0,
 ) -> Backend:
-    """Return the backend that decodes with a method; its `reason` says why it is not a faster one.
+    """Return the fastest backend that supports a method; its `reason` says why no faster one does.
 
     Args:
         spec, options: the method.
-        context: what it is built from: models on their device, and how to run them.
-        trace: takes down every iteration; None for no trace.
-        active_sentences: of a batch are decoded at a time, 0 for all.
+        context: models on their device, and settings.
+        trace: records every iteration; None for no trace.
+        active_sentences: number of sentences decoded at a time, 0 for all.
     """
     device, graphs = next(context.models[0].parameters()).device, context.engine.graphs
     if device.type == "cpu":
@@ -89,6 +89,6 @@ def choose_backend(
 
 
 def table() -> str:
-    """The backends as a Markdown table."""
+    """Return the backends as a Markdown table."""
     rows = (f"| `{choice.name}` | {choice.takes} | {choice.refuses} |" for choice in CHOICES)
     return "\n".join(["| backend | takes | refuses |", "| --- | --- | --- |", *rows])

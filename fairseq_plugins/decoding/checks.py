@@ -1,4 +1,4 @@
-"""What several methods check: that models, dictionaries and options can decode together."""
+"""Checks shared by methods: models, dictionaries and options must fit each other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from fairseq_plugins.models.support import unsupported_reason
 
 
 def check_task_options(cfg: Any, spec: MethodSpec) -> None:
-    """Refuse what the task's own options ask for and this method does not have.
+    """Refuse options of the task that the method does not support.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -34,7 +34,7 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
 
 
 def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
-    """Check that verifiers, drafter and dictionaries can decode together.
+    """Check that verifiers, drafter and dictionaries fit each other.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -48,19 +48,21 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
             )
     if context.engine.precision is Precision.INT8_WEIGHTS:
         _check_int8(context.models)
-    asked = spec.copies_source(options)
-    if asked is not None and context.source is None:
-        raise ConfigurationError(f"{asked}: copies source tokens, and this task's source has none; use another decoder")
-    if asked is not None and context.source != context.target:
+    option = spec.copies_source(options)
+    if option is not None and context.source is None:
         raise ConfigurationError(
-            f"{asked}: copies source tokens into the output, but the dictionaries of source and "
+            f"{option}: copies source tokens, and this task's source has none; use another decoder"
+        )
+    if option is not None and context.source != context.target:
+        raise ConfigurationError(
+            f"{option}: copies source tokens into the output, but the dictionaries of source and "
             "target differ; binarise with fairseq-preprocess --joined-dictionary, or use another decoder"
         )
     spec.check_fit(context, options)
 
 
 def check_finite(models: Sequence[nn.Module]) -> None:
-    """Refuse verifiers with weights that are NaN or infinite: their output would be garbage with finite scores.
+    """Refuse verifiers with NaN or infinite weights, whose output would be garbage with finite scores.
 
     Raises:
         ConfigurationError: naming the weight.

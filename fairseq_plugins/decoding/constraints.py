@@ -1,4 +1,4 @@
-"""What fairseq's generation options forbid or force: lengths, unknown words, given prefixes; and what is refused."""
+"""fairseq's generation options: length limits, unknown-word penalty, given prefixes; and options that are refused."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ class Constraints:
     """The limits of one batch, as fairseq's `SequenceGenerator` imposes them.
 
     Attributes:
-        pad, unk, eos: these symbols.
-        max_len: no output may have more tokens before its EOS.
-        min_len: nor fewer.
-        unk_penalty: what the unknown word loses, in log-probability.
-        prefix: [B, P] of `--prefix-size`, the first tokens of every output, filled up with `pad`; None without.
-        repeat_blocker: what fairseq calls for `--no-repeat-ngram-size`; None where that is not given, or nothing.
+        pad, unk, eos: ids of these symbols.
+        max_len: most tokens of an output before its EOS.
+        min_len: fewest tokens of an output before its EOS.
+        unk_penalty: subtracted from the log-probability of the unknown word.
+        prefix: [B, P] of `--prefix-size`, the first tokens of every output, padded with `pad`; None without.
+        repeat_blocker: fairseq's function for `--no-repeat-ngram-size`; None without the option.
     """
 
     pad: int
@@ -33,11 +33,11 @@ class Constraints:
     repeat_blocker: NGramRepeatBlock | None = None
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
-        """Forbid in `log_probs` [B, T, V], in place, what fairseq's generator forbids at these positions.
+        """Mask in `log_probs` [B, T, V], in place, the tokens that fairseq's generator forbids at these positions.
 
         Args:
             log_probs: of the tokens after T columns of every sentence.
-            lengths: [B], tokens that each has; `shortest` and `longest` of them.
+            lengths: [B], number of tokens of each sentence; `shortest` and `longest` of them.
         """
         log_probs.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
@@ -46,26 +46,26 @@ class Constraints:
         if shortest >= self.min_len and longest + width <= self.max_len:
             return
         position = lengths[:, None] + torch.arange(width, device=log_probs.device)
-        end = log_probs[..., self.eos].masked_fill(self._too_early(position), -torch.inf)
+        end = log_probs[..., self.eos].masked_fill(self._forbids_eos(position), -torch.inf)
         log_probs.masked_fill_((position >= self.max_len)[:, :, None], -torch.inf)
         log_probs[..., self.eos] = end
 
-    def _too_early(self, position: Tensor) -> Tensor:
-        """Where [B, T] nothing may end; inside a given prefix fairseq does not apply the minimum length."""
+    def _forbids_eos(self, position: Tensor) -> Tensor:
+        """Return positions [B, T] where EOS is forbidden; fairseq ignores the minimum length in a given prefix."""
         forced_until = 0 if self.prefix is None else min(self.prefix.size(1), self.max_len)
         return (position < self.min_len) & (position >= forced_until)
 
     def best(self, scores: Tensor, lengths: Tensor, shortest: int, longest: int) -> Tensor:
-        """The tokens [B, T] with the highest of `scores` [B, T, V] that are allowed; the scores are as before.
+        """Return the allowed tokens [B, T] with the highest `scores` [B, T, V]; the scores are left unchanged.
 
-        That of log-probabilities is the same but where rounding makes two scores one.
+        The argmax of log-probabilities is the same unless rounding makes two of them equal.
 
         Args:
             scores, lengths, shortest, longest: as for `apply`, before softmax.
         """
         has_early = shortest < self.min_len
         changed = {self.pad, *([self.unk] if self.unk_penalty else []), *([self.eos] if has_early else [])}
-        # Not a copy of all: nothing is as large.
+        # Saves the changed columns only: the scores are the largest tensor of a step.
         before = {token: scores.select(2, token).clone() for token in changed}
         scores.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
@@ -74,26 +74,26 @@ class Constraints:
         if has_early or longest + scores.size(1) > self.max_len:
             position = lengths[:, None] + torch.arange(scores.size(1), device=scores.device)
             if has_early:
-                scores.select(2, self.eos).masked_fill_(self._too_early(position), -torch.inf)
+                scores.select(2, self.eos).masked_fill_(self._forbids_eos(position), -torch.inf)
         best = scores.argmax(-1)
         for token, values in before.items():
             scores.select(2, token).copy_(values)
         return best if position is None else best.masked_fill(position >= self.max_len, self.eos)
 
-    def of_chosen(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """The log-probabilities [...] of tokens [...] that `best` chose, as `apply` leaves them."""
+    def penalised(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """Subtract the unknown-word penalty from log-probabilities [...] of tokens [...], as `apply` does."""
         return log_probs if self.unk_penalty == 0 else log_probs - self.unk_penalty * (tokens == self.unk)
 
-    def given(self) -> tuple[Tensor, Tensor] | None:
-        """The given prefixes, tokens [B, P] and how many of them count [B]; None without `--prefix-size`."""
+    def given_prefix(self) -> tuple[Tensor, Tensor] | None:
+        """Return the given prefixes, tokens [B, P] and their lengths [B]; None without `--prefix-size`."""
         if self.prefix is None:
             return None
         tokens = self.prefix[:, : self.max_len]
         return tokens, (tokens != self.pad).long().cumprod(1).sum(1)
 
-    def force(self, best: Tensor, is_first: bool) -> Tensor:
-        """The verifier's tokens [B, T], with the given prefix in their place in the first iteration."""
-        given = self.given() if is_first else None
+    def force_prefix(self, best: Tensor, is_first: bool) -> Tensor:
+        """Replace the first of the verifier's tokens [B, T] by the given prefix, in the first iteration."""
+        given = self.given_prefix() if is_first else None
         if given is None:
             return best
         tokens, counts = given
@@ -102,11 +102,11 @@ class Constraints:
 
 
 def check_search_numbers(args: Any, searches_beams: bool) -> None:
-    """Refuse numbers that no search can have.
+    """Refuse values that are invalid for any search.
 
     Args:
         args: fairseq's generation options.
-        searches_beams: whether the engine of this plugin keeps several hypotheses.
+        searches_beams: whether the decoder is a beam search of this plugin.
 
     Raises:
         ConfigurationError: naming the option.
@@ -121,13 +121,13 @@ def check_search_numbers(args: Any, searches_beams: bool) -> None:
 
 
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:
-    """Refuse generation options that ask for another search than the decoder's, or for what it does not compute.
+    """Refuse generation options that the decoder's search does not support.
 
     Args:
         args: fairseq's generation options.
         prefix_allowed_tokens_fn: as for fairseq's `build_generator`.
-        decoder: its name.
-        searches_beams: whether it keeps several hypotheses, instead of one.
+        decoder: name of the decoder.
+        searches_beams: whether it keeps several hypotheses.
 
     Raises:
         ConfigurationError: naming the option.
@@ -151,11 +151,11 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
 
 
 def refuse_unless_honoured(generator: Any, searches_beams: bool) -> None:
-    """Refuse settings of a `SequenceGenerator` that change the output and are not honoured here.
+    """Refuse settings of a `SequenceGenerator` that change the output and are not supported here.
 
     Args:
-        generator: it.
-        searches_beams: whether several hypotheses are kept, instead of one.
+        generator: the generator with the settings.
+        searches_beams: whether several hypotheses are kept.
 
     Raises:
         ConfigurationError: naming the option.
@@ -173,10 +173,10 @@ def refuse_unless_honoured(generator: Any, searches_beams: bool) -> None:
 
 
 def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Constraints:
-    """The constraints of a batch with sources [B, S] and given prefixes [B, P], from a generator's settings.
+    """Return the constraints of a batch with sources [B, S] and given prefixes [B, P], from a generator's settings.
 
     Raises:
-        ConfigurationError: for a minimum length that no output can have.
+        ConfigurationError: for a minimum length above the maximum.
     """
     max_len = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
     if generator.min_len > max_len:
@@ -198,9 +198,9 @@ def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Con
 
 
 def working_repeat_blocker(generator: Any) -> NGramRepeatBlock | None:
-    """What a `SequenceGenerator` has for `--no-repeat-ngram-size`, where it does something.
+    """Return a generator's function for `--no-repeat-ngram-size`, or None if it has no effect.
 
-    Without fairseq's CUDA extension it compares with the end of its buffer, which is padding, and forbids nothing
+    Without fairseq's CUDA extension it compares n-grams with padding and forbids nothing
     (github.com/facebookresearch/fairseq/issues/5206).
     """
     blocker = generator.repeat_ngram_blocker

@@ -29,17 +29,16 @@ logger = logging.getLogger(__name__)
 Hypotheses = list[list[dict[str, Tensor]]]
 
 
-def _as_fairseq(tokens: Tensor, score: Tensor, log_probs: Tensor, nothing: Tensor) -> dict[str, Tensor]:
-    """A hypothesis as fairseq has it; `nothing` stands for what is not computed."""
-    unknown = {"attention": nothing, "alignment": nothing}
-    return {"tokens": tokens, "score": score, "positional_scores": log_probs, **unknown}
+def _to_fairseq(tokens: Tensor, score: Tensor, log_probs: Tensor, empty: Tensor) -> dict[str, Tensor]:
+    """Return a hypothesis in fairseq's format; `empty` replaces attention and alignment, which are not computed."""
+    return {"tokens": tokens, "score": score, "positional_scores": log_probs, "attention": empty, "alignment": empty}
 
 
 class DraftVerifyGenerator(SequenceGenerator):
     """A `SequenceGenerator` that decodes on one of our backends.
 
-    With exact acceptance the output equals fairseq's own at `--beam 1`, token by token; that of beam search equals
-    fairseq's own with as many beams.
+    With exact acceptance the output equals fairseq's own at `--beam 1`, token by token; with beam search it equals
+    fairseq's own with the same beam.
 
     Args:
         models: fairseq models, as for `SequenceGenerator`.
@@ -47,13 +46,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         spec: the method.
         choose: chooses the backend of a method, given the trace; called at the first batch and after `refresh()`, so
             that the current weights, device and precision are used.
-        stats: where counts and times are recorded.
-        trace: takes down every iteration; None for no trace.
-        active_sentences: of a batch are decoded at a time, 0 for all.
+        stats: records counts and times.
+        trace: records every iteration; None for no trace.
+        active_sentences: number of sentences decoded at a time, 0 for all.
         kwargs: as for `SequenceGenerator`; `beam_size` must be 1 for methods that keep one hypothesis.
 
     Raises:
-        ConfigurationError: for options that change the output and are not honoured here.
+        ConfigurationError: for options that change the output and are not supported here.
     """
 
     def __init__(
@@ -78,13 +77,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.trace = trace
         self.active_sentences = active_sentences
         self.choose = choose
-        # Of every sentence by its number: drafts that users bring, as token ids (methods/reuse.py).
+        # Token ids of the user's drafts, by sentence id (methods/reuse.py).
         self.drafts: Sequence[Sequence[Sequence[int]]] | None = None
         self._backend: Backend | None = None
 
     @property
     def backend(self) -> Backend:
-        """What decodes, chosen when it is first needed."""
+        """The backend, chosen on first use."""
         if self._backend is None:
             with torch.inference_mode():
                 self._backend = self.choose(self.spec, self.trace)
@@ -92,7 +91,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         return self._backend
 
     def refresh(self) -> None:
-        """Read the models' weights anew at the next batch, as validation during training must."""
+        """Read the models' weights again at the next batch: validation during training needs the current ones."""
         self._backend = None
 
     def _generate(
@@ -107,7 +106,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         return self._finish(sample, self.backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
-        """Decode as `generate` does, and yield what every iteration does to each sentence; returns what that returns.
+        """Decode as `generate` does and yield each iteration's result for every sentence; return the same hypotheses.
 
         Args:
             sample: a fairseq batch.
@@ -124,10 +123,10 @@ class DraftVerifyGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> tuple[dict[str, Any], Constraints, int]:
-        """Return what a backend is asked for: arguments of `Backend.decode`.
+        """Return the arguments of `Backend.decode`.
 
         Raises:
-            ConfigurationError: for what is not for this decoder.
+            ConfigurationError: for unsupported options.
         """
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
@@ -144,51 +143,51 @@ class DraftVerifyGenerator(SequenceGenerator):
         return hypotheses
 
     def _hypotheses(self, outputs: list[list[Hypothesis]]) -> Hypotheses:
-        """As fairseq returns them, of every sentence the best first; of equal ones that which ended first."""
-        every = [output for found in outputs for output in found]
-        if not every:
+        """Return outputs in fairseq's format, the best of every sentence first; ties keep the order of ending."""
+        flat = [output for of_sentence in outputs for output in of_sentence]
+        if not flat:
             return [[] for _ in outputs]
-        if len(outputs) == len(every) == 1:
+        if len(outputs) == len(flat) == 1:
             with torch.inference_mode(False):
-                return [[self._hypothesis(every[0])]]
-        lengths = [len(output.tokens) for output in every]
-        # Ordinary tensors: fairseq-generate changes the scores in place.
+                return [[self._single_hypothesis(flat[0])]]
+        lengths = [len(output.tokens) for output in flat]
+        # No inference tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
-            nothing = torch.empty(0)
-            tokens = torch.cat([output.tokens for output in every]).split_with_sizes(lengths)
-            log_probs = torch.cat([output.log_probs for output in every]).split_with_sizes(lengths)
-            scores = torch.stack([output.score for output in every])
+            empty = torch.empty(0)
+            tokens = torch.cat([output.tokens for output in flat]).split_with_sizes(lengths)
+            log_probs = torch.cat([output.log_probs for output in flat]).split_with_sizes(lengths)
+            scores = torch.stack([output.score for output in flat])
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
-            found = [
-                _as_fairseq(ids, score, positional, nothing)
+            hypotheses = [
+                _to_fairseq(ids, score, positional, empty)
                 for ids, score, positional in zip(tokens, scores.unbind(), log_probs, strict=True)
             ]
-        if all(len(some) == 1 for some in outputs):
-            return [[hypothesis] for hypothesis in found]
-        scored = iter(zip(scores.tolist(), found, strict=True))
-        in_order = [sorted(islice(scored, len(some)), key=lambda pair: -pair[0]) for some in outputs]
-        return [[hypothesis for _, hypothesis in some] for some in in_order]
+        if all(len(of_sentence) == 1 for of_sentence in outputs):
+            return [[hypothesis] for hypothesis in hypotheses]
+        scored = iter(zip(scores.tolist(), hypotheses, strict=True))
+        ranked = [sorted(islice(scored, len(of_sentence)), key=lambda pair: -pair[0]) for of_sentence in outputs]
+        return [[hypothesis for _, hypothesis in of_sentence] for of_sentence in ranked]
 
-    def _hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
-        """`_hypotheses` of one output by itself, outside of `torch.inference_mode`: it takes fewer operations."""
+    def _single_hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
+        """Convert a single output, outside `torch.inference_mode`, with fewer operations than `_hypotheses`."""
         score, length = output.score, len(output.tokens)
         score = score / length**self.len_penalty if self.normalize_scores else score.clone()
-        return _as_fairseq(output.tokens.clone(), score, output.log_probs.clone(), torch.empty(0))
+        return _to_fairseq(output.tokens.clone(), score, output.log_probs.clone(), torch.empty(0))
 
     def _record(self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float) -> None:
-        """Note what decoding a batch took, of every sentence the tokens that each iteration emitted."""
+        """Record the statistics of a batch."""
         source_tokens = sample["net_input"]["src_lengths"].tolist()
         size = len(source_tokens)
         ids = sample["id"].tolist() if "id" in sample else list(range(size))
-        together = min(size, self.active_sentences or size)
+        batch_size = min(size, self.active_sentences or size)
         if self.spec.searches_beams:
-            # Every step adds a token to the hypotheses that go on: to the best one, until it ends.
-            lengths = [len(found[0]["tokens"]) for found in hypotheses]
+            # Every step adds a token to the best hypothesis, until that ends.
+            lengths = [len(of_sentence[0]["tokens"]) for of_sentence in hypotheses]
             emitted = [[1] * length + [0] * (sum(each) - length) for length, each in zip(lengths, emitted, strict=True)]
         self.stats.record(
             [
-                SentenceStats(ids[i], source_tokens[i], sum(each), len(each), each, together, seconds / size)
+                SentenceStats(ids[i], source_tokens[i], sum(each), len(each), each, batch_size, seconds / size)
                 for i, each in enumerate(emitted)
             ],
             seconds,

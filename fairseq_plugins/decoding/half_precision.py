@@ -1,7 +1,7 @@
-"""What `--fp16` and `--bf16` compute with.
+"""Weights of `--fp16` and `--bf16`.
 
-Weights are rounded as `model.half()` rounds them. On a GPU they are what products read. A CPU computes in fp32 with
-their values: it is faster there than half precision, and the kernels read fp32.
+Weights are rounded as `model.half()` rounds them. A GPU computes with them in half precision. A CPU computes in fp32
+with the rounded values: fp32 is faster there, and the kernels read fp32.
 """
 
 import copy
@@ -18,34 +18,36 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def precision_of(models: Sequence[nn.Module], bf16: bool) -> torch.dtype:
-    """The type of the weights: that of the models, or bfloat16 for `--bf16`, which fairseq-generate does not heed."""
+    """Return the weights' type: that of the models, or bfloat16 for `--bf16`, which fairseq-generate ignores."""
     dtype = next(models[0].parameters()).dtype
     return torch.bfloat16 if bf16 and dtype == torch.float32 else dtype
 
 
-def computed(context: MethodContext, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> MethodContext:
-    """The same context with the models that are computed with, where these are others.
+def with_rounded_weights(
+    context: MethodContext, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]
+) -> MethodContext:
+    """Return the context with models whose weights are rounded to a type.
 
     Args:
         context: of a method.
         dtype: of the weights, see `precision_of`.
-        copies: of each model the one that is computed with; kept, so that generators of the same models share them.
+        copies: rounded copy of each model; generators of the same models share it.
     """
-    models = [_computed(model, dtype, copies) for model in context.models]
-    drafter = None if context.drafter is None else _computed(context.drafter, dtype, copies)
+    models = [_rounded(model, dtype, copies) for model in context.models]
+    drafter = None if context.drafter is None else _rounded(context.drafter, dtype, copies)
     assert drafter is None or isinstance(drafter, BlockNat)
     return replace(context, models=models, drafter=drafter)
 
 
-def _computed(model: nn.Module, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> nn.Module:
+def _rounded(model: nn.Module, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> nn.Module:
     parameter = next(model.parameters())
-    wanted = torch.float32 if dtype in HALVES and parameter.device.type == "cpu" else dtype
-    if parameter.dtype == dtype == wanted:
+    stored = torch.float32 if dtype in HALVES and parameter.device.type == "cpu" else dtype
+    if parameter.dtype == dtype == stored:
         return model
-    # Not part of a computation that is not recorded: a later validation may write to them.
+    # No inference tensors: a later validation may write to them.
     with torch.inference_mode(False), torch.no_grad():
         if model not in copies:
-            copies[model] = copy.deepcopy(model).to(wanted)
+            copies[model] = copy.deepcopy(model).to(stored)
         values = model.state_dict().values()
         for target, value in zip(copies[model].state_dict().values(), values, strict=True):
             target.copy_(value.to(dtype) if value.is_floating_point() else value)

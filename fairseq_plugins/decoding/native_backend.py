@@ -24,10 +24,10 @@ class NativeBackend:
         spec: the method.
         options: its options.
         context: what it is built from.
-        is_traced: every iteration is to be taken down.
+        is_traced: whether every iteration is recorded.
 
     Raises:
-        NotNative: in a few words, for what the kernels do not run.
+        NotNative: for anything that the kernels do not support.
     """
 
     name = "native"
@@ -46,7 +46,7 @@ class NativeBackend:
         self.temperature = context.temperature
         self.searches_beams = spec.searches_beams
         encoder = method.weights.encoder(model.encoder)
-        # An encoder that the kernels do not know runs in PyTorch.
+        # An encoder that the kernels do not support runs in PyTorch.
         engine = Engine(method.weights.precision, batch_invariant=method.weights.batch_invariant)
         self.encoder = FusedEncoder(model.encoder, engine) if encoder is None else None
         verifier = method.weights.decoder(model.decoder, method.projection)
@@ -72,8 +72,8 @@ class NativeBackend:
 
         Args:
             sample: a fairseq batch.
-            constraints: what fairseq's options forbid or force in it.
-            first_token: what every output begins with.
+            constraints: limits from fairseq's options.
+            first_token: first token of every output.
         """
         self._begin(sample, constraints, first_token)
         if self.searches_beams:
@@ -84,7 +84,7 @@ class NativeBackend:
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
-        """Decode a batch, and yield what every iteration does to each sentence; returns what `decode` returns."""
+        """Decode a batch and yield each iteration's result for every sentence; return what `decode` returns."""
         self._begin(sample, constraints, first_token)
         has_ended = False
         while not has_ended:
@@ -93,7 +93,7 @@ class NativeBackend:
         return self._decoded()
 
     def seconds(self) -> dict[str, float]:
-        """Return seconds since the start by part of an iteration, summed over threads."""
+        """Return the total seconds of each part of an iteration, summed over threads."""
         return dict(self.kernels.seconds())
 
     def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
@@ -154,7 +154,7 @@ class NativeBackend:
 
 
 def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str | None:
-    """What of a method the kernels do not run, in a few words; None for nothing that is known before it is built."""
+    """Return why the kernels do not support a method, as far as known before it is built; None if they may."""
     if context.weights is None:
         return "--no-compiled-steps"
     if is_traced:
@@ -168,7 +168,7 @@ def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str |
 
 
 def _tokens_of(source: Tensor, encoded: Tensor) -> Tensor:
-    """The source tokens; of sources that are no tokens, as in speech, as many zeros as there are encoded states."""
+    """Return the source tokens; for speech a zero for every encoded state."""
     if source.dim() == 2 and source.dtype == torch.long and source.size(1) == encoded.size(1):
         return source
     return encoded.new_zeros(encoded.shape[:2], dtype=torch.long)

@@ -1,4 +1,4 @@
-"""A text file that gets its name only when the run has ended well."""
+"""A text file that gets its name only when the run succeeds."""
 
 import os
 import sys
@@ -9,23 +9,23 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
 
 
-def broke_off() -> bool:
-    """Whether the interpreter is ending because of an exception, Ctrl-C included."""
+def was_interrupted() -> bool:
+    """Return whether the interpreter is exiting because of an exception, Ctrl-C included."""
     return getattr(sys, "last_type", None) is not None
 
 
 class PartialFile:
-    """Write text under a name that ends in `.partial`; `close` gives the file its own name unless the run broke off.
+    """Write text under a name that ends in `.partial`; `close` renames the file unless the run was interrupted.
 
-    Devices, FIFOs and /dev/stdout are written to as they are. What cannot be written while the run goes on does not
-    stop it: it is said in one line, and the exit status tells of it.
+    Devices, FIFOs and /dev/stdout are written directly. A write error during the run does not stop it: the error is
+    printed in one line, and the exit status is non-zero.
 
     Args:
-        path: the name it gets in the end.
+        path: final name of the file.
         option: the option that named it, for errors.
 
     Raises:
-        ConfigurationError: when the file cannot be written, as far as that is known before.
+        ConfigurationError: when the file cannot be opened.
     """
 
     def __init__(self, path: str, option: str) -> None:
@@ -33,18 +33,18 @@ class PartialFile:
         self._option = option
         self._target = destination(path, option)
         self._has_failed = False
-        # Standard output itself, not the same file opened again: so lines stay whole and in order.
+        # Reuses the open standard output: a second file object would mix up the lines.
         stream = standard_stream(path) if self._target.is_direct else None
         self._is_ours = stream is None
         name, mode = (self._target.path, "a") if self._target.is_direct else (self._target.partial, "w")
         try:
-            # Every line at once: a killed run leaves what it had, and a full disk is noticed early.
+            # Line buffering: a killed run keeps its lines, and a full disk is noticed early.
             self._file = stream or open(name, mode, buffering=1, encoding="utf-8")
         except OSError as error:
             raise unwritable(path, option, error) from error
 
     def write(self, text: str) -> None:
-        """Append text, of whole lines."""
+        """Append whole lines of text."""
         if not self._has_failed:
             try:
                 self._file.write(text)
@@ -52,14 +52,14 @@ class PartialFile:
                 self._give_up(error)
 
     def close(self) -> None:
-        """Close the file, once, and rename it if all went well."""
+        """Close the file and rename it if the run succeeded; later calls do nothing."""
         if self._file.closed or not self._is_ours:
             return
         try:
             self._file.close()
-            if not (self._target.is_direct or self._has_failed or broke_off()):
+            if not (self._target.is_direct or self._has_failed or was_interrupted()):
                 os.replace(self._target.partial, self._target.path)
-            elif broke_off() and not self._target.is_direct:
+            elif was_interrupted() and not self._target.is_direct:
                 say(f"{self._option} {self._given}: not finished; what there is is in {self._target.partial}")
         except OSError as error:
             self._give_up(error)

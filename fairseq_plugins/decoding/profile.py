@@ -1,4 +1,4 @@
-"""Where the time of decoding goes: the profiling table of SpecDec (Appendix D, Table 18)."""
+"""Time spent in each part of decoding: the profiling table of SpecDec (Appendix D, Table 18)."""
 
 import time
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from tabulate import tabulate
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.native_backend import NativeBackend
-from fairseq_plugins.decoding.partial_file import broke_off
+from fairseq_plugins.decoding.partial_file import was_interrupted
 from fairseq_plugins.decoding.torch_backend import TorchBackend
 from fairseq_plugins.output import say
 
-# In the order of the table. What runs inside of another part counts there only where it is itself.
+# Parts in the order of the table. A nested part counts for itself only.
 PARTS = ("verifier's encoder", "drafter's encoder", "drafter", "verifier", "acceptance", "other")
-# What the counters of the kernels stand for.
+# Parts of the kernels' counters.
 _NATIVE_PARTS = {
     "encode": "verifier's encoder",
     "prepare": "drafter's encoder",
@@ -28,28 +28,28 @@ _NATIVE_PARTS = {
 
 
 class Profile:
-    """Measures a generator part by part, on the backend that it has.
+    """Measures the parts of a generator, on its own backend.
 
-    The compiled kernels have their own counters. The methods of the loop in PyTorch are replaced by timed ones; on a
-    GPU every part waits for the device at its beginning and end, which makes the whole slower than it is.
+    The compiled kernels have counters. The parts of the loop in PyTorch are wrapped by timers, which synchronise with
+    a GPU before and after every part and slow the run down.
     """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.sentences = 0
         self._running: list[str] = []
-        self._since = 0.0
+        self._last_change = 0.0
 
     def attach(self, generator: DraftVerifyGenerator) -> None:
-        """Measure this generator from now on; what it has made so far (weights read, graphs captured) is kept."""
+        """Start measuring a generator; its weights and captured graphs are kept."""
         generate = generator._generate
-        watched: list[Backend] = []
+        wrapped: list[Backend] = []
 
-        def counted(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        def timed_generate(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             backend = generator.backend
-            if isinstance(backend, TorchBackend) and backend not in watched:
-                self._watch(backend)
-                watched.append(backend)
+            if isinstance(backend, TorchBackend) and backend not in wrapped:
+                self._wrap(backend)
+                wrapped.append(backend)
             before = backend.seconds() if isinstance(backend, NativeBackend) else {}
             self.sentences += sample["net_input"]["src_tokens"].size(0)
             hypotheses = self._timed("other", generate)(sample, *args, **kwargs)
@@ -57,17 +57,17 @@ class Profile:
                 self._add(before, backend.seconds())
             return hypotheses
 
-        generator._generate = counted  # type: ignore[method-assign]
+        generator._generate = timed_generate  # type: ignore[method-assign]
 
     def _add(self, before: dict[str, float], after: dict[str, float]) -> None:
-        """Take what the kernels counted out of what else a batch took; they count the seconds of all threads."""
-        counted = {name: after[name] - before[name] for name in after}
-        share = min(1.0, self.seconds["other"] / max(sum(counted.values()), 1e-12))
-        for name, seconds in counted.items():
-            self.seconds[_NATIVE_PARTS[name]] += share * seconds
-            self.seconds["other"] -= share * seconds
+        """Move the time of the kernels' counters from "other" to its parts, scaled from seconds of all threads."""
+        spent = {name: after[name] - before[name] for name in after}
+        scale = min(1.0, self.seconds["other"] / max(sum(spent.values()), 1e-12))
+        for name, seconds in spent.items():
+            self.seconds[_NATIVE_PARTS[name]] += scale * seconds
+            self.seconds["other"] -= scale * seconds
 
-    def _watch(self, backend: TorchBackend) -> None:
+    def _wrap(self, backend: TorchBackend) -> None:
         method = backend.method
         for owner, name, part in (
             (method.verifier, "start", "verifier's encoder"),
@@ -85,27 +85,27 @@ class Profile:
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            self._book()
+            self._charge_running_part()
             self._running.append(part)
             try:
                 return call(*args, **kwargs)
             finally:
-                self._book()
+                self._charge_running_part()
                 self._running.pop()
 
         return timed
 
-    def _book(self) -> None:
-        """Add the time since the last change to the part that ran."""
+    def _charge_running_part(self) -> None:
+        """Add the time since the last change to the part that is running."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now = time.perf_counter()
         if self._running:
-            self.seconds[self._running[-1]] += now - self._since
-        self._since = now
+            self.seconds[self._running[-1]] += now - self._last_change
+        self._last_change = now
 
     def rows(self) -> list[tuple[str, float, float]]:
-        """Return part, milliseconds per sentence and percent of the whole; the whole comes last."""
+        """Return (part, milliseconds per sentence, percent of the total); the total comes last."""
         total = sum(self.seconds.values())
         milliseconds, percent = 1000 / max(self.sentences, 1), 100 / max(total, 1e-12)
         accounts = [*self.seconds.items(), ("total", total)]
@@ -119,6 +119,6 @@ class Profile:
         return str(tabulate(rows, header, tablefmt="github", colalign=aligned, disable_numparse=True))
 
     def close(self) -> None:
-        """Print the table, unless the run broke off."""
-        if not broke_off() and self.sentences > 0:
+        """Print the table, unless the run was interrupted."""
+        if not was_interrupted() and self.sentences > 0:
             say(self.table())

@@ -1,4 +1,4 @@
-"""Iterations, accepted tokens and times: what the summary line, `--stats-file` and reports read."""
+"""Statistics of decoding, for the summary line, `--stats-file` and reports."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.partial_file import PartialFile, broke_off
+from fairseq_plugins.decoding.partial_file import PartialFile, was_interrupted
 from fairseq_plugins.output import say
 
 
@@ -20,9 +20,9 @@ class SentenceStats:
         id: its number in the data set.
         source_tokens: length of its source, EOS included.
         tokens: length of its output, EOS included.
-        iterations: how many times it was drafted and verified.
-        emitted: tokens that each iteration added, the verifier's own included.
-        batch_size: how many sentences were decoded at a time.
+        iterations: number of iterations.
+        emitted: number of tokens that each iteration emitted.
+        batch_size: number of sentences decoded at a time.
         seconds: wall-clock time of its batch, divided by the sentences in that batch.
     """
 
@@ -36,13 +36,12 @@ class SentenceStats:
 
 
 class DecodingStats:
-    """Adds up what decoding did; writes one JSON line a sentence when a file is given.
+    """Sums counts and times; writes one JSON line per sentence when a file is given.
 
     Args:
         decoder: name of the decoder, for the summary.
-        file: where to write the lines, the first with the command, the machine and the date. They appear under that
-            name when the run has ended well; until then, and after an interruption, under the name with `.partial`
-            after it.
+        file: path of the JSON lines, the first with command, machine and date. The file has the suffix `.partial`
+            until the run succeeds.
 
     Raises:
         ConfigurationError: when the file cannot be written.
@@ -54,19 +53,19 @@ class DecodingStats:
         self.tokens = 0
         self.iterations = 0
         self.seconds = 0.0
-        # Name of the backend, and why it was chosen.
+        # "name: reason".
         self.backend = ""
-        # Of a generator on a GPU.
+        # None on a CPU.
         self.graphs: Graphs | None = None
         self._file = None if file is None else PartialFile(file, "--stats-file")
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens per iteration, the verifier's own included: greedy decoding has 1 (GAD Table 2)."""
+        """Tokens per iteration; 1 for greedy decoding (GAD Table 2)."""
         return self.tokens / max(self.iterations, 1)
 
     def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
-        """Add a decoded batch that took so many seconds."""
+        """Add a decoded batch and its wall-clock time."""
         is_first = self.sentences == 0
         self.sentences += len(batch)
         self.tokens += sum(sentence.tokens for sentence in batch)
@@ -80,7 +79,7 @@ class DecodingStats:
                 run = {}
 
     def summary(self) -> str:
-        """The line that ends a run."""
+        """Return the line that ends a run."""
         return (
             f"{self.decoder}: {self.sentences} sentences, {self.tokens} tokens, {self.iterations} iterations, "
             f"{self.mean_accepted_tokens:.2f} mean accepted tokens, "
@@ -89,8 +88,8 @@ class DecodingStats:
         )
 
     def close(self) -> None:
-        """Print the summary and give the file its final name, unless the run broke off."""
+        """Print the summary and give the file its final name, unless the run was interrupted."""
         if self._file is not None:
             self._file.close()
-        if not broke_off() and self.sentences > 0:
+        if not was_interrupted() and self.sentences > 0:
             say(self.summary())

@@ -1,28 +1,28 @@
-"""Find where the end of the output stood before: longest suffix matches, for all sentences at once."""
+"""Match the end of the output in a text: longest common suffixes, for all sentences at once."""
 
 import torch
 from torch import Tensor
 
-# Longer common suffixes than this are as good as equal; it bounds the work for very long texts.
+# Longer suffixes count as this many tokens, which bounds the work for long texts.
 MAX_MATCH = 64
 
 
-def suffix_match(text: Tensor, output: Tensor, lengths: Tensor, most: int = MAX_MATCH) -> Tensor:
-    """Length of the common suffix of the output and of the text up to every position.
+def suffix_match(text: Tensor, output: Tensor, lengths: Tensor, max_match: int = MAX_MATCH) -> Tensor:
+    """Return the length of the common suffix of the output and of the text up to every position.
 
     Args:
-        text: [B, N] where to look; negative ids match nothing.
-        output: [B, M] what was decoded; token `lengths[b]` is the last of sentence b.
+        text: [B, N] to search; negative ids match nothing.
+        output: [B, M], decoded tokens; token `lengths[b]` is the last of sentence b.
         lengths: [B].
-        most: longer suffixes count as this many tokens.
+        max_match: longer suffixes count as this many tokens.
 
     Returns:
-        [B, N]: how many tokens that end at this position of the text equal the last tokens of the output.
+        [B, N]: number of tokens before and at a position of the text that equal the last tokens of the output.
     """
     batch, size = text.shape
-    depth = min(most, size, int(output.size(1)))
+    depth = min(max_match, size, int(output.size(1)))
     back = torch.arange(depth, device=text.device)
-    # Text and output one step further back at every column of the last dimension; -1 and -2 never equal each other.
+    # Column d of the last dimension is d tokens earlier; the paddings -1 and -2 never match.
     earlier_text = torch.cat([text.new_full((batch, depth - 1), -1), text], dim=1).unfold(1, depth, 1).flip(2)
     column = lengths[:, None] - back
     earlier_output = output.gather(1, column.clamp(min=0)).masked_fill(column < 0, -2)
@@ -31,10 +31,10 @@ def suffix_match(text: Tensor, output: Tensor, lengths: Tensor, most: int = MAX_
 
 
 def unique_match(match: Tensor) -> tuple[Tensor, Tensor]:
-    """The position with the longest match, and whether a suffix exists that stands there only.
+    """Return the position with the longest match, and whether it is unique.
 
-    The positions that match a suffix become fewer as the suffix grows, so one stands alone exactly if the longest match
-    is longer than all others (Aggressive Decoding, Algorithm 1, line 3).
+    Longer suffixes match fewer positions, so a suffix with a single match exists exactly if one match is longer than
+    all others (Aggressive Decoding, Algorithm 1, line 3).
 
     Args:
         match: [B, N] from `suffix_match`.
@@ -49,28 +49,28 @@ def unique_match(match: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def latest_match(match: Tensor) -> tuple[Tensor, Tensor]:
-    """The last of the positions with the longest match [B], and whether there is any match [B]."""
+    """Return the last position with the longest match [B], and whether there is any match [B]."""
     longest = match.amax(1)
     positions = torch.arange(match.size(1), device=match.device)
     return torch.where(match == longest[:, None], positions, -1).amax(1), longest > 0
 
 
 def continuation(text: Tensor, position: Tensor, found: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """What follows a position in the text, as a draft.
+    """Return the tokens after a position of the text, as a draft.
 
     Args:
-        text: [B, N]; a negative id ends what can be copied.
+        text: [B, N]; a negative id ends the copy.
         position: [B].
-        found: [B] whether the position means anything.
-        width: the most tokens to copy.
+        found: [B], whether the position is valid.
+        width: most tokens to copy.
 
     Returns:
-        tokens [B, K] with K <= width, and how many of them are meant [B].
+        tokens [B, K] with K <= width, and the number of valid ones [B].
     """
     size = text.size(1)
     columns = position[:, None] + 1 + torch.arange(min(width, size), device=text.device)
     copied = text.gather(1, columns.clamp(max=size - 1)).masked_fill(columns >= size, -1)
     counts = (copied >= 0).long().cumprod(1).sum(1) * found
-    # One synchronisation: a draft of no width saves the verifier the whole block.
+    # One synchronisation: without any copy the verifier runs a single row.
     longest = int(counts.max())
     return copied[:, :longest].clamp(min=0), counts

@@ -101,7 +101,7 @@ class TorchBackend:
     def _given_draft(self, batch: Batch) -> Draft | None:
         """Return the tokens of `--prefix-size` as first draft, which the verifier is forced to accept."""
         # Beam search forces one token per step, as fairseq does.
-        given = None if self.beam else batch.state.constraints.given()
+        given = None if self.beam else batch.state.constraints.given_prefix()
         if given is not None and isinstance(self.method.verifier, DrafterIsVerifier):
             raise ConfigurationError("--prefix-size is not supported where no verifier runs; use --decoder gad")
         return None if given is None else Draft(*given)

@@ -22,16 +22,16 @@ class AnyVerifier(Protocol):
     engine: Engine
 
     def start(self, sample: dict[str, Any]) -> EncoderOut | None:
-        """Encode the sources of a batch; returns the encoder output for drafters that share it."""
+        """Encode the sources of a batch; return the encoder output for drafters that share it."""
 
     def append_rows(self, sample: dict[str, Any]) -> EncoderOut | None:
-        """Encode further sentences of the batch, which come in after those present."""
+        """Encode admitted sentences, whose rows follow the active ones."""
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification | Candidates:
         """Score the token after the last one and after each drafted one; `Candidates` in beam search."""
 
     def select_rows(self, rows: Tensor) -> None:
-        """Go on with these sentences only; rows [B'] are indices into the current batch."""
+        """Keep only these rows [B'], indices into the current batch."""
 
 
 class ModelEnsemble:
@@ -39,10 +39,10 @@ class ModelEnsemble:
 
     Args:
         models: fairseq encoder-decoder Transformers in eval mode.
-        engine: what they run on.
+        engine: runs their layers.
         temperature: fairseq's `--temperature`.
-        feature_layers: decoder layers whose states a drafter wants to read, 0 for the embedding.
-        beam: hypotheses of every sentence.
+        feature_layers: decoder layers whose states a drafter reads, 0 for the embedding.
+        beam: hypotheses per sentence.
     """
 
     def __init__(
@@ -60,27 +60,27 @@ class ModelEnsemble:
         self.feature_layers = feature_layers
 
     def start(self, sample: dict[str, Any]) -> EncoderOut:
-        """Encode the sources of a batch; returns the first model's encoder output, for drafters that share it."""
+        """Encode the sources of a batch; return the first model's encoder output, for drafters that share it."""
         return self._encode(sample, CachedDecoder.start)
 
     def append_rows(self, sample: dict[str, Any]) -> EncoderOut:
-        """Encode further sentences of the batch, which come in after those present; returns their encoder output."""
+        """Encode admitted sentences, whose rows follow the active ones; return their encoder output."""
         return self._encode(sample, CachedDecoder.append_rows)
 
-    def _encode(self, sample: dict[str, Any], hand_over: Callable[[CachedDecoder, EncoderOut], None]) -> EncoderOut:
+    def _encode(self, sample: dict[str, Any], load: Callable[[CachedDecoder, EncoderOut], None]) -> EncoderOut:
         outputs = [encoder(sample["net_input"]) for encoder in self.encoders]
         for decoder, output in zip(self.decoders, outputs, strict=True):
-            hand_over(decoder, output)
+            load(decoder, output)
         return outputs[0]
 
     def log_probs(self, tokens: Tensor, layout: BeamLayout) -> Tensor:
-        """Log-probabilities of the ensemble after the rows of a step."""
+        """Return log-probabilities of the ensemble after the rows of a step."""
         return self._mean_log_probs(self._scores(tokens, layout)[1])
 
     def _scores(
         self, tokens: Tensor, layout: Chain | BeamLayout, states: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """States of the first model and scores of every model after the rows of a step."""
+        """Return states of the first model and scores of every model after the rows of a step."""
         hidden = [
             decoder.step(tokens, layout, states=None if number else states)
             for number, decoder in enumerate(self.decoders)
@@ -91,12 +91,12 @@ class ModelEnsemble:
         return hidden[0], scores
 
     def _mean_log_probs(self, scores: list[Tensor]) -> Tensor:
-        """Log-probabilities of the ensemble: fairseq averages probabilities, not scores."""
+        """Return log-probabilities of the ensemble: fairseq averages probabilities, not scores."""
         log_probs = [self.engine.log_softmax(score) for score in scores]
         return log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
 
     def select_rows(self, rows: Tensor) -> None:
-        """Go on with these sentences only; rows [B'] are indices into the current batch."""
+        """Keep only these rows [B'], indices into the current batch."""
         for decoder in self.decoders:
             decoder.select_rows(rows)
 
@@ -118,7 +118,7 @@ class Verifier(ModelEnsemble):
 
 
 class DrafterIsVerifier:
-    """Stands in for the verifier when a NAT model decodes alone: the draft's own scores are the last word."""
+    """Replaces the verifier when a NAT model decodes alone: the draft's scores are final."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -129,7 +129,7 @@ class DrafterIsVerifier:
     append_rows = start
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
-        """The draft's log-probabilities [B, K, V] (T = K: there is no token of the verifier's own)."""
+        """Return the draft's log-probabilities [B, K, V] (T = K: the verifier adds no token of its own)."""
         assert draft.log_probs is not None
         return verification(state, draft.log_probs, self.engine)
 
@@ -140,10 +140,10 @@ class DrafterIsVerifier:
 def verification_of_scores(
     state: DecodingState, scores: Tensor, engine: Engine, hidden: Tensor, features: Tensor | None
 ) -> Verification:
-    """A verification of one model's scores [B, T, V] before softmax, which is computed where somebody reads it."""
+    """Return the verification of one model's scores [B, T, V]; softmax is computed on first use."""
     constraints, lengths, span = state.constraints, state.lengths, state.span
     best = constraints.best(scores, lengths, span.shortest, span.longest)
-    best = constraints.force(best, is_first=span.longest == 0)
+    best = constraints.force_prefix(best, is_first=span.longest == 0)
 
     def log_probs() -> Tensor:
         values = engine.log_softmax(scores)
@@ -152,7 +152,7 @@ def verification_of_scores(
 
     def of_best(width: int) -> Tensor:
         tokens = best[:, :width]
-        return constraints.of_chosen(engine.log_probs_of(scores[:, :width], tokens), tokens)
+        return constraints.penalised(engine.log_probs_of(scores[:, :width], tokens), tokens)
 
     return Verification(log_probs, best, hidden, features, of_best)
 
@@ -164,8 +164,8 @@ def verification(
     hidden: Tensor | None = None,
     features: Tensor | None = None,
 ) -> Verification:
-    """A verification of a model's log-probabilities [B, T, V]: fairseq's constraints are put on them, in place."""
+    """Return the verification of log-probabilities [B, T, V]; fairseq's constraints are applied in place."""
     constraints, span = state.constraints, state.span
     constraints.apply(log_probs, state.lengths, span.shortest, span.longest)
-    best = constraints.force(log_probs.argmax(-1), is_first=span.longest == 0)
+    best = constraints.force_prefix(log_probs.argmax(-1), is_first=span.longest == 0)
     return Verification(log_probs, best, hidden, features)

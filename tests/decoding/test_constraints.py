@@ -72,7 +72,7 @@ def test_the_best_of_scores_is_that_of_log_probabilities(
     best = constraints.best(scores, *where)
     assert torch.equal(scores, before)
     log_probs = scores.float().log_softmax(-1)
-    chosen = constraints.of_chosen(log_probs.gather(2, best[:, :, None])[:, :, 0], best)
+    chosen = constraints.penalised(log_probs.gather(2, best[:, :, None])[:, :, 0], best)
     constraints.apply(log_probs, *where)
     assert torch.equal(best, log_probs.argmax(-1))
     assert torch.equal(chosen, log_probs.amax(-1))
@@ -88,18 +88,18 @@ def test_far_from_the_limits_only_padding_is_forbidden() -> None:
 @given(prefixes=PREFIXES, max_len=st.integers(0, 8), seed=st.integers(0, 99))
 def test_force_puts_the_prefix_in_its_place(prefixes: list[list[int]], max_len: int, seed: int) -> None:
     constraints = Constraints(PAD, UNK, EOS, max_len, prefix=padded(prefixes))
-    given_tokens = constraints.given()
+    given_tokens = constraints.given_prefix()
     assert given_tokens is not None
     tokens, counts = given_tokens
     assert counts.tolist() == [min(len(prefix), max_len) for prefix in prefixes]
     best = torch.randint(SIZE, (len(prefixes), tokens.size(1) + 1), generator=torch.Generator().manual_seed(seed))
-    forced = constraints.force(best, is_first=True)
+    forced = constraints.force_prefix(best, is_first=True)
     for row, prefix in enumerate(prefixes):
         known = prefix[:max_len]
         assert forced[row].tolist() == known + best[row, len(known) :].tolist()
-    assert torch.equal(constraints.force(best, is_first=False), best)
+    assert torch.equal(constraints.force_prefix(best, is_first=False), best)
 
 
 def test_without_a_prefix_nothing_is_forced() -> None:
     constraints, best = Constraints(PAD, UNK, EOS, 9), torch.tensor([[4, 5]])
-    assert constraints.given() is None and constraints.force(best, is_first=True) is best
+    assert constraints.given_prefix() is None and constraints.force_prefix(best, is_first=True) is best

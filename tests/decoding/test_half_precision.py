@@ -18,7 +18,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows, in_parts
 from fairseq_plugins.decoding.engine.native import model as native_model
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
-from fairseq_plugins.decoding.half_precision import computed
+from fairseq_plugins.decoding.half_precision import with_rounded_weights
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.cases import Case, cases
@@ -296,7 +296,7 @@ def test_which_weights_are_copied(
     task = make_task(50)
     model = make_transformer(task, 4).to(device, held)
     context = Options("greedy").context([model], None, task)
-    (used,) = computed(context, dtype, {}).models
+    (used,) = with_rounded_weights(context, dtype, {}).models
     assert (used is model) == (computes_in is None)
     assert next(used.parameters()).dtype == (computes_in or held) and next(model.parameters()).dtype == held
 
