@@ -16,12 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.benchmarks import gpu_use
+from fairseq_plugins.benchmarks import ctranslate, gpu_use
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import (
     BEAM_1,
     BEAM_5,
     CONTENDERS,
+    CTRANSLATE2_ON_CPU,
     GREEDY,
     ON_CPU,
     Contender,
@@ -40,8 +41,8 @@ from fairseq_plugins.benchmarks.measuring import (
     profiles,
     speed_up,
 )
-from fairseq_plugins.benchmarks.setting import get_parser, parse
-from fairseq_plugins.benchmarks.tables import baselines
+from fairseq_plugins.benchmarks.setting import conversions, get_parser, parse
+from fairseq_plugins.benchmarks.tables import baselines, speed_ups
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.machine import machine
@@ -54,19 +55,16 @@ logger = logging.getLogger("spec-dec-compare")
 
 def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     """Return the rows as a Markdown table that also reads well in a terminal."""
-    over = baselines(rows)
+    first, body = batch_sizes[0], []
     header = ["decoder", "BLEU", "identical"]
     header += ["at batch 1"] if 1 in batch_sizes else []
-    header += ["iterations", "mean accepted"]
-    header += [f"sent/s, batch {size}" for size in batch_sizes]
-    header += [f"× {baseline.name.removeprefix('fairseq ')}" for baseline in over]
-    body = []
+    header += ["tokens/iteration", *(f"sent/s, batch {size}" for size in batch_sizes)]
+    header += [f"× {name}" for name in speed_ups(rows[0], rows, first)]
     for row in rows:
         cells = [row.name, shown(row.bleu, ".2f"), f"{row.identical} of {row.sentences}"]
         cells += [f"{row.identical_timed[1]} of {row.timed_sentences}"] if 1 in batch_sizes else []
-        cells += [shown(row.iterations, ".2f"), shown(row.mean_accepted_tokens, ".2f")]
-        cells += [shown(row.rate(size), ".1f") for size in batch_sizes]
-        cells += [shown(speed_up(row, baseline, batch_sizes[0]), ".2f") for baseline in over]
+        cells += [shown(row.timed_tokens.get(first), ".2f"), *(shown(row.rate(size), ".1f") for size in batch_sizes)]
+        cells += [shown(ratio, ".2f") for ratio in speed_ups(row, rows, first).values()]
         body.append(cells)
     return table(body, header)
 
@@ -77,8 +75,7 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], pl
     kind = precision(bench.cfg)
     return [
         f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {bench.batch_size}: BLEU; "
-        f"sentences with exactly the token ids of {reference_contender(kind).name}{identity_note(contenders)}; "
-        "iterations per sentence; accepted tokens per iteration.",
+        f"sentences with exactly the token ids of {reference_contender(kind).name}{identity_note(contenders)}.",
         *([f"sacrebleu {bleu_signature()}"] if has_bleu else []),
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs"
         f"{plan.at_least} after a warm-up, time in the decoder only.",
@@ -164,21 +161,22 @@ def publish(
 
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
-    there = (*CONTENDERS, *ON_CPU)
+    there = (*CONTENDERS, *ON_CPU, *CTRANSLATE2_ON_CPU)
     description = "Compare quality, speed and tokens per iteration of the decoders that these models can run."
     parser = get_parser("spec-dec-compare", description, there, repeats=3, batch_sizes=[1, 16])
     args, cfg = parse(parser, argv)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
-    bench = Bench(cfg, args.blockwise_path)
+    bench = Bench(cfg, args.blockwise_path, conversions(args.results))
     contenders = bench.runnable(choose(args.decoders, there, CONTENDERS, precision(cfg)))
     references = bench.references(args.reference)
     rows = measure(bench, contenders, plan, references)
     profiled = profiles(bench, contenders, plan)
     lines = [
         *notes(bench, contenders, rows, plan, references is not None),
-        f"× is the speed-up at batch size {plan.batch_sizes[0]}.",
+        f"At batch size {plan.batch_sizes[0]}: tokens per iteration of the timed runs; × is the speed over fairseq and "
+        "CTranslate2 with the same search, and over our greedy decoding without drafts.",
         *gpu_use.lines([(row.name, row.gpu_use) for row in rows]),
-        f"Machine: {machine()}",
+        f"Machine: {machine()}{ctranslate.version()}",
         f"Command: {shlex.join(['spec-dec-compare', *argv])}",
     ]
     sections = [("", markdown_table(rows, plan.batch_sizes)), *profile_sections(profiled)]

@@ -106,8 +106,8 @@ def reference_of(contender: Contender, kind: str) -> str:
 
 def _ctranslate2(name: str, compute_type: str) -> tuple[Contender, ...]:
     return tuple(
-        Contender(f"CTranslate2 {search} {name}", CTRANSLATE2, beam, compute_type=compute_type)
-        for search, beam in (("greedy", 1), ("beam 5", 5))
+        Contender(f"CTranslate2 {search} {name}", CTRANSLATE2, beam, compute_type=compute_type, reference=reference)
+        for search, beam, reference in (("greedy", 1, BEAM_1), ("beam 5", 5, BEAM_5))
     )
 
 

@@ -24,6 +24,7 @@ class Row:
     """What was measured for one contender. Quantities that do not apply are None."""
 
     name: str
+    beam: int = 1
     bleu: float | None = None
     identical: int | None = None  # sentences with the ids that they should have, whole subset
     sentences: int = 0
@@ -31,6 +32,7 @@ class Row:
     timed_sentences: int = 0
     iterations: float | None = None  # decoder runs per sentence
     mean_accepted_tokens: float | None = None  # tokens per decoder run
+    timed_tokens: dict[int, float] = field(default_factory=dict)  # the same of the timed runs, by batch size
     seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
     lossless: bool = False  # by construction
     lossy: bool = False  # weights are rounded
@@ -95,7 +97,7 @@ def measure(bench: Bench, contenders: Sequence[Contender], plan: Plan, reference
     timed = bench.first(plan.timing_sentences)
     warm_up = timed[-plan.warm_up_sentences :]
     rows = [
-        Row(c.name, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless, lossy=c.int8)
+        Row(c.name, c.beam, sentences=len(bench.order), timed_sentences=len(timed), lossless=c.lossless, lossy=c.int8)
         for c in contenders
     ]
     per_contender = len(bench.order) + len(plan.batch_sizes) * (len(warm_up) + plan.repeats * len(timed))
@@ -130,6 +132,7 @@ def measure_speed(
         for generator in generators:
             bar.set_description(f"warm-up, batch {batch_size}", refresh=False)
             bench.decode(generator, warm_up, batch_size, bar)
+        before = [counts(generator) for generator in generators]
         outputs: dict[str, dict[int, Tokens]] = {}
         seconds: dict[str, list[list[float]]] = {row.name: [] for row in rows}
         for repetition in range(plan.repeats):
@@ -148,6 +151,10 @@ def measure_speed(
             row.identical_timed[batch_size] = count_identical(outputs[row.name], expected)
             if batch_size == 1:
                 row.latencies = [statistics.median(times) for times in zip(*seconds[row.name], strict=True)]
+        for row, generator, (tokens_before, iterations_before) in zip(rows, generators, before, strict=True):
+            tokens, runs = counts(generator)
+            if runs > iterations_before:
+                row.timed_tokens[batch_size] = (tokens - tokens_before) / (runs - iterations_before)
     if bench.cuda:
         for contender, row, generator in zip(contenders, rows, generators, strict=True):
             row.gpu_use = gpu_use(bench, contender, generator)
@@ -185,6 +192,12 @@ def iterations(
     if contender.beam == 1:
         return sum(map(len, outputs.values())) / len(outputs), 1.0
     return None, None
+
+
+def counts(generator: Any) -> tuple[int, int]:
+    """Return the tokens and iterations of one of our generators so far; zeros of others."""
+    stats = getattr(generator, "stats", None)
+    return (0, 0) if stats is None else (stats.tokens, stats.iterations)
 
 
 SCORER = sacrebleu.BLEU()

@@ -67,6 +67,11 @@ def get_parser(
     return parser
 
 
+def conversions(results: str | None) -> Path:
+    """Return where models are made for other programs: in the folder of --results, or a temporary one."""
+    return Path(results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}") / "ctranslate2"
+
+
 def parse(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:
     """Return our own options and fairseq's configuration, with the files that they name checked.
 
@@ -161,10 +166,10 @@ def configure(argv: Sequence[str]) -> Setting:
     replaying.add_argument("--timing-sentences", type=positive, default=100)
     first, _ = replaying.parse_known_args(argv)
     _check_replay(first)
-    made_here = Path(first.results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}")
+    made_here = conversions(first.results)
     arguments = list(argv)
     if first.replay is not None:
-        models = (made_here / "replay", first.replay, first.replay_drafter)
+        models = (made_here.with_name("replay"), first.replay, first.replay_drafter)
         texts = (first.timing_sentences, first.replay_lengths, first.replay_vocabulary)
         arguments = [*replay.prepare(*models, *texts), *argv]
     cuda = torch.cuda.is_available() and "--cpu" not in argv
@@ -186,7 +191,7 @@ def configure(argv: Sequence[str]) -> Setting:
     if args.long_run is not None:
         # No comparison with fairseq's search, which would take most of the time.
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
-    return Setting(args, Bench(cfg, args.blockwise_path, made_here / "ctranslate2"), wanted)
+    return Setting(args, Bench(cfg, args.blockwise_path, made_here), wanted)
 
 
 def _check_replay(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
+from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY, GREEDY
 from fairseq_plugins.benchmarks.measuring import Row, speed_up
 from fairseq_plugins.commands.tables import shown, table
 
@@ -52,6 +52,16 @@ def speed_up_table(rows: Sequence[Row], batch_sizes: Sequence[int], baseline: Ro
 def baselines(rows: Sequence[Row]) -> list[Row]:
     """The rows to compare with, of those that were measured."""
     return [row for name in (BEAM_5, BEAM_1, CTRANSLATE2_GREEDY) for row in rows if row.name == name]
+
+
+def speed_ups(row: Row, rows: Sequence[Row], batch_size: int) -> dict[str, float | None]:
+    """Return the speed of a row over others with the same search, and over our greedy decoding without drafts."""
+    search = "greedy" if row.beam == 1 else f"beam {row.beam}"
+    over = {"fairseq": f"fairseq beam {row.beam}", "CTranslate2": f"CTranslate2 {search} fp32", "greedy": GREEDY}
+    by_name = {other.name: other for other in rows}
+    return {
+        column: speed_up(row, by_name[name], batch_size) if name in by_name else None for column, name in over.items()
+    }
 
 
 def latency_table(rows: Sequence[Row]) -> str:

@@ -106,7 +106,8 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
             assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
         assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
         assert row["bleu"] is not None
-    assert rows["greedy"]["mean_accepted_tokens"] == 1
+    assert rows["greedy"]["mean_accepted_tokens"] == rows["greedy"]["timed_tokens"]["1"] == 1
+    assert rows["gad"]["timed_tokens"]["2"] >= 1 and rows[BEAM_1]["timed_tokens"] == {}
     assert rows["greedy"]["iterations"] == pytest.approx(rows[BEAM_1]["iterations"])
     assert rows["gad"]["iterations"] <= rows["greedy"]["iterations"]
     assert 0 < rows["fast-beam"]["mean_accepted_tokens"] <= 1
@@ -145,7 +146,7 @@ def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str
     assert list(rows)[1:] == [BEAM_1, "greedy", "gad", "blockwise", "jacobi"]
     for name in ("greedy", "gad", "blockwise", "jacobi"):
         assert rows[name][1] == f"{SENTENCES} of {SENTENCES}"
-    assert "sentences with exactly the token ids of greedy;" in printed
+    assert "sentences with exactly the token ids of greedy." in printed
     assert f"Precision: {precision}. Lossless means the token ids of our greedy in {precision}; " in printed
     assert "fp32" not in printed and "differs from" not in log
 
@@ -284,15 +285,19 @@ def test_rate_and_speed_up_are_of_the_median() -> None:
 
 def test_table() -> None:
     rows = [
-        Row(BEAM_5, 30.0, 1, 4, {1: 1}, 2, None, None, {1: [2.0], 16: [1.0]}),
-        Row(BEAM_1, 29.5, 4, 4, {1: 2}, 2, 12.0, 1.0, {1: [1.0], 16: [1.0]}),
-        Row("gad", None, 4, 4, {1: 2}, 2, 3.0, 4.0, {1: [0.25], 16: [0.5]}),
+        Row(BEAM_5, 5, 30.0, 1, 4, {1: 1}, 2, seconds={1: [2.0], 16: [1.0]}),
+        Row(BEAM_1, 1, 29.5, 4, 4, {1: 2}, 2, seconds={1: [1.0], 16: [1.0]}),
+        Row("greedy", 1, 29.5, 4, 4, {1: 2}, 2, timed_tokens={1: 1.0}, seconds={1: [0.5], 16: [1.0]}),
+        Row("gad", 1, None, 4, 4, {1: 2}, 2, timed_tokens={1: 4.0, 16: 3.0}, seconds={1: [0.25], 16: [0.5]}),
+        Row("fast-beam", 5, None, 4, 4, {1: 2}, 2, timed_tokens={1: 0.9}, seconds={1: [1.0], 16: [0.5]}),
+        Row("CTranslate2 greedy fp32", 1, None, 4, 4, {1: 2}, 2, seconds={1: [0.75], 16: [0.5]}),
     ]
     lines = compare.markdown_table(rows, [1, 16]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0][-4:] == ["sent/s, batch 1", "sent/s, batch 16", "× beam 5", "× beam 1"]
-    assert cells[2] == [BEAM_5, "30.00", "1 of 4", "1 of 2", "-", "-", "1.0", "2.0", "1.00", "0.50"]
-    assert cells[4] == ["gad", "-", "4 of 4", "2 of 2", "3.00", "4.00", "8.0", "4.0", "8.00", "4.00"]
+    assert cells[0][-4:] == ["sent/s, batch 16", "× fairseq", "× CTranslate2", "× greedy"]
+    assert cells[2] == [BEAM_5, "30.00", "1 of 4", "1 of 2", "-", "1.0", "2.0", "1.00", "-", "0.25"]
+    assert cells[5] == ["gad", "-", "4 of 4", "2 of 2", "4.00", "8.0", "4.0", "4.00", "3.00", "2.00"]
+    assert cells[6] == ["fast-beam", "-", "4 of 4", "2 of 2", "0.90", "2.0", "4.0", "2.00", "-", "0.50"]
 
 
 def test_a_lossy_lossless_decoder_is_reported(caplog: pytest.LogCaptureFixture) -> None:

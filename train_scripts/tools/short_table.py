@@ -8,9 +8,10 @@ from tabulate import tabulate
 COLUMNS = {
     "decoder": "decoder",
     "identical": "same output",
-    "mean accepted": "tokens/iteration",
+    "tokens/iteration": "tokens/iteration",
     "sent/s, batch 1": "sentences/s",
-    "× beam 5": "× fairseq beam 5",
+    "× fairseq": "× fairseq, same search",
+    "× greedy": "× greedy",
 }
 
 
