@@ -1,4 +1,4 @@
-"""Accuracy at single positions of a drafter's block, for TensorBoard."""
+"""Accuracy by position in a drafter's block, for TensorBoard."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +14,11 @@ def accuracy_by_position(correct: Tensor, blocks: Blocks, pad: int) -> dict[str,
 
     Args:
         correct: [n], for every target of the blocks whether it was predicted.
-        blocks: fully masked blocks: with some targets revealed, n would not fit.
+        blocks: fully masked blocks; glancing would change n.
         pad: padding symbol.
     """
     is_target = blocks.targets != pad
-    position = blocks.places.expand_as(is_target)[is_target] - 1
+    position = blocks.draft_positions.expand_as(is_target)[is_target] - 1
     totals = torch.bincount(position, minlength=blocks.block_size)
     rights = torch.bincount(position[correct], minlength=blocks.block_size)
     counts = {}
@@ -34,7 +34,7 @@ def shown_positions(block_size: int) -> list[int]:
 
 
 def accuracies(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Return percentage and weight of `accuracy_at_1` and so on, from what `accuracy_by_position` counted."""
+    """Return percentage and weight of `accuracy_at_1` and so on, from the sums of `accuracy_by_position`."""
     names = dict.fromkeys(name for log in logging_outputs for name in log if name.startswith("total_at_"))
     result = {}
     for name in names:

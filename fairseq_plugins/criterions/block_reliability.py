@@ -1,4 +1,4 @@
-"""Whether the probabilities that a drafter gives its tokens hold in validation, for TensorBoard."""
+"""Calibration of a drafter's probabilities in validation, for TensorBoard."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,19 +10,19 @@ from torch import Tensor
 from fairseq_plugins.data.block_masking import Blocks
 from fairseq_plugins.decoding.reliability import Reliability
 
-# Sums of bins. fairseq shows no metric that begins with an underscore.
+# Sums of bins. fairseq hides metrics that begin with an underscore.
 _PREFIX = "_reliability_"
 
 
 def reliability_counts(probabilities: Tensor, correct: Tensor, blocks: Blocks, pad: int) -> dict[str, Tensor]:
     """Count the predictions of a block up to its first wrong one, as sums [BINS] that workers can add up.
 
-    These are the ones that a verification would come to, if the drafts began where the blocks do.
+    These are the tokens that verification would look at.
 
     Args:
-        probabilities: [n], for every target of the blocks the probability of what was predicted.
-        correct: [n], whether it was the target.
-        blocks: fully masked blocks: with some targets revealed, n would not fit.
+        probabilities: [n], probability of the prediction for every target of the blocks.
+        correct: [n], whether the prediction is the target.
+        blocks: fully masked blocks; glancing would change n.
         pad: padding symbol.
     """
     is_target = blocks.targets != pad
@@ -37,20 +37,20 @@ def reliability_counts(probabilities: Tensor, correct: Tensor, blocks: Blocks, p
 def log_reliability(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
     """Log the sums of `reliability_counts`, and `calibration_error` as a number from 0 to 1."""
     for name in Reliability.__dataclass_fields__:
-        found = [log[_PREFIX + name] for log in logging_outputs if _PREFIX + name in log]
-        if not found:
+        sums = [log[_PREFIX + name] for log in logging_outputs if _PREFIX + name in log]
+        if not sums:
             return
-        metrics.log_scalar_sum(_PREFIX + name, sum(found).cpu())
+        metrics.log_scalar_sum(_PREFIX + name, sum(sums).cpu())
     metrics.log_derived("calibration_error", _error)
 
 
 def logged_reliability(meters: Mapping[str, Any]) -> Reliability | None:
-    """What was logged to these meters of fairseq's; None where nothing was."""
+    """Return the reliability logged to fairseq's meters, None without any."""
     sums = {name: meters[_PREFIX + name].sum for name in Reliability.__dataclass_fields__ if _PREFIX + name in meters}
     # A meter that was reset has the number 0.
     return Reliability.from_sums(sums) if sums and all(map(torch.is_tensor, sums.values())) else None
 
 
 def _error(meters: Mapping[str, Any]) -> float:
-    found = logged_reliability(meters)
-    return 0.0 if found is None else round(found.error, 4)
+    reliability = logged_reliability(meters)
+    return 0.0 if reliability is None else round(reliability.error, 4)

@@ -1,4 +1,4 @@
-"""Loss of the heads of blockwise decoding: one head drawn per batch, or the mean of all."""
+"""Loss of the heads of blockwise decoding: of one head drawn per batch, or the mean over all."""
 
 import math
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ class BlockwiseLossConfig(FairseqDataclass):
 
 @register_criterion("blockwise_loss", dataclass=BlockwiseLossConfig)
 class BlockwiseLoss(FairseqCriterion):
-    """Cross-entropy of the heads p_1 .. p_k; head i predicts the token i places further (Stern et al. 2018, sec. 6).
+    """Cross-entropy of the heads p_1 .. p_k; head i predicts the i-th next token (Stern et al. 2018, section 6).
 
-    A frozen base with an identity first head has nothing to learn at head 1: then heads 2 .. k are trained.
+    With a frozen base and an identity first head, head 1 has no weights to train: heads 2 .. k are trained.
     """
 
     def __init__(self, task: FairseqTask, label_smoothing: float, head_loss: str) -> None:
@@ -44,7 +44,7 @@ class BlockwiseLoss(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Summed loss of a batch, the number of its targets over the heads trained, and what to log."""
+        """Return the summed loss of a batch, the number of targets of the trained heads, and the logging output."""
         net_input, target = sample["net_input"], sample["target"]
         blockwise = unwrap(model)
         assert isinstance(blockwise, BlockwiseTransformer)
@@ -56,11 +56,11 @@ class BlockwiseLoss(FairseqCriterion):
         logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
         total, nll_total, size = torch.zeros((), device=target.device), torch.zeros((), device=target.device), 0
         for head, scores in zip(heads, model(**net_input, heads=heads), strict=True):
-            # Position t of head i stands for target t + i - 1; after the end there is none.
+            # Position t of head i predicts target t + i - 1, if the sentence has one.
             targets = torch.nn.functional.pad(target, (0, head - 1), value=self.padding_idx)[:, head - 1 :]
             log_probs = utils.log_softmax(scores, dim=-1)
-            chosen = targets != self.padding_idx
-            log_probs, targets = log_probs[chosen], targets[chosen]
+            is_target = targets != self.padding_idx
+            log_probs, targets = log_probs[is_target], targets[is_target]
             loss, nll_loss = label_smoothed_nll_loss(log_probs, targets[:, None], self.label_smoothing)
             total, nll_total, size = total + loss, nll_total + nll_loss.detach(), size + targets.numel()
             logging_output[f"correct_{head}"] = (log_probs.argmax(-1) == targets).sum()

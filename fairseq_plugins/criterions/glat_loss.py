@@ -34,21 +34,21 @@ class GlatLossConfig(FairseqDataclass):
     position_decay: float = field(
         default=0.0,
         metadata={
-            "help": "GAMMA of the weight exp(-(i-1)/GAMMA) of the i-th token of a draft, which is of use only when all "
-            "before it are right (DFlash); 0: all weigh the same"
+            "help": "GAMMA of the weight exp(-(i-1)/GAMMA) of the i-th token of a draft, which counts only if all "
+            "before it are right (DFlash); 0: equal weights"
         },
     )
     soft_targets: float = field(
         default=0.0,
         metadata={
-            "help": "share of the loss that is the divergence from the verifier's own distribution, 0 to 1, with "
+            "help": "weight of the divergence from the verifier's distribution in the loss, 0 to 1, with "
             "--drafter-context features"
         },
     )
     verifier_loss: float = field(
         default=1.0,
         metadata={
-            "help": "with --tune-verifier: what a token of the verifier's own loss weighs, beside one of the drafter's"
+            "help": "with --tune-verifier: weight of a token of the verifier's loss, relative to one of the drafter's"
         },
     )
 
@@ -57,12 +57,12 @@ class GlatLossConfig(FairseqDataclass):
 class GlatLoss(FairseqCriterion):
     """Cross-entropy of a drafter's blocks (GAD section 3.1) with glancing (Qian et al. 2021).
 
-    The loss is a sum, and `sample_size` the sum of the targets' weights (their number, without a decay): fairseq
-    divides the gradient by its total over `--update-freq` and all workers, so that the split of a batch does not
-    matter.
+    The loss is a sum, and `sample_size` the sum of the targets' weights (their number without a decay). fairseq
+    divides the gradient by its total over `--update-freq` and all workers, so that gradients do not depend on how a
+    batch is split.
 
     Raises:
-        ConfigurationError: for a decay or a weight below 0 or a share of soft targets outside of 0 to 1.
+        ConfigurationError: for a negative decay or weight, or soft targets outside [0, 1].
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class GlatLoss(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int | Tensor, dict[str, Any]]:
-        """Loss of a batch to which the task added `blocks` and `glancing_ratio`.
+        """Compute the loss of a batch to which the task added `blocks` and `glancing_ratio`.
 
         Returns:
-            the summed loss, the sum of the targets' weights, and what to log.
+            the summed loss, the sum of the targets' weights, and the logging output.
         """
         net_input = sample["net_input"]
         output = model(
@@ -146,7 +146,7 @@ class GlatLoss(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log loss, accuracy of the masked tokens, and what glancing did."""
+        """Log loss, accuracy of the masked tokens, and glancing."""
         total = {name: sum(log.get(name, 0) for log in logging_outputs) for name in (*_SUMS, "glancing_ratio")}
         total = {name: value.item() if torch.is_tensor(value) else value for name, value in total.items()}
         size = max(total["sample_size"], 1)

@@ -29,7 +29,7 @@ class JacobiConsistencyConfig(FairseqDataclass):
     label_smoothing: float = field(default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none"})
     consistency_weight: float = field(
         default=1.0,
-        metadata={"help": "what a token of the consistency loss weighs, beside one of the ordinary loss; 0 for none"},
+        metadata={"help": "weight of a token of the consistency loss, relative to one of the ordinary loss; 0: off"},
     )
     trajectory_length: int = field(
         default=2,
@@ -53,12 +53,12 @@ class JacobiConsistency(FairseqCriterion):
     """Cross-entropy of the targets, and of a Jacobi state's predictions against those at the fixed point.
 
     The consistency loss is that of Kou et al. 2024 (arXiv 2403.00835): soft targets are the model's own distributions
-    at the fixed point, without gradient. Trajectories are computed on the fly. The target is the fixed point for as
-    long as it is what the model says, which the pass of the ordinary loss tells; positions after the first difference
-    don't count. Train on the model's own translations, where differences are rare.
+    at the fixed point, without gradient. Trajectories are computed on the fly. The target serves as fixed point up to
+    the first position where the model predicts another token; later positions are left out. Train on the model's own
+    translations, where differences are rare.
 
     Raises:
-        ConfigurationError: for a weight or a block below 0, or a trajectory without a state.
+        ConfigurationError: for a negative weight or block, or a trajectory without a state.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class JacobiConsistency(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Summed loss of a batch, the number of its targets, and what to log.
+        """Return the summed loss of a batch, the number of its targets, and the logging output.
 
-        In validation the consistency loss is left out and Jacobi iterations are counted instead.
+        Validation counts Jacobi iterations instead of the consistency loss.
 
         Raises:
-            ConfigurationError: for a model that is no Transformer or a drafter, and for PyTorch's own data
-                parallelism, which would miss these calls.
+            ConfigurationError: for a drafter or another model than a Transformer, and for PyTorch's
+                DistributedDataParallel, which does not see calls of encoder and decoder.
         """
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise ConfigurationError(
@@ -118,7 +118,7 @@ class JacobiConsistency(FairseqCriterion):
             "ntokens": sample["ntokens"],
             "nsentences": target.size(0),
             "sample_size": sample["ntokens"],
-            # Workers add up what all of them log.
+            # All workers must log the same names.
             **dict.fromkeys(("consistency", "rows", "tokens", "iterations"), 0),
         }
         if not model.training:
@@ -142,7 +142,7 @@ class JacobiConsistency(FairseqCriterion):
     def _draw_state(
         self, decoder: FairseqDecoder, source: Tensor, previous: Tensor, target: Tensor, encoder_out: Any
     ) -> tuple[Tensor, Tensor]:
-        """Draw how many tokens [B, 1] have converged, and a state [B, T] of the trajectory from there."""
+        """Draw the number of converged tokens [B, 1], and a state [B, T] of the trajectory from there."""
         is_target = target != self.padding_idx
         converged = (torch.rand(len(target), 1, device=target.device) * is_target.sum(1, keepdim=True)).long()
         is_open = is_target & (torch.arange(target.size(1), device=target.device) >= converged)
@@ -154,7 +154,7 @@ class JacobiConsistency(FairseqCriterion):
         return converged, state
 
     def _first_guess(self, source: Tensor, width: int) -> Tensor:
-        """First state [B, width]: unknown words, or the source's tokens and then unknown words."""
+        """Return the first state [B, width]: unknown words, or the source's tokens and then unknown words."""
         guess = source.new_full((len(source), width), self.unk)
         if self.from_source:
             is_token = source != self.padding_idx
@@ -186,18 +186,18 @@ class JacobiConsistency(FairseqCriterion):
 
 
 def consistent_rows(target: Tensor, best: Tensor, state: Tensor, converged: Tensor, pad: int, block: int = 0) -> Tensor:
-    """Positions [B, T] at which a state is to predict what the model says at the fixed point.
+    """Return the positions [B, T] that the consistency loss trains.
 
-    These come after the first token that the state has wrong (before it predictions are those at the fixed point),
-    and up to the first one at which the model no longer says the target: from there its fixed point is another.
+    They start after the first wrong token of the state, since earlier predictions equal those at the fixed point. They
+    end at the first position where the model does not predict the target: its fixed point differs from there on.
 
     Args:
         target: [B, T], right-padded.
         best: [B, T], the model's best tokens after those of the target.
         state: [B, T], a state of the trajectory.
-        converged: [B, 1], number of tokens that are the target's in every state.
+        converged: [B, 1], number of tokens that equal the target in every state.
         pad: padding symbol.
-        block: positions from `converged` on that count; 0: all.
+        block: number of positions after `converged` to train; 0: all.
     """
     position = torch.arange(target.size(1), device=target.device)
     is_open = (position >= converged) & (target != pad)
@@ -209,47 +209,47 @@ def consistent_rows(target: Tensor, best: Tensor, state: Tensor, converged: Tens
 def count_iterations(
     decoder: FairseqDecoder, encoder_out: Any, state: Tensor, eos: int, pad: int
 ) -> tuple[Tensor, Tensor]:
-    """Iterate all positions of `state` [B, W] until EOS has converged; tokens and iterations [B] of each sentence.
+    """Iterate all positions of `state` [B, W] until EOS has converged; return tokens and iterations [B].
 
-    Counts what `--decoder jacobi` counts, without its cache: an iteration emits the predictions up to the first one
-    that the state did not have.
+    Counts as `--decoder jacobi` does: an iteration emits the predictions up to the first one that differs from the
+    state.
     """
     sentences = torch.arange(len(state), device=state.device)
     tokens, iterations = torch.zeros_like(sentences), torch.zeros_like(sentences)
-    is_going = torch.ones_like(sentences, dtype=torch.bool)
+    is_active = torch.ones_like(sentences, dtype=torch.bool)
     first = state.new_full((len(state), 1), eos)
     everywhere = torch.ones_like(state, dtype=torch.bool)
-    while is_going.any():
+    while is_active.any():
         predicted = _fill(everywhere, _scores(decoder, _shifted(first, state), encoder_out, everywhere), pad)
         length = state.size(1)
         emitted = ((predicted == state).long().cumprod(1).sum(1) + 1).clamp(max=length)
         is_end = predicted == eos
         end = torch.where(is_end.any(1), is_end.long().argmax(1) + 1, length)
-        iterations += is_going
-        tokens = torch.where(is_going, torch.minimum(emitted, end), tokens)
-        is_going &= emitted < end
+        iterations += is_active
+        tokens = torch.where(is_active, torch.minimum(emitted, end), tokens)
+        is_active &= emitted < end
         state = predicted
     return tokens, iterations
 
 
 def _shifted(first: Tensor, state: Tensor) -> Tensor:
-    """What the decoder reads to predict a state [B, T]: the first column of `first`, then the state but its end."""
+    """Shift a state [B, T] right: the first column of `first`, then the state without its last column."""
     return torch.cat([first[:, :1], state[:, :-1]], 1)
 
 
 def _scores(decoder: FairseqDecoder, previous: Tensor, encoder_out: Any, rows: Tensor) -> Tensor:
-    """Scores [n, V] after the tokens `previous` [B, T], at the n positions that `rows` [B, T] has."""
+    """Return scores [n, V] after the tokens `previous` [B, T], at the n positions that `rows` [B, T] selects."""
     features, _ = decoder(previous, encoder_out=encoder_out, features_only=True)
     return decoder.output_layer(features[rows])
 
 
 def _fill(rows: Tensor, scores: Tensor, pad: int) -> Tensor:
-    """Best tokens [B, T] of the positions that `rows` has, padding elsewhere; padding is never predicted."""
+    """Return the best tokens [B, T] at the positions that `rows` selects, never padding; padding elsewhere."""
     best = torch.full(rows.shape, pad, device=rows.device)
     best[rows] = scores.index_fill(1, torch.tensor([pad], device=scores.device), -math.inf).argmax(1)
     return best
 
 
 def _before(is_event: Tensor) -> Tensor:
-    """How many events [B, T] come before each position."""
+    """Return the number of events [B, T] before each position."""
     return is_event.long().cumsum(1) - is_event.long()

@@ -1,4 +1,4 @@
-"""`--bpe fastbpe_codes`: codes that fastBPE wrote, as those of fairseq's WMT19 models, read without fastBPE."""
+"""`--bpe fastbpe_codes`: apply codes of fastBPE, such as those of fairseq's WMT19 models, without fastBPE."""
 
 import io
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class FastBPECodesConfig(SubwordNMTBPEConfig):
 
 @register_bpe("fastbpe_codes", dataclass=FastBPECodesConfig)
 class FastBPECodes(SubwordNMTBPE):
-    """Cuts words as fastBPE does: its lines are the pairs of subword-nmt 0.2, each with a count after it."""
+    """Splits words as fastBPE does; its lines are the pairs of subword-nmt 0.2, each followed by a count."""
 
     def __init__(self, cfg: FastBPECodesConfig) -> None:
         pairs = [" ".join(line.split()[:2]) for line in Path(cfg.bpe_codes).read_text(encoding="utf-8").splitlines()]
@@ -27,10 +27,10 @@ class FastBPECodes(SubwordNMTBPE):
 
 
 def is_fastbpe(file: Path) -> bool:
-    """Whether codes are those of fastBPE, with three columns; else they are subword-nmt's, with two.
+    """Return whether codes are those of fastBPE, with three columns, instead of subword-nmt's with two.
 
     Raises:
-        ConfigurationError: for a file that is neither.
+        ConfigurationError: for any other file.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,7 @@
 """Patches of photographs as text, for super-resolution (Stern et al. 2018, section 7.2).
 
-An image is a sequence of the red, green and blue intensities of its pixels in raster-scan order, so that every token is
-a number from 0 to 255. The photographs are the two that scikit-learn ships.
+An image is the sequence of red, green and blue intensities of its pixels in raster-scan order: every token is a number
+from 0 to 255. The photographs are the two in scikit-learn.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,14 @@ from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
-# Shares of a photograph, from left to right: what is tested on is never trained on. In the two that are shipped,
-# half of what they show is on either side.
+# Horizontal ranges of a photograph: test patches never overlap training patches.
 SPLITS = {"test": (0.0, 0.45), "valid": (0.45, 0.5), "train": (0.5, 1.0)}
-# A patch is so many times its own size in the photograph, drawn for each.
+# Factors by which patches are scaled down, drawn for each patch.
 _ZOOMS = (1, 2, 3, 4)
 
 
 def shipped_photographs() -> list[Path]:
-    """The photographs that come with scikit-learn: china.jpg and flower.jpg, 640 x 427, CC BY 2.0."""
+    """Return the photographs in scikit-learn: china.jpg and flower.jpg, 640 x 427, CC BY 2.0."""
     folder = resources.files("sklearn.datasets.images")
     return [Path(str(folder / name)) for name in ("china.jpg", "flower.jpg")]
 
@@ -32,7 +31,7 @@ def read_photograph(path: Path) -> Image.Image:
     """Read a photograph in RGB.
 
     Raises:
-        ConfigurationError: when it is missing or no image.
+        ConfigurationError: if it is missing or not an image.
     """
     try:
         with Image.open(path) as photograph:
@@ -51,15 +50,15 @@ def draw_patches(
     Args:
         photographs: in RGB.
         split: a key of `SPLITS`.
-        count: how many.
+        count: number of patches.
         size: pixels along a side of the output.
-        generator: what draws.
+        generator: random generator.
 
     Returns:
-        high [count, size, size, 3] and low [count, 8, 8, 3], uint8; a low pixel is the mean of the high ones there.
+        high [count, size, size, 3] and low [count, 8, 8, 3], uint8; a low pixel is the mean of its high ones.
 
     Raises:
-        ConfigurationError: when a photograph is too small for a patch.
+        ConfigurationError: if a photograph is too small for a patch.
     """
     high = np.empty((count, size, size, 3), np.uint8)
     low = np.empty((count, LOW_SIZE, LOW_SIZE, 3), np.uint8)
@@ -85,21 +84,21 @@ def draw_patches(
 def draw_pictures(
     photographs: list[Image.Image], split: str, count: int, size: int, tiles: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw patches that make up pictures: `tiles` x `tiles` neighbours row by row, then those of the next picture.
+    """Draw patches that tile pictures: `tiles` x `tiles` neighbours row by row, picture after picture.
 
     Args:
-        photographs: in RGB, taken in turn.
+        photographs: in RGB, used in turn.
         split: a key of `SPLITS`.
-        count: how many patches.
+        count: number of patches.
         size: pixels along a side of a patch of the output.
-        tiles: patches along a side of a picture, which shows as much of its photograph as fits.
-        generator: what draws.
+        tiles: patches along a side of a picture, which covers as much of its photograph as possible.
+        generator: random generator.
 
     Returns:
         high and low as `draw_patches`.
 
     Raises:
-        ConfigurationError: when the patches make up no whole pictures, or a photograph is too small.
+        ConfigurationError: if the patches do not fill whole pictures, or a photograph is too small.
     """
     if tiles < 1 or count % tiles**2:
         raise ConfigurationError(f"--{split} {count}: give a multiple of {tiles} x {tiles}, the patches of a picture")
@@ -126,34 +125,34 @@ def draw_pictures(
 
 
 def cut(picture: np.ndarray, tiles: int) -> list[np.ndarray]:
-    """A picture [side, side, 3] as `tiles` x `tiles` patches, row by row."""
+    """Cut a picture [side, side, 3] into `tiles` x `tiles` patches, row by row."""
     return [patch for row in np.split(picture, tiles) for patch in np.split(row, tiles, axis=1)]
 
 
 def join(patches: Sequence[np.ndarray], tiles: int) -> list[np.ndarray]:
-    """The pictures that patches make up, `tiles` x `tiles` each; patches too few for a picture are left out."""
+    """Join patches to pictures of `tiles` x `tiles`; an incomplete last picture is dropped."""
     rows = [np.concatenate(patches[at : at + tiles], axis=1) for at in range(0, len(patches) - tiles + 1, tiles)]
     return [np.concatenate(rows[at : at + tiles]) for at in range(0, len(rows) - tiles + 1, tiles)]
 
 
 def as_line(image: np.ndarray) -> str:
-    """An image [side, side, 3] as its intensities in raster-scan order."""
+    """Return the intensities of an image [side, side, 3] in raster-scan order, as text."""
     return " ".join(map(str, image.reshape(-1).tolist()))
 
 
 def from_line(line: str) -> np.ndarray:
-    """The image [side, side, 3], uint8, that a line of intensities stands for.
+    """Parse a line of intensities into an image [side, side, 3], uint8.
 
     Raises:
-        ConfigurationError: when it is no square image of numbers from 0 to 255.
+        ConfigurationError: for anything but a square image of numbers from 0 to 255.
     """
     words = line.split()
     side = round((len(words) / 3) ** 0.5)
     if not words or 3 * side * side != len(words):
         raise ConfigurationError(f"an image of {len(words)} intensities is not square; give --min-len, --max-len-b")
     if not all(word.isdecimal() and int(word) < 256 for word in words):
-        strange = next(word for word in words if not word.isdecimal() or int(word) > 255)
-        raise ConfigurationError(f"{strange!r} in an image is no intensity from 0 to 255; decode with a high --unkpen")
+        invalid = next(word for word in words if not word.isdecimal() or int(word) > 255)
+        raise ConfigurationError(f"{invalid!r} in an image is no intensity from 0 to 255; decode with a high --unkpen")
     return np.array(words, dtype=np.int64).astype(np.uint8).reshape(side, side, 3)
 
 
@@ -163,12 +162,12 @@ def write_corpus(
     """Write patches as parallel text, `SPLIT.low` and `SPLIT.high`, and `dict.txt`, the 256 numbers.
 
     Args:
-        folder: where.
+        folder: for the files.
         photographs: image files.
-        counts: patches of each split.
+        counts: number of patches of each split.
         size: pixels along a side of the output.
-        seed: of the draw.
-        tiles: more than 1: the test patches are those of whole pictures, as `draw_pictures` has them.
+        seed: of the random generator.
+        tiles: if above 1, test patches tile whole pictures, as in `draw_pictures`.
     """
     images = [read_photograph(path) for path in photographs]
     generator = np.random.default_rng(seed)

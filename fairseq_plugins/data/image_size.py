@@ -1,4 +1,4 @@
-"""How large the images of super-resolution are: what models and data must agree on."""
+"""Image size of super-resolution, shared by models and data."""
 
 LOW_SIZE = 8
-"""Pixels along a side of the input, in the paper (Stern et al. 2018, section 7.2) and here."""
+"""Pixels along a side of the input (Stern et al. 2018, section 7.2)."""

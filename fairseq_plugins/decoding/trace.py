@@ -1,7 +1,7 @@
-"""Traces of decoding, token by token: their format, and how to read one. trace_writer.py writes them.
+"""Format and reader of traces; trace_writer.py writes them.
 
-A trace is a text file of JSON lines. The first is the header: format, version, decoder, its options and the symbols of
-both dictionaries. Every other line is a sentence, see `TracedSentence`; tokens are indices into these symbols.
+A trace is a file of JSON lines. The first is the header: format, version, decoder, its options and the symbols of both
+dictionaries. Every other line is a sentence (`TracedSentence`); tokens are indices into these symbols.
 """
 
 import json
@@ -17,9 +17,9 @@ FORMAT = "spec-dec-trace"
 VERSION = 3
 OPTION = "--trace-file"
 
-# Every reason that a token of any method may have.
+# Reasons of tokens, of all methods.
 REASONS = set[str]().union(*(spec.reasons for spec in METHODS))
-# Those of drafted tokens that are not the verifier's best.
+# Reasons of drafted tokens that are not the verifier's best.
 RELAXED_REASONS = {spec.relaxed_reason for spec in METHODS if spec.runs_verifier}
 
 
@@ -29,15 +29,14 @@ class Iteration:
 
     Attributes:
         draft: the drafted tokens, K of them.
-        draft_log_probs: the verifier's, of each; None where fairseq's settings forbid the token.
-        verifier: the verifier's best token at each of these positions and at the one after them, K + 1 (K where no
-            verifier runs).
-        verifier_log_probs: of each.
-        accepted: how many of the drafted tokens went into the output.
-        bifurcation: index in `draft` of the first rejected token, None when all that was looked at was accepted.
-        why: for each emitted token the reason: one of `REASONS`.
-        drafter_log_probs: the drafter's own, of each drafted token given those before it; None as a whole where no
-            trained drafter says them, and of a token where they are too small for a number.
+        draft_log_probs: the verifier's, of each drafted token; None for a token that fairseq's options forbid.
+        verifier: the verifier tokens at these positions and at the one after them, K + 1 (K without a verifier).
+        verifier_log_probs: of each verifier token.
+        accepted: number of accepted tokens.
+        bifurcation: index in `draft` of the first rejected token, None if no verified token was rejected.
+        why: reason for each emitted token, one of `REASONS`.
+        drafter_log_probs: the drafter's, of each drafted token given those before it, None for minus infinity; None as
+            a whole without a trained drafter.
     """
 
     draft: list[int]
@@ -51,7 +50,7 @@ class Iteration:
 
     @property
     def relaxed(self) -> list[bool]:
-        """For each emitted token: was it drafted and not the verifier's best?"""
+        """For each emitted token whether it was drafted and is not the verifier's best."""
         return [reason in RELAXED_REASONS for reason in self.why]
 
 
@@ -62,10 +61,10 @@ class TracedSentence:
     Attributes:
         id: its number in the data set.
         source: source tokens.
-        target: tokens of the reference, None where the data has none.
+        target: tokens of the reference, None without one.
         output: output tokens.
         log_probs: of each output token.
-        iterations: what was drafted and verified, in order.
+        iterations: in order.
     """
 
     id: int
@@ -83,7 +82,7 @@ class TracedSentence:
 
 @dataclass
 class Trace:
-    """A trace that was read: the header's fields, and the sentences."""
+    """The fields of a trace's header, and its sentences."""
 
     decoder: str
     options: dict[str, Any]
@@ -93,13 +92,13 @@ class Trace:
 
 
 def count_sentences(path: str) -> tuple[int, int]:
-    """How many sentences a trace has, and how many bytes they take, without looking at them."""
+    """Return the number of sentences of a trace and their size in bytes, without parsing them."""
     lines = [len(line) for _, line in _lines(path)]
     return len(lines) - 1, sum(lines[1:])
 
 
 def read_trace(path: str) -> Trace:
-    """Read a trace and check that it is whole.
+    """Read a trace and check that it is complete.
 
     Raises:
         ConfigurationError: naming file, line and remedy, for a file that is missing, truncated or not a trace.
@@ -110,14 +109,14 @@ def read_trace(path: str) -> Trace:
 
 
 def stream_trace(path: str, wanted: Callable[[int], bool] | None = None) -> tuple[Trace, Iterator[TracedSentence]]:
-    """Read the header of a trace, and its sentences one by one as they are asked for.
+    """Read the header of a trace, and its sentences lazily.
 
     Args:
-        path: what `--trace-file` wrote.
-        wanted: says of the n-th sentence of the file (from 0) whether to read it; None for all.
+        path: a file of `--trace-file`.
+        wanted: returns whether to read the n-th sentence of the file (from 0); None for all.
 
     Raises:
-        ConfigurationError: as for `read_trace`, also while sentences are asked for.
+        ConfigurationError: as for `read_trace`, also during iteration.
     """
     lines = _lines(path)
     trace = _header(path, next(lines, (1, b""))[1])
@@ -135,7 +134,7 @@ def stream_trace(path: str, wanted: Callable[[int], bool] | None = None) -> tupl
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Number, from 1, and bytes of every line; the last one must be whole."""
+    """Yield number, from 1, and bytes of every line; the last one must be complete."""
     number = 0
     try:
         with open(path, "rb") as file:
@@ -171,7 +170,7 @@ def _header(path: str, line: bytes) -> Trace:
 
 
 def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
-    """Make the sentence of a line; errors of any kind mean that it is none."""
+    """Return the sentence of a line; any error means that the line is not a sentence."""
     iterations = [Iteration(**note) for note in record["iterations"]]
     sentence = TracedSentence(**{**record, "iterations": iterations})
     _require(isinstance(sentence.id, int), "id is not a number")
@@ -186,9 +185,10 @@ def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
         _require_tokens(note.verifier, target_size, "verifier")
         _require(len(note.draft) == len(note.draft_log_probs), "log-probabilities do not fit the draft")
         _require(len(note.verifier) == len(note.verifier_log_probs), "log-probabilities do not fit the verifier")
-        said = note.drafter_log_probs
-        _require(said is None or len(said) == len(note.draft), "the drafter's log-probabilities do not fit the draft")
-        numbers = all(score is None or isinstance(score, int | float) for score in said or [])
+        scores = note.drafter_log_probs
+        fits = scores is None or len(scores) == len(note.draft)
+        _require(fits, "the drafter's log-probabilities do not fit the draft")
+        numbers = all(score is None or isinstance(score, int | float) for score in scores or [])
         _require(numbers, "the drafter's log-probabilities are not numbers")
         _require(0 <= len(note.verifier) - len(note.draft) <= 1, "verifier does not fit the draft")
         _require(0 <= note.accepted <= min(len(note.draft), len(note.why)), "accepted is out of range")
@@ -199,9 +199,9 @@ def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
     return sentence
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ValueError(otherwise)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
 
 
 def _require_tokens(tokens: list[int], size: int, name: str) -> None:

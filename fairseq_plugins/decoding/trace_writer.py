@@ -1,4 +1,4 @@
-"""Write what happened in decoding, token by token: `--trace-file`. The format is that of trace.py."""
+"""Write `--trace-file`: every draft and verification, in the format of trace.py."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_run: bool) -> None:
-    """Refuse `--trace-file` where there is nothing to trace, or no single run to trace.
+    """Refuse `--trace-file` for methods without drafts and for commands that decode several times.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -32,32 +32,31 @@ def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_
 
 
 class Tracer(Protocol):
-    """Takes notes while a generator decodes."""
+    """Records the iterations of a generator."""
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Note one iteration of a batch.
+        """Record one iteration of a batch.
 
         Args:
-            sentences: for each of the B rows, which sentence of the batch it is.
-            advance: what the iteration added, with the draft and the verification that it came from.
+            sentences: index in the batch of each row's sentence.
+            advance: result of the iteration, with its draft and verification.
         """
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
         """End a batch.
 
         Args:
-            sample: the fairseq batch. Without ids, as in fairseq-interactive, sentences are numbered as they come.
-            hypotheses: what the generator returns.
-            has_prefix: the first draft was given by `--prefix-size`.
+            sample: the fairseq batch. Sentences without ids, as in fairseq-interactive, are numbered in order.
+            hypotheses: result of the generator.
+            has_prefix: whether the first draft is the prefix of `--prefix-size`.
         """
 
 
 class TraceWriter:
-    """Takes notes while a generator decodes, and writes a line for every sentence.
+    """Records the iterations of a generator, and writes a line for every sentence.
 
     Args:
-        path: where to write. The file appears under that name when the run has ended well, until then and after an
-            interruption with `.partial` after it.
+        path: of the trace. The file has the suffix `.partial` until the run succeeds.
         source: source dictionary.
         target: target dictionary.
         spec: the method.
@@ -74,7 +73,7 @@ class TraceWriter:
         self._own = VERIFIER if spec.runs_verifier else spec.accept_reason
         self._pads = source.pad(), target.pad()
         self._written = 0
-        self._notes: dict[int, list[Iteration]] = {}
+        self._iterations: dict[int, list[Iteration]] = {}
         self._file = PartialFile(path, OPTION)
         header = {
             "format": FORMAT,
@@ -87,17 +86,17 @@ class TraceWriter:
         self._file.write(_json(header))
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """As `Tracer.iteration`."""
+        """Record an iteration as `Tracer.iteration` says."""
         draft, verification, emitted = advance.draft, advance.verification, advance.host_emitted
         best = verification.best
         drafted_columns, extra = draft.tokens.size(1), best.size(1) - draft.tokens.size(1)
         drafted = torch.cat([draft.tokens, best[:, drafted_columns:]], dim=1)
         widths = [drafted_columns] * len(emitted) if draft.num_drafted is None else draft.num_drafted.tolist()
-        guessed = [False] * len(emitted) if draft.from_fallback is None else draft.from_fallback.tolist()
-        said = [None] * len(emitted) if draft.survival is None else _conditional(draft.survival).tolist()
+        fallback = [False] * len(emitted) if draft.from_fallback is None else draft.from_fallback.tolist()
+        drafter_scores = [None] * len(emitted) if draft.survival is None else _conditional(draft.survival).tolist()
         accepted = advance.num_accepted
         if extra == 0:
-            # Without a verifier the last emitted token was drafted, too, unless fairseq's constraints forbid that one.
+            # Without a verifier the last emitted token was drafted, too, unless fairseq's constraints forbade it.
             last = (advance.num_emitted - 1).clamp(min=0)[:, None]
             was_drafted = draft.tokens.gather(1, last) == advance.tokens.gather(1, last)
             accepted = torch.minimum(accepted + was_drafted[:, 0], advance.num_emitted)
@@ -110,19 +109,16 @@ class TraceWriter:
             widths,
             accepted.tolist(),
             emitted,
-            guessed,
-            said,
+            fallback,
+            drafter_scores,
             strict=True,
         )
-        for sentence, tokens, token_scores, own, own_scores, width, kept, count, is_guess, its_scores in rows:
+        for sentence, tokens, token_scores, own, own_scores, width, kept, count, is_fallback, its_scores in rows:
             if count == 0:
-                continue  # it had ended before
-            agreed = TOP_1 if is_guess else self._spec.accept_reason
-            why = [
-                agreed if token == right else self._spec.relaxed_reason
-                for token, right in zip(tokens, own, strict=True)
-            ]
-            self._notes.setdefault(sentence, []).append(
+                continue  # the sentence had already ended
+            reason, relaxed = TOP_1 if is_fallback else self._spec.accept_reason, self._spec.relaxed_reason
+            why = [reason if token == best_token else relaxed for token, best_token in zip(tokens, own, strict=True)]
+            self._iterations.setdefault(sentence, []).append(
                 Iteration(
                     draft=tokens[:width],
                     draft_log_probs=_rounded(token_scores[:width]),
@@ -136,7 +132,7 @@ class TraceWriter:
             )
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
-        """Write a decoded batch, with the notes taken on the way; as `Tracer.write`."""
+        """Write a decoded batch as `Tracer.write` says."""
         source_pad, target_pad = self._pads
         sources = sample["net_input"]["src_tokens"].tolist()
         size = len(sources)
@@ -144,7 +140,7 @@ class TraceWriter:
         targets = [None] * size if sample.get("target") is None else sample["target"].tolist()
         for row, (number, source, target) in enumerate(zip(ids, sources, targets, strict=True)):
             best = hypotheses[row][0]
-            iterations = self._notes.pop(row)
+            iterations = self._iterations.pop(row)
             if has_prefix:
                 iterations[0].why[: iterations[0].accepted] = [GIVEN] * iterations[0].accepted
             sentence = TracedSentence(
@@ -159,16 +155,16 @@ class TraceWriter:
         self._written += size
 
     def close(self) -> None:
-        """End the file and give it its name, unless the run broke off."""
+        """Close the file and give it its name, unless the run was interrupted."""
         self._file.close()
 
 
 class TracedSearch:
-    """A search whose every advance is noted.
+    """A search that records every advance.
 
     Args:
         search: decides.
-        trace: takes the notes.
+        trace: records.
     """
 
     def __init__(self, search: Search, trace: Tracer) -> None:
@@ -176,7 +172,7 @@ class TracedSearch:
         self.trace = trace
 
     def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
-        """What the search says."""
+        """Advance as the search does."""
         advance = self.search.advance(state, draft, verification)
         assert isinstance(advance, Advance), "beam search is not traced"
         self.trace.iteration(state.sentences, advance)
@@ -184,9 +180,9 @@ class TracedSearch:
 
 
 def _conditional(survival: Tensor) -> Tensor:
-    """Log-probabilities [B, K] of tokens given those before them, of `Draft.survival` [B, K]."""
-    together = survival.double().log()
-    return together.diff(dim=1, prepend=together.new_zeros(len(together), 1))
+    """Return log-probabilities [B, K] of tokens given those before them, from `Draft.survival` [B, K]."""
+    joint = survival.double().log()
+    return joint.diff(dim=1, prepend=joint.new_zeros(len(joint), 1))
 
 
 def _rounded(scores: list[float]) -> list[float | None]:

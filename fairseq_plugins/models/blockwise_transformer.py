@@ -16,15 +16,15 @@ from fairseq_plugins.loading import model_name, read_checkpoint
 logger = logging.getLogger(__name__)
 
 _DEFAULT_HEADS = 4
-# Options of a base model that its blockwise version takes over.
+# Options copied from the base model.
 _SIZES = ("encoder_", "decoder_", "share_", "max_source_positions", "max_target_positions", "activation_fn")
 _FLAGS = ("no_scale_embedding", "layernorm_embedding", "no_token_positional_embeddings", "no_decoder_final_norm")
 
 
 class BlockwiseDecoder(TransformerDecoder):
-    """fairseq's Transformer decoder and, between its output and the vocabulary projection, one layer of k heads."""
+    """fairseq's Transformer decoder with a layer of k heads between its output and the vocabulary projection."""
 
-    # CachedDecoder asks output_layer for scores, which here means those of head 1.
+    # CachedDecoder calls output_layer for scores: those of head 1.
     runs_in_cached_decoder = True
 
     def __init__(self, args: Any, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
@@ -39,7 +39,7 @@ class BlockwiseDecoder(TransformerDecoder):
         nn.init.zeros_(self.head_shrink.bias)
 
     def head_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
-        """States of the heads `first` .. `last` (1 to k) for decoder output [..., D]: [..., last - first + 1, D].
+        """Return states [..., last - first + 1, D] of the heads `first` .. `last` (1 to k) for decoder output [..., D].
 
         A feed-forward layer of hidden size k x d_hidden and output size k x d_model, with a residual connection from
         the input to each output (section 6). With an identity first head, head 1 is the input itself (footnote 1).
@@ -56,11 +56,11 @@ class BlockwiseDecoder(TransformerDecoder):
         return states
 
     def project(self, states: Tensor) -> Tensor:
-        """The base model's vocabulary projection, shared by all heads."""
+        """Apply the base model's vocabulary projection, which all heads share."""
         return super().output_layer(states)
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Scores of head 1, p_1: what the model says when fairseq decodes with it."""
+        """Return the scores of head 1, p_1, with which fairseq decodes."""
         return self.project(self.head_states(features, 1, 1)[..., 0, :])
 
 
@@ -70,7 +70,7 @@ class BlockwiseTransformer(TransformerModel):
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        """Add fairseq's Transformer options and the heads'."""
+        """Add fairseq's Transformer options and those of the heads."""
         super().add_args(parser)
         parser.add_argument(
             "--base-path",
@@ -94,10 +94,10 @@ class BlockwiseTransformer(TransformerModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> "BlockwiseTransformer":
-        """Build the model; from `--base-path` when it is trained, from its own checkpoint when it decodes.
+        """Build the model: from `--base-path` in training, from its own checkpoint in decoding.
 
         Raises:
-            ConfigurationError: for fewer than 2 heads, or a base that is missing or no Transformer.
+            ConfigurationError: for fewer than 2 heads, or a base that is missing or not a Transformer.
         """
         blockwise_transformer(args)
         args.blockwise_heads = args.blockwise_heads or getattr(task.cfg, "block_size", None) or _DEFAULT_HEADS
@@ -116,7 +116,7 @@ class BlockwiseTransformer(TransformerModel):
             if name.startswith(_SIZES) or name in _FLAGS:
                 setattr(args, name, value)
         model = super().build_model(args, task)
-        _take_over(model, state["model"], args.base_path)
+        _load_base(model, state["model"], args.base_path)
         return model
 
     def __init__(self, args: Any, encoder: nn.Module, decoder: BlockwiseDecoder) -> None:
@@ -132,7 +132,7 @@ class BlockwiseTransformer(TransformerModel):
         return BlockwiseDecoder(args, tgt_dict, embed_tokens)
 
     def train(self, mode: bool = True) -> "BlockwiseTransformer":
-        """A frozen base stays in eval mode: its dropout would only disturb the heads."""
+        """Set the mode; a frozen base stays in eval mode, since its dropout would only disturb the heads."""
         return super().train(mode and not self.base_is_frozen)
 
     def forward(
@@ -143,17 +143,17 @@ class BlockwiseTransformer(TransformerModel):
         heads: list[int] | None = None,
         **options: Any,
     ) -> Any:
-        """Teacher forcing.
+        """Run with teacher forcing.
 
         Args:
             src_tokens: [B, S].
             src_lengths: [B].
             prev_output_tokens: [B, T].
-            heads: which heads to run, 1 to k; None for what fairseq's Transformer returns, of head 1.
+            heads: the heads to run, 1 to k; None for head 1 with the output of fairseq's Transformer.
             options: as for fairseq's Transformer.
 
         Returns:
-            scores [B, T, V] of every head: those of head i at place t are for the token i places after the last read.
+            scores [B, T, V] of every head: those of head i are for the token i positions after the last one read.
         """
         if heads is None:
             return super().forward(src_tokens, src_lengths, prev_output_tokens, **options)
@@ -162,24 +162,24 @@ class BlockwiseTransformer(TransformerModel):
         return [self.decoder.project(self.decoder.head_states(features, i, i)[..., 0, :]) for i in heads]
 
 
-def _take_over(model: BlockwiseTransformer, weights: dict[str, Tensor], path: str) -> None:
-    """Load the base model's weights; everything but the heads must be there."""
+def _load_base(model: BlockwiseTransformer, weights: dict[str, Tensor], path: str) -> None:
+    """Load the base model's weights; only those of the heads may be missing."""
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
-        strange = [name for name in missing if ".head_" not in name] + list(unexpected)
+        problems = [name for name in missing if ".head_" not in name] + list(unexpected)
     except RuntimeError as error:
-        strange = [" ".join(str(error).split())[:200]]
-    if strange:
+        problems = [" ".join(str(error).split())[:200]]
+    if problems:
         raise ConfigurationError(
             f"--base-path {path}: its weights do not fit a fairseq Transformer over this data's dictionaries "
-            f"({'; '.join(strange[:3])}); give a checkpoint of --arch transformer"
+            f"({'; '.join(problems[:3])}); give a checkpoint of --arch transformer"
         )
     logger.info("--base-path %s: %d tensors taken over", path, len(weights))
 
 
 @register_model_architecture("blockwise_transformer", "blockwise_transformer")
 def blockwise_transformer(args: Namespace) -> None:
-    """Sizes come from the base model; without one, Transformer-base."""
+    """Set the defaults: the sizes of the base model, or Transformer-base without one."""
     for name in ("base_path", "blockwise_heads"):
         setattr(args, name, getattr(args, name, None))
     for name in ("freeze_base", "identity_first_head"):

@@ -1,10 +1,9 @@
-"""A Transformer for images as sequences: it knows from the start where a token is and how bright.
+"""A Transformer for images as sequences, initialised with coordinates and intensities.
 
 Image Transformer (Parmar et al. 2018), the base model of Stern et al. 2018, section 7.2, reads coordinates of rows and
-columns. Here they are the initial values of fairseq's learned positions, and the value of a number that of its
-embedding. The decoder begins by looking at the input pixel in whose place it writes, so that what it says before any
-training is the input, enlarged. Everything else is fairseq's Transformer, so its checkpoints decode and take blockwise
-heads like any other.
+columns. Here they initialise fairseq's learned positions, and intensities initialise the embeddings. The decoder's
+first layer initially attends to the input pixel at its own position, so that the untrained model enlarges its input.
+Everything else is fairseq's Transformer: checkpoints decode and take blockwise heads like any other.
 """
 
 import math
@@ -20,34 +19,33 @@ from torch import Tensor
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
-# How closely the decoder looks at first (the scale of queries and keys), and how much what it finds there weighs beside
-# the token before.
-_SHARPNESS, _LOUDNESS = 2.0, 6.0
+# Initial scales of the decoder's cross-attention: of queries and keys, and of its output.
+_QUERY_SCALE, _OUTPUT_SCALE = 2.0, 6.0
 
 
 def wavelengths(longest: float, shortest: float, count: int) -> Tensor:
-    """Lengths that fall from longest to shortest, [count]."""
+    """Return wavelengths from longest to shortest, [count]."""
     return torch.logspace(math.log2(longest), math.log2(shortest), count, base=2)
 
 
 def waves(values: Tensor, longest: float, shortest: float, count: int) -> Tensor:
-    """Sines and cosines of values [N], at wavelengths that fall from longest to shortest: [N, 2 * count]."""
+    """Return sines and cosines [N, 2 * count] of values [N], at wavelengths from longest to shortest."""
     angles = 2 * math.pi * values[:, None] / wavelengths(longest, shortest, count)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 def coordinates(size: int, width: int) -> Tensor:
-    """Channel, row and column of every token of an image, [3 * size * size, width].
+    """Return features of channel, row and column of every token of an image, [3 * size * size, width].
 
-    Rows and columns count in pixels of the low resolution, so that a place means the same in input and output.
+    Rows and columns are in pixels of the low resolution, so that coordinates of input and output agree.
     """
-    place = torch.arange(3 * size * size)
+    position = torch.arange(3 * size * size)
     count = (width - 3) // 4
-    features = torch.zeros(len(place), width)
-    features[place, place % 3] = 1
+    features = torch.zeros(len(position), width)
+    features[position, position % 3] = 1
     middle = 0.5 * LOW_SIZE / size
-    rows = (place // (3 * size)) * LOW_SIZE / size + middle
-    columns = (place // 3 % size) * LOW_SIZE / size + middle
+    rows = (position // (3 * size)) * LOW_SIZE / size + middle
+    columns = (position // 3 % size) * LOW_SIZE / size + middle
     features[:, 3 : 3 + 2 * count] = waves(rows, 4 * LOW_SIZE, 1, count)
     features[:, 3 + 2 * count : 3 + 4 * count] = waves(columns, 4 * LOW_SIZE, 1, count)
     return features
@@ -55,17 +53,17 @@ def coordinates(size: int, width: int) -> Tensor:
 
 @register_model("image_transformer")
 class ImageTransformer(TransformerModel):
-    """fairseq's Transformer over a dictionary of intensities, with learned positions; the coordinates initialise it."""
+    """fairseq's Transformer over a dictionary of intensities, with learned positions initialised by coordinates."""
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        """Add fairseq's Transformer options and the image's."""
+        """Add fairseq's Transformer options and those of the image."""
         super().add_args(parser)
         parser.add_argument("--image-size", type=int, metavar="N", help="pixels along a side of the output")
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> "ImageTransformer":
-        """Build the model and put values and coordinates into its embeddings.
+        """Build the model and initialise its embeddings with intensities and coordinates.
 
         Raises:
             ConfigurationError: without an image size, or for embeddings too narrow for coordinates.
@@ -91,23 +89,23 @@ class ImageTransformer(TransformerModel):
 
 
 def _set_values(embeddings: Tensor, dictionary: Dictionary, half: int, unscaled: bool) -> None:
-    """Let near intensities have near embeddings: waves in the first half of the width, nothing in the other."""
+    """Give similar intensities similar embeddings: waves in the first half of the width, zeros in the other."""
     numbers = [(index, int(symbol)) for index, symbol in enumerate(dictionary.symbols) if symbol.isdecimal()]
     if not numbers:
         raise ConfigurationError("--arch image_transformer: the dictionary has no numbers; give a corpus of images")
     indices, values = (torch.tensor(column) for column in zip(*numbers, strict=True))
     features = waves(values.float(), 1024, 16, half // 2)
-    # fairseq multiplies embeddings by the root of their width when it reads them.
+    # fairseq scales embeddings by the square root of their width.
     scale = 1.0 if unscaled else embeddings.size(1) ** -0.5
     embeddings[indices] = 0.0
     embeddings[indices, : features.size(1)] = scale * features
 
 
 def _look_at_own_pixel(decoder: Any, half: int) -> None:
-    """Let heads of the first layer find the input pixel of a token's place, and say its value.
+    """Let heads of the first layer attend to the input pixel at a token's position and copy its intensity.
 
-    Coordinates stand after `half` of the width, values before. A head compares as many waves of the coordinates as it
-    has room for: the shortest that cannot take a pixel for its neighbour.
+    Features before `half` are intensities, those after it coordinates. A head compares the shortest waves of the
+    coordinates that still tell neighbouring pixels apart, as many as fit its width.
     """
     attention, width = decoder.layers[0].encoder_attn, decoder.embed_dim
     count = (width - half - 3) // 4
@@ -116,22 +114,22 @@ def _look_at_own_pixel(decoder: Any, half: int) -> None:
     compared = [0, 1, 2, *(3 + part * count + index for part in range(4) for index in waves_of_a_head)]
     if len(compared) > attention.head_dim:
         return
-    said = torch.eye(width)
+    identity = torch.eye(width)
     with torch.no_grad():
         for head in range(max(1, attention.num_heads // 2)):
             rows = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
             for projection in (attention.q_proj, attention.k_proj):
                 projection.weight[rows] = 0
                 projection.bias[rows] = 0
-                projection.weight[rows][range(len(compared)), [half + index for index in compared]] = _SHARPNESS
-            attention.v_proj.weight[rows] = said[rows]
+                projection.weight[rows][range(len(compared)), [half + index for index in compared]] = _QUERY_SCALE
+            attention.v_proj.weight[rows] = identity[rows]
             attention.v_proj.bias[rows] = 0
-            attention.out_proj.weight[:, rows] = _LOUDNESS * said[:, rows]
+            attention.out_proj.weight[:, rows] = _OUTPUT_SCALE * identity[:, rows]
 
 
 @register_model_architecture("image_transformer", "image_transformer")
 def image_transformer(args: Namespace) -> None:
-    """Learned positions, one set of embeddings for input and output."""
+    """Set the defaults: learned positions, and embeddings shared by input and output."""
     args.image_size = getattr(args, "image_size", None)
     args.encoder_learned_pos = args.decoder_learned_pos = True
     args.share_all_embeddings = True

@@ -10,9 +10,9 @@ KNOWN_POSITIONS = (LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
 
 
 def position_table(model: TransformerDecoderBase | TransformerEncoderBase, count: int) -> Tensor | None:
-    """Position embeddings of positions 0 .. count-1 as a tensor [count, D], None when it uses none.
+    """Return the embeddings [count, D] of positions 0 .. count-1, None if the model has none.
 
-    fairseq numbers positions from `padding_idx + 1`. A learned table ends at its own size, then it is shorter.
+    fairseq numbers positions from `padding_idx + 1`. A learned table may have fewer rows than `count`.
     """
     embed = model.embed_positions
     if embed is None:

@@ -1,4 +1,4 @@
-"""What of fairseq's Transformers our decoding runs: everything else is refused by name, never silently wrong."""
+"""Check which of fairseq's Transformers the engine can run; it refuses all others."""
 
 from fairseq.models.speech_to_text.s2t_transformer import TransformerDecoderScriptable
 from fairseq.models.transformer import TransformerDecoderBase
@@ -6,14 +6,14 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import nn
 
-# Decoder methods that define what a decoder computes: a subclass that changes one of them is not what we run.
+# A subclass that overrides one of these methods computes something else.
 _DECODER_METHODS = ("forward", "extract_features", "extract_features_scriptable", "output_layer")
-# Those of fairseq that compute the same.
-_SAME = {TransformerDecoderScriptable.extract_features}
+# fairseq's overrides that compute the same.
+_EQUIVALENT = {TransformerDecoderScriptable.extract_features}
 
 
 def unsupported_reason(decoder: nn.Module) -> str | None:
-    """Say what of a fairseq decoder the cached decoder (decoding/engine) cannot run, or None when it runs all of it.
+    """Return why the cached decoder (decoding/engine) cannot run a fairseq decoder, or None if it can.
 
     Args:
         decoder: the decoder of a fairseq model.
@@ -23,7 +23,7 @@ def unsupported_reason(decoder: nn.Module) -> str | None:
     if not getattr(decoder, "runs_in_cached_decoder", False):
         for name in _DECODER_METHODS:
             own = getattr(type(decoder), name)
-            if own is not getattr(TransformerDecoderBase, name) and own not in _SAME:
+            if own is not getattr(TransformerDecoderBase, name) and own not in _EQUIVALENT:
                 return f"its decoder class {type(decoder).__name__} changes {name}()"
     if decoder.adaptive_softmax is not None:
         return "it uses an adaptive softmax"

@@ -1,4 +1,4 @@
-"""What a drafter with `--drafter-context features` reads: the verifier's decoder states, fused (docs/drafters.md)."""
+"""Fuse the verifier's decoder states for a drafter with `--drafter-context features` (docs/drafters.md)."""
 
 from argparse import Namespace
 
@@ -11,11 +11,11 @@ from fairseq_plugins.models.support import unsupported_reason
 
 
 class FeatureReader(nn.Module):
-    """From the verifier's states of a token to what stands for it in the drafter, in one projection.
+    """Projects the verifier's states of a token to the drafter's representation of it.
 
-    DFlash (arXiv 2602.06036) fuses the states once for all layers. One fusion for each lets a layer that is a copy of
-    the verifier's begin with just what the verifier's layer reads. The newest state, of the token that chose the last
-    one, is also added to the drafter's input, as EAGLE (arXiv 2401.15077) does.
+    DFlash (arXiv 2602.06036) fuses the states once for all layers. One fusion per layer lets a layer copied from the
+    verifier start with the same inputs as there. The newest state, which predicted the last token, is also added to the
+    drafter's input, as in EAGLE (arXiv 2401.15077).
 
     Args:
         feature_layers: decoder layers of the verifier whose states are read, 0 for the embedding.
@@ -29,7 +29,7 @@ class FeatureReader(nn.Module):
         self.drafter_layers = drafter_layers
         self.linear = nn.Linear(len(feature_layers) * width, (drafter_layers + 1) * width)
         nn.init.zeros_(self.linear.bias)
-        # Without noise: with it, a copy of all the verifier's layers would say another next token in one case of seven.
+        # Without noise: noise makes a copy of all verifier layers predict another next token in one of seven cases.
         nn.init.zeros_(self.linear.weight)
         weight = self.linear.weight.data.view(drafter_layers + 1, width, len(feature_layers), width)
         for layer in range(drafter_layers):
@@ -37,25 +37,25 @@ class FeatureReader(nn.Module):
             weight[layer, :, chosen] = torch.eye(width)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Fuse features [B, T, F], the states of the layers side by side; see `split` for what is returned."""
+        """Fuse features [B, T, F], the concatenated states of the layers; returns as `split`."""
         return self.split(self.linear(features))
 
     def split(self, fused: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the output [B, T, (L + 1) * D] of `linear` apart.
+        """Split the output [B, T, (L + 1) * D] of `linear`.
 
         Returns:
-            contexts [L, B, T, D], what each layer reads in place of its own states of the tokens; and [B, T, D], what
-            is added to the input of a block whose anchor comes after the token.
+            contexts [L, B, T, D], which each layer reads instead of its own states of the tokens; and [B, T, D], added
+            to the input of a block whose anchor comes after the token.
         """
         parts = fused.unflatten(-1, (self.drafter_layers + 1, -1))
         return parts[:, :, :-1].permute(2, 0, 1, 3), parts[:, :, -1]
 
 
 def layer_numbers(text: str) -> list[int]:
-    """Numbers of `--feature-layers`.
+    """Parse the layer numbers of `--feature-layers`.
 
     Raises:
-        ConfigurationError: for anything but numbers of layers.
+        ConfigurationError: for an invalid number.
     """
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -77,7 +77,7 @@ def fit_to_verifier(args: Namespace, verifier: FairseqEncoderDecoderModel) -> No
         verifier: a fairseq encoder-decoder model.
 
     Raises:
-        ConfigurationError: for a verifier that cannot run in drafting, or options that contradict `features`.
+        ConfigurationError: for an unsupported verifier, or options that contradict `features`.
     """
     decoder = verifier.decoder
     reason = unsupported_reason(decoder)
@@ -94,7 +94,7 @@ def fit_to_verifier(args: Namespace, verifier: FairseqEncoderDecoderModel) -> No
     args.share_all_embeddings = args.share_decoder_input_output_embed = False
     count = len(decoder.layers)
     if args.feature_layers is None:
-        # What the verifier's first layers read, for as many as the drafter has, and what comes out of the last.
+        # Inputs of the verifier's first layers, one for each of the drafter's, and the output of the last.
         args.feature_layers = ",".join(map(str, [*range(min(args.decoder_layers, count)), count]))
     highest = max(layer_numbers(args.feature_layers))
     if highest > count:

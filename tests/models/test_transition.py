@@ -9,7 +9,7 @@ from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.path import draft_maker
-from fairseq_plugins.decoding.drafters.vocabulary import spread
+from fairseq_plugins.decoding.drafters.vocabulary import scatter_scores
 from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import TransitionScores
@@ -41,7 +41,7 @@ def test_tokens_without_scores_are_those_with_the_lowest(vocabulary: int, rank: 
     scores, hidden = 3 * torch.randn(3, 5, len(ids)), torch.randn(3, 5, WIDTH)
     first, given = torch.randint(vocabulary, (3,)), scores.clone()
     among_some, log_probs = transition.choose(scores, hidden, first, True, ids)
-    everywhere, same = transition.choose(spread(scores, ids, vocabulary), hidden, first, True)
+    everywhere, same = transition.choose(scatter_scores(scores, ids, vocabulary), hidden, first, True)
     assert torch.equal(among_some, everywhere) and torch.equal(scores, given)
     torch.testing.assert_close(log_probs, same, rtol=1e-4, atol=1e-4)
     assert transition.choose(scores, hidden, first, False, ids)[1] is None
@@ -55,7 +55,7 @@ def test_a_path_is_the_best_token_after_those_before(state: int) -> None:
     logits, hidden, first = torch.randn(3, 5, 50), torch.randn(3, 5, WIDTH), torch.tensor([0, 3, 7])
     tokens, log_probs = transition.choose(logits, hidden, first, with_log_probs=True)
     previous = torch.cat([first[:, None], tokens[:, :-1]], dim=1)
-    trained = logits + transition.after(transition.along(hidden, previous))
+    trained = logits + transition.after(transition.factors(hidden, previous))
     assert torch.equal(tokens, trained.argmax(2))
     wanted = trained.log_softmax(2).gather(2, tokens[:, :, None])[:, :, 0]
     torch.testing.assert_close(log_probs, wanted, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Who drafts: one small protocol, and the drafters that several methods use."""
+"""Drafters: their protocol, and the drafters that several methods share."""
 
 from typing import Any, Protocol
 
@@ -9,36 +9,36 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens. It sees the state, never the loop's bookkeeping."""
+    """Guesses the next tokens from the state of a batch."""
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         """Begin a batch.
 
         Args:
             sample: a fairseq batch with `net_input`.
-            encoder_out: output of the (first) verifier's encoder, None when no verifier runs.
+            encoder_out: output of the (first) verifier's encoder, None without a verifier.
         """
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        """More sentences of the batch come in after those present, with no token yet: see `--active-sentences`.
+        """Append admitted sentences, which have no tokens yet, after the active ones: see `--active-sentences`.
 
         Args:
-            sample: these sentences; their padded length may be another one than that of those before.
-            encoder_out: as for `start`, of these sentences.
+            sample: the admitted sentences; their padded length may differ from that of the active ones.
+            encoder_out: as for `start`, of the admitted sentences.
         """
 
     def draft(self, state: DecodingState) -> Draft:
         """Guess up to `state.max_len - state.span.shortest` tokens for every sentence."""
 
     def observe(self, advance: Advance) -> None:
-        """Learn what was emitted; `state` has it already."""
+        """Update the drafter after an iteration, whose tokens are already in the state."""
 
     def select_rows(self, rows: Tensor) -> None:
-        """Go on with these sentences only; rows [B'] are indices into the current batch."""
+        """Keep only these rows [B'], indices into the current batch."""
 
 
 class StatelessDrafter:
-    """What a drafter does that keeps nothing of its sentences: nothing."""
+    """Base of drafters that keep no state of their sentences."""
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         pass

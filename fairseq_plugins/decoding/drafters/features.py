@@ -29,15 +29,15 @@ from fairseq_plugins.models.verifier_features import FeatureReader
 class FeatureDrafter:
     """Draft `block_size` tokens with a `block_nat` of `--drafter-context features`.
 
-    One pass over the last token and k - 1 masks, through a shallow stack. What stands for the prefix are keys and
-    values made of the verifier's states, which its last verification computed anyway (as DFlash, arXiv 2602.06036, does
-    for decoder-only models); they are written once, when a token is accepted. The newest state is added to the input.
+    One pass over the last token and k - 1 masks, through a shallow stack. The prefix is represented by keys and values
+    projected from the verifier's states, which the last verification computed anyway (as in DFlash, arXiv 2602.06036,
+    for decoder-only models). They are written once, when a token is accepted. The newest state is added to the input.
 
     Args:
         model: the drafter.
-        block_size: tokens per draft, k; `width` may be set to fewer of the next ones.
-        engine: what it runs on.
-        options: how to draft.
+        block_size: tokens per draft, k; set `width` to draft fewer.
+        engine: runs its layers.
+        options: what a draft contains.
     """
 
     def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions | None = None) -> None:
@@ -48,7 +48,7 @@ class FeatureDrafter:
         scored = self.decoder.cached.vocabulary
         self.make_draft = draft_maker(model.decoder, self.decoder.project, options, scored)
         self.read = _reader(model, self.decoder.cached.layers, engine)
-        # What is added to the input of the next block, [B, 1, D].
+        # Added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
@@ -75,7 +75,7 @@ class FeatureDrafter:
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None
         key_value, added = self.read(advance.features)
-        # Of sentences that gained less, the last ones are overwritten by the next block.
+        # Keys and values beyond a sentence's emitted tokens are overwritten by the next block.
         self.decoder.write_kv(key_value, advance.before, advance.span_before)
         self.newest = advance.last(added)
 
@@ -86,23 +86,23 @@ class FeatureDrafter:
 
 
 def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return what maps states [B, T, F] to keys and values [L, B, T, 2, H, D / H] and what is added to the input."""
+    """Return the map of states [B, T, F] to keys and values [L, B, T, 2, H, D / H] and the addend to the input."""
     reader, shape = model.decoder.reader, (2, layers[0].heads, -1)
     weight = reader.linear.weight
-    whole = fused_reader(reader, layers, is_small if weight.device.type == "cpu" else lambda weight: True)
-    if whole is not None:
-        read_all, width = engine.linear(in_precision(whole, engine.precision)), model.decoder.embed_dim
+    fused = fused_reader(reader, layers, is_small if weight.device.type == "cpu" else lambda weight: True)
+    if fused is not None:
+        project_all, width = engine.linear(in_precision(fused, engine.precision)), model.decoder.embed_dim
 
-        def read_at_once(features: Tensor) -> tuple[Tensor, Tensor]:
-            result = read_all(features)
+        def read_fused(features: Tensor) -> tuple[Tensor, Tensor]:
+            result = project_all(features)
             key_value = result[..., :-width].unflatten(-1, (len(layers), *shape))
             return key_value.permute(2, 0, 1, 3, 4, 5), result[..., -width:]
 
-        return read_at_once
+        return read_fused
     fuse = engine.linear(in_precision(linear(reader.linear), engine.precision))
     projections = [engine.linear(without_query(layer.self_qkv)) for layer in layers]
 
-    def read_in_steps(features: Tensor) -> tuple[Tensor, Tensor]:
+    def read_by_layer(features: Tensor) -> tuple[Tensor, Tensor]:
         states, added = reader.split(fuse(features))
         parts = [
             project(layer.self_norm(x) if layer.normalize_before else x).unflatten(-1, shape)
@@ -110,23 +110,23 @@ def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callabl
         ]
         return torch.stack(parts), added
 
-    return read_in_steps
+    return read_by_layer
 
 
 def fused_reader(
     reader: FeatureReader, layers: Sequence[Layer], may_be_copied: Callable[[Tensor], bool]
 ) -> PlainLinear | None:
-    """Return all that reads the verifier's states as one linear layer: keys and values first, then what is added.
+    """Fuse the reader and the layers' projections into one linear layer: keys and values, then the input's addend.
 
-    Where nothing stands between fusion and projection (post-norm) it is one, unless that would be a large copy.
+    Possible without a norm between reader and projection (post-norm), and if the weight is small enough to be copied.
 
     Args:
         reader: of the drafter.
-        layers: of the drafter, with their own projections to keys and values.
-        may_be_copied: whether a weight as large may be held a second time.
+        layers: of the drafter, with their projections to keys and values.
+        may_be_copied: whether a second copy of a weight is acceptable.
 
     Returns:
-        weight and bias, None where it is not one layer.
+        weight and bias, None if they cannot be fused.
     """
     if any(layer.normalize_before for layer in layers) or not may_be_copied(reader.linear.weight):
         return None

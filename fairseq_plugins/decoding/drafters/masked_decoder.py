@@ -1,4 +1,4 @@
-"""What both kinds of trained drafters run on: a cached decoder, what its masks are fed, and how to draft."""
+"""The decoder of both kinds of trained drafters: a cached decoder with mask embeddings."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from fairseq_plugins.models.block_nat import BlockNatDecoder
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What both kinds of trained drafters heed.
+    """Options of both kinds of trained drafters.
 
     Attributes:
-        keep_log_probs: hand the drafter's log-probabilities on in `Draft.log_probs`.
-        with_survival: say how likely each token is to be accepted, in `Draft.survival`.
-        vocabulary: ids [N] of the tokens to choose among, None for all.
+        keep_log_probs: fill `Draft.log_probs`.
+        with_survival: fill `Draft.survival`.
+        vocabulary: ids [N] of the tokens to score, None for all.
     """
 
     keep_log_probs: bool = False
@@ -28,11 +28,11 @@ class DraftOptions:
 
 
 class MaskedDecoder:
-    """The decoder of a `block_nat` with its cache, in which masks stand for the tokens to be drafted.
+    """The decoder of a `block_nat` with its cache; masks stand for the tokens to draft.
 
     Args:
         decoder: the drafter's.
-        engine: what it runs on.
+        engine: runs its layers.
         vocabulary: ids [N] of the tokens to score, None for all.
     """
 
@@ -46,23 +46,23 @@ class MaskedDecoder:
         self.inputs.start(encoder_out)
 
     def append_rows(self, encoder_out: EncoderOut) -> None:
-        """More sentences come in after those present."""
+        """Append admitted sentences after the active ones."""
         self.cached.append_rows(encoder_out)
         self.inputs.append_rows(encoder_out)
 
     def select_rows(self, rows: Tensor) -> None:
-        """Go on with these sentences only; rows [B'] are indices into the current batch."""
+        """Keep only these rows [B'], indices into the current batch."""
         self.cached.select_rows(rows)
         self.inputs.select_rows(rows)
 
     def step(self, tokens: Tensor, layout: Chain, masks: int = 0, added: Tensor | None = None) -> Tensor:
-        """Hidden states [B, T, D]; arguments as for `CachedDecoder.step`."""
+        """Return hidden states [B, T, D]; arguments as for `CachedDecoder.step`."""
         return self.cached.step(tokens, layout, masks=masks, mask_inputs=self.inputs, added=added)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
-        """As `CachedDecoder.write_kv`."""
+        """Write keys and values as `CachedDecoder.write_kv` does."""
         self.cached.write_kv(key_value, lengths, span)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Scores [..., N] of hidden states [..., D]."""
+        """Return scores [..., N] of hidden states [..., D]."""
         return self.cached.project(hidden)

@@ -18,15 +18,15 @@ from fairseq_plugins.models.block_nat import BlockNat
 class NatDrafter:
     """Draft `block_size` tokens with a `block_nat` model (GAD section 3.1, SpecDec section 3.1).
 
-    With prefix-causal attention the accepted tokens stay in the drafter's cache, and an iteration runs only the
-    newly accepted tokens and the masks; with full attention the whole prefix runs again every time.
+    With prefix-causal attention the drafter caches accepted tokens: an iteration runs the newly emitted tokens and the
+    masks only. With full attention every iteration runs the whole prefix.
 
     Args:
         model: the drafter.
-        block_size: tokens per draft, k; `width` may be set to fewer of the next ones.
-        engine: what it runs on.
-        options: how to draft.
-        alone: no verifier adds a token of its own after the draft.
+        block_size: tokens per draft, k; set `width` to draft fewer.
+        engine: runs its layers.
+        options: what a draft contains.
+        without_verifier: the drafter decodes alone; no verifier adds a token after the draft.
     """
 
     def __init__(
@@ -35,26 +35,26 @@ class NatDrafter:
         block_size: int,
         engine: Engine,
         options: DraftOptions | None = None,
-        alone: bool = False,
+        without_verifier: bool = False,
     ) -> None:
-        options = options or DraftOptions(keep_log_probs=alone)
+        options = options or DraftOptions(keep_log_probs=without_verifier)
         self.model = model
         self.engine = engine
         self.block_size = self.width = block_size
-        self.alone = alone
+        self.without_verifier = without_verifier
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
         scored = self.decoder.cached.vocabulary
         self.make_draft = draft_maker(model.decoder, self.decoder.project, options, scored)
-        # Valid slots of the drafter's cache, and the most that it lacks of any sentence's tokens.
+        # Valid slots of the drafter's cache, and the most tokens of a sentence that are not cached.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
-        self.lacking = 1
+        self.num_uncached = 1
 
     @cached_property
     def encoder(self) -> FusedEncoder:
-        """The model's encoder, read when it is needed: a shared one has been read for the verifier."""
+        """The drafter's own encoder, built on first use: a shared one belongs to the verifier."""
         return FusedEncoder(self.model.encoder, self.engine)
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
@@ -62,21 +62,21 @@ class NatDrafter:
         source = sample["net_input"]["src_tokens"]
         self.lengths = torch.zeros(source.size(0), dtype=torch.long, device=source.device)
         self.span = Span(0, 0)
-        self.lacking = 1
+        self.num_uncached = 1
 
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         self.decoder.append_rows(self._encode(sample, encoder_out))
         new = sample["net_input"]["src_tokens"].size(0)
         self.lengths = torch.cat([self.lengths, self.lengths.new_zeros(new)])
         self.span = Span(0, self.span.longest)
-        self.lacking = max(self.lacking, 1)
+        self.num_uncached = max(self.num_uncached, 1)
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.width, state.max_len - span.shortest + self.alone)
+        width = min(self.width, state.max_len - span.shortest + self.without_verifier)
         if width <= 0:
             return no_draft(state)
-        # Input of every sentence: what its cache lacks, up to the last token, then the masks.
+        # Input of every sentence: its uncached tokens, then the masks.
         aligned = self.span.uniform and span.uniform
         if aligned:
             tokens, slot = self._aligned_input(state, width)
@@ -94,18 +94,18 @@ class NatDrafter:
         if self.caches_prefix:
             self.lengths = state.lengths + 1
             self.span = Span(span.shortest + 1, span.longest + 1)
-            self.lacking = 0
+            self.num_uncached = 0
         return self.make_draft(hidden, state)
 
     def observe(self, advance: Advance) -> None:
-        self.lacking += advance.tokens.size(1)
+        self.num_uncached += advance.tokens.size(1)
 
     def select_rows(self, rows: Tensor) -> None:
         self.lengths = self.lengths.index_select(0, rows)
         self.decoder.select_rows(rows)
 
     def _encode(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> EncoderOut:
-        """The verifier's encoder output where it is shared and there is one, else that of the drafter's own."""
+        """Return the verifier's encoder output if the drafter shares it, else that of the drafter's encoder."""
         if self.model.shares_encoder and encoder_out is not None:
             return encoder_out
         return self.encoder(sample["net_input"])
@@ -117,8 +117,8 @@ class NatDrafter:
         return tokens, torch.arange(begin, end + width, device=known.device)[None]
 
     def _ragged_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
-        lacking = self.lacking if self.caches_prefix else state.span.longest + 1
-        offsets = torch.arange(lacking + width, device=state.tokens.device)
+        num_uncached = self.num_uncached if self.caches_prefix else state.span.longest + 1
+        offsets = torch.arange(num_uncached + width, device=state.tokens.device)
         slot = self.lengths[:, None] + offsets
         known = state.tokens.gather(1, slot.clamp(max=state.tokens.size(1) - 1))
         return torch.where(slot <= state.lengths[:, None], known, self.mask_id), slot

@@ -1,4 +1,4 @@
-"""The drafter of `--drafter-path`, for every method that has one: its options, what it must fit, how it is made."""
+"""The trained drafter of `--drafter-path`: its options, checks and construction for all methods that use one."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Optional
@@ -29,27 +29,26 @@ class TrainedDrafterOptions(MethodOptions):
     )
     fp32_drafts: bool = option(
         False,
-        "on a CPU: draft in fp32. Where the processor multiplies int8 numbers (AVX2, AVX-512, with VNNI or not), "
-        "models less than 512 wide draft with those otherwise, and wider ones that are packed. What is drafted is "
-        "verified in fp32: lossless output stays the same, that of gad++ may differ a little",
+        "on a CPU: draft in fp32. Without it, processors with AVX2 or AVX-512 draft with int8 weights where that is "
+        "faster. Drafts are verified in fp32: lossless output stays the same, that of gad++ may differ a little",
         ignored_by_other_methods=True,
     )
 
 
 def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:
-    """Refuse a share that is none.
+    """Refuse a share outside (0, 1].
 
     Raises:
         ConfigurationError: naming the option.
     """
     if options.draft_vocabulary is not None and not 0 < options.draft_vocabulary <= 1:
         raise ConfigurationError(
-            f"--draft-vocabulary {options.draft_vocabulary}: a share of the training targets; give above 0, to 1"
+            f"--draft-vocabulary {options.draft_vocabulary}: must be in (0, 1], a share of the training targets"
         )
 
 
 def check_drafter(context: MethodContext, block_size: int | None, vocabulary_share: float | None = None) -> None:
-    """Check that drafter, dictionaries and options can decode together.
+    """Check that drafter, dictionaries and options fit each other.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -75,12 +74,12 @@ def check_drafter(context: MethodContext, block_size: int | None, vocabulary_sha
 
 
 def drafted_tokens(drafter: BlockNat, block_size: int | None) -> int:
-    """Tokens per draft, k: of `--block-size`, or as many as the drafter was trained with."""
+    """Return tokens per draft, k: `--block-size`, or the block size of training."""
     return block_size or int(drafter.decoder.trained_block_size)
 
 
 def feature_layers(drafter: BlockNat | None) -> tuple[int, ...]:
-    """Layers of the verifier whose states the drafter reads, none for a drafter that reads tokens."""
+    """Return the verifier's layers whose states the drafter reads; none for a drafter that reads tokens."""
     return tuple(drafter.decoder.reader.feature_layers) if drafter is not None and drafter.reads_features else ()
 
 
@@ -92,22 +91,22 @@ def trained_drafter(
     Args:
         context: with a drafter.
         options: of the method.
-        reads_log_probs: what is accepted depends on the drafter's scores, not on its tokens alone.
+        reads_log_probs: acceptance depends on the drafter's scores, not only on its tokens.
     """
     model = context.drafter
     assert model is not None
-    how = DraftOptions(reads_log_probs, context.is_traced, _vocabulary(model, options))
-    # Drafts are verified, so they may depend on how many rows a step has.
+    draft_options = DraftOptions(reads_log_probs, context.is_traced, _vocabulary(model, options))
+    # Drafts are verified, so they need not be batch-invariant.
     engine = replace(context.engine, batch_invariant=False)
     kind = FeatureDrafter if model.reads_features else NatDrafter
-    return kind(model, drafted_tokens(model, options.block_size), engine, how)
+    return kind(model, drafted_tokens(model, options.block_size), engine, draft_options)
 
 
 def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> Any:
     """Make the drafter of a context for the compiled kernels.
 
     Raises:
-        NotNative: for a drafter that the kernels do not run.
+        NotNative: for a drafter that the kernels do not support.
     """
     model, weights = context.drafter, context.weights
     assert model is not None and weights is not None
@@ -124,9 +123,9 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
         caches_prefix = decoder.drafter_attention == "prefix-causal"
         return module.token_drafter(transformer, encoder, path, feed, caches_prefix=caches_prefix, width=width)
     layers = [read_decoder_layer(layer) for layer in decoder.layers]
-    whole = fused_reader(decoder.reader, layers, weights.may_be_copied)
-    reading = [linear(decoder.reader.linear), *(without_query(layer.self_qkv) for layer in layers)]
-    reader, *projections = map(weights.linear, reading if whole is None else [whole])
+    fused = fused_reader(decoder.reader, layers, weights.may_be_copied)
+    separate = [linear(decoder.reader.linear), *(without_query(layer.self_qkv) for layer in layers)]
+    reader, *projections = map(weights.linear, separate if fused is None else [fused])
     return module.feature_drafter(
         transformer,
         path,
@@ -139,27 +138,24 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
 
 
 def native_policy(context: MethodContext, options: TrainedDrafterOptions) -> Any:
-    """Return the policy that decides how much is drafted and verified.
-
-    It begins with the acceptance counts of the drafter's validation set, where its checkpoint has them.
-    """
+    """Return the policy, initialised with the acceptance counts of the drafter's validation set if it has them."""
     model, weights = context.drafter, context.weights
     assert model is not None and weights is not None
     policy = weights.module.Policy(drafted_tokens(model, options.block_size), context.counts_survival)
     drafted, accepted = model.decoder.survival_counts.double().cpu()
     if drafted.any() and not context.counts_survival:
-        # On the validation set every draft was verified whole.
+        # Validation verifies every draft in full.
         policy.learn(drafted.sum(1), drafted, drafted, accepted)
     return policy
 
 
 def store_survival(policy: Any, drafter: BlockNat) -> None:
-    """Keep the counts of a policy of `MethodContext.counts_survival` in the drafter, for its checkpoint."""
+    """Store the counts of a policy (`MethodContext.counts_survival`) in the drafter, for its checkpoint."""
     _, _, drafted, accepted = policy.counts()
     counts = drafter.decoder.survival_counts
     counts.copy_(torch.tensor([drafted, accepted]).view_as(counts).round())
 
 
 def _vocabulary(model: BlockNat, options: TrainedDrafterOptions) -> Tensor | None:
-    """Ids [N] of the tokens that are drafted, None for all."""
+    """Return ids [N] of the tokens that may be drafted, None for all."""
     return draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)

@@ -1,4 +1,4 @@
-"""The decoding methods, one file each: every module of this folder with a list `METHODS` of `MethodSpec`s.
+"""The decoding methods: every module of this folder that has a list `METHODS` of `MethodSpec`s.
 
 `python -m fairseq_plugins.decoding.methods` prints them as a table.
 """
@@ -12,37 +12,37 @@ from fairseq_plugins.decoding.method import MethodOptions, MethodSpec, flag, pla
 from fairseq_plugins.errors import ConfigurationError
 
 
-def _found() -> list[MethodSpec]:
+def _discover() -> list[MethodSpec]:
     names = (module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
     modules = [import_module(f"{__name__}.{name}") for name in names]
     specs = [spec for module in modules for spec in getattr(module, "METHODS", ())]
     return sorted(specs, key=lambda spec: (spec.order, spec.name))
 
 
-METHODS: list[MethodSpec] = _found()
+METHODS: list[MethodSpec] = _discover()
 DECODERS: list[str] = [name for spec in METHODS for name in (spec.name, *spec.aliases)]
 
 
 def find(name: str) -> MethodSpec:
-    """The method of a name or alias, one of `DECODERS`."""
+    """Return the method with a name or alias, one of `DECODERS`."""
     return next(spec for spec in METHODS if str(name) in (spec.name, *spec.aliases))
 
 
 def chosen(cfg: Any) -> tuple[MethodSpec, MethodOptions]:
-    """The method that the task's configuration asks for, and its options."""
+    """Return the method that the task's configuration names, and its options."""
     spec = find(cfg.decoding_method)
     return spec, spec.read(cfg).resolved
 
 
 def decoder_help() -> str:
-    """The help of `--decoder`."""
+    """Return the help of `--decoder`."""
     lines = (f"{' = '.join([spec.name, *spec.aliases])}: {spec.summary}" for spec in METHODS)
-    searching = " and ".join(spec.name for spec in METHODS if spec.searches_beams or spec.build is None)
-    return "how to decode. " + "; ".join(lines) + f". All but {searching} ignore --beam"
+    with_beam = " and ".join(spec.name for spec in METHODS if spec.searches_beams or spec.build is None)
+    return "how to decode. " + "; ".join(lines) + f". All but {with_beam} ignore --beam"
 
 
 def with_method_options(config: type) -> type:
-    """The dataclass of a fairseq task's options, with those of all methods added."""
+    """Return the dataclass of a fairseq task's options, extended by those of all methods."""
     declared = {declared.name for declared in fields(config)}
     added = [(name, found[0].type, _field(found)) for name, found in _options().items() if name not in declared]
     return make_dataclass(
@@ -51,7 +51,7 @@ def with_method_options(config: type) -> type:
 
 
 def _options() -> dict[str, list[Field[Any]]]:
-    """Of every option that has a help text: its declarations, one for each method that has it."""
+    """Return the declarations of every option with a help text, one for each method that has it."""
     found: dict[str, list[Field[Any]]] = {}
     for spec in METHODS:
         for own in fields(spec.options):
@@ -61,7 +61,7 @@ def _options() -> dict[str, list[Field[Any]]]:
 
 
 def _users(name: str, help: str | None = None) -> list[str]:
-    """Names of the methods that have an option, with this help text if one is given."""
+    """Return the names of the methods that have an option, with this help text if one is given."""
     return [
         spec.name
         for spec in METHODS
@@ -72,12 +72,12 @@ def _users(name: str, help: str | None = None) -> list[str]:
 
 def _field(declarations: list[Field[Any]]) -> Any:
     texts = dict.fromkeys(own.metadata["help"] for own in declarations)
-    said = "; ".join(f"{', '.join(_users(declarations[0].name, text))}: {text}" for text in texts)
-    return field(default=declarations[0].default, metadata={"help": said})
+    help = "; ".join(f"{', '.join(_users(declarations[0].name, text))}: {text}" for text in texts)
+    return field(default=declarations[0].default, metadata={"help": help})
 
 
 def check_options(cfg: Any) -> None:
-    """Refuse decoding options that contradict each other, make no sense or are for another method.
+    """Refuse decoding options that contradict each other, are invalid or belong to another method.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -86,8 +86,8 @@ def check_options(cfg: Any) -> None:
     own = {option.name for option in fields(spec.options)}
     for name, declarations in _options().items():
         value, default = getattr(cfg, name), declarations[0].default
-        ignored_by_other_methods = all(declared.metadata["ignored_by_other_methods"] for declared in declarations)
-        if name not in own and not ignored_by_other_methods and plain(value) != default:
+        is_ignored = all(declared.metadata["ignored_by_other_methods"] for declared in declarations)
+        if name not in own and not is_ignored and plain(value) != default:
             given = flag(name) if value is True else f"{flag(name)} {value}"
             raise ConfigurationError(f"{given}: is for --decoder {', '.join(_users(name))}, not {spec.name}")
     options = spec.read(cfg)
@@ -99,7 +99,7 @@ def check_options(cfg: Any) -> None:
 
 
 def table() -> str:
-    """The methods as a Markdown table: the README's."""
+    """Return the methods as a Markdown table."""
     lines = [
         "| `--decoder` | who drafts | what is accepted | lossless | needs | from |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -114,7 +114,7 @@ def table() -> str:
 
 
 def _needs(spec: MethodSpec) -> list[str]:
-    """What a user has to have for it."""
+    """Return what a method requires, for the table."""
     options = spec.options()
     found = ["`--drafter-path`"] if spec.needs_drafter(options) else []
     found += ["a joined dictionary"] if spec.copies_source(options) else []

@@ -1,4 +1,4 @@
-"""Prints the table of methods that the README has."""
+"""Print the table of methods."""
 
 from fairseq_plugins.decoding.methods import table
 

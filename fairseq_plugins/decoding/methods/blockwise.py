@@ -1,4 +1,4 @@
-"""Blockwise decoding: heads on the verifier propose the next tokens out of its last verification."""
+"""Blockwise decoding: heads on the verifier draft the next tokens from its last verification."""
 
 import math
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 
 class BlockwiseDrafter:
-    """Proposals of heads 2 .. k, from the verifier's state at the last accepted token (Stern et al. 2018, section 4).
+    """Drafts with heads 2 .. k from the verifier's state at the last accepted token (Stern et al. 2018, section 4).
 
-    Verification and the next prediction are one call of the model: its head 1 verifies the proposals, and the state
-    that it computed at the bifurcation is what the other heads read.
+    Verification and the next draft take one call of the model: head 1 verifies the proposals, and the other heads read
+    the state at the bifurcation.
 
     Args:
         model: the verifier, with its heads.
@@ -37,11 +37,11 @@ class BlockwiseDrafter:
         self.decoder = model.decoder
         self.block_size = block_size
         self.proposals = torch.empty(0, 0, dtype=torch.long)
-        # How many of them are meant, None for all: of sentences that have just come in, none.
+        # Number of valid proposals, None for all; 0 for newly admitted sentences.
         self.num_proposed: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        # Before the first call of the model there is nothing to propose.
+        # Proposals need a first call of the model.
         source = sample["net_input"]["src_tokens"]
         self.proposals = source.new_empty(source.size(0), 0)
         self.num_proposed = None
@@ -70,7 +70,7 @@ class BlockwiseDrafter:
 
 @dataclass(frozen=True)
 class BlockwiseOptions(MethodOptions):
-    """Options of `blockwise`: three ways to accept more, of Stern et al. 2018, section 5."""
+    """Options of `blockwise`: three relaxed acceptance rules (Stern et al. 2018, section 5)."""
 
     block_size: Optional[int] = option(None)
     top_beta: int = option(
@@ -119,7 +119,7 @@ def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:
 
 
 def _numbers(dictionary: Dictionary) -> Tensor:
-    """The number [V] that each symbol stands for, NaN for those that are none."""
+    """Return the number [V] that each symbol stands for, NaN for symbols that are not numbers."""
 
     def number(symbol: str) -> float:
         try:
@@ -135,7 +135,7 @@ def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
     if options.accept_distance is not None:
         rule = within_distance(options.accept_distance, _numbers(dictionary))
     elif options.top_beta > 1:
-        # Stern et al. ask for the rank only (section 5.1); a gap counts where one was given.
+        # Stern et al. use the rank only (section 5.1); --tau adds a gap.
         rule = TopBeta(options.top_beta, options.tau or math.inf)
     return with_min_block(options.min_block, rule) if options.min_block > 1 else rule
 
@@ -168,7 +168,7 @@ def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMe
 
 
 def _native_acceptance(module: Any, options: BlockwiseOptions, dictionary: Dictionary) -> Any:
-    """What `_rule` says, for the kernels; None for exact acceptance."""
+    """Return `_rule` for the kernels; None for exact acceptance."""
     rule = None
     if options.accept_distance is not None:
         rule = module.accept_within_distance(options.accept_distance, _numbers(dictionary))
@@ -185,7 +185,7 @@ METHODS = [
         accepts="exact, top-β, distance ≤ ε, minimum block",
         paper="Stern et al. 2018",
         options=BlockwiseOptions,
-        # Its head 1 need not be the model that the heads were trained on.
+        # Head 1 may differ from the base model: without a frozen base it is trained, too.
         is_lossless=False,
         verifier_class=BlockwiseTransformer,
         check=_check,

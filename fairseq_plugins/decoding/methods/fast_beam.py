@@ -1,4 +1,4 @@
-"""fairseq's beam search on our engine: its output, several times as fast."""
+"""fairseq's beam search on our engine."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.verifier import ModelEnsemble
 
 
 class BeamVerifier(ModelEnsemble):
-    """Runs the last token of every hypothesis, and finds the best continuations of every sentence."""
+    """Runs the last token of every hypothesis and finds the best continuations of every sentence."""
 
     def verify(self, state: DecodingState, draft: Draft) -> Candidates:
         """Return the best continuations by one token; the draft is empty."""
@@ -29,7 +29,7 @@ def _build(context: MethodContext, options: MethodOptions) -> Method:
 
 
 def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:
-    # In a vocabulary as small as this, fairseq goes on with what it has forbidden.
+    # With a smaller vocabulary fairseq continues with forbidden tokens.
     if len(context.target) < 2 * context.beam + 2:
         raise NotNative(f"--beam {context.beam}: is too wide for a vocabulary of {len(context.target)} on the kernels")
     return NativeMethod(replace(context.native_weights, many_rows=True))

@@ -32,9 +32,9 @@ class ExactOptions(TrainedDrafterOptions):
 
     fixed_width: bool = option(
         False,
-        "draft in every iteration and verify all drafted tokens, as in the papers; without it, on a CPU, only those "
-        "that pay, by their probabilities and running times, and nothing is drafted where that does not (the output "
-        "is the same)",
+        "draft in every iteration and verify all drafted tokens, as in the papers; without it, on a CPU, a policy "
+        "drafts only where that saves time and verifies only tokens likely enough to be accepted (the output is the "
+        "same)",
     )
 
 
@@ -103,7 +103,7 @@ def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
 def _build_relaxed_native(context: MethodContext, options: RelaxedOptions) -> NativeMethod:
     if options.accept_score == "drafter":
         raise NotNative("--accept-score drafter: needs the drafter's scores of all tokens")
-    # What it says depends on how many tokens are verified, and is not to differ from run to run: no policy.
+    # No policy: the output depends on the number of verified tokens and must not differ from run to run.
     acceptance = context.native_weights.module.accept_top_beta(options.top_beta, options.tau)
     return NativeMethod(context.native_weights, native_drafter(context, options), acceptance)
 

@@ -1,4 +1,4 @@
-"""The Jacobi family: the draft is what the verifier itself predicted for these positions an iteration ago."""
+"""The Jacobi family: the draft is the verifier's own prediction of an iteration ago."""
 
 import math
 from dataclasses import dataclass
@@ -17,33 +17,33 @@ from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_dra
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 
-# b of GS-Jacobi where --block-size does not say it, and h of hybrid GS-Jacobi.
+# b of GS-Jacobi, and h of hybrid GS-Jacobi.
 DEFAULT_BLOCK_SIZE = 5
 DEFAULT_LENGTH = 50
-# The first window of Algorithm 1, in lengths of the source: the length of the target is not known.
+# Window of Algorithm 1 per source token: the length of the target is unknown.
 _WINDOW_RATIO = 1.5
 
 
 def first_window(source: Tensor) -> int:
-    """Return how many positions Algorithm 1 solves together for sources [B, S]."""
+    """Return the number of positions that Algorithm 1 solves in parallel for sources [B, S]."""
     return math.ceil(_WINDOW_RATIO * source.size(1)) + 1
 
 
 class JacobiDrafter:
     """Fixed-point iteration of greedy decoding (Santilli et al. 2023, Algorithms 1 to 3).
 
-    Accepting the longest prefix that equals the verifier's argmax freezes what has converged (stopping condition,
-    eq. 5), and the rest of its predictions is the next iterate. The target length is never known: a sentence is
-    solved block by block until its first converged EOS.
+    Accepting the longest prefix that equals the verifier's argmax freezes the converged positions (stopping condition,
+    eq. 5); the other predictions are the next iterate. The target length is unknown: a sentence is solved block by
+    block until its first converged EOS.
 
     Args:
         pad: padding symbol.
-        block_size: positions solved together, b (Algorithm 2); None for one and a half lengths of the source, which
-            usually holds the whole target (Algorithm 1).
-        length: solve in parallel up to this many tokens, h, and one by one from there (Algorithm 3); None: no end.
+        block_size: positions solved in parallel, b (Algorithm 2); None for 1.5 times the source length, which usually
+            covers the whole target (Algorithm 1).
+        length: solve the first h tokens in parallel and the others one by one (Algorithm 3); None for no limit.
         initial: first guess of every position: a symbol, or None for the source token at the same position.
-        pool: beyond the paper: remember what the verifier said after which token, right or not, and draft that; how
-            many tokens there are (the size of the dictionary), 0 for no pool.
+        pool: size of the dictionary, to draft the verifier's last prediction after each token, right or not (beyond
+            the paper); 0 for no pool.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class JacobiDrafter:
         self.block = 1
         self.first_guess = torch.empty(0, 0, dtype=torch.long)
         self.tail = torch.empty(0, 0, dtype=torch.long)
-        # What the verifier last said after every token [B, V], -1 where nothing; and a column for what does not count.
+        # The verifier's last prediction after every token, -1 for none; the last of V + 1 columns takes unused writes.
         self.pool = torch.empty(0, 0, dtype=torch.long)
-        # The last token before the draft [B, 1], None where somebody else drafted.
+        # The last token before the draft [B, 1], None before the first own draft.
         self.last: Tensor | None = None
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
@@ -74,17 +74,17 @@ class JacobiDrafter:
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         source = sample["net_input"]["src_tokens"]
         self.first_guess = cat_padded(self.first_guess, self._first_guess(source), dim=1, value=self.pad)
-        nothing_known = (0, 0, 0, source.size(0))
-        self.tail = F.pad(self.tail, nothing_known, value=-1)
+        new_rows = (0, 0, 0, source.size(0))
+        self.tail = F.pad(self.tail, new_rows, value=-1)
         if self.pool_size:
-            self.pool = F.pad(self.pool, nothing_known, value=-1)
+            self.pool = F.pad(self.pool, new_rows, value=-1)
 
     def draft(self, state: DecodingState) -> Draft:
         if self.pool_size:
             self.last = state.last_tokens()
-        # The verifier predicts one position more than it is given guesses for: the last one of a block needs none.
+        # The verifier predicts one position beyond its guesses: the last one of a block needs no guess.
         wanted = self.block - 1 - state.lengths % self.block
-        # Of the lengths on the host, without waiting for the device.
+        # From the lengths on the host, to avoid a synchronisation.
         widest = max(self.block - 1 - length % self.block for length in state.host_lengths)
         if self.length is not None:
             wanted = torch.minimum(wanted, self.length - 1 - state.lengths).clamp(min=0)
@@ -102,7 +102,7 @@ class JacobiDrafter:
         return Draft(tokens, wanted.clamp(max=width))
 
     def observe(self, advance: Advance) -> None:
-        """Predictions for positions that are not final yet become their next guesses."""
+        """Take predictions for positions that are not final yet as their next guesses."""
         best, num_drafted = advance.verification.best, advance.draft.num_drafted
         drafted = best.size(1) - 1
         if num_drafted is None:
@@ -121,7 +121,7 @@ class JacobiDrafter:
         return F.pad(source.gather(1, order), (0, 1), value=self.pad)
 
     def _chain(self, guesses: Tensor) -> Tensor:
-        """Follow the pool from the last token on; where it knows nothing, the guess [B, K] of the position stands."""
+        """Follow the pool from the last token; without an entry the guess [B, K] of the position is used."""
         last, tokens = self.last, []
         assert last is not None
         for guess in guesses.split(1, dim=1):
@@ -130,14 +130,15 @@ class JacobiDrafter:
             tokens.append(last)
         return torch.cat(tokens, dim=1)
 
-    def _remember(self, advance: Advance, meant: Tensor) -> None:
-        """Lookahead's n-grams (Fu et al. 2024, arXiv 2402.02057), as pairs: a guess, and the verifier's word after it.
+    def _remember(self, advance: Advance, is_valid: Tensor) -> None:
+        """Store bigrams in the pool: a guess and the verifier's token after it.
 
-        Unlike neighbours in one iterate, such a pair belongs together: the second was said in view of the first.
+        These are lookahead decoding's n-grams (Fu et al. 2024, arXiv 2402.02057). Unlike neighbours of one iterate, the
+        second token was predicted given the first.
         """
         assert self.last is not None
-        before = torch.cat([self.last, advance.draft.tokens[:, : meant.size(1) - 1]], dim=1)
-        self.pool.scatter_(1, before.masked_fill(~meant, self.pool_size), advance.verification.best)
+        before = torch.cat([self.last, advance.draft.tokens[:, : is_valid.size(1) - 1]], dim=1)
+        self.pool.scatter_(1, before.masked_fill(~is_valid, self.pool_size), advance.verification.best)
 
     def select_rows(self, rows: Tensor) -> None:
         self.first_guess = self.first_guess.index_select(0, rows)
@@ -147,7 +148,7 @@ class JacobiDrafter:
 
 
 def _overlay(tokens: Tensor, better: Tensor) -> Tensor:
-    """`tokens` [B, K] with those of `better` [B, any] in their place, except where these are negative."""
+    """Replace `tokens` [B, K] by those of `better` [B, any] that are not negative."""
     width = tokens.size(1)
     better = F.pad(better[:, :width], (0, max(0, width - better.size(1))), value=-1)
     return torch.where(better >= 0, better, tokens)
@@ -155,15 +156,15 @@ def _overlay(tokens: Tensor, better: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class JacobiOptions(MethodOptions):
-    """Options of `jacobi`, whose window is wide."""
+    """Options of `jacobi`."""
 
     jacobi_init: ChoiceEnum(["pad", "source", "unk"]) = option(  # type: ignore[valid-type]
         "pad", "the first guess for every token"
     )
     jacobi_pool: bool = option(
         False,
-        "draft what the verifier last said after the same token, right or not, as lookahead decoding does; most of use "
-        "with --decoder jacobi, whose window is wide",
+        "draft the verifier's last prediction after the same token, right or not, as lookahead decoding does; most "
+        "useful with --decoder jacobi, whose window is wide",
     )
 
 
@@ -193,13 +194,13 @@ def _starts_from_source(options: JacobiOptions) -> str | None:
 
 
 def _initial(context: MethodContext, options: JacobiOptions) -> int | None:
-    """The first guess of every position, None for the source token there."""
+    """Return the first guess of every position, None for the source token there."""
     guesses: dict[str, int | None] = {"pad": context.target.pad(), "unk": context.target.unk(), "source": None}
     return guesses[options.jacobi_init]
 
 
 def _block(options: JacobiOptions) -> int | None:
-    """Positions solved together, None for the whole sentence."""
+    """Return the number of positions solved in parallel, None for the whole sentence."""
     return (options.block_size or DEFAULT_BLOCK_SIZE) if isinstance(options, BlockJacobiOptions) else None
 
 

@@ -32,7 +32,7 @@ def _check_fit(context: MethodContext, options: NatOptions) -> None:
 def _build(context: MethodContext, options: NatOptions) -> Method:
     assert context.drafter is not None and not context.drafter.reads_features
     width = drafted_tokens(context.drafter, options.block_size)
-    drafter = NatDrafter(context.drafter, width, context.engine, alone=True)
+    drafter = NatDrafter(context.drafter, width, context.engine, without_verifier=True)
     return Method(DrafterIsVerifier(context.engine), drafter, GreedySearch(accept_all))
 
 

@@ -1,6 +1,6 @@
 """The NAT drafter: a Transformer whose decoder reads a prefix and fills a block of masks in one pass.
 
-The prefix is read as tokens, or as the verifier's states of them (`--drafter-context features`).
+The prefix consists of tokens, or of the verifier's states (`--drafter-context features`).
 """
 
 from fairseq_plugins.fingerprints import dictionary_fingerprint

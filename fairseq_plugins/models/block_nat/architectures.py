@@ -1,4 +1,4 @@
-"""The sizes of drafters that have a name: --arch block_nat_base, _tiny, _big, _12_2."""
+"""Named drafter sizes: --arch block_nat_base, _tiny, _big, _12_2."""
 
 from argparse import Namespace
 
@@ -19,7 +19,7 @@ def block_nat_base(args: Namespace) -> None:
 
 @register_model_architecture("block_nat", "block_nat_tiny")
 def block_nat_tiny(args: Namespace) -> None:
-    """4-4 layers, 128/256, 4 heads: the size that suits some ten thousand sentences."""
+    """4-4 layers, 128/256, 4 heads: for some ten thousand sentences."""
     remember_given(args)
     for side in ("encoder", "decoder"):
         for name, value in (("embed_dim", 128), ("ffn_embed_dim", 256), ("layers", 4), ("attention_heads", 4)):

@@ -1,4 +1,4 @@
-"""Self-attention of training blocks: every sentence has a mask of its own."""
+"""Self-attention of training blocks, with a separate mask for every sentence."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Attended:
-    """What training blocks attend to in self-attention.
+    """Mask and context of self-attention in training blocks.
 
     Attributes:
-        visible: [B, 1, T, C + S], True where allowed.
-        context: [C, B, D], keys and values in front of the inputs' own; None for none (C = 0).
+        visible: [B, 1, T, C + S], True where attention is allowed.
+        context: [C, B, D], prepended to keys and values; None for none (C = 0).
     """
 
     visible: Tensor
@@ -23,12 +23,12 @@ class Attended:
 
 
 class MaskedAttention(MultiheadAttention):
-    """fairseq's self-attention for a mask that differs between sentences, and with context in front of the inputs."""
+    """fairseq's self-attention with a mask for every sentence and context before the inputs."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Attended, **unused: Any
     ) -> tuple[Tensor, None]:
-        """Attend from `query` [T, B, D] to `key` [S, B, D]; returns the output [T, B, D] and no weights."""
+        """Attend from `query` [T, B, D] to `key` [S, B, D]; return the output [T, B, D] and no weights."""
         if attn_mask.context is not None:
             key = value = torch.cat([attn_mask.context, key])
 

@@ -16,13 +16,13 @@ from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, layer_numbers
 
 SURVIVAL_BINS = 20
-"""Intervals of the probability that a draft is right up to a token; the same number as in csrc/survival.h."""
+"""Number of bins of survival; the same as in csrc/survival.h."""
 
 
 class BlockNatDecoder(TransformerDecoder):
     """Decoder of `block_nat`; its layers and weights are those of fairseq's Transformer decoder."""
 
-    # CachedDecoder knows what this class adds: mask vectors, and positions before every layer.
+    # CachedDecoder supports the additions of this class: mask vectors, and positions before every layer.
     runs_in_cached_decoder = True
 
     def __init__(self, args: Namespace, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
@@ -45,26 +45,26 @@ class BlockNatDecoder(TransformerDecoder):
             attention = MaskedAttention(self.embed_dim, layer.nh, dropout=args.attention_dropout, self_attention=True)
             attention.load_state_dict(layer.self_attn.state_dict())
             layer.self_attn = attention
-        # Kept in the checkpoint, so that decoding can refuse what does not fit.
+        # Saved in the checkpoint, so that decoding can check that the drafter fits.
         self.register_buffer("trained_block_size", torch.tensor([args.block_size or 0]))
         self.register_buffer("dictionary_fingerprint", dictionary_fingerprint(dictionary))
         self.register_buffer("verifier_fingerprint", torch.tensor([0]))
         # How often each token was a target: see decoding/drafters/vocabulary.py.
         self.register_buffer("target_counts", torch.zeros(len(dictionary), dtype=torch.long))
-        # Tokens drafted on the validation set by position and probability, and how many of them were accepted.
+        # Drafted and accepted tokens of the validation set, by position and survival bin.
         size = (2, max(args.block_size or 0, 1), SURVIVAL_BINS)
         self.register_buffer("survival_counts", torch.zeros(size, dtype=torch.long))
 
     def mask_vectors(self, positions: Tensor, encoder_out: dict[str, list[Tensor]]) -> Tensor:
-        """What masks at `positions` [B, T] are fed, [B, T, D] or broadcastable to it.
+        """Return the mask embeddings at `positions` [B, T], [B, T, D] or broadcastable to it.
 
-        The learned vector; with `--src-embedding-copy` plus a soft copy of the source embeddings, attended from the
-        position in the target to position and embedding in the source (as GLAT feeds its decoder).
+        This is the learned vector; `--src-embedding-copy` adds a soft copy of the source embeddings, by attention from
+        the target position to source positions and embeddings (as GLAT's decoder input).
         """
         if self.copy_attention is None:
             return self.mask_vector
         source = encoder_out["encoder_embedding"][0]
-        # No look at the positions themselves, for which a device would be waited for.
+        # Independent of the values of `positions`, to avoid a synchronisation.
         table = position_table(self, max(self.max_positions(), positions.size(1), source.size(1)))
         assert table is not None
         query = self.copy_attention(table[positions.clamp(max=table.size(0) - 1)])
@@ -80,14 +80,14 @@ class BlockNatDecoder(TransformerDecoder):
         Args:
             hidden: [B, N*K, D], of `block_hidden`.
             blocks: the blocks.
-            is_target: [B, N*K], which are to be scored.
+            is_target: [B, N*K], the positions to score.
         """
         logits = self.output_layer(hidden[is_target])
         if self.transition is None:
             return logits
         by_block = (-1, blocks.block_size)
-        along = self.transition.along(hidden.reshape(*by_block, hidden.size(2)), blocks.previous.reshape(by_block))
-        return torch.addmm(logits, along.view(*is_target.shape, -1)[is_target], self.transition.after.weight.t())
+        factors = self.transition.factors(hidden.reshape(*by_block, hidden.size(2)), blocks.previous.reshape(by_block))
+        return torch.addmm(logits, factors.view(*is_target.shape, -1)[is_target], self.transition.after.weight.t())
 
     def block_hidden(
         self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None
@@ -96,10 +96,10 @@ class BlockNatDecoder(TransformerDecoder):
 
         Args:
             blocks: the blocks.
-            encoder_out: what the encoder returns.
-            features: [B, M, F] the verifier's states of the sentences, for drafters that read them.
+            encoder_out: output of the encoder.
+            features: [B, M, F], the verifier's states of the sentences, for drafters that read them.
         """
-        # Where states stand for the sentence, only the blocks are run.
+        # With the verifier's states, only the blocks are run.
         first = 0 if features is None else blocks.prefix_width
         tokens, positions = blocks.tokens[:, first:], blocks.positions[:, first:]
         is_mask = (tokens == self.mask_id)[:, :, None]
@@ -138,12 +138,12 @@ class BlockNatDecoder(TransformerDecoder):
 
 
 def _before_anchors(states: Tensor, blocks: Blocks) -> Tensor:
-    """For every input of anchored blocks the state of the token before its anchor, [B, N*K, D]; 0 for none.
+    """Return for every input of anchored blocks the state of the token before its anchor, [B, N*K, D]; 0 for none.
 
     Args:
         states: [B, M, D].
         blocks: anchored blocks.
     """
-    anchor = blocks.positions[:, blocks.prefix_width :] - (blocks.places - 1)
+    anchor = blocks.positions[:, blocks.prefix_width :] - (blocks.draft_positions - 1)
     chosen = states.gather(1, (anchor - 1).clamp(min=0)[:, :, None].expand(-1, -1, states.size(2)))
     return chosen.masked_fill((anchor == 0)[:, :, None], 0)

@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]:
-    """Weights and activation function of the encoder or the decoder of a checkpoint."""
+    """Return weights and activation function of the encoder or the decoder of a checkpoint."""
     state, cfg = read_checkpoint(path, flag)
     if "decoder.verifier_fingerprint" in state["model"]:
-        # A drafter that reads another verifier cannot be built here, and need not be.
-        beginning = f"{part}."
-        weights = {n.removeprefix(beginning): v for n, v in state["model"].items() if n.startswith(beginning)}
+        # A drafter of another verifier cannot be built here; its weights suffice.
+        prefix = f"{part}."
+        weights = {n.removeprefix(prefix): v for n, v in state["model"].items() if n.startswith(prefix)}
         return weights, utils.get_activation_fn(cfg.activation_fn)
     source = getattr(build_model(state, cfg, path, task, flag), part)
     return source.state_dict(), source.layers[0].activation_fn
 
 
 def _fewer_layers(given: dict[str, Tensor], reader: FeatureReader) -> dict[str, Tensor]:
-    """The reader of a deeper drafter, cut to what the first layers read and to what is added to the input."""
+    """Cut the reader of a deeper drafter to the first layers and the addend to the input."""
     layers = {name.split(".")[1] for name in given if name.startswith("layers.")}
     if len(layers) <= reader.drafter_layers:
         return given
@@ -41,7 +41,7 @@ def _fewer_layers(given: dict[str, Tensor], reader: FeatureReader) -> dict[str, 
 
 
 def initialise(model: Any, path: str, task: Any, option: str) -> None:
-    """Copy the encoder or the decoder of a checkpoint into the drafter, as far as it has layers.
+    """Copy the encoder or the decoder of a checkpoint into the drafter, up to its number of layers.
 
     Args:
         model: the drafter, a `BlockNat`.
@@ -50,7 +50,7 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
         option: "init_encoder_from" or "init_decoder_from".
 
     Raises:
-        ConfigurationError: when activation functions or sizes differ, or the file is unfit.
+        ConfigurationError: if activation functions or sizes differ, or the file is unsuitable.
     """
     flag = "--" + option.replace("_", "-")
     part = "encoder" if "encoder" in option else "decoder"
@@ -61,10 +61,10 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
             f"{flag} {path}: its layers use {theirs.__name__}, the drafter's {ours.__name__}; train the drafter with "
             f"--activation-fn {theirs.__name__}"
         )
-    wanted = getattr(model, part)
-    own = wanted.state_dict()
+    target = getattr(model, part)
+    own = target.state_dict()
     if part == "decoder" and model.reads_features:
-        given = _fewer_layers(given, wanted.reader)
+        given = _fewer_layers(given, target.reader)
     shared = {
         name: value
         for name, value in given.items()
@@ -78,5 +78,5 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
                 f"{flag} {path}: {part}.{name} is {tuple(value.shape)} there and {tuple(own[name].shape)} in the "
                 "drafter; give the drafter the same sizes"
             )
-    wanted.load_state_dict(shared, strict=False)
+    target.load_state_dict(shared, strict=False)
     logger.info("%s %s: %d of %d tensors of the %s taken over", flag, path, len(shared), len(own), part)

@@ -1,4 +1,4 @@
-"""The model `block_nat`: encoder, decoder, and what of the verifier it reads; how it is built, trained and saved."""
+"""The model `block_nat`: encoder, decoder and, for features, the verifier; construction, training and checkpoints."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -19,7 +19,7 @@ from fairseq_plugins.models.block_nat.sizes import take_sizes
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 
 _PROJECTIONS = ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim")
-# Beginnings of the names of weights that belong to a verifier whose states are read.
+# Prefixes of the names of weights that belong to the verifier, with --drafter-context features.
 OF_VERIFIER = ("encoder.", "verifier_decoder.", *(f"decoder.{name}." for name in _PROJECTIONS))
 
 
@@ -31,13 +31,12 @@ class BlockNat(TransformerModel):
         super().__init__(args, encoder, decoder)
         self.shares_encoder: bool = args.share_encoder
         self.tunes_verifier: bool = args.tune_verifier
-        # The verifier's decoder, whose states are read. Like its encoder it is frozen and not part of the checkpoint,
-        # but with --tune-verifier.
+        # The decoder whose states are read. Like the encoder it is frozen and not saved, except with --tune-verifier.
         self.verifier_decoder: TransformerDecoderBase | None = None
 
     @property
     def reads_features(self) -> bool:
-        """Whether the prefix is read as the verifier's states."""
+        """Whether the drafter reads the verifier's states instead of tokens."""
         return self.decoder.reads_features
 
     @classmethod
@@ -53,10 +52,10 @@ class BlockNat(TransformerModel):
         Args:
             args: model options.
             task: the task, for dictionaries and, in training, `--verifier-path` and `--block-size`.
-            verifier: whose encoder to share; by default the task's.
+            verifier: the model whose encoder is shared; by default the task's.
 
         Raises:
-            ConfigurationError: when options contradict each other or an initial checkpoint does not fit.
+            ConfigurationError: if options contradict each other or an initial checkpoint does not fit.
         """
         set_defaults(args)
         check_options(args)
@@ -83,7 +82,7 @@ class BlockNat(TransformerModel):
         elif verifier is not None and args.share_encoder:
             model.adopt_encoder(verifier.encoder)
         for option in ("init_encoder_from", "init_decoder_from"):
-            # Not when a trained drafter is loaded: its own weights follow, and the file may be gone.
+            # Not for a loaded drafter: it has its own weights, and the file may be gone.
             if getattr(args, option, None) and is_new:
                 initialise(model, getattr(args, option), task, option)
         return model
@@ -93,10 +92,10 @@ class BlockNat(TransformerModel):
         return BlockNatDecoder(args, tgt_dict, embed_tokens)
 
     def adopt_encoder(self, encoder: FairseqEncoder) -> None:
-        """Read this encoder's output from now on; it is frozen and not part of the checkpoint.
+        """Use this encoder, which is frozen and not part of the checkpoint.
 
         Raises:
-            ConfigurationError: when the encoder's width differs from what the drafter's cross-attention reads.
+            ConfigurationError: if the encoder's width differs from that of the drafter's cross-attention.
         """
         width = encoder.layers[0].embed_dim
         expected = self.decoder.layers[0].encoder_attn.kdim
@@ -109,7 +108,7 @@ class BlockNat(TransformerModel):
         self._remember_verifier(encoder)
 
     def adopt_verifier(self, verifier: FairseqEncoderDecoderModel) -> None:
-        """Read this verifier's encoder output and decoder states."""
+        """Use this verifier's encoder output and decoder states."""
         self.adopt_encoder(verifier.encoder)
         decoder = self.verifier_decoder = verifier.decoder.requires_grad_(self.tunes_verifier).eval()
         for name in (*_PROJECTIONS, "embed_scale"):
@@ -118,15 +117,15 @@ class BlockNat(TransformerModel):
 
     @staticmethod
     def check_verifier(state: dict[str, Any], args: Any, verifier: FairseqEncoderDecoderModel) -> None:
-        """Refuse to load a drafter beside a verifier whose encoder or states it was not trained on.
+        """Refuse a drafter that was trained on the encoder or states of another verifier.
 
         Args:
-            state: weights of its checkpoint.
-            args: its options in there.
+            state: weights of the drafter's checkpoint.
+            args: options of the drafter's checkpoint.
             verifier: a fairseq encoder-decoder model.
 
         Raises:
-            ValueError: when it is another one.
+            ValueError: for another verifier.
         """
         reads_features = getattr(args, "drafter_context", None) == "features"
         trained = state.get("decoder.verifier_fingerprint")
@@ -140,20 +139,20 @@ class BlockNat(TransformerModel):
 
     @property
     def borrowed(self) -> tuple[str, ...]:
-        """Beginnings of the names of weights that belong to the verifier."""
+        """Prefixes of the names of weights that belong to the verifier."""
         if self.reads_features:
             return OF_VERIFIER
         return ("encoder.",) if self.shares_encoder else ()
 
     @property
     def not_saved(self) -> tuple[str, ...]:
-        """Beginnings of the names of weights that are not part of the checkpoint."""
+        """Prefixes of the names of weights that are not part of the checkpoint."""
         return () if self.tunes_verifier else self.borrowed
 
     def _verifier_states(
         self, prev_output_tokens: Tensor, encoder_out: dict[str, list[Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Teacher forcing: states [B, M, F] of the layers to read, and [B, M, D] as they enter the projection."""
+        """Return teacher-forced states [B, M, F] of the layers to read, and [B, M, D] of the last layer."""
         assert self.verifier_decoder is not None
         last, extra = self.verifier_decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)
         layers = [extra["inner_states"][number].transpose(0, 1) for number in self.decoder.reader.feature_layers]
@@ -180,8 +179,8 @@ class BlockNat(TransformerModel):
             logits: [n, V] for the n masks that are targets.
             targets: [n].
             draft_positions: [n], their positions in the draft, from 1.
-            verifier_log_probs: [n, V], what the verifier says of these targets, with `soft_targets`.
-            verifier_logits: [B, M, V], what the verifier says of the sentences, with `--tune-verifier`.
+            verifier_log_probs: [n, V], the verifier's at these targets, with `soft_targets`.
+            verifier_logits: [B, M, V], the verifier's for the sentences, with `--tune-verifier`.
             glanced_correct, glanced_total: counts [] of the first pass (0 without one).
         """
         encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
@@ -210,7 +209,7 @@ class BlockNat(TransformerModel):
         output = {
             "logits": self.decoder.block_logits(hidden, blocks, is_target),
             "targets": blocks.targets[is_target],
-            "draft_positions": blocks.places.expand_as(is_target)[is_target],
+            "draft_positions": blocks.draft_positions.expand_as(is_target)[is_target],
             "glanced_correct": correct,
             "glanced_total": total,
         }
@@ -224,7 +223,7 @@ class BlockNat(TransformerModel):
 
     @torch.no_grad()
     def _verifier_log_probs(self, last: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:
-        """The verifier's log-probabilities [n, V] at the n targets, from its teacher-forced states [B, M, D]."""
+        """Return the verifier's log-probabilities [n, V] at the n targets, from teacher-forced states [B, M, D]."""
         assert self.verifier_decoder is not None
         positions = blocks.positions[:, blocks.prefix_width :].clamp(max=last.size(1) - 1)
         states = last.gather(1, positions[:, :, None].expand(-1, -1, last.size(2)))[is_target]
@@ -237,7 +236,7 @@ class BlockNat(TransformerModel):
         if self.shares_encoder:
             self.encoder.eval()
         if self.verifier_decoder is not None:
-            # Its embeddings and projections, which the drafter uses, have no mode.
+            # The embeddings and projections that the drafter shares do not depend on the mode.
             self.verifier_decoder.eval()
         return self
 
@@ -248,7 +247,7 @@ class BlockNat(TransformerModel):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> Any:
-        # Drafters of earlier versions did not count.
+        # Drafters of earlier versions have no counts.
         counts = {f"decoder.{name}": getattr(self.decoder, name) for name in ("target_counts", "survival_counts")}
         state_dict = {**counts, **state_dict}
         if self.not_saved:

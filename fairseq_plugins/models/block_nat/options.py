@@ -13,15 +13,15 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--drafter-attention",
         choices=["full", "prefix-causal"],
-        help="what the prefix attends to: full = everything, as in the papers, computed anew every iteration; "
-        "prefix-causal = what is left of it, so that it can be cached (default: prefix-causal)",
+        help="what tokens of the prefix attend to: full = all tokens and masks, as in the papers, computed in every "
+        "iteration; prefix-causal = earlier tokens only, so that the prefix is cached (default: prefix-causal)",
     )
     parser.add_argument(
         "--drafter-context",
         choices=["tokens", "features"],
-        help="how the drafter reads the prefix: tokens = embeds and runs them, as in the papers; features = reads "
-        "the states that the verifier (--verifier-path) has of them, with its embeddings and vocabulary "
-        "projection, which makes a shallow drafter enough (default: tokens)",
+        help="how the drafter reads the prefix: tokens = embeds and runs its tokens, as in the papers; features = "
+        "reads the verifier's states of them (--verifier-path) and uses its embeddings and vocabulary projection, so "
+        "that a shallow drafter suffices (default: tokens)",
     )
     parser.add_argument(
         "--drafter-layers",
@@ -34,13 +34,13 @@ def add_options(parser: ArgumentParser) -> None:
         "--feature-layers",
         metavar="N,N,...",
         help="--drafter-context features: which of the verifier's decoder layers to read, 0 for the embedding "
-        "(default: what its first layers read, as many as the drafter has, and its last)",
+        "(default: the inputs of its first layers, as many as the drafter has, and the output of its last)",
     )
     parser.add_argument(
         "--tune-verifier",
         action="store_true",
-        help="--drafter-context features: train the verifier, too, so that its states say more of what comes next "
-        "(--verifier-loss); the checkpoint holds both, and split-verifier parts them (docs/training.md)",
+        help="--drafter-context features: train the verifier, too, so that its states predict further tokens "
+        "(--verifier-loss); the checkpoint holds both, and split-verifier separates them (docs/training.md)",
     )
     parser.add_argument(
         "--share-encoder",
@@ -52,9 +52,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--init-decoder-from",
         metavar="MODEL.pt",
-        help="start the decoder from this checkpoint's: embeddings and as many layers as there are; the "
-        "verifier's, or a drafter's, whichever verifier that was trained with and however many layers it has. Sizes, "
-        "activation, norm and dropout are this model's where they are not given",
+        help="start the decoder from this checkpoint's embeddings and first layers: the verifier's, or those of a "
+        "drafter of any verifier and depth. Sizes, activation, norm and dropout are this model's unless given",
     )
     parser.add_argument(
         "--src-embedding-copy",
@@ -66,20 +65,20 @@ def add_options(parser: ArgumentParser) -> None:
         type=int,
         metavar="R",
         help="learn scores of a token given the drafted one before it, a V x V matrix of this rank, and choose a "
-        "draft's tokens one after the other (default: 0, each position by itself)",
+        "draft's tokens one after the other (default: 0, all positions independently)",
     )
     parser.add_argument(
         "--transition-state",
         type=int,
         metavar="WIDTH",
-        help="make these scores depend on all drafted tokens before: a recurrent state of this width goes along the "
-        "draft; needs --transition-rank (default: 0, none)",
+        help="make these scores depend on all earlier drafted tokens, with a recurrent state of this width; needs "
+        "--transition-rank (default: 0, none)",
     )
     parser.add_argument(
         "--transition-dropout",
         type=float,
         metavar="P",
-        help="dropout of what the recurrent state reads and says (default: 0.3)",
+        help="dropout of the recurrent state's input and output (default: 0.3)",
     )
     parser.add_argument(
         "--positions-every-layer",
@@ -89,7 +88,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def set_defaults(args: Namespace) -> None:
-    """Fill in what was not given: Transformer-base, 6-6 layers, 512/2048, 8 heads (GAD section 5.1)."""
+    """Set the defaults: Transformer-base, 6-6 layers, 512/2048, 8 heads (GAD section 5.1)."""
     remember_given(args)
     args.drafter_context = getattr(args, "drafter_context", None) or "tokens"
     args.feature_layers = getattr(args, "feature_layers", None)
@@ -108,7 +107,7 @@ def set_defaults(args: Namespace) -> None:
 
 
 def check_options(args: Namespace) -> None:
-    """Refuse options that no drafter can be built of.
+    """Refuse invalid options and combinations.
 
     Raises:
         ConfigurationError: naming option, value and remedy.

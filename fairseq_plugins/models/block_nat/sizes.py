@@ -1,4 +1,4 @@
-"""A drafter has the sizes of the verifier that it reads, and of the model that it begins as."""
+"""Take a drafter's sizes from the verifier that it reads, and from the model that initialises it."""
 
 from argparse import Namespace
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
 
-# Of an encoder or a decoder; the last two only a decoder has.
+# Options of an encoder or a decoder; the last two are a decoder's only.
 _OF_PART = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "input_dim", "output_dim")
 _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 _OF_MODEL = ("activation_fn", *_DROPOUTS)
 
 
 def remember_given(args: Namespace) -> None:
-    """Note in `given_options` which of these options were given, before defaults are filled in."""
+    """Record in `given_options` which size options were given, before defaults are set."""
     if not hasattr(args, "given_options"):
         names = {*_names("encoder"), *_names("decoder")}
         args.given_options = sorted(name for name in names if hasattr(args, name))
 
 
 def take_sizes(args: Namespace, verifier: Any = None) -> None:
-    """Fill in what was not given: from the verifier, and before it from --init-encoder-from and --init-decoder-from.
+    """Set the sizes that were not given: from --init-encoder-from and --init-decoder-from, else from the verifier.
 
     Args:
         args: the drafter's options.
-        verifier: the options of the verifier whose states it reads; None where it reads none.
+        verifier: the options of the verifier whose states it reads; None for a drafter that reads tokens.
 
     Raises:
         ConfigurationError: for an option that contradicts the model whose layers are copied.
@@ -51,7 +51,7 @@ def take_sizes(args: Namespace, verifier: Any = None) -> None:
 
 
 def _sizes(part: str, options: Any) -> dict[str, Any]:
-    """What the options of a model say of its encoder or decoder, as far as they say it."""
+    """Return the size options of a model's encoder or decoder that are set."""
     return {name: getattr(options, name) for name in _names(part) if getattr(options, name, None) is not None}
 
 

@@ -136,9 +136,9 @@ def test_a_copy_of_all_layers_begins_with_the_verifiers_next_token() -> None:
     blocks = make_blocks(model, target, previous, 3, 2)
     encoder_out = model.encoder(**sample["net_input"])
     features, _ = model._verifier_states(previous, encoder_out)
-    first = decoder.output_layer(decoder.block_hidden(blocks, encoder_out, features))[:, blocks.places == 1]
+    first = decoder.output_layer(decoder.block_hidden(blocks, encoder_out, features))[:, blocks.draft_positions == 1]
     own = verifier.decoder(previous, encoder_out=encoder_out)[0]
-    anchors = blocks.positions[:, blocks.prefix_width :][:, blocks.places == 1]
+    anchors = blocks.positions[:, blocks.prefix_width :][:, blocks.draft_positions == 1]
     expected = own.gather(1, anchors[:, :, None].expand(-1, -1, VOCABULARY))
     torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)
 
@@ -147,7 +147,7 @@ def test_a_block_is_its_last_token_and_masks() -> None:
     target, previous = make_targets([6, 3])
     model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
     blocks = make_blocks(model, target, previous, 3, 2)
-    assert blocks.places.tolist() == [1, 2, 3, 1, 2, 3]
+    assert blocks.draft_positions.tolist() == [1, 2, 3, 1, 2, 3]
     for row in range(2):
         for block in range(2):
             columns = slice(blocks.prefix_width + 3 * block, blocks.prefix_width + 3 * block + 3)
@@ -208,7 +208,7 @@ def test_loss_by_hand(gain: float) -> None:
     log_probs = iter(output["logits"].log_softmax(-1))
     expected, weights = 0.0, 0.0
     for row, column in (blocks.targets != 1).nonzero().tolist():
-        place = int(blocks.places[column])
+        place = int(blocks.draft_positions[column])
         position = int(blocks.positions[row, blocks.prefix_width + column])
         weight = math.exp(-(place - 1) / gain) if gain else 1.0
         ours, theirs = next(log_probs), scores[row, position]
