@@ -17,7 +17,8 @@ from tests.support import REPOSITORY
 PAGE = REPOSITORY / "docs" / "options.md"
 README = REPOSITORY / "README.md"
 # What the output of a lossless decoder depends on, besides the options of methods that are not lossless.
-_CHANGES_OUTPUT = {"int8"}
+_CHANGES_OUTPUT = {"int8", "source_first_token", "forced_first_token"}
+_FOR_ALL = {"source_first_token", "forced_first_token"}
 
 
 def _default(option: Field) -> str:
@@ -60,7 +61,7 @@ def tables() -> dict[str, str]:
             if option.name == "drafter_path":
                 users = "those that need it"
             elif not users:
-                users = "all but beam"
+                users = "all" if option.name in _FOR_ALL else "all but beam"
             takes = "" if interpret_dc_type(option.type) is bool else " ..."
             cells = (f"`{name}{takes}`", _default(option), users, _is_lossless(option.name), _help(option))
             decoding.append(f"| {' | '.join(cells)} |")

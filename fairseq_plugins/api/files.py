@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
+from fairseq_plugins.conversion.settings import Settings
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -17,7 +19,10 @@ class ModelFiles:
         drafter: checkpoint, None where there is none.
         data: folder of the dictionaries, `dict.LANGUAGE.txt`.
         source_lang, target_lang: the languages, as the dictionaries have them.
-        subwords: of sentencepiece (`*.model`), subword-nmt or fastBPE (other names); None for text that is cut already.
+        subwords: of sentencepiece (`*.model`), GPT-2's bytes (a folder of encoder.json and vocab.bpe), subword-nmt or
+            fastBPE (other names); None for text that is cut already.
+        languages: names of source and target for users: of a multilingual model those that were given.
+        options: of `load`, which the folder asks for.
     """
 
     verifier: str
@@ -26,6 +31,8 @@ class ModelFiles:
     source_lang: str
     target_lang: str
     subwords: str | None
+    languages: tuple[str, str]
+    options: dict[str, Any]
 
 
 def find_files(
@@ -65,10 +72,19 @@ def find_files(
     where = data if data is not None else home
     if where is None:
         raise ConfigurationError("data= is missing; give the folder of the dictionaries, dict.LANGUAGE.txt")
-    source, target = find_languages(Path(where), languages)
+    settings = Settings.read(Path(where))
+    options = settings.options
+    if settings.languages:
+        options = {**options, **settings.first_tokens(*languages)}
+        source, target = find_languages(Path(where))
+        named = (str(languages[0]), str(languages[1]))
+    else:
+        source, target = named = find_languages(Path(where), languages)
     if subwords is None:
         found = (Path(where) / name for name in ("subwords.model", "bpe.codes"))
         subwords = next((file for file in found if file.is_file()), None)
+        if subwords is None and (Path(where) / "vocab.bpe").is_file():
+            subwords = where
     elif not Path(subwords).is_file():
         raise ConfigurationError(f"subwords {subwords}: no such file; give a sentencepiece model or subword-nmt codes")
     for argument, paths in (("verifier", str(verifier)), ("drafter", str(drafter))):
@@ -84,6 +100,8 @@ def find_files(
         source_lang=source,
         target_lang=target,
         subwords=None if subwords is None else str(subwords),
+        languages=named,
+        options=options,
     )
 
 

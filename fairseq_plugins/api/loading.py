@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from fairseq.data.encoders.gpt2_bpe import GPT2BPEConfig
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizerConfig
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
@@ -32,7 +33,7 @@ Precision = Literal["fp32", "fp16", "bf16"]
 # Options of the task that steer decoding, besides those of the methods; and fairseq's that are not for a program.
 _OF_TASK = {
     *("block_size", "active_sentences", "no_compiled_steps", "int8", "packed_weights", "no_packed_weights"),
-    "no_cuda_graphs",
+    *("no_cuda_graphs", "source_first_token", "forced_first_token"),
 }
 _NOT_OF_GENERATION = {
     *("beam", "nbest", "prefix_size", "score_reference", "constraints", "print_alignment", "print_step"),
@@ -67,7 +68,8 @@ def load(
         drafter: checkpoint of the drafter trained for it.
         data: folder of the dictionaries, `dict.LANGUAGE.txt`, as fairseq-preprocess writes it.
         decoder: name of a decoding method, as for --decoder; default: gad with a drafter, greedy without.
-        source_lang, target_lang: where the folder's name or files do not say them.
+        source_lang, target_lang: where the folder's name or files do not say them; of a multilingual model the
+            languages to translate from and into.
         subwords: sentencepiece model (`*.model`), or codes of subword-nmt or fastBPE; default: `subwords.model` or
             `bpe.codes` beside the dictionaries; without any, text is read as subwords with spaces between them.
         tokenizer: what text is cut with before subwords; default: moses with codes, else none.
@@ -91,14 +93,14 @@ def load(
     has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
     files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads)
     name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
-    cfg = configuration(files, name, tokenizer, precision, options)
+    cfg = configuration(files, name, tokenizer, precision, {**files.options, **options})
     # A folder's drafter is there for whoever needs it; one that was named has to be of use.
     if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
         cfg.task.drafter_path = None
     index = _device(cfg, device)
     check_paths(cfg)
     with _quietly(), _one_line_errors():
-        return Model(Session(cfg, index), threads)
+        return Model(Session(cfg, index), files.languages, threads)
 
 
 @contextmanager
@@ -165,6 +167,9 @@ def _set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -
         raise ConfigurationError(f"tokenizer {tokenizer!r}: choose moses, or leave it out")
     if files.subwords is not None and files.subwords.endswith(".model"):
         cfg.bpe = OmegaConf.structured(SentencepieceConfig(_name="sentencepiece", sentencepiece_model=files.subwords))
+    elif files.subwords is not None and Path(files.subwords).is_dir():
+        encoder, merges = (str(Path(files.subwords, name)) for name in ("encoder.json", "vocab.bpe"))
+        cfg.bpe = OmegaConf.structured(GPT2BPEConfig(_name="gpt2", gpt2_encoder_json=encoder, gpt2_vocab_bpe=merges))
     elif files.subwords is not None:
         if is_fastbpe(Path(files.subwords)):
             cfg.bpe = OmegaConf.structured(FastBPECodesConfig(_name="fastbpe_codes", bpe_codes=files.subwords))

@@ -33,33 +33,35 @@ class Model:
     """Translates; made by `fairseq_plugins.load`.
 
     Safe in threads: calls of several threads take turns, one batch at a time, and each thread sees the statistics of
-    its own calls. To use several cores or GPUs, give `threads=` to `load` or run several processes.
+    its own calls.
 
     Attributes:
         decoder: name of the decoding method.
         is_lossless: whether its output is, token for token, that of fairseq's own search.
-        source_lang, target_lang: names of the languages, as the dictionaries have them.
-        max_source_tokens: the longest source that the model can read, EOS included.
+        source_lang, target_lang: names of the languages, as the dictionaries or the multilingual model have them.
+        max_source_tokens: the longest source that the model can read, EOS included, and without its language.
     """
 
-    def __init__(self, session: Session, threads: int | None = None) -> None:
+    def __init__(self, session: Session, languages: tuple[str, str], threads: int | None = None) -> None:
         self._session = session
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
-        self._text = TextCoder(session)
         self._generators = Generators(session, self._spec)
         self._lock = threading.RLock()
         self._own = threading.local()
         self.decoder: str = self._spec.name
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
-        self.source_lang: str = session.task.cfg.source_lang
-        self.target_lang: str = session.task.cfg.target_lang
-        self.max_source_tokens: int = session.max_positions[0]
+        self.source_lang, self.target_lang = languages
         # What does not fit is refused now, not at the first sentence.
-        self._give_back(self._take(self._generators.search()))
+        generator = self._take(self._generators.search())
+        self._text = TextCoder(session, generator.symbols_to_strip_from_output)
+        self._give_back(generator)
+        # The task may put a language before each source.
+        added = len(self._dataset([self._text.source([])])[0]["source"]) - 1
+        self.max_source_tokens: int = session.max_positions[0] - added
 
     def __repr__(self) -> str:
-        return f"Model({self._session.task.cfg.data!r}, decoder={self.decoder!r})"
+        return f"Model({self._session.cfg.task.data!r}, decoder={self.decoder!r})"
 
     @property
     def backend(self) -> str:
@@ -254,8 +256,8 @@ class Model:
     def _stream(self, source: Tensor, search: Search) -> Iterator[Step]:
         generator = self._take(search)
         statistics = self._own.statistics = CallStatistics()
-        sample = self._sample([source], [0])
-        iterations = generator.steps(sample)
+        sample = self._session.batch(self._dataset([source]), [0])
+        iterations = self._session.steps(generator, sample)
         output: list[int] = []
         try:
             while True:
@@ -341,9 +343,8 @@ class Model:
         with self._lock:
             self._generators.give_back(generator)
 
-    def _sample(self, sources: Sequence[Tensor], numbers: Sequence[int]) -> dict[str, Any]:
-        dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
-        return self._session.batch(dataset, numbers)
+    def _dataset(self, sources: Sequence[Tensor]) -> Any:
+        return self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
 
     def _decode(
         self, sources: Sequence[Tensor], search: Search, drafts: Sequence[Sequence[Sequence[int]]] | None = None
@@ -363,7 +364,7 @@ class Model:
             for start in range(0, len(order), search.batch_size):
                 numbers = order[start : start + search.batch_size]
                 with self._turn():
-                    sample = self._sample(sources, numbers)
+                    sample = self._session.batch(self._dataset(sources), numbers)
                     if drafts is not None:
                         sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
                     for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):

@@ -113,6 +113,12 @@ class Session:
         found: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample, prefix)
         return found
 
+    def steps(self, generator: Any, sample: dict[str, Any]) -> Any:
+        """Decode a batch as `decode` does, iteration by iteration: what `DraftVerifyGenerator.steps` yields."""
+        given = _Arguments()
+        self.task.inference_step(given, self.models, sample, None)
+        return generator.steps(sample, **given.named)
+
     @cached_property
     def prefix_size(self) -> int:
         """--prefix-size, which a configuration takes longer to say than a batch of one sentence has time for."""
@@ -143,6 +149,16 @@ class Session:
         line = self.task.target_dictionary.string(torch.tensor(tokens), self.cfg.common_eval.post_process)
         line = bpe.decode(line) if bpe is not None else line
         return tokenizer.decode(line) if tokenizer is not None else line
+
+
+class _Arguments:
+    """Stands for a generator, to learn which prefix and first token a task gives it."""
+
+    named: dict[str, Any]
+
+    def generate(self, models: Any, sample: dict[str, Any], **named: Any) -> list[Any]:
+        self.named = named
+        return []
 
 
 def precision(cfg: DictConfig) -> str:

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from fairseq_plugins.averaging import write_checkpoint
 from fairseq_plugins.commands.files import unwritable, write_atomically
 from fairseq_plugins.conversion.families import Config
+from fairseq_plugins.conversion.settings import settings_of
 from fairseq_plugins.conversion.vocabulary import Vocabulary
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
@@ -21,7 +22,7 @@ _BYTE_LEVEL = {"vocab.json": "encoder.json", "merges.txt": "vocab.bpe"}
 
 
 def convert(source: Path, target: Path) -> None:
-    """Convert a Hugging Face folder into one with verifier.pt, dict.src.txt, dict.tgt.txt and subwords.
+    """Convert a Hugging Face folder into one with verifier.pt, dict.src.txt, dict.tgt.txt, subwords and load.json.
 
     Args:
         source: folder with config.json, model.safetensors and a tokenizer: Marian, M2M100, NLLB, mBART-50 or BART.
@@ -64,6 +65,7 @@ def convert(source: Path, target: Path) -> None:
             for name, new in (_BYTE_LEVEL if has_bytes else _TEXT_FILES).items():
                 if (source / name).is_file():
                     shutil.copyfile(source / name, folder / new)
+            settings_of(config, vocabulary).write(folder)
             folder.rename(target)
     except OSError as error:
         raise unwritable(target, "OUT", error) from error

@@ -45,7 +45,8 @@ class Config:
         if not self.file.is_file():
             raise ConfigurationError(f"{self.file}: no such file; give a folder that save_pretrained wrote")
         generation = folder / "generation_config.json"
-        self.values = {**(read_json(generation) if generation.is_file() else {}), **read_json(self.file)}
+        own = {name: value for name, value in read_json(self.file).items() if value is not None}
+        self.values = {**(read_json(generation) if generation.is_file() else {}), **own}
         if self["model_type"] not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ConfigurationError(

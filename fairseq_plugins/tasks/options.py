@@ -127,5 +127,30 @@ class DrafterTrainingOptions(FairseqDataclass):
 
 
 @dataclass
-class SpecDecConfig(DrafterTrainingOptions, DecodingOptions, TranslationConfig):  # type: ignore[misc,valid-type]
+class FirstTokenOptions(FairseqDataclass):
+    """Options of multilingual models, which read and write a language first."""
+
+    source_first_token: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "raw text (fairseq-interactive): put this token before every source, such as the language that "
+            "M2M-100 and NLLB read first. Binarised sources hold it"
+        },
+    )
+    forced_first_token: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "begin every output with this token, such as the language to translate into, and leave it out of "
+            "the text"
+        },
+    )
+
+
+@dataclass
+class SpecDecConfig(
+    FirstTokenOptions,
+    DrafterTrainingOptions,
+    DecodingOptions,  # type: ignore[misc,valid-type]
+    TranslationConfig,
+):
     """Options of the task `spec_dec`."""

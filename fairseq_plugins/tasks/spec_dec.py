@@ -1,11 +1,14 @@
 """The task `spec_dec`: translation (or any rewriting) with a drafter; trains drafters, decodes with them."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from fairseq import utils
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
+from torch import Tensor
 
 from fairseq_plugins.commands.invalid_text import mend_lines, read_invalid_text
 from fairseq_plugins.commands.session import subset_errors
@@ -45,6 +48,54 @@ class Translation(TranslationTask):
                 f"{data}: holds no training or test data by which to tell the languages; give a folder that "
                 "fairseq-preprocess wrote, or --source-lang and --target-lang"
             ) from error
+
+    def build_dataset_for_inference(self, src_tokens: Sequence[Tensor], src_lengths: Any, **more: Any) -> Any:
+        """Make a dataset of raw text, each source with `--source-first-token` before it."""
+        first = self._first_token("source_first_token", self.source_dictionary)
+        if first is not None:
+            src_tokens = [torch.cat([tokens.new_tensor([first]), tokens]) for tokens in src_tokens]
+            src_lengths = [len(tokens) for tokens in src_tokens]
+        return super().build_dataset_for_inference(src_tokens, src_lengths, **more)
+
+    def build_generator(self, *args: Any, **named: Any) -> Any:
+        """Build fairseq's generator, which leaves `--forced-first-token` out of the text."""
+        first = self._first_token("forced_first_token", self.target_dictionary)
+        if first is not None:
+            named["extra_gen_cls_kwargs"] = {"symbols_to_strip_from_output": {first}}
+        return super().build_generator(*args, **named)
+
+    def inference_step(
+        self, generator: Any, models: Any, sample: dict[str, Any], prefix_tokens: Tensor | None = None, **more: Any
+    ) -> Any:
+        """Decode a batch; every output begins with `--forced-first-token`.
+
+        Raises:
+            ConfigurationError: where prefixes are given besides it.
+        """
+        first = self._first_token("forced_first_token", self.target_dictionary)
+        if first is not None:
+            if prefix_tokens is not None:
+                raise ConfigurationError(
+                    f"--forced-first-token {self.cfg.forced_first_token}: contradicts --prefix-size, whose targets "
+                    "begin with it; leave one of them out"
+                )
+            prefix_tokens = sample["net_input"]["src_tokens"].new_full(
+                (sample["net_input"]["src_lengths"].numel(), 1), first
+            )
+        return super().inference_step(generator, models, sample, prefix_tokens=prefix_tokens, **more)
+
+    def _first_token(self, name: str, dictionary: Any) -> int | None:
+        """Return the id of a token that an option names.
+
+        Raises:
+            ConfigurationError: for one that the dictionary lacks.
+        """
+        token = getattr(self.cfg, name)
+        if token is not None and token not in dictionary:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} {token}: is not in the dictionary; give a token of dict.LANGUAGE.txt"
+            )
+        return None if token is None else dictionary.index(token)
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
         """Load a subset, as fairseq does.

@@ -68,7 +68,7 @@ def get_parser() -> argparse.ArgumentParser:
     model("--data", metavar="FOLDER", help="the folder of the dictionaries")
     model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt")
     model("--tokenizer", choices=["moses"], help="cuts text before subwords")
-    model("--source-lang", metavar="NAME", help="where the names of files do not say it")
+    model("--source-lang", metavar="NAME", help="where files do not say it; of multilingual models always")
     model("--target-lang", metavar="NAME", help="the same of the target")
     decoding = parser.add_argument_group("decoding").add_argument
     decoding(
@@ -138,11 +138,18 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
     made_of: dict[str, list[str | None]] = {
         "models": [*files.verifier.split(":"), files.drafter],
         "dictionaries": [f"{files.data}/dict.{language}.txt" for language in (files.source_lang, files.target_lang)],
-        "subwords": [files.subwords],
+        "subwords": _in_folder(files.subwords),
         "input": [args.input],
     }
     hashes = {name: sha256([Path(path) for path in paths if path is not None]) for name, paths in made_of.items()}
     return {**given, **hashes}
+
+
+def _in_folder(path: str | None) -> list[str | None]:
+    """Return a file, or those in a folder (GPT-2's subwords)."""
+    if path is None or not Path(path).is_dir():
+        return [path]
+    return [str(Path(path, name)) for name in ("encoder.json", "vocab.bpe")]
 
 
 def chunks(file: TextIO, size: int) -> Iterator[list[str]]:

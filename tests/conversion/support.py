@@ -22,20 +22,39 @@ with pytest.MonkeyPatch.context() as patch:
 
 SIZE = 60
 MARIAN = {"pad_token_id": SIZE - 1, "eos_token_id": 0, "decoder_start_token_id": SIZE - 1, "bos_token_id": None}
-# Name -> class, settings, the token that is forced first (the target language, or BART's <s>).
-MODELS: dict[str, tuple[str, dict[str, Any], int | None]] = {
-    "marian": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}, None),
-    "marian-relu": ("MarianMTModel", {**MARIAN, "activation_function": "relu", "scale_embedding": True}, None),
-    "m2m100": ("M2M100ForConditionalGeneration", {}, SIZE - 2),
-    "mbart50": ("MBartForConditionalGeneration", {"decoder_start_token_id": 2, "scale_embedding": True}, SIZE - 3),
-    "bart": ("BartForConditionalGeneration", {}, 0),
-    "bart-free": ("BartForConditionalGeneration", {"decoder_layers": 1}, None),
+# Name -> class, settings.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "marian": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}),
+    "marian-relu": ("MarianMTModel", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
+    "m2m100": ("M2M100ForConditionalGeneration", {}),
+    "nllb": ("M2M100ForConditionalGeneration", {"scale_embedding": True}),
+    "mbart50": ("MBartForConditionalGeneration", {"decoder_start_token_id": 2, "scale_embedding": True}),
+    "bart": ("BartForConditionalGeneration", {}),
+    "bart-free": ("BartForConditionalGeneration", {"decoder_layers": 1}),
 }
+# Source and target language of multilingual models -> their tokens.
+LANGUAGES = {
+    "m2m100": {"en": "__en__", "de": "__de__"},
+    "nllb": {"eng_Latn": "eng_Latn", "deu_Latn": "deu_Latn"},
+    "mbart50": {"en_XX": "en_XX", "de_DE": "de_DE"},
+}
+
+
+def languages(name: str) -> dict[str, str]:
+    """Return the arguments of `load` for a model of `MODELS`."""
+    return dict(zip(("source_lang", "target_lang"), LANGUAGES.get(name, ()), strict=False))
+
+
+def first_tokens(name: str) -> tuple[int | None, int | None]:
+    """Return the ids that sources and outputs of a model begin with."""
+    if name in LANGUAGES:
+        return SIZE - 2, SIZE - 3
+    return {"bart": (0, 0), "bart-free": (0, None)}.get(name, (None, None))
 
 
 def save_model(name: str, folder: Path, **changed: Any) -> Any:
     """Save a random model and its vocabulary; return it as it is read again, in eval mode."""
-    kind, settings, _ = MODELS[name]
+    kind, settings = MODELS[name]
     sizes = {
         f"{side}_{size}": value
         for side in ("encoder", "decoder")
@@ -48,6 +67,8 @@ def save_model(name: str, folder: Path, **changed: Any) -> Any:
     torch.manual_seed(3)
     model = model_class(config)
     _liven(model)
+    if name == "bart":
+        model.generation_config.forced_bos_token_id = 0
     model.save_pretrained(folder)
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in names(name).items()}))
     return model_class.from_pretrained(folder).eval()
@@ -61,9 +82,11 @@ def sources() -> list[list[int]]:
 
 
 @torch.no_grad()
-def generated(model: Any, sentences: list[list[int]], forced: int | None, longest: int) -> list[list[int]]:
-    """Return the ids that Hugging Face's greedy search gives, without the start and from EOS on."""
+def generated(model: Any, name: str, sentences: list[list[int]], longest: int) -> list[list[int]]:
+    """Return the ids of words that Hugging Face's greedy search gives."""
     eos = model.config.eos_token_id
+    first, forced = first_tokens(name)
+    sentences = sentences if first is None else [[first, *ids] for ids in sentences]
     rows = pad_sequence([torch.tensor([*ids, eos]) for ids in sentences], True, model.config.pad_token_id)
     mask = torch.tensor([[position <= len(ids) for position in range(rows.size(1))] for ids in sentences]).long()
     found = model.generate(
@@ -77,7 +100,9 @@ def generated(model: Any, sentences: list[list[int]], forced: int | None, longes
         # fairseq never generates the padding.
         bad_words_ids=[[model.config.pad_token_id]],
     )
-    return [ids[: ids.index(eos)] if eos in ids else ids for ids in found[:, 1:].tolist()]
+    ended = [ids[: ids.index(eos)] if eos in ids else ids for ids in found[:, 1:].tolist()]
+    # fairseq takes the forced token for no text wherever it stands.
+    return [[number for number in ids if number != forced] for ids in ended]
 
 
 def names(name: str) -> dict[int, str]:
@@ -85,6 +110,7 @@ def names(name: str) -> dict[int, str]:
     special = {0: "<s>", 1: "<pad>", 2: "</s>", 3: "<unk>"}
     if name.startswith("marian"):
         special = {0: "</s>", 1: "<unk>", SIZE - 1: "<pad>"}
+    special |= dict(zip((SIZE - 2, SIZE - 3), LANGUAGES.get(name, {}).values(), strict=False))
     return {number: special.get(number, f"w{number}") for number in range(SIZE)}
 
 

@@ -15,16 +15,16 @@ def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     calls: list[Path] = []
     monkeypatch.setattr(cache, "convert", lambda source, target: (calls.append(source), convert(source, target)))
-    first, again = (fairseq_plugins.load(tmp_path / "hf", device="cpu", min_len=0) for _ in range(2))
+    first, again = (fairseq_plugins.load(tmp_path / "hf", device="cpu") for _ in range(2))
     convert(tmp_path / "hf", tmp_path / "out")
-    by_hand = fairseq_plugins.load(tmp_path / "out", device="cpu", min_len=0)
+    by_hand = fairseq_plugins.load(tmp_path / "out", device="cpu")
     outputs = [
         [one.tokens for one in model.translate_batch([["w7", "w9"], ["w8"]])] for model in (first, again, by_hand)
     ]
     assert outputs[0] == outputs[1] == outputs[2] and any(outputs[0])
     assert calls == [tmp_path / "hf"]
     save_model("bart", tmp_path / "hf")
-    fairseq_plugins.load(tmp_path / "hf", device="cpu", min_len=0)
+    fairseq_plugins.load(tmp_path / "hf", device="cpu")
     assert calls == [tmp_path / "hf"] * 2
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 from safetensors.torch import load_file, save_file
 
 import fairseq_plugins
@@ -16,8 +15,8 @@ from fairseq_plugins.api.model import Model
 from fairseq_plugins.conversion import cli
 from fairseq_plugins.conversion.vocabulary import read_names
 from fairseq_plugins.errors import ConfigurationError
-from tests.conversion.support import MODELS, SIZE, TOKENIZERS, generated, names, save_model, sources
-from tests.support import REPOSITORY
+from tests.conversion.support import MODELS, SIZE, TOKENIZERS, generated, languages, names, save_model, sources
+from tests.support import REPOSITORY, run_in_process
 
 LONGEST = 30
 
@@ -28,38 +27,75 @@ def convert(folder: Path, out: Path) -> Path:
     return out
 
 
-def ids(model: Model, generator: Any, name: str, sentences: list[list[int]]) -> list[list[int]]:
-    """Return the ids, as Hugging Face numbers them, that a generator of ours or fairseq's gives, without EOS."""
-    token, session = names(name), model._session
-    dictionary, forced = session.task.target_dictionary, MODELS[name][2]
-    numbers = {dictionary.index(text): number for number, text in token.items()}
+def ids(model: Model, name: str, sentences: list[list[int]], **options: Any) -> list[list[int]]:
+    """Return the ids, as Hugging Face numbers them, that a model of ours gives."""
+    token = names(name)
+    numbers = {text: number for number, text in token.items()}
     assert len(numbers) == len(token)
-    found: list[list[int]] = []
-    for first in range(0, len(sentences), 16):
-        chunk = sentences[first : first + 16]
-        sample = model._sample(
-            [model._text.source([token[number] for number in one]) for one in chunk], range(len(chunk))
-        )
-        prefix = None if forced is None else torch.full((len(chunk), 1), dictionary.index(token[forced]))
-        hypotheses = generator.generate(session.models, sample, prefix_tokens=prefix)
-        tokens = [best["tokens"].tolist()[:-1] for best, *_ in hypotheses]
-        placed = dict(zip(sample["id"].tolist(), tokens, strict=True))
-        found += [[numbers[number] for number in placed[row]] for row in range(len(chunk))]
-    return found
+    found = model.translate_batch([[token[number] for number in one] for one in sentences], batch_size=16, **options)
+    return [[numbers[token] for token in one.tokens] for one in found]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_gives_the_ids_of_generate(name: str, tmp_path: Path) -> None:
     original = save_model(name, tmp_path / "hf")
     out = convert(tmp_path / "hf", tmp_path / "out")
-    expected = generated(original, sources(), MODELS[name][2], LONGEST)
+    expected = generated(original, name, sources(), LONGEST)
     assert len({tuple(one) for one in expected}) > 30 and len({len(one) for one in expected}) > 5
-    model = fairseq_plugins.load(out, decoder="greedy", device="cpu", min_len=0, max_len_b=LONGEST)
+    options = {"device": "cpu", "max_len_b": LONGEST, **languages(name)}
+    model = fairseq_plugins.load(out, decoder="greedy", **options)
     assert model.backend.startswith("native: ")
-    assert ids(model, model._take(model._generators.search()), name, sources()) == expected
-    session = model._session
-    stock = SequenceGenerator(session.models, session.task.target_dictionary, beam_size=1, max_len_b=LONGEST, min_len=0)
-    assert ids(model, stock, name, sources()) == expected
+    assert ids(model, name, sources()) == expected
+    stock = fairseq_plugins.load(out, decoder="beam", **options)
+    assert ids(stock, name, sources(), beam=1) == expected
+    text = names(name)
+    for one, wanted in zip(sources()[:3], expected, strict=False):
+        steps = list(model.stream(" ".join(text[number] for number in one)))
+        assert [token for step in steps for token in step.tokens] == [text[number] for number in wanted]
+
+
+def test_multilingual_models_need_their_languages(tmp_path: Path) -> None:
+    save_model("nllb", tmp_path / "hf")
+    out = convert(tmp_path / "hf", tmp_path / "out")
+    for given, message in (
+        ({}, "source_lang: missing; this model is multilingual: give one of deu_Latn, eng_Latn"),
+        ({"source_lang": "eng_Latn", "target_lang": "de"}, "target_lang de: unknown; .*give one of deu_Latn, eng_Latn"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            fairseq_plugins.load(out, device="cpu", **given)
+    model = fairseq_plugins.load(out, device="cpu", **languages("nllb"))
+    assert (model.source_lang, model.target_lang, model.max_source_tokens) == ("eng_Latn", "deu_Latn", 63)
+    with pytest.raises(ConfigurationError, match="sentence 0: has 64 tokens, and the model reads at most 63"):
+        model.translate("w7 " * 63)
+    (out / "load.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="load.json: is not of spec-dec-convert; convert the model again"):
+        fairseq_plugins.load(out, device="cpu")
+
+
+@pytest.mark.parametrize("decoder", ["beam", "greedy", "jacobi"])
+def test_fairseq_interactive_takes_first_tokens(decoder: str, tmp_path: Path) -> None:
+    save_model("nllb", tmp_path / "hf")
+    out = convert(tmp_path / "hf", tmp_path / "out")
+    text = [" ".join(names("nllb")[number] for number in one) for one in sources()[:8]]
+    expected = fairseq_plugins.load(out, device="cpu", max_len_b=LONGEST, **languages("nllb")).translate(text)
+    options = f"{out} --task spec_dec --source-lang src --target-lang tgt --path {out}/verifier.pt --decoder {decoder}"
+    options += f" --source-first-token eng_Latn --min-len 0 --max-len-b {LONGEST} --beam 1 --cpu --buffer-size 8"
+    said = run_in_process(
+        "interactive", options, "--forced-first-token", "deu_Latn", input="\n".join(text) + "\n"
+    ).stdout
+    assert [line.split("\t")[2] for line in said.splitlines() if line.startswith("H-")] == expected
+    assert len(set(expected)) > 5
+
+
+def test_first_tokens_have_to_be_in_the_dictionary(tmp_path: Path) -> None:
+    save_model("bart", tmp_path / "hf")
+    out = convert(tmp_path / "hf", tmp_path / "out")
+    with pytest.raises(ConfigurationError, match="forced.first.token.*de_DE: is not in the dictionary; give a token"):
+        fairseq_plugins.load(out, device="cpu", forced_first_token="de_DE")
+    model = fairseq_plugins.load(out, device="cpu")
+    with pytest.raises(ConfigurationError, match="--forced-first-token <s>: contradicts --prefix-size"):
+        sample = model._session.batch(model._dataset([model._text.source(["w7"])]), [0])
+        model._session.task.inference_step(None, [], sample, prefix_tokens=torch.tensor([[0]]))
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
