@@ -26,7 +26,9 @@ allow_fairseq_checkpoints()
 from fairseq_plugins import criterions, models, tasks  # noqa: E402
 from fairseq_plugins.api import load, wrap  # noqa: E402
 from fairseq_plugins.commands.parsing import help_of_fairseqs_tools  # noqa: E402
+from fairseq_plugins.stopping import stop_on_request  # noqa: E402
 
 help_of_fairseqs_tools()
+stop_on_request()
 
 __all__ = ["criterions", "load", "models", "tasks", "wrap"]

@@ -1,18 +1,23 @@
 """Let torch's safe loader (the default since torch 2.6) read fairseq checkpoints, without switching it off."""
 
 import argparse
+import collections
 import enum
+from typing import Any
 
 import numpy
+import omegaconf
 import torch
 
 
 def allow_fairseq_checkpoints() -> None:
     """Allow exactly the classes that fairseq writes into checkpoints: settings, enumerations, numpy scalars.
 
-    fairseq calls `torch.load` with its default arguments, which refuse any class that is not on torch's list.
+    fairseq calls `torch.load` with its default arguments, which refuse any class that is not on torch's list. Settings
+    in omegaconf's classes are what a training that goes on in several processes hands from the first to the others.
     """
     from fairseq.dataclass import constants
+    from fairseq.distributed.utils import _TensorPlaceholder
 
     choices = [value for value in vars(constants).values() if isinstance(value, enum.EnumMeta)]
     scalar = getattr(numpy, "_core", None) or numpy.core
@@ -20,6 +25,9 @@ def allow_fairseq_checkpoints() -> None:
         [
             argparse.Namespace,
             *choices,
+            *(omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.AnyNode),
+            *(omegaconf.base.ContainerMetadata, omegaconf.base.Metadata),
+            *(collections.defaultdict, dict, list, int, Any, _TensorPlaceholder),
             scalar.multiarray.scalar,
             numpy.dtype,
             numpy.dtypes.Float64DType,

@@ -60,6 +60,7 @@ server.connect({path!r})
 # What is ignored stays ignored, as in the jobs in the background of a shell.
 if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
     _signal.signal(_signal.SIGINT, lambda *_: server.send(b"i"))
+_signal.signal(_signal.SIGUSR1, lambda *_: server.send(b"u"))
 message = marshal.dumps([sys.argv, posix.getcwd(), dict(posix.environ), files])
 numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
 sent = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if files else []
@@ -193,9 +194,12 @@ def _is_running(process: int) -> bool:
 
 
 def _obey(client: socket.socket) -> None:
-    """Interrupt this command and what it started when its client is, and end them as hard as it was ended."""
-    while client.recv(1) == b"i":
-        os.killpg(0, signal.SIGINT)
+    """Pass on what interrupts the client, to all that this command started, and SIGUSR1; end them as it was ended."""
+    while (sent := client.recv(1)) in (b"i", b"u"):
+        if sent == b"i":
+            os.killpg(0, signal.SIGINT)
+        else:
+            os.kill(os.getpid(), signal.SIGUSR1)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -245,6 +249,7 @@ def _run(client: socket.socket, report: Path) -> None:
     from fairseq.utils import import_user_module
 
     from fairseq_plugins.output import quieten, watch_output
+    from fairseq_plugins.stopping import stop_on_request
     from tests import quick_options
 
     known = quick_options.worked_out()
@@ -273,6 +278,7 @@ def _run(client: socket.socket, report: Path) -> None:
         # As importing the plugin does, which came before the command had its output.
         watch_output()
         quieten()
+        stop_on_request()
     status = 1
     try:
         status = getattr(module, function)() or 0

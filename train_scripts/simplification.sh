@@ -6,7 +6,7 @@
 #
 # DATA is needed: WikiLarge is given out by its authors (github.com/XingxingZhang/dress); the references of Turk are at
 # github.com/cocoxu/simplification, those of ASSET at github.com/facebookresearch/asset.
-#SBATCH --job-name=simplification --gres=gpu:4 --cpus-per-task=16 --time=1-00:00:00 --output=%x-%j.log
+#SBATCH --job-name=simplification --gres=gpu:4 --cpus-per-task=16 --time=1-00:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
 script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
 [ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
 # shellcheck source=train_scripts/recipe.sh

@@ -1,7 +1,6 @@
 """What lets a sweep go on where it was interrupted: finished settings, and what they were measured with."""
 
 import argparse
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.benchmarks.sweep_cells import Cell, Result, Results
 from fairseq_plugins.commands import machine
-from fairseq_plugins.commands.files import sha256, write_atomically
+from fairseq_plugins.commands.files import lock, sha256, unwritable, write_atomically
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -64,20 +63,15 @@ def sole_use(folder: Path) -> Iterator[None]:
     """Keep a second sweep out of the folder.
 
     Raises:
-        ConfigurationError: when one is running there, or the folder cannot be written.
+        ConfigurationError: when one is running there, or the folder cannot be written or locked.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w", encoding="utf-8")
+        file = open(folder / ".lock", "w", encoding="utf-8")
     except OSError as error:
-        message = f"--output {folder}: cannot be written ({error.strerror}); give a writable folder"
-        raise ConfigurationError(message) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            message = f"--output {folder}: another sweep is running there; wait for it or give another folder"
-            raise ConfigurationError(message) from error
+        raise unwritable(folder, "--output", error) from error
+    with file:
+        lock(file, folder)
         yield
 
 

@@ -2,9 +2,12 @@
 
 import argparse
 import logging
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fairseq_plugins.errors import ConfigurationError, explain
 from fairseq_plugins.help_texts import version
@@ -77,6 +80,22 @@ class CommandParser(argparse.ArgumentParser):
         return formatter.format_help().replace("\n\n", " [OPTION ...]\n\n", 1)
 
 
+class TimeIsUp(KeyboardInterrupt):
+    """SIGUSR1, which Slurm sends before a time limit."""
+
+
+def _time_is_up(*_: Any) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise TimeIsUp
+
+
+def requeue() -> None:
+    """Put this job of Slurm into the queue again, where the variable REQUEUE asks for it."""
+    if os.environ.get("REQUEUE") and os.environ.get("SLURM_JOB_ID"):
+        sys.stdout.flush()
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+
+
 def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run a console command; return its exit status.
 
@@ -86,8 +105,8 @@ def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[
         argv: arguments (default: the process's own).
 
     Returns:
-        0, or 2 after a one-line error for what the user can mend, or 130 after Ctrl-C, or 1, without a word, where
-        nobody reads the output any more (`| head`).
+        0, or 2 after a one-line error for what the user can mend, or 130 after Ctrl-C, or 138 after SIGUSR1, or 1,
+        without a word, where nobody reads the output any more (`| head`).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments == ["--version"]:
@@ -97,9 +116,14 @@ def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s", force=True)
     if is_tool():
         watch_output()
+        signal.signal(signal.SIGUSR1, _time_is_up)
     try:
         run(arguments)
         sys.stdout.flush()
+    except TimeIsUp:
+        say(f"{name}: stopped by SIGUSR1; what is finished is kept")
+        requeue()
+        return 128 + signal.SIGUSR1
     except KeyboardInterrupt:
         say(f"{name}: interrupted")
         return 130

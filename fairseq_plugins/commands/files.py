@@ -97,6 +97,31 @@ class HeldByAnother(ConfigurationError):
         self.file = file
 
 
+def lock(file: IO[Any], path: Path, wait: bool = False) -> None:
+    """Lock an open file until it is closed.
+
+    Args:
+        file: see above; closed where it cannot be locked.
+        path: its name, or that of what it stands for, for errors.
+        wait: until no other process holds it.
+
+    Raises:
+        HeldByAnother: when another process holds it.
+        ConfigurationError: where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError as error:
+        file.close()
+        raise HeldByAnother(path) from error
+    except OSError as error:
+        file.close()
+        raise ConfigurationError(
+            f"{path}: cannot be locked ({error.strerror or error}); give a path on a file system with locks (NFS: "
+            "version 4, or mounted without `nolock`)"
+        ) from error
+
+
 def hold(file: IO[Any], partial: Path, whole: Path) -> None:
     """Lock a growing file until it is closed.
 
@@ -109,18 +134,11 @@ def hold(file: IO[Any], partial: Path, whole: Path) -> None:
         HeldByAnother: when another process holds it, or finished it since it was opened.
         ConfigurationError: where the file system has no locks.
     """
+    lock(file, partial)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_ours = os.path.samestat(os.fstat(file.fileno()), os.stat(partial))
-    except (BlockingIOError, FileNotFoundError) as error:
-        file.close()
-        raise HeldByAnother(partial) from error
-    except OSError as error:
-        file.close()
-        raise ConfigurationError(
-            f"{partial}: cannot be locked ({error.strerror or error}); give a path on a file system with locks (NFS: "
-            "version 4, or mounted without `nolock`)"
-        ) from error
+    except FileNotFoundError:
+        is_ours = False
     if is_ours and whole.exists():
         partial.unlink()
     if not is_ours or whole.exists():

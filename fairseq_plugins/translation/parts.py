@@ -5,7 +5,6 @@ process to finish puts the parts together and gives the result its name. A run t
 parts end, with as many parts, if it is made from the same models, options and text.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fairseq_plugins.commands.files import Destination, hold, unwritable, write_atomically
+from fairseq_plugins.commands.files import Destination, hold, lock, unwritable, write_atomically
 from fairseq_plugins.errors import ConfigurationError
 
 CHUNK = 1024
@@ -124,8 +123,8 @@ class Parts:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with open(self._folder / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(self._folder / "lock", "a") as file:
+            lock(file, self._folder, wait=True)
             yield
 
     def whole(self, index: int) -> Path:

@@ -181,7 +181,7 @@ def test_foreign_journal(content: str, tmp_path: Path) -> None:
 
 
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:
-    with sole_use(tmp_path), pytest.raises(ConfigurationError, match="another sweep is running there"):
+    with sole_use(tmp_path), pytest.raises(ConfigurationError, match=f"{tmp_path}: another process writes it"):
         with sole_use(tmp_path):
             pass
     with sole_use(tmp_path):

@@ -92,7 +92,14 @@ def sleeping(tmp_path: Path) -> Iterator[subprocess.Popen]:
     runner.wait()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+SAID = {
+    signal.SIGTERM: "",
+    signal.SIGINT: "\nInterrupted. The same command goes on from here.\n",
+    signal.SIGUSR1: "Stopped by SIGUSR1. The same command goes on from here.\n",
+}
+
+
+@pytest.mark.parametrize("sent", SAID)
 def test_a_runner_that_is_ended_ends_its_command(
     sleeping: subprocess.Popen, tmp_path: Path, sent: signal.Signals
 ) -> None:
@@ -102,7 +109,7 @@ def test_a_runner_that_is_ended_ends_its_command(
     assert sleeping.returncode == 128 + sent
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
-    assert said == ("\nInterrupted. The same command goes on from here.\n" if sent == signal.SIGINT else "")
+    assert said == SAID[sent]
 
 
 def test_only_one_run_at_a_time(sleeping: subprocess.Popen, tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from train_scripts.runner import stages
 from train_scripts.runner.recipe import Recipe
 from train_scripts.runner.settings import read_settings
-from train_scripts.runner.stages import CommandFailed, Refused, run
+from train_scripts.runner.stages import CommandFailed, Refused, TimeIsUp, run
 from train_scripts.runner.training import train
 
 END_OF_LOG = 15  # lines that are shown of a command that failed
@@ -78,10 +80,10 @@ def measure(cell: str, message: str, *command: str) -> None:
         run(shlex.join(command), log=log, out=out)
         bleu = re.search(r"^Generate .*?BLEU[^=]* = ([\d.]+)", out.read_text(encoding="utf-8"), re.MULTILINE)
         counted = r" sentences, (\d+) tokens, (\d+) iterations, ([\d.]+) mean accepted tokens"
-        counts = re.search(counted, log.read_text(encoding="utf-8"))
-        if bleu is None or counts is None:
+        counts = re.findall(counted, log.read_text(encoding="utf-8"))
+        if bleu is None or not counts:
             raise Refused(f"{out}: fairseq-generate gave no BLEU or no counts; see {log}")
-        partial.write_text(" ".join([bleu[1], *counts.groups()]) + "\n", encoding="utf-8")
+        partial.write_text(" ".join([bleu[1], *counts[-1]]) + "\n", encoding="utf-8")
         partial.rename(cell)
 
     stages.stage(Path(cell), message, make)
@@ -104,10 +106,23 @@ def show_end(log: Path) -> None:
     print("", *last, f"error: the last command failed; all it said is in {log}. {after}", sep="\n", file=sys.stderr)
 
 
+def time_is_up(*_: object) -> NoReturn:
+    """End what runs, after one signal only: Slurm may send it again."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise TimeIsUp
+
+
+def requeue() -> None:
+    """Put this job of Slurm into the queue again, where the variable REQUEUE asks for it."""
+    if os.environ.get("REQUEUE") and os.environ.get("SLURM_JOB_ID"):
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a command: its exit status, that of a program that failed, or 2 after one line about wrong settings."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
+    signal.signal(signal.SIGUSR1, time_is_up)
     try:
         if os.environ.get("LOCK"):
             stages.lock(Path(os.environ["LOCK"]))
@@ -119,6 +134,10 @@ def main(argv: Sequence[str]) -> int:
         if error.log:
             show_end(error.log)
         return error.status
+    except TimeIsUp:
+        print("Stopped by SIGUSR1. The same command goes on from here.", file=sys.stderr, flush=True)
+        requeue()
+        return 128 + signal.SIGUSR1
     except KeyboardInterrupt:
         print("\nInterrupted. The same command goes on from here.", file=sys.stderr)
         return 130

@@ -16,6 +16,10 @@ class Refused(Exception):
     """A wrong setting or input: one line with its value and the remedy."""
 
 
+class TimeIsUp(Exception):
+    """SIGUSR1, which Slurm sends before a time limit."""
+
+
 class CommandFailed(Exception):
     """A command ended with an error. Its messages are in the log, or were printed where there is none."""
 
@@ -86,7 +90,7 @@ def run(command: str, log: Path | None = None, out: Path | None = None, source: 
         return say(shlex.join(shlex.split(command)) + files)
     with ExitStack() as stack:
         reads = stack.enter_context(open(source, "rb")) if source else None
-        messages = stack.enter_context(open(log, "wb")) if log else None
+        messages = stack.enter_context(open(log, "ab")) if log else None  # after those of an interrupted run
         writes = stack.enter_context(open(out, "wb")) if out else messages
         with started(command, stdin=reads, stdout=writes, stderr=messages) as child:
             status = child.wait()

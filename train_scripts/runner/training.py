@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train_scripts.runner.stages import CommandFailed, is_dry_run, minutes, run, say, started
+from train_scripts.runner.stages import CommandFailed, TimeIsUp, is_dry_run, minutes, run, say, started
 
 INTERVAL = 20  # seconds between two lines of progress in a file
 
@@ -33,6 +33,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, pa
 
     Raises:
         CommandFailed: when fairseq-train fails.
+        TimeIsUp: after SIGUSR1, with a checkpoint.
     """
     partial = Path(f"{folder}.partial")
     command += f" --save-dir {partial} --no-epoch-checkpoints --keep-interval-updates {keep or 1}"
@@ -44,11 +45,23 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, pa
     mend_last_checkpoint(partial)
     if (partial / "checkpoint_last.pt").exists():
         say(f"       going on from {partial}/checkpoint_last.pt")
-    progress = Progress(limit, ends_of(shlex.split(command)))
-    with open(log, "ab", 0) as file, started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
-        for line in child.stdout or ():
-            file.write(line)
-            progress.read(line.decode(errors="replace"))
+    progress, stop = Progress(limit, ends_of(shlex.split(command))), partial.absolute() / "stop"
+    stop.unlink(missing_ok=True)
+    files = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    asked = {**os.environ, "SPEC_DEC_STOP_FILE": str(stop)}  # fairseq_plugins/stopping.py
+    with open(log, "ab", 0) as file, started(command, env=asked, **files) as child:
+        lines: Iterable[bytes] = child.stdout or ()
+        try:
+            for line in lines:
+                file.write(line)
+                progress.read(line.decode(errors="replace"))
+        except TimeIsUp:
+            stop.touch()
+            for line in lines:
+                file.write(line)
+                if b"| Saved checkpoint " in line:
+                    break
+            raise
     clear_line()
     if child.wait():
         raise CommandFailed(child.returncode, log)

@@ -1,0 +1,51 @@
+"""Ends a training with a checkpoint when it is asked to: Slurm sends SIGUSR1 before a time limit.
+
+fairseq stops and saves after the update that reaches --max-update: the request lowers that. Of several processes the
+first one saves and stops; whoever asked ends the others.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from torch import distributed
+
+STOP_FILE = "SPEC_DEC_STOP_FILE"
+"""Variable that names a file whose existence asks for the same: a signal does not reach the processes of torchrun."""
+
+_SECONDS = 0.5
+_LOOP = ("fairseq_cli.train", "train")
+
+
+def stop_on_request() -> None:
+    """Let SIGUSR1 or the file of `STOP_FILE` end fairseq-train after its update, without a validation."""
+    if Path(sys.argv[0]).name != "fairseq-train":
+        return
+    signal.signal(signal.SIGUSR1, _stop)
+    if os.environ.get(STOP_FILE):
+        threading.Thread(target=_wait_for, args=[Path(os.environ[STOP_FILE])], daemon=True).start()
+
+
+def _wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(_SECONDS)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    if distributed.is_initialized() and distributed.get_rank() > 0:
+        return
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != _LOOP:
+        frame = frame.f_back
+    if frame is None:  # before the first update, or between two epochs
+        timer = threading.Timer(_SECONDS, os.kill, [os.getpid(), number])
+        timer.daemon = True
+        timer.start()
+        return
+    cfg = frame.f_locals["cfg"]
+    cfg.optimization.max_update = 1
+    cfg.dataset.disable_validation = True  # it may take longer than there is time, and the others would have to join in

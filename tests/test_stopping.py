@@ -1,0 +1,72 @@
+"""SIGUSR1 to a runner that trains: a checkpoint after the update, and the same command goes on as if nothing was."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import TINY, Corpus
+from tests.support import REPOSITORY
+from tests.train_scripts.test_runner import environment
+
+TRAINING = (
+    f"--task translation --arch transformer {TINY} --dropout 0.1 --criterion cross_entropy --optimizer adam --lr 0.01 "
+    "--max-tokens 100 --num-workers 0 --no-epoch-checkpoints --seed 1 --required-batch-size-multiple 1"
+)
+
+
+# fairseq takes the number of GPUs for that of the processes of torchrun, unless all is given.
+WITHOUT_GPUS = """#!/bin/sh
+set -- "$@" ${{RANK:+--distributed-rank $RANK --distributed-init-method env:// --distributed-no-spawn}}
+exec {programs}/fairseq-train "$@" --cpu ${{RANK:+--distributed-backend gloo --ddp-backend legacy_ddp}}
+"""
+
+
+def trainer_without_gpus(folder: Path, programs: Path) -> Path:
+    """Write a fairseq-train that trains on CPUs, in processes of torchrun as well."""
+    program = folder / "fairseq-train"
+    program.write_text(WITHOUT_GPUS.format(programs=programs))
+    program.chmod(0o755)
+    return program
+
+
+def train(corpus: Corpus, programs: Path, folder: Path, updates: int, processes: int = 1) -> subprocess.Popen[str]:
+    """Start `python -m train_scripts.runner train`."""
+    command = f"{trainer_without_gpus(folder.parent, programs)} {corpus.data} --user-dir {REPOSITORY}/fairseq_plugins"
+    if processes > 1:
+        launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {processes} --no-python"
+        command = f"{launcher} {command} --distributed-world-size {processes}"
+    runner = [sys.executable, "-m", "train_scripts.runner", "train", str(folder), "train", f"{folder}.log", "0"]
+    variables = environment(OMP_NUM_THREADS="1", LOG_INTERVAL="1", PYTHON_EXEC=f"{programs}/python")
+    return subprocess.Popen(
+        [*runner, *command.split(), *TRAINING.split(), "--max-update", str(updates)],
+        cwd=REPOSITORY, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_path: Path, processes: int) -> None:
+    stopped, whole, log = tmp_path / "stopped", tmp_path / "whole", tmp_path / "stopped.log"
+    run = train(corpus, programs, stopped, 100_000, processes)
+    while not (log.exists() and "train_inner" in log.read_text()):
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.send_signal(signal.SIGUSR1)
+    _, said = run.communicate(timeout=100)
+    assert said == "Stopped by SIGUSR1. The same command goes on from here.\n" and run.returncode == 138
+    saved = re.findall(r"Saved checkpoint \S*checkpoint_last.pt \(epoch \d+ @ (\d+) updates", log.read_text())
+    assert len(saved) == 1 and not stopped.exists()
+    assert "begin validation" not in log.read_text().partition("Stopping training")[2]
+    updates = int(saved[0]) + 3
+    assert train(corpus, programs, stopped, updates, processes).wait(100) == 0
+    assert re.search(rf"Loaded checkpoint .*@ {saved[0]} updates\)", log.read_text())
+    if processes == 1:
+        assert train(corpus, programs, whole, updates).wait(100) == 0
+        models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (stopped, whole)]
+        assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
