@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.cpp_extension import include_paths, library_paths
 
+from fairseq_plugins.decoding.engine import fixed_shapes
 from fairseq_plugins.decoding.engine.graph_capture import Outputs, Run
 
 CUDA = torch.device("cuda:0")
@@ -141,6 +143,17 @@ class PretendedGpu(TorchDispatchMode):
         self._count(func, name, args, kwargs, wrapped)
         return wrapped
 
+    def launch(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Run a function of tensors on the host as one launch."""
+        self._refuse_mixed(function.__name__, list(args))
+        result = GpuTensor(_on_host(function, args, {}))
+        self.launches[self.where] += 1
+        if self.where == "outside":
+            self.operations[function.__name__, _line()] += 1
+        if self.tape is not None:
+            self.tape.append((function, args, {}, result))
+        return result
+
     def _refuse_mixed(self, name: str, leaves: list[Any]) -> None:
         on_host = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, GpuTensor)]
         has_gpu = any(isinstance(leaf, GpuTensor) for leaf in leaves)
@@ -198,7 +211,7 @@ def _on_host(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if "device" in kwargs:
         changed["device"] = torch.device("cpu")
     args, changed = tree_map(lambda leaf: leaf.host if isinstance(leaf, GpuTensor) else leaf, (args, changed))
-    if func.overloadpacket.__name__ in ("_softmax", "_log_softmax") and args[2]:
+    if func in (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default) and args[2]:
         # A GPU reads half precision and writes fp32 in one.
         args = (args[0].float(), args[1], False)
     return func(*args, **changed)
@@ -231,6 +244,14 @@ def _line() -> str:
             break
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere" if frame is None else f"{frame.f_code.co_filename.rsplit('/', 1)[1]}:{frame.f_lineno}"
+
+
+class ReferenceKernels:
+    """In place of `triton_kernels`, which no CPU runs: what these are tested against, counted as one launch each."""
+
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self.linear = partial(gpu.launch, fixed_shapes.linear)
+        self.attention = partial(gpu.launch, fixed_shapes.attention)
 
 
 _GUARD = """
@@ -279,7 +300,7 @@ def moved(value: Any) -> Any:
 def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     """Pretend that there is a GPU."""
     gpu = PretendedGpu()
-    attend = F.scaled_dot_product_attention
+    attend, kernels = F.scaled_dot_product_attention, ReferenceKernels(gpu)
 
     def attention(*args: Any, **kwargs: Any) -> Tensor:
         if isinstance(args[0], GpuTensor):
@@ -297,6 +318,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(F, "scaled_dot_product_attention", attention)
         patch.setattr(torch.Tensor, "pin_memory", pin_memory)
+        patch.setattr(fixed_shapes, "triton_kernels", lambda: kernels)
         patch.setattr(PretendedGpu, "current", gpu)
         with gpu:
             yield gpu

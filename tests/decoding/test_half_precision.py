@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows, in_parts
+from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows
 from fairseq_plugins.decoding.engine.native import model as native_model
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.half_precision import with_rounded_weights
@@ -206,7 +206,7 @@ def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
 
 @settings(STEADY, max_examples=some(25))
 @given(
-    rows=st.integers(1, ROWS + 3),
+    rows=st.integers(1, ROWS // 2),
     slots=st.integers(1, 2 * SLOTS + 3),
     more=st.integers(0, SLOTS),
     dtype=st.sampled_from([torch.float32, *HALVES]),
@@ -215,19 +215,17 @@ def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
 def test_attention_in_fixed_shapes(rows: int, slots: int, more: int, dtype: torch.dtype, seed: int) -> None:
     """As PyTorch computes it; what is hidden after the last slot, and the other rows, change no bit."""
     generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(rows, 2, 8, generator=generator).to(dtype)
+    query = torch.randn(3, rows, 2, 8, generator=generator).to(dtype)
     key_value = torch.randn(3, slots + more, 2, 2, 8, generator=generator).to(dtype)
-    sentence = torch.randint(0, 3, (rows,), generator=generator)
-    last = torch.randint(0, slots, (rows,), generator=generator)
-    result = attention(query, key_value, in_parts(sentence, last, slots + more))
-    assert torch.equal(attention(query, key_value[:, :slots], in_parts(sentence, last, slots)), result)
-    chosen = slice(rows // 2, None)
-    some = in_parts(sentence[chosen], last[chosen], slots + more)
-    assert torch.equal(attention(query[chosen], key_value, some), result[chosen])
-    key, value = key_value[sentence].float().permute(2, 0, 3, 1, 4)
-    mask = (torch.arange(slots + more) <= last[:, None])[:, None, None]
-    theirs = nn.functional.scaled_dot_product_attention(query.float()[:, :, None], key, value, attn_mask=mask)
-    torch.testing.assert_close(result.float(), theirs.flatten(1), rtol=2e-2, atol=2e-2)
+    last = torch.randint(0, slots, (3, rows), generator=generator)
+    result = attention(query, key_value, last)
+    assert torch.equal(attention(query, key_value[:, :slots], last), result)
+    assert torch.equal(attention(query[1:], key_value[1:], last[1:]), result[1:])
+    assert torch.equal(attention(query[:, rows // 2 :], key_value, last[:, rows // 2 :]), result[:, rows // 2 :])
+    key, value = key_value.float().permute(2, 0, 3, 1, 4)
+    mask = (torch.arange(slots + more) <= last[:, :, None])[:, None]
+    theirs = nn.functional.scaled_dot_product_attention(query.float().transpose(1, 2), key, value, attn_mask=mask)
+    torch.testing.assert_close(result.float(), theirs.transpose(1, 2).flatten(2), rtol=2e-2, atol=2e-2)
 
 
 # ------------------------------------------------------------------------------------- as the task sets it up

@@ -22,6 +22,7 @@ from fairseq_plugins.decoding.engine.rows import cat_padded, rows_of
 from fairseq_plugins.decoding.engine.weights import (
     Precision,
     in_precision,
+    linear,
     norm,
     plain_projection,
     quantized_layer,
@@ -81,8 +82,8 @@ class CachedDecoder:
             self.output_layer = engine.rowwise(decoder.output_layer)
         else:
             self.output_layer = engine.linear(in_precision(plain_output, engine.precision))
-        self.project_in = decoder.project_in_dim and engine.rowwise(decoder.project_in_dim)
-        self.project_out = decoder.project_out_dim and engine.rowwise(decoder.project_out_dim)
+        self.project_in = decoder.project_in_dim and engine.linear(linear(decoder.project_in_dim))
+        self.project_out = decoder.project_out_dim and engine.linear(linear(decoder.project_out_dim))
         # Keys and values [layers, B * beam, slots, 2, H, D / H] of self-attention, and [layers, B, S, ...] of cross-.
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None

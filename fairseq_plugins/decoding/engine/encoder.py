@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.attention import additive
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.fixed_shapes import attention, in_parts, padding_last
+from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
@@ -90,20 +90,17 @@ class FusedEncoder:
     def _run_batch_invariant(self, x: Tensor, padding: Tensor) -> Tensor:
         """`_run` in fixed shapes; padding [B, S] stands after the sentences meanwhile."""
         assert self.layers is not None
-        order = padding_last(padding)
-        x = x.gather(1, order[:, :, None].expand_as(x))
-        sentence = torch.arange(len(x), device=x.device)[:, None].expand_as(padding).flatten()
-        last = ((~padding).sum(1) - 1)[sentence]
-        parts = in_parts(sentence, last, x.size(1))
+        order = padding_last(padding)[:, :, None].expand_as(x)
+        x = x.gather(1, order)
+        last = ((~padding).sum(1, keepdim=True) - 1).expand_as(padding)
         for layer in self.layers:
 
             def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
                 qkv = qkv.unflatten(-1, (3, heads, -1))
-                attended = attention(qkv[:, :, 0].flatten(0, 1), qkv[:, :, 1:], parts)
-                return attended.reshape(*padding.shape, attended.size(1))
+                return attention(qkv[:, :, 0], qkv[:, :, 1:], last)
 
             x = transformer_layer(layer, x, self.engine.apply, attend)
-        return x.gather(1, order.argsort(1)[:, :, None].expand_as(x))
+        return torch.empty_like(x).scatter_(1, order, x)
 
     def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
         """An encoder as it is; where a sentence must not depend on the others, each by itself and without padding."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.fixed_shapes import by_rows
+from fairseq_plugins.decoding.engine.fixed_shapes import linear as fixed_linear
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.weights import Linear, Precision, in_floats
 
@@ -38,7 +39,7 @@ class Engine:
 
     def apply(self, x: Tensor, layer: Linear) -> Tensor:
         """Apply a linear layer to x [..., inputs]."""
-        return self.rowwise(lambda rows: F.linear(rows, *in_floats(layer)))(x)
+        return (fixed_linear if self.batch_invariant else F.linear)(x, *in_floats(layer))
 
     def rowwise(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A function of rows [..., I] as this engine runs it."""

@@ -4,9 +4,16 @@ Libraries for matrix products choose the order of their additions by the shape. 
 millionth; in half precision by as much as two tokens differ, so that a verified draft may say something else than one
 token after the other. As in LLM-42 (arXiv 2601.17768), products here have one shape for both: `ROWS` rows at a time,
 and attention over `SLOTS` slots at a time, the sums of which are added up in order.
+
+These are many launches. On a GPU with Triton, `triton_kernels` computes the same in one launch each.
 """
 
+import functools
+import logging
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +21,28 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
 
+logger = logging.getLogger(__name__)
+
 ROWS = 32
 SLOTS = 32
+
+
+@functools.cache
+def triton_kernels() -> Any:
+    """Return the module `triton_kernels`, None where Triton is not installed."""
+    if find_spec("triton") is None:
+        logger.warning("half precision: Triton is not installed, so steps take many launches; install triton")
+        return None
+    return import_module("fairseq_plugins.decoding.engine.triton_kernels")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply a linear layer to x [..., I]."""
+    kernels = triton_kernels() if x.device.type == "cuda" else None
+    if kernels is not None:
+        applied: Tensor = kernels.linear(x, weight, bias)
+        return applied
+    return by_rows(lambda rows: F.linear(rows, weight, bias))(x)
 
 
 def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -23,51 +50,51 @@ def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
     def run(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.size(-1))
-        parts = F.pad(rows, (0, 0, 0, -len(rows) % ROWS)).split(ROWS)
-        result = torch.cat([function(part) for part in parts])
+        missing = -len(rows) % ROWS
+        padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
+        parts = [function(part) for part in padded.split(ROWS)]
+        result = parts[0] if len(parts) == 1 else torch.cat(parts)
         return result[: len(rows)].reshape(*x.shape[:-1], result.size(1))
 
     return run
 
 
-# Of `ROWS` rows at a time: whose they are [ROWS], and which slots are hidden from them [ROWS, 1, 1, S].
-Parts = list[tuple[Tensor, Tensor]]
-
-
-def in_parts(sentence: Tensor, last_visible: Tensor, slots: int) -> Parts:
-    """What `attention` needs to know of rows, once for all layers.
+def attention(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
+    """Attention of T rows of each of B sentences.
 
     Args:
-        sentence: [R], rows of keys and values.
-        last_visible: [R], each row reads the slots 0 .. `last_visible` of its sentence.
-        slots: S, that there are.
-    """
-    missing = -len(sentence) % ROWS
-    slot = torch.arange(slots + -slots % SLOTS, device=sentence.device)
-    of, last = (F.pad(values, (0, missing)).split(ROWS) for values in (sentence, last_visible))
-    return [(rows, slot > visible[:, None, None, None]) for rows, visible in zip(of, last, strict=True)]
-
-
-def attention(query: Tensor, key_value: Tensor, parts: Parts) -> Tensor:
-    """Attention of rows of several sentences, each over slots of its own.
-
-    Args:
-        query: [R, H, W].
+        query: [B, T, H, W].
         key_value: [B, S, 2, H, W].
-        parts: of the R rows.
+        last_visible: [B, T], each row reads the slots 0 .. `last_visible` of its sentence.
 
     Returns:
-        [R, H * W].
+        [B, T, H * W].
     """
-    count, missing = len(query), -len(query) % ROWS
-    queries = F.pad(query, (0, 0, 0, 0, 0, missing)).split(ROWS)
+    kernels = triton_kernels() if query.device.type == "cuda" else None
+    attended: Tensor
+    if kernels is not None:
+        attended = kernels.attention(query, key_value, last_visible)
+        return attended
+    batch, width = query.shape[:2]
+    sentence = torch.arange(batch, device=query.device)[:, None].expand(-1, width)
+    missing = -batch * width % ROWS
+    queries = F.pad(query.flatten(0, 1), (0, 0, 0, 0, 0, missing)).split(ROWS)
+    sentences, last = (F.pad(rows.flatten(), (0, missing)).split(ROWS) for rows in (sentence, last_visible))
     key_value = F.pad(key_value, (0, 0, 0, 0, 0, 0, 0, -key_value.size(1) % SLOTS))
-    attended = [_attend(part, key_value[of], hidden) for part, (of, hidden) in zip(queries, parts, strict=True)]
-    return torch.cat(attended)[:count]
+    slot = torch.arange(key_value.size(1), device=query.device)
+    parts = [
+        _attend(rows, key_value[of], slot > visible[:, None, None, None])
+        for rows, of, visible in zip(queries, sentences, last, strict=True)
+    ]
+    attended = torch.cat(parts)[: batch * width]
+    return attended.view(batch, width, attended.size(1))
 
 
 def _attend(query: Tensor, key_value: Tensor, hidden: Tensor) -> Tensor:
-    """The same for `ROWS` rows [ROWS, H, W] with keys and values [ROWS, S, 2, H, W] of their own."""
+    """The same for `ROWS` rows [ROWS, H, W] with keys and values [ROWS, S, 2, H, W] of their own.
+
+    `hidden` [ROWS, 1, 1, S] says which slots a row does not see.
+    """
     query = query[:, :, None]
     # From [ROWS, SLOTS, 2, H, W] of every block of slots to [2, ROWS, H, SLOTS, W].
     blocks = [block.permute(2, 0, 3, 1, 4).contiguous() for block in key_value.split(SLOTS, dim=1)]
@@ -95,27 +122,40 @@ class FixedAttention:
     """
 
     def __init__(self, layout: Chain | StepLayout, readable: Tensor | None, source: int) -> None:
-        self.layout = layout = layout.to_packed() if isinstance(layout, Chain) else layout
-        self.own_parts = in_parts(layout.sentence, layout.last_visible, layout.slots)
-        last = torch.full_like(layout.sentence, source - 1)
-        if readable is not None:
-            last = (readable.sum((1, 2, 3)) - 1)[layout.sentence]
-        self.source_parts = in_parts(layout.sentence, last, source)
+        self.slots = layout.slots
+        self.sentence: Tensor | None = None
+        if isinstance(layout, Chain):
+            slot = layout.slot()
+            rows = torch.arange(len(slot), device=slot.device)
+            last = slot if layout.last_visible is None else layout.last_visible.expand_as(slot)
+        else:
+            # One row each, with a copy of its sentence's keys and values.
+            slot, rows, last = layout.slot[:, None], layout.sentence, layout.last_visible[:, None]
+            self.sentence = rows
+        self.cell, self.last = (rows[:, None], slot), last
+        if readable is None:
+            last_of_source = torch.full_like(rows, source - 1)
+        else:
+            last_of_source = readable.sum((1, 2, 3)) - 1
+            last_of_source = last_of_source if self.sentence is None else last_of_source[self.sentence]
+        self.last_of_source = last_of_source[:, None].expand_as(slot)
 
     def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
         """As `ChainAttention.own`, of qkv [B, T, 3 * D] or [R, 3 * D]."""
-        layout, shape = self.layout, qkv.shape[:-1]
-        qkv = qkv.reshape(len(layout.slot), 3, heads, -1)
-        cache[layout.sentence, layout.slot] = qkv[:, 1:]
-        attended = attention(qkv[:, 0], cache[:, : layout.slots], self.own_parts)
-        return attended.reshape(*shape, attended.size(1))
+        shape = qkv.shape[:-1]
+        qkv = qkv.view(*self.last.shape, 3, heads, -1)
+        cache[self.cell] = qkv[:, :, 1:]
+        attended = attention(qkv[:, :, 0], self._of_rows(cache[:, : self.slots]), self.last)
+        return attended.reshape(*shape, attended.size(2))
 
     def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
         """As `ChainAttention.source`, of query [B, T, D] or [R, D]."""
-        shape = query.shape[:-1]
-        query = query.reshape(len(self.layout.slot), heads, -1)
-        attended = attention(query, cross, self.source_parts)
-        return attended.reshape(*shape, attended.size(1))
+        shape = query.shape
+        query = query.view(*self.last.shape, heads, -1)
+        return attention(query, self._of_rows(cross), self.last_of_source).reshape(shape)
+
+    def _of_rows(self, key_value: Tensor) -> Tensor:
+        return key_value if self.sentence is None else key_value[self.sentence]
 
 
 def padding_last(padding: Tensor) -> Tensor:
