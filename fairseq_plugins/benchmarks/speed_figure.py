@@ -1,18 +1,18 @@
-"""The picture of `spec-dec-bench`: who is how fast."""
+"""The figure of `spec-dec-bench`: speed by contender and batch size."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.tables import rate_range
-from fairseq_plugins.pages.figures import COLOURS, GREY, draw, look
+from fairseq_plugins.pages.figures import COLOURS, GREY, draw, series_style
 
-# Kinds of contenders share a colour; within a kind markers and lines differ.
+# Contenders of a kind share a colour and differ in markers and lines.
 _KINDS = {"fairseq": GREY, "CTranslate2": COLOURS[1], "lossless": COLOURS[0], "not lossless": COLOURS[3]}
 
 
 def kind(row: Row) -> str:
-    """What a row is, for its colour."""
+    """Return the kind of a row, for its colour."""
     name = row.name.split()[0]
     if name in _KINDS:
         return name
@@ -20,14 +20,14 @@ def kind(row: Row) -> str:
 
 
 def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
-    """Sentences per second as PNG: bars at the first batch size with their spread, and lines over batch sizes."""
+    """Draw sentences per second: bars with their spread at the first batch size, and lines over batch sizes."""
     first = batch_sizes[0]
     counts = dict.fromkeys(_KINDS, 0)
     styles = {}
     for row in rows:
         number = counts[kind(row)]
         counts[kind(row)] += 1
-        styles[row.name] = {**look(number), "color": _KINDS[kind(row)]}
+        styles[row.name] = {**series_style(number), "color": _KINDS[kind(row)]}
 
     from matplotlib.ticker import LogLocator
 
@@ -49,7 +49,7 @@ def speed_figure(rows: Sequence[Row], batch_sizes: Sequence[int]) -> bytes:
             lines.plot(batch_sizes, [row.rate(size) for size in batch_sizes], **styles[row.name], label=row.name)
         lines.set_xscale("log", base=2)
         lines.set_yscale("log")
-        # Powers of ten alone are too few marks where rates are close.
+        # Powers of ten alone would give too few ticks.
         lines.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         lines.yaxis.set_major_formatter("{x:g}")
         lines.yaxis.set_minor_formatter("")

@@ -1,1 +1,1 @@
-"""Quality of text: BLEU and its relatives, ROUGE, SARI, edits, and whether a difference is significant."""
+"""Quality of text: BLEU, chrF, TER, ROUGE, SARI, edits, COMET, and significance tests."""

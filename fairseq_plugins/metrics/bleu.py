@@ -1,4 +1,4 @@
-"""BLEU, chrF and TER by sacrebleu: of raw text, and of tokens as papers before it."""
+"""BLEU, chrF and TER by sacrebleu: of raw text, and BLEU of Moses tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,12 @@ from fairseq_plugins.metrics.sample import Sample, Score, Settings
 
 
 def tokenized_bleu_metric() -> sacrebleu.BLEU:
-    """BLEU as `multi-bleu.perl` computes it: tokens as they are, no smoothing."""
+    """Return the BLEU of `multi-bleu.perl`: without tokenisation or smoothing."""
     return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
 
 
 def sacrebleu_metrics(settings: Settings) -> dict[str, Metric]:
-    """sacrebleu's metrics of raw text by the names of `--metrics`."""
+    """Return sacrebleu's metrics of raw text by the names of `--metrics`."""
     try:
         bleu = sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=settings.lang)
     except (ImportError, RuntimeError) as error:
@@ -26,7 +26,7 @@ def sacrebleu_metrics(settings: Settings) -> dict[str, Metric]:
 
 
 def tokenized_bleu(sample: Sample) -> list[Score]:
-    """BLEU of Moses-tokenised text, as in the papers' tables."""
+    """Compute BLEU of Moses-tokenised text, as in the papers' tables."""
     metric = tokenized_bleu_metric()
     score = metric.corpus_score(
         sample.hypotheses.tokenized_lines, [reference.tokenized_lines for reference in sample.references]
@@ -49,5 +49,5 @@ def sacrebleu_scorer(name: str) -> Callable[[Sample], list[Score]]:
 
 
 def _after_equals(score: Any) -> str:
-    """What sacrebleu prints after the number: precisions, brevity penalty."""
+    """Return what sacrebleu prints after the score: precisions, brevity penalty."""
     return score.format(width=2).partition("= ")[2].partition(" ")[2]

@@ -2,9 +2,9 @@
 
     spec-dec-metrics --hypotheses generate.out [--references FILE ...] [--source FILE] [--baseline FILE]
 
-Files are plain text, a sentence a line, or the output of fairseq-generate or fairseq-interactive, whose sentences are
-put back in order. All values come from the tools that papers cite (sacrebleu, sacremoses, rouge-score, COMET), except
-SARI (`sari.py`), F0.5 of edits (`edits.py`) and the token repetition ratio, which have no packaged tool.
+Files are plain text with one sentence per line, or output of fairseq-generate or fairseq-interactive, whose sentences
+are sorted. All values come from the tools that papers cite (sacrebleu, sacremoses, rouge-score, COMET), except SARI
+(`sari.py`), F0.5 of edits (`edits.py`) and the token repetition ratio, which have no packaged tool.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from fairseq_plugins.metrics.texts import Text, aligned, read_text
 
 
 def load(args: argparse.Namespace, settings: Settings) -> Sample:
-    """Read the files of the command line and bring their sentences side by side."""
+    """Read the files of the command line and align their sentences."""
     hypotheses = read_text(args.hypotheses, "--hypotheses")
     warn_of_subwords(hypotheses)
     warn_of_gaps(hypotheses)
@@ -68,7 +68,7 @@ def _reference(file: str, hypotheses: Text) -> list[str]:
 
 
 def warn_of_subwords(text: Text) -> None:
-    """Say so when the hypotheses still are subwords: every metric here wants words."""
+    """Warn if the hypotheses are subwords: all metrics need words."""
     marked = [number for number, line in text.hypotheses.items() if "@@ " in line or "\u2581" in line]
     if marked:
         print(
@@ -79,7 +79,7 @@ def warn_of_subwords(text: Text) -> None:
 
 
 def warn_of_gaps(text: Text) -> None:
-    """Say so when generate output has not all sentences: fairseq drops a last batch that is not full by default."""
+    """Warn if generate output lacks sentences: by default fairseq drops a last batch that is not full."""
     missing = sorted(set(range(max(text.hypotheses) + 1)) - text.hypotheses.keys())
     if missing:
         print(
@@ -93,7 +93,7 @@ def warn_of_gaps(text: Text) -> None:
 def report(
     sample: Sample, scores: list[Score], left_out: list[str], tests: list[dict[str, Any]], differs: Difference | None
 ) -> str:
-    """All results as text for a terminal."""
+    """Return all results as text for a terminal."""
     parts = [
         f"{len(sample.numbers)} sentences, {len(sample.references)} reference(s) each",
         tabulate(
@@ -146,7 +146,7 @@ def _difference_text(differs: Difference) -> str:
 
 
 def get_parser() -> CommandParser:
-    """Options of `spec-dec-metrics`."""
+    """Return the parser of `spec-dec-metrics`."""
     example = "spec-dec-metrics --hypotheses gad.out --baseline greedy.out"
     parser = CommandParser("spec-dec-metrics", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
@@ -166,7 +166,7 @@ def get_parser() -> CommandParser:
     add("--compound-split", action="store_true", help="tokenised BLEU: split words at hyphens, as WMT14 en-de papers")
     add("--tokenize", metavar="NAME", choices=sorted(sacrebleu.BLEU.TOKENIZERS), help="sacreBLEU's tokenizer")
     add("--stemmer", action="store_true", help="ROUGE: stem words")
-    add("--sentence-separator", default="<q>", metavar="TEXT", help="ROUGE-Lsum: what parts sentences (default: <q>)")
+    add("--sentence-separator", default="<q>", metavar="TEXT", help="ROUGE-Lsum: separator of sentences (default: <q>)")
     add("--comet-model", metavar="MODEL.ckpt", help="COMET: model file on this machine; nothing is downloaded")
     add("--bootstrap-samples", type=int, default=1000, metavar="N", help="for --baseline (default: 1000)")
     add("--json", metavar="FILE", help="write all results there too")
@@ -181,7 +181,7 @@ def run(argv: Sequence[str]) -> None:
         raise ConfigurationError(f"--bootstrap-samples {args.bootstrap_samples}: give at least 1")
     settings = Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
     sample = load(args, settings)
-    scores, left_out = compute(names, sample, insist=args.metrics is not None)
+    scores, left_out = compute(names, sample, required=args.metrics is not None)
     if args.metrics is None and args.source is None:
         rewriting = "for rewriting, compares with the source; add --source FILE"
         left_out += [f"{name}: {rewriting}" for name in REWRITING.values()]

@@ -1,4 +1,4 @@
-"""COMET, where it is installed and a model is at hand."""
+"""COMET, if it is installed and a model file is given."""
 
 import contextlib
 import os
@@ -8,10 +8,10 @@ from fairseq_plugins.metrics.sample import Sample, Score
 
 
 def comet(sample: Sample) -> list[Score]:
-    """COMET (Rei et al. 2020) with a model on this machine; nothing is downloaded."""
+    """Compute COMET (Rei et al. 2020) with a local model; nothing is downloaded."""
     path = sample.settings.comet_model
     assert path is not None and sample.sources is not None
-    # The encoder's tokenizer comes out of Hugging Face's cache; without this it would ask the network first.
+    # The encoder's tokenizer is read from Hugging Face's cache; without this variable the network is asked first.
     os.environ["HF_HUB_OFFLINE"] = "1"
     from comet import load_from_checkpoint
 

@@ -1,22 +1,22 @@
-"""Edit ratio: how much of a sentence was changed (Aggressive Decoding, Figure 5)."""
+"""Edit ratio: share of a sentence that was changed (Aggressive Decoding, Figure 5)."""
 
 from collections.abc import Hashable, Sequence
 
 
 def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
-    """Insertions, deletions and replacements that turn one sequence into the other (Levenshtein).
+    """Return the number of insertions, deletions and replacements between two sequences (Levenshtein).
 
-    Hyyrö's bit-parallel form: integer number i holds, in bit j, how two neighbouring cells of the table differ.
+    Hyyrö's bit-parallel form: bit j of the integers is the difference of two neighbouring cells in row j of a column.
     """
     if not left:
         return len(right)
-    places: dict[Hashable, int] = {}
-    for place, item in enumerate(left):
-        places[item] = places.get(item, 0) | 1 << place
+    positions: dict[Hashable, int] = {}
+    for position, item in enumerate(left):
+        positions[item] = positions.get(item, 0) | 1 << position
     full, last = (1 << len(left)) - 1, 1 << (len(left) - 1)
     rises, falls, distance = full, 0, len(left)
     for item in right:
-        equal = places.get(item, 0) | falls
+        equal = positions.get(item, 0) | falls
         diagonal = (((equal & rises) + rises) ^ rises) | equal
         grows = (falls | ~(diagonal | rises)) & full
         shrinks = rises & diagonal
@@ -28,5 +28,5 @@ def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
 
 
 def edit_ratio(before: Sequence[Hashable], after: Sequence[Hashable]) -> float:
-    """Edit distance divided by the length of what was there before."""
+    """Return the edit distance divided by the length of `before`."""
     return edit_distance(before, after) / max(len(before), 1)

@@ -1,4 +1,4 @@
-"""All metrics by name: which there are, which can be computed here, and their computation."""
+"""All metrics by name, and their requirements."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ METRICS: dict[str, Callable[[Sample], list[Score]]] = {
     "repetition": repetition,
     "comet": comet,
 }
-# Those that measure what was changed in the input: computed by default where a source was given.
+# Metrics that compare with the source: computed by default only if --source is given.
 REWRITING = {"sari": "SARI", "f0.5": "edit F0.5"}
 
 
 def obstacle(metric: str, sample: Sample) -> str | None:
-    """Why a metric cannot be computed and what to do, None when it can."""
+    """Return why a metric cannot be computed and what to do, or None if it can."""
     if metric == "rouge" and importlib.util.find_spec("rouge_score") is None:
         return "ROUGE: rouge-score is not installed; pip install rouge-score"
     if metric in REWRITING and sample.sources is None:
@@ -48,29 +48,29 @@ def obstacle(metric: str, sample: Sample) -> str | None:
     return "COMET: compares with the source; add --source FILE" if sample.sources is None else None
 
 
-def compute(names: Sequence[str], sample: Sample, insist: bool) -> tuple[list[Score], list[str]]:
+def compute(names: Sequence[str], sample: Sample, required: bool) -> tuple[list[Score], list[str]]:
     """Compute metrics.
 
     Args:
         names: keys of `METRICS`.
-        sample: what is compared.
-        insist: whether a metric that cannot be computed is an error.
+        sample: the texts to compare.
+        required: whether a metric that cannot be computed is an error.
 
     Returns:
-        the values, and for each metric left out a line that says what to do.
+        the scores, and for each metric left out a line that says what to do.
 
     Raises:
-        ConfigurationError: for a metric that cannot be computed, when insisting.
+        ConfigurationError: for a required metric that cannot be computed.
     """
     obstacles = {name: obstacle(name, sample) for name in names}
     left_out = [reason for reason in obstacles.values() if reason is not None]
-    if left_out and insist:
+    if left_out and required:
         raise ConfigurationError(f"--metrics {','.join(names)}: {left_out[0]}")
     return [score for name in names if obstacles[name] is None for score in METRICS[name](sample)], left_out
 
 
 def choose(names: str | None, rewriting: bool) -> list[str]:
-    """Keys of `METRICS` by the value of `--metrics`; by default all, those of `REWRITING` only with a source.
+    """Return keys of `METRICS` for a value of `--metrics`; by default all, those of `REWRITING` only with a source.
 
     Raises:
         ConfigurationError: for an unknown name.

@@ -1,4 +1,4 @@
-"""The token repetition ratio: words said twice, the sign of a drafter left alone."""
+"""Token repetition ratio: repeated words are typical of non-autoregressive models without a verifier."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from fairseq_plugins.metrics.sample import Sample, Score
 
 
 def repetition_ratio(sentences: Sequence[Sequence[str]]) -> float:
-    """Share of tokens that equal the token before them (GAD Table 9), the sign of a drafter left alone.
+    """Return the share of tokens that equal the token before them in the sentence (GAD Table 9).
 
     Args:
-        sentences: tokens of each sentence; the first of a sentence has none before it.
+        sentences: tokens of each sentence.
     """
     tokens = sum(map(len, sentences))
     repeated = sum(token == before for line in sentences for before, token in zip(line, line[1:], strict=False))
@@ -17,7 +17,7 @@ def repetition_ratio(sentences: Sequence[Sequence[str]]) -> float:
 
 
 def repetition(sample: Sample) -> list[Score]:
-    """The token repetition ratio in percent, with the references' own beside it."""
+    """Compute the token repetition ratio in percent, with that of the references."""
     ratio = 100 * repetition_ratio(sample.hypotheses.tokens)
     theirs = 100 * repetition_ratio([tokens for reference in sample.references for tokens in reference.tokens])
     how = "share of Moses tokens equal to the one before"

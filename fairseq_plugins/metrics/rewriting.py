@@ -1,4 +1,4 @@
-"""Metrics of rewriting, which compare with the source: SARI, and F0.5 of edits."""
+"""Metrics of rewriting, which compare with the source: SARI and F0.5 of edits."""
 
 from fairseq_plugins.metrics.edits import corpus_edits
 from fairseq_plugins.metrics.sample import Sample, Score
@@ -6,7 +6,7 @@ from fairseq_plugins.metrics.sari import Sari, corpus_sari, mean_sari, sari_toke
 
 
 def sari(sample: Sample) -> list[Score]:
-    """SARI in both conventions, see `sari.py`."""
+    """Compute SARI in both conventions, see `sari.py`."""
     assert sample.sources is not None
     tokenize = not sample.settings.tokenized
     source, output, *references = (
@@ -26,7 +26,7 @@ def _sari_score(name: str, value: Sari, how: str) -> Score:
 
 
 def edit_f(sample: Sample) -> list[Score]:
-    """F0.5 of corrections: edits against the source, compared with the references' own; see `edits.py`."""
+    """Compute F0.5 of the edits of corrections, see `edits.py`."""
     assert sample.sources is not None
     references = [reference.tokens for reference in sample.references]
     counts = corpus_edits(sample.sources.tokens, sample.hypotheses.tokens, references)

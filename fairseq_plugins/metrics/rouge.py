@@ -9,7 +9,7 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def rouge(sample: Sample) -> list[Score]:
-    """ROUGE-1, ROUGE-2, ROUGE-L and its summary-level variant: mean F1 by rouge-score; best of several references."""
+    """Compute mean F1 of ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum; several references: the best one counts."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
@@ -21,14 +21,14 @@ def rouge(sample: Sample) -> list[Score]:
 
     scorer = RougeScorer(ROUGE_TYPES, use_stemmer=settings.stemmer)
     references = zip(*(prepared(reference.raw) for reference in sample.references), strict=True)
-    found = [
+    by_sentence = [
         scorer.score_multi(list(targets), hypothesis)
         for targets, hypothesis in zip(references, prepared(sample.hypotheses.raw), strict=True)
     ]
     how = "F1 by rouge-score" + (", stemmed" if settings.stemmer else "")
     scores = []
     for kind in ROUGE_TYPES:
-        means = [100 * sum(score[kind][part] for score in found) / len(found) for part in range(3)]
+        means = [100 * sum(score[kind][part] for score in by_sentence) / len(by_sentence) for part in range(3)]
         name = kind.replace("rouge", "ROUGE-")
         details = f"precision {means[0]:.2f}, recall {means[1]:.2f}"
         scores.append(Score(name, means[2], f"{means[2]:.2f}", details, how))

@@ -1,4 +1,4 @@
-"""What is scored: the same sentences of hypotheses, references and sources; and what a score is."""
+"""Data of metrics: aligned hypotheses, references and sources, and scores."""
 
 import re
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ import sacremoses
 
 @dataclass
 class Score:
-    """One value.
+    """One score.
 
     Attributes:
-        metric: its name as papers print it.
+        metric: name as printed in papers.
         value: the number; higher is better except for TER and repetition.
         shown: the number as printed.
         details: parts of the value.
-        signature: how it was computed, for others to repeat it.
+        signature: how it was computed.
     """
 
     metric: str
@@ -29,7 +29,7 @@ class Score:
 
 @dataclass
 class Settings:
-    """How to prepare text and which variant of a metric to compute; see the options of the same names."""
+    """Options of text preparation and metrics; see the command's options of the same names."""
 
     lang: str = "en"
     tokenized: bool = False
@@ -42,7 +42,7 @@ class Settings:
 
 
 class Sentences:
-    """The same sentences raw, as sacreBLEU wants them, and split into Moses tokens, as papers before it did."""
+    """Sentences as raw text, for sacreBLEU, and as Moses tokens, for tokenised BLEU."""
 
     def __init__(self, lines: Sequence[str], settings: Settings) -> None:
         self.lines = list(lines)
@@ -66,14 +66,14 @@ class Sentences:
 
     @property
     def tokenized_lines(self) -> list[str]:
-        """Moses tokens with spaces between, hyphens split off with `--compound-split`."""
+        """Moses tokens joined by spaces; `--compound-split` splits off hyphens."""
         lines = [" ".join(tokens) for tokens in self.tokens]
         return [split_compounds(line) for line in lines] if self.settings.compound_split else lines
 
 
 @dataclass
 class Sample:
-    """What is compared. `references` has one entry per reference file."""
+    """The texts to compare; `references` has one entry per reference file."""
 
     numbers: list[int]
     hypotheses: Sentences
@@ -86,6 +86,6 @@ class Sample:
 def split_compounds(line: str) -> str:
     """Split words at hyphens into `a ##AT##-##AT## b`, as fairseq's `scripts/compound_split_bleu.sh` does.
 
-    English-German papers since Vaswani et al. 2017 report BLEU of text split so.
+    English-German papers since Vaswani et al. 2017 report BLEU of such text.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)

@@ -1,15 +1,14 @@
 """SARI, the metric of text simplification: Xu et al. 2016, "Optimizing statistical machine translation for text
-simplification", section 3 and equations 2-9. It compares the output with the source and the references: were the
-right n-grams added, kept and deleted?
+simplification", section 3 and equations 2-9. It scores the n-grams that the output adds, keeps and deletes.
 
 Two conventions for a corpus are in use, and differ by several points; both are here:
 
-- `mean`: the mean of the sentences' scores, each as in the authors' `SARI.py`: keep and delete take the mean over
-  distinct n-grams of how much of each was right; delete is precision only.
-- `corpus`: as EASSE (Alva-Manchego et al. 2019) computes it: counts of all sentences are added up first, precision and
-  recall are averaged over the n-gram orders before they are combined to F1, and delete is an F1 as well.
+- `mean`: the mean of the sentences' scores, each as in the authors' `SARI.py`: keep and delete are means over distinct
+  n-grams of the share that is right; delete is precision only.
+- `corpus`: as in EASSE (Alva-Manchego et al. 2019): counts are summed over all sentences first, precision and recall
+  are averaged over the n-gram orders before they are combined to F1, and delete is an F1, too.
 
-Nothing added where nothing was to be added counts as 0 in both, as in the two reference implementations.
+Adding nothing scores 0 in both even if the references add nothing, as in the two reference implementations.
 """
 
 from collections import Counter
@@ -33,7 +32,7 @@ class Sari:
 
     @classmethod
     def of_parts(cls, add: float, keep: float, delete: float) -> "Sari":
-        """From parts between 0 and 1: the score is their mean (eq. 2)."""
+        """Combine parts between 0 and 1: the score is their mean (eq. 2)."""
         return cls(100 * (add + keep + delete) / 3, 100 * add, 100 * keep, 100 * delete)
 
 
@@ -43,7 +42,7 @@ Counts = Counter[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class _Operations:
-    """The n-grams of one order that were added, kept, deleted: by the output, by the references, by both."""
+    """Added, kept and deleted n-grams of one order, each of the output, of the references, and of both."""
 
     added: tuple[set[tuple[str, ...]], set[tuple[str, ...]], set[tuple[str, ...]]]
     kept: tuple[Counts, Counts, Counts]
@@ -51,13 +50,13 @@ class _Operations:
 
 
 def sari_tokens(line: str, tokenize: bool = True) -> list[str]:
-    """Lowercased tokens: split as sacrebleu's 13a does, or only at spaces when the text is tokenised already."""
+    """Return lowercased tokens: by sacrebleu's 13a, or split at spaces if the text is tokenised."""
     line = line.lower()
     return (_TOKENIZER(line) if tokenize else line).split()
 
 
 def sentence_sari(source: Sequence[str], output: Sequence[str], references: Sequence[Sequence[str]]) -> Sari:
-    """SARI of one sentence, as the authors' script computes it.
+    """Return SARI of one sentence, as the authors' script computes it.
 
     Args:
         source: tokens of the source.
@@ -80,7 +79,7 @@ def sentence_sari(source: Sequence[str], output: Sequence[str], references: Sequ
 def mean_sari(
     sources: Sequence[Sequence[str]], outputs: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
 ) -> Sari:
-    """Mean of `sentence_sari` over sentences; `references` has one list of tokenised sentences per reference."""
+    """Return the mean of `sentence_sari`; `references` has one list of tokenised sentences per reference."""
     scores = [
         sentence_sari(source, output, others)
         for source, output, *others in zip(sources, outputs, *references, strict=True)
@@ -91,15 +90,15 @@ def mean_sari(
 def corpus_sari(
     sources: Sequence[Sequence[str]], outputs: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
 ) -> Sari:
-    """SARI of summed counts, as EASSE's `corpus_sari`; arguments as for `mean_sari`."""
-    # operation -> order -> [by the output, by the references, by both]
+    """Return SARI of summed counts, as EASSE's `corpus_sari`; arguments as for `mean_sari`."""
+    # operation -> order -> [of the output, of the references, of both]
     totals = {kind: {order: [0, 0, 0] for order in ORDERS} for kind in ("added", "kept", "deleted")}
     for source, output, *others in zip(sources, outputs, *references, strict=True):
         for order in ORDERS:
             operations = _operations(source, output, others, order)
             for kind, counts in totals.items():
-                for place, ngrams in enumerate(getattr(operations, kind)):
-                    counts[order][place] += ngrams.total() if isinstance(ngrams, Counter) else len(ngrams)
+                for side, ngrams in enumerate(getattr(operations, kind)):
+                    counts[order][side] += ngrams.total() if isinstance(ngrams, Counter) else len(ngrams)
     parts = []
     for counts in totals.values():
         precision = sum(_share(right, ours) for ours, _, right in counts.values()) / len(ORDERS)
@@ -111,7 +110,7 @@ def corpus_sari(
 def _operations(
     source: Sequence[str], output: Sequence[str], references: Sequence[Sequence[str]], order: int
 ) -> _Operations:
-    # Counts of source and output are multiplied so that they compare with the sum over references.
+    # Counts of source and output are scaled to the sum over references.
     before = _ngrams(source, order, len(references))
     after = _ngrams(output, order, len(references))
     wanted = sum((_ngrams(reference, order) for reference in references), Counter())
@@ -133,7 +132,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _mean_share(right: Counts, counts: Counts) -> float:
-    """Mean over the n-grams of `counts` of the share that is right."""
+    """Return the mean over the n-grams of `counts` of the share that is right."""
     return _share(sum(right[ngram] / count for ngram, count in counts.items()), len(counts))
 
 

@@ -1,4 +1,4 @@
-"""Against a baseline: which sentences are the same, and whether a difference in score is more than chance."""
+"""Compare with a baseline: identical sentences, and the significance of differences in score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from fairseq_plugins.metrics.sample import Sample, Settings
 
 @dataclass
 class Difference:
-    """How far hypotheses equal the baseline's.
+    """Differences between hypotheses and baseline.
 
     Attributes:
-        identical: sentences with exactly the same text.
-        sentences: all of them.
-        first: number of the first sentence that differs, None when none does.
-        word: position of the first differing word in it, from 1.
-        baseline: that sentence of the baseline.
-        hypothesis: that sentence here.
+        identical: number of sentences with the same text.
+        sentences: number of all sentences.
+        first: number of the first different sentence, None without any.
+        word: position of the first different word in it, from 1.
+        baseline: text of that sentence in the baseline.
+        hypothesis: text of that sentence in the hypotheses.
     """
 
     identical: int
@@ -33,10 +33,10 @@ class Difference:
 
 
 def significance(names: Sequence[str], sample: Sample) -> list[dict[str, Any]]:
-    """Paired bootstrap resampling (Koehn 2004) through sacrebleu, for its metrics among `names`.
+    """Test by paired bootstrap resampling (Koehn 2004) with sacrebleu, for its metrics among `names`.
 
     Returns:
-        one record a metric: both scores, their bootstrap means and 95 % intervals, and the p-value.
+        one record per metric: both scores, their bootstrap means and 95 % intervals, and the p-value.
     """
     assert sample.baseline is not None
     records = []
@@ -63,9 +63,9 @@ def _paired(
     test = PairedTest(systems, metrics, references, test_type="bs", n_samples=settings.bootstrap_samples)
     signatures, scores = test()
     records = []
-    # sacrebleu keeps the order of the metrics and gives them names of its own.
+    # sacrebleu renames the metrics and keeps their order.
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
-        # Of the metrics one result for each system; of "System" their names.
+        # One result for each system.
         baseline, here = (cast(Result, result) for result in scores[key])
         record: dict[str, Any] = {"metric": name, "p": _number(here.p_value), "signature": str(signature)}
         for side, result in (("baseline", baseline), ("here", here)):
@@ -75,13 +75,13 @@ def _paired(
 
 
 def _number(value: float | None) -> float:
-    """Return what a test with bootstrap samples always has."""
+    """Return a value that bootstrap tests always set."""
     assert value is not None
     return float(value)
 
 
 def difference(sample: Sample) -> Difference:
-    """Count the sentences whose text equals the baseline's, and find the first that does not."""
+    """Count the sentences that equal the baseline's, and find the first different one."""
     assert sample.baseline is not None
     pairs = list(zip(sample.numbers, sample.baseline.lines, sample.hypotheses.lines, strict=True))
     different = [pair for pair in pairs if pair[1] != pair[2]]

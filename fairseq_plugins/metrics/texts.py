@@ -1,4 +1,4 @@
-"""Sentences from files: plain text, one sentence a line, or what fairseq-generate and fairseq-interactive print."""
+"""Read sentences from plain text, one per line, or from output of fairseq-generate and fairseq-interactive."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fairseq_plugins.errors import ConfigurationError
 
-# S-7\tsource, T-7\ttarget, H-7\tscore\thypothesis as the model wrote it, D-7\tscore\tthe same detokenised
+# S-7\tsource, T-7\ttarget, H-7\tscore\thypothesis, D-7\tscore\tdetokenised hypothesis
 _LINE = re.compile(r"^([STHD])-(\d+)\t(.*)$")
-# The columns to split off before the text.
+# Number of columns before the text.
 _COLUMNS = {"S": 0, "T": 0, "H": 1, "D": 1}
 
 
@@ -18,8 +18,8 @@ class Text:
     """The sentences of a file by number.
 
     Attributes:
-        file: where they come from.
-        hypotheses: of a plain text all its lines.
+        file: path.
+        hypotheses: all lines of a plain text.
         sources: the S- lines of generate output, empty for plain text.
         references: the T- lines, empty for plain text.
         generated: whether the file is generate output.
@@ -33,23 +33,23 @@ class Text:
 
 
 def read_lines(file: str, option: str) -> list[str]:
-    """Read a UTF-8 file; only a newline ends a line.
+    """Read the lines of a UTF-8 file, separated by newlines only.
 
     Args:
-        file: its path.
+        file: path.
         option: the option that named it, for errors.
 
     Raises:
-        ConfigurationError: when it cannot be read, or is empty.
+        ConfigurationError: if it cannot be read, or is empty.
     """
     try:
         lines = Path(file).read_bytes().decode("utf-8").split("\n")
     except OSError as error:
         raise ConfigurationError(f"{option} {file}: {error.strerror}; give a text file, a sentence a line") from error
     except UnicodeDecodeError as error:
-        place = f"byte {error.start}"
-        raise ConfigurationError(f"{option} {file}: not UTF-8 ({place}); convert it with iconv -t UTF-8") from error
-    if lines[-1] == "":  # the end of the last line, not one more
+        position = f"byte {error.start}"
+        raise ConfigurationError(f"{option} {file}: not UTF-8 ({position}); convert it with iconv -t UTF-8") from error
+    if lines[-1] == "":  # after the last newline
         lines.pop()
     if not lines:
         raise ConfigurationError(f"{option} {file}: is empty; give a text file, a sentence a line")
@@ -57,16 +57,16 @@ def read_lines(file: str, option: str) -> list[str]:
 
 
 def read_text(file: str, option: str) -> Text:
-    """Read plain text or generate output; which of them is seen from H- and D- lines.
+    """Read plain text or generate output, which has H- and D- lines.
 
-    Of generate output D- lines are preferred to H- lines, and of several hypotheses (`--nbest`) the first is taken.
+    In generate output D- lines are preferred to H- lines; of several hypotheses (`--nbest`) the first is taken.
 
     Args:
-        file: its path.
+        file: path.
         option: the option that named it, for errors.
 
     Raises:
-        ConfigurationError: when it cannot be read, is empty, or is generate output that broke off.
+        ConfigurationError: if it cannot be read, is empty, or is incomplete generate output.
     """
     lines = read_lines(file, option)
     found: dict[str, dict[int, str]] = {kind: {} for kind in _COLUMNS}
@@ -91,38 +91,38 @@ def read_text(file: str, option: str) -> Text:
     return Text(file, in_order["D"] or in_order["H"], in_order["S"], in_order["T"], generated=True)
 
 
-def pick(text: Text, wanted: dict[int, str], numbers: Sequence[int], option: str) -> list[str]:
-    """The sentences of `wanted` (one of the text's fields) with these numbers, in this order.
+def pick(text: Text, sentences: dict[int, str], numbers: Sequence[int], option: str) -> list[str]:
+    """Return the sentences with these numbers, in this order.
 
     Args:
-        text: the file they come from.
-        wanted: its hypotheses, sources or references.
+        text: the file that holds them.
+        sentences: its hypotheses, sources or references.
         numbers: of the sentences.
         option: the option that named the file, for errors.
 
     Raises:
-        ConfigurationError: when one is not there.
+        ConfigurationError: if one is missing.
     """
-    missing = [number for number in numbers if number not in wanted]
+    missing = [number for number in numbers if number not in sentences]
     if missing:
         raise ConfigurationError(
-            f"{option} {text.file}: has no sentence {missing[0]} ({len(wanted)} sentences, {len(numbers)} wanted); "
+            f"{option} {text.file}: has no sentence {missing[0]} ({len(sentences)} sentences, {len(numbers)} wanted); "
             "give the file that belongs to these hypotheses"
         )
-    return [wanted[number] for number in numbers]
+    return [sentences[number] for number in numbers]
 
 
-def aligned(text: Text, wanted: dict[int, str], hypotheses: Text, option: str) -> list[str]:
-    """The sentences that stand beside the hypotheses, one each.
+def aligned(text: Text, sentences: dict[int, str], hypotheses: Text, option: str) -> list[str]:
+    """Return one sentence for each hypothesis.
 
-    Beside plain text only as many sentences will do; beside generate output, which has numbers, a longer file will.
+    For plain hypotheses the numbers of lines must be equal; for numbered generate output the file may be longer.
 
     Raises:
-        ConfigurationError: when the numbers of sentences do not fit.
+        ConfigurationError: if the numbers of sentences do not fit.
     """
-    if not hypotheses.generated and len(wanted) != len(hypotheses.hypotheses):
+    if not hypotheses.generated and len(sentences) != len(hypotheses.hypotheses):
         raise ConfigurationError(
-            f"{option} {text.file}: {len(wanted)} sentences, but {hypotheses.file} has "
+            f"{option} {text.file}: {len(sentences)} sentences, but {hypotheses.file} has "
             f"{len(hypotheses.hypotheses)}; give files of the same length"
         )
-    return pick(text, wanted, list(hypotheses.hypotheses), option)
+    return pick(text, sentences, list(hypotheses.hypotheses), option)

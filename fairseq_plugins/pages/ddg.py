@@ -1,7 +1,7 @@
-"""Decoding dependency graphs: which target tokens a model can decode together (Santilli et al. 2023, section 3.5).
+"""Decoding dependency graphs: which target tokens a model can decode in parallel (Santilli et al. 2023, section 3.5).
 
-Greedy decoding is a triangular system of m equations (eq. 4), one for each target token. Parallel Jacobi iterations
-solve all of them at once, over and over. Tokens that become final in the same iteration did not need each other.
+Greedy decoding is a triangular system of m equations (eq. 4), one for each target token. Every parallel Jacobi
+iteration solves all of them at once. Tokens that become final in the same iteration do not depend on each other.
 """
 
 import math
@@ -21,9 +21,9 @@ from fairseq_plugins.decoding.torch_backend import TorchBackend
 from fairseq_plugins.decoding.verifier import Verifier
 
 SOURCE = -1
-"""The node of a graph that stands for the encoded source."""
+"""The node of the encoded source."""
 
-# First guess at the length of the target, in lengths of the source; the window grows when it was too short.
+# Initial window per source token; it grows if the target is longer.
 _WINDOW_RATIO = 2.0
 _WINDOW_MARGIN = 10
 
@@ -36,8 +36,8 @@ class Trace:
         tokens: m token ids, the fixed point, EOS included.
         predicted: K rows of m token ids, the most probable ones of every iteration.
         probability: K rows of m, the probability of the final token in every iteration.
-        final_at: m iterations, counted from 1: from there on the token and all before it are final.
-        iterations: how many were run, the one included that finds nothing changed (eq. 5); m at most.
+        final_at: m iterations, from 1, in which the token and all before it become final.
+        iterations: number of iterations, including the last one, which changes nothing (eq. 5); m at most.
     """
 
     tokens: list[int]
@@ -48,15 +48,15 @@ class Trace:
 
     @property
     def groups(self) -> list[list[int]]:
-        """Positions that became final together, iteration by iteration."""
+        """Positions that became final in the same iteration, in order."""
         return [list(positions) for _, positions in groupby(range(len(self.tokens)), self.final_at.__getitem__)]
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """Edges of the dependency graph, (from, to) as positions, first `SOURCE`.
+        """Edges of the dependency graph, (from, to) as positions, starting at `SOURCE`.
 
-        A token depends on the source and on every token that was final before its iteration. As in Figure 4,
-        redundant edges are left out (transitive reduction): those of the group just before imply the others.
+        A token depends on the source and on every token that became final before its iteration. As in Figure 4,
+        redundant edges are left out (transitive reduction): only those from the previous group remain.
         """
         edges: list[tuple[int, int]] = []
         before = [SOURCE]
@@ -68,13 +68,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence to be drawn.
+    """One sentence to draw.
 
     Attributes:
         number: its number in the subset, as in the H- lines of fairseq-generate.
         source, output: as text.
-        labels: the target tokens as the dictionary has them, subword marks included.
-        predicted: K rows of m, what every iteration predicted.
+        labels: symbols of the target tokens, with subword marks.
+        predicted: K rows of m symbols, the predictions of every iteration.
         trace: the iterations.
         identical: whether the fixed point is fairseq's own output at `--beam 1`.
     """
@@ -89,18 +89,18 @@ class Sentence:
 
     @property
     def right_to_left(self) -> bool:
-        """Whether the output is read from right to left, and drawn so."""
+        """Whether the output is written from right to left."""
         kinds = [unicodedata.bidirectional(c) for c in self.output]
         return sum(kind in ("R", "AL") for kind in kinds) > kinds.count("L")
 
     @property
     def speed_up(self) -> float:
-        """Tokens per iteration, the last iteration that finds nothing changed included (eq. 5)."""
+        """Tokens per iteration, including the last iteration, which changes nothing (eq. 5)."""
         return len(self.labels) / self.trace.iterations
 
     @property
     def title(self) -> str:
-        """What the drawing is headed with."""
+        """Title of the drawing."""
         tokens, iterations = (
             f"{count} {name}" + "s" * (count != 1)
             for count, name in ((len(self.labels), "token"), (len(self.predicted), "parallel Jacobi iteration"))
@@ -108,7 +108,7 @@ class Sentence:
         return f"Sentence {self.number}: {tokens}, fixed point after {iterations}"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that was computed, for other programs."""
+        """Return all results, for other programs."""
         return {
             "sentence": self.number,
             "source": self.source,
@@ -127,9 +127,9 @@ class Sentence:
 
 @torch.inference_mode()
 def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str = "pad") -> Trace:
-    """Solve one sentence by Parallel Jacobi iterations (Algorithm 1) and note what happened.
+    """Solve one sentence by Parallel Jacobi iterations (Algorithm 1) and record them.
 
-    The length of the target is not given: iterations go on until the first EOS and all before it are a fixed point.
+    The target length is unknown: iteration continues until the first EOS and all tokens before it are a fixed point.
 
     Args:
         generator: a drafting generator on the loop in PyTorch, for its models and generation options.
@@ -139,7 +139,7 @@ def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str 
     system = _System(generator, sample, initial)
     window = min(system.max_len + 1, math.ceil(_WINDOW_RATIO * system.source.numel()) + _WINDOW_MARGIN)
     while (solution := _solve(system, window)) is None:
-        # No token sees those after it, so a wider window repeats the same iterates and goes on from there.
+        # Tokens do not depend on later ones, so a wider window reproduces the same iterates.
         window = min(system.max_len + 1, 2 * window)
     iterates, length = solution
     tokens = iterates[-1][:length]
@@ -158,7 +158,7 @@ def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str 
 
 
 class _System:
-    """The equations of one sentence: next-token predictions of all positions at once, as `--beam 1` would choose."""
+    """The equations of one sentence: next-token predictions of all positions at once, as with `--beam 1`."""
 
     def __init__(self, generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str) -> None:
         self.options = generator
@@ -174,40 +174,40 @@ class _System:
         self.verifier.start(sample)
 
     def first_guess(self, window: int) -> Tensor:
-        """INITT of Algorithm 1, [window]."""
+        """Return INITT of Algorithm 1, [window]."""
         if self.initial == "source":
             return _padded(self.source, window, self.options.pad)
         return self.source.new_full((window,), self.options.unk if self.initial == "unk" else self.options.pad)
 
     def verify(self, guess: Tensor) -> Verification:
-        """Scores [1, window, V] of every position, given `guess` [window] for those before it."""
+        """Score every position [1, window, V], given `guess` [window] for the earlier ones."""
         first = guess.new_full((1, 1), self.options.eos)
         state = DecodingState(first, first.new_zeros(1), [0], self.constraints, first.new_empty(0))
         return self.verifier.verify(state, Draft(guess[None, :-1]))
 
 
 def _solve(system: _System, window: int) -> tuple[list[Tensor], int] | None:
-    """All iterates [window], the first guess first, and the length of the target; None when it exceeds the window."""
+    """Return all iterates [window], first guess included, and the target length; None if it exceeds the window."""
     iterates = [system.first_guess(window)]
     while True:
         iterates.append(system.verify(iterates[-1]).best[0])
         before, now = iterates[-2:]
         ends = (now == system.options.eos).nonzero()
         length = int(ends[0]) + 1 if len(ends) else window
-        # By Proposition 1 the first k tokens are final after k iterations, whatever the first guess was.
+        # By Proposition 1 the first k tokens are final after k iterations, for any first guess.
         if torch.equal(before[:length], now[:length]) or len(iterates) - 1 >= length:
             return (iterates, length) if len(ends) else None
 
 
 def _final_at(iterates: Sequence[Tensor], tokens: Tensor) -> list[int]:
-    """Iteration, from 1, in which every token and all before it have their final values."""
+    """Return the iteration, from 1, in which every token and all before it become final."""
     right = torch.stack([iterate[: len(tokens)] == tokens for iterate in iterates[1:]])
     prefix_right = right.long().cumprod(1)
     return (len(prefix_right) - prefix_right.sum(0) + 1).tolist()
 
 
 def _padded(tokens: Tensor, width: int, value: int | Tensor) -> Tensor:
-    """`tokens` cut or filled up to `width`."""
+    """Cut or pad `tokens` to `width`."""
     result = tokens.new_full((width,), int(value))
     kept = tokens[:width]
     result[: len(kept)] = kept

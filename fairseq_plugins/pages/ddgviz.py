@@ -1,10 +1,9 @@
-"""Draw which target tokens a model decodes together: DDGviz (Santilli et al. 2023, sections 3.5 and 4.3).
+"""Draw which target tokens a model decodes in parallel: DDGviz (Santilli et al. 2023, sections 3.5 and 4.3).
 
     spec-dec-ddgviz DATA_BIN --path MODEL.pt [--gen-subset test] --sentences 3,17 --output FOLDER
 
-All options of fairseq-generate are understood too. For every sentence FOLDER gets a PNG, an SVG and a JSON file, and
-one page, ddgviz.html, shows all of them interactively. Any Transformer of fairseq will do, or several as an ensemble
-(--path A.pt:B.pt); nothing is trained.
+Takes all options of fairseq-generate. FOLDER gets a PNG, an SVG and a JSON file for every sentence, and ddgviz.html,
+an interactive page of all sentences. Works with any fairseq Transformer or ensemble (--path A.pt:B.pt).
 """
 
 import json
@@ -50,13 +49,13 @@ def compute(session: Session, dataset: Any, number: int) -> Sentence:
 
 
 def _generator(session: Session, decoder: str) -> Any:
-    # The loop in PyTorch: its verifier says what it scores every token with.
+    # The loop in PyTorch, whose verifier returns the scores of all tokens.
     session.task.cfg.update({"decoding_method": decoder, "no_compiled_steps": True})
     return session.generator(beam=1, nbest=1)
 
 
 def summary(sentences: Sequence[Sentence]) -> str:
-    """Return a table: iterations against tokens, and the mean speed-up in iterations."""
+    """Return a table of tokens, iterations and tokens per iteration."""
     rows = [
         [s.number, len(s.labels), len(s.predicted), s.trace.iterations, s.speed_up, max(map(len, s.trace.groups))]
         for s in sentences
@@ -110,7 +109,7 @@ def get_parser() -> CommandParser:
 
 
 def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collection[int]) -> None:
-    """Refuse what cannot be drawn.
+    """Refuse sentences that cannot be drawn.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -130,7 +129,7 @@ def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collect
 
 
 def output_folder(path: str | None) -> Path:
-    """Make the folder of `--output`.
+    """Create the folder of `--output`.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -145,7 +144,7 @@ def output_folder(path: str | None) -> Path:
 
 
 def load(cfg: DictConfig) -> Session:
-    """Set up what decodes; the decoder is ours to choose.
+    """Set up a session with the Jacobi decoder.
 
     Raises:
         ConfigurationError: naming option, value and remedy.
@@ -154,7 +153,7 @@ def load(cfg: DictConfig) -> Session:
     if cfg.generation.prefix_size > 0:
         raise ConfigurationError(f"--prefix-size {cfg.generation.prefix_size}: cannot be drawn; leave it out")
     cfg.task.update(decoding_method="jacobi", drafter_path=None, stats_file=None, jacobi_pool=False)
-    # One sentence that is too long must not keep the others from being drawn.
+    # Skip sentences that are too long, instead of failing for all.
     cfg.dataset.skip_invalid_size_inputs_valid_test = True
     return Session(cfg)
 

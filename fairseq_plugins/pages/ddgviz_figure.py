@@ -20,7 +20,7 @@ from matplotlib.textpath import text_to_path
 from fairseq_plugins.pages import fonts
 from fairseq_plugins.pages.ddg import SOURCE, Sentence
 
-# All lengths in inches, all font sizes in points: legible at half the size, too.
+# Lengths in inches, font sizes in points; legible at half the size.
 MARGIN = 0.25
 LEFT = 0.75  # for the numbers of the iterations
 RIGHT = 0.95  # for the colour bar
@@ -31,23 +31,23 @@ BOX = 0.34
 MIN_COLUMN, MAX_LABEL = 0.5, 24  # inches, characters
 MIN_WIDTH = 7.8
 MAX_ARC = 1.6
-MAX_SIDE, MAX_AREA = 30_000, 60e6  # pixels: what image viewers open
+MAX_SIDE, MAX_AREA = 30_000, 60e6  # pixels: limits of image viewers
 LABEL_SIZE, NUMBER_SIZE, TEXT_SIZE, TITLE_SIZE = 11.0, 9.5, 11.5, 12.0
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-ALONE = "#666666"
-TOGETHER = ("#D55E00", "#0072B2")  # of neighbouring groups, in turn
+# Colour-blind-safe colours of Okabe and Ito.
+SINGLE_COLOUR = "#666666"
+GROUP_COLOURS = ("#D55E00", "#0072B2")  # of neighbouring groups, alternating
 TINTS = ("#F9DFCC", "#CCE3F0")
 COLOURS = "viridis"
-FADED = 0.72  # how white cells get whose token was final before
+FADED = 0.72  # share of white in cells of tokens that were already final
 
-# More edges than this between two groups are a blot: then only those of the last token before are drawn.
+# Between groups with more edges, only those of the last earlier token are drawn.
 MAX_EDGES = 36
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Places in inches, from the left and from the top."""
+    """Coordinates in inches, from the left and from the top."""
 
     width: float
     height: float
@@ -62,7 +62,7 @@ class Layout:
         return max(left + width for left, width in zip(self.lefts, self.widths, strict=True))
 
     def middle(self, position: int, rightwards: bool) -> float:
-        """Middle of a column; of the source's node, which stands before the first."""
+        """Return the middle of a column, or of the source's node before the first column."""
         if position == SOURCE:
             return min(self.lefts) - 0.2 if rightwards else self.right + 0.2
         return self.lefts[position] + self.widths[position] / 2
@@ -71,7 +71,7 @@ class Layout:
 def save(sentence: Sentence, stem: Path) -> list[Path]:
     """Write `stem`.png and `stem`.svg."""
     with warnings.catch_warnings():
-        # `fonts` has said it already, and what to do about it.
+        # `fonts` has already warned.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = draw(sentence)
         files = [stem.with_name(stem.name + kind) for kind in (".png", ".svg")]
@@ -83,15 +83,15 @@ def save(sentence: Sentence, stem: Path) -> list[Path]:
 
 
 def draw(sentence: Sentence) -> Figure:
-    """Return the figure of one sentence: its dependency graph, and below it what every iteration predicted."""
+    """Return the figure of one sentence: its dependency graph above the predictions of every iteration."""
     shown = [short(label) for label in sentence.labels]
     family = fonts.families([*shown, sentence.source, sentence.output])
     font = FontProperties(family=family)
     widths = [max(MIN_COLUMN, text_width(label, LABEL_SIZE, font) + 0.2) for label in shown]
     width = max(MIN_WIDTH, LEFT + sum(widths) + RIGHT + 2 * MARGIN)
-    room = width - 2 * MARGIN - 0.75
-    texts = [("source", wrap(sentence.source, room, font)), ("output", wrap(sentence.output, room, font))]
-    layout = place(sentence, widths, width, sum(len(lines) for _, lines in texts))
+    text_area = width - 2 * MARGIN - 0.75
+    texts = [("source", wrap(sentence.source, text_area, font)), ("output", wrap(sentence.output, text_area, font))]
+    layout = arrange(sentence, widths, width, sum(len(lines) for _, lines in texts))
 
     figure = Figure(figsize=(layout.width, layout.height))
     FigureCanvasAgg(figure)
@@ -105,8 +105,8 @@ def draw(sentence: Sentence) -> Figure:
     return figure
 
 
-def place(sentence: Sentence, widths: list[float], width: float, lines: int) -> Layout:
-    """Return where everything goes: as wide as the tokens are, as high as there are iterations."""
+def arrange(sentence: Sentence, widths: list[float], width: float, lines: int) -> Layout:
+    """Return the layout, which grows with the widths of tokens and the number of iterations."""
     order = range(len(widths)) if not sentence.right_to_left else range(len(widths) - 1, -1, -1)
     lefts = [0.0] * len(widths)
     left = MARGIN + LEFT
@@ -123,7 +123,7 @@ def place(sentence: Sentence, widths: list[float], width: float, lines: int) -> 
 
 
 def drawn_edges(sentence: Sentence) -> list[tuple[int, int]]:
-    """Edges of the graph; between large groups only those of the last token before."""
+    """Return the edges to draw; between large groups only those of the last earlier token."""
     edges: list[tuple[int, int]] = []
     before = [SOURCE]
     for group in sentence.trace.groups:
@@ -134,13 +134,13 @@ def drawn_edges(sentence: Sentence) -> list[tuple[int, int]]:
 
 
 def short(label: str) -> str:
-    """A token as it is shown: cut when long, control characters replaced."""
+    """Return a token as shown: long ones cut, control characters replaced."""
     label = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in label)
     return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"
 
 
 def text_width(text: str, size: float, font: FontProperties) -> float:
-    """Width of a line of text in inches."""
+    """Return the width of a line of text in inches."""
     font = font.copy()
     font.set_size(size)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
@@ -148,7 +148,7 @@ def text_width(text: str, size: float, font: FontProperties) -> float:
 
 
 def wrap(text: str, width: float, font: FontProperties) -> list[str]:
-    """Break a text into lines of at most `width` inches: between words, inside them where they are longer."""
+    """Break a text into lines of at most `width` inches, between words or inside longer ones."""
     lines: list[str] = []
     line, used = "", 0.0
     space = text_width(" ", TEXT_SIZE, font)
@@ -164,7 +164,7 @@ def wrap(text: str, width: float, font: FontProperties) -> list[str]:
 
 
 def _parts(word: str, width: float, font: FontProperties) -> list[str]:
-    """A word in as many parts as it takes lines; a text without spaces is one word."""
+    """Split a word into parts that fit a line; a text without spaces is one word."""
     parts = []
     while text_width(word, TEXT_SIZE, font) > width:
         count = bisect(range(1, len(word) + 1), width, key=lambda n: text_width(word[:n], TEXT_SIZE, font))
@@ -185,7 +185,7 @@ def _header(
     _text(axes, MARGIN, y, sentence.title, TITLE_SIZE, weight="bold")
     y += 1.6 * LINE
     for name, lines in texts:
-        _text(axes, MARGIN, y, name, TEXT_SIZE, color=ALONE)
+        _text(axes, MARGIN, y, name, TEXT_SIZE, color=SINGLE_COLOUR)
         for line in lines:
             _text(axes, MARGIN + 0.75, y, line, TEXT_SIZE, font=font)
             y += LINE
@@ -197,7 +197,7 @@ def _arc_height(layout: Layout, sentence: Sentence, edge: tuple[int, int]) -> fl
 
 
 def _graph(axes: Axes, sentence: Sentence, shown: list[str], font: FontProperties, layout: Layout) -> None:
-    """The tokens in boxes, groups that were decoded together tinted, and arcs from what they depend on."""
+    """Draw tokens as boxes, tinted by groups decoded in parallel, and arcs from the tokens they depend on."""
     style = _styles(sentence)
     rightwards = not sentence.right_to_left
     x = layout.middle(SOURCE, rightwards)
@@ -227,15 +227,15 @@ def _graph(axes: Axes, sentence: Sentence, shown: list[str], font: FontPropertie
 
 
 def _styles(sentence: Sentence) -> list[tuple[str, str]]:
-    """Edge colour and tint of every token: by group where several tokens were decoded together."""
+    """Return edge colour and tint of every token; groups of several tokens alternate between two colours."""
     styles: list[tuple[str, str]] = []
-    together = 0
+    count = 0
     for group in sentence.trace.groups:
         if len(group) > 1:
-            styles += [(TOGETHER[together % 2], TINTS[together % 2])] * len(group)
-            together += 1
+            styles += [(GROUP_COLOURS[count % 2], TINTS[count % 2])] * len(group)
+            count += 1
         else:
-            styles.append((ALONE, "white"))
+            styles.append((SINGLE_COLOUR, "white"))
     return styles
 
 

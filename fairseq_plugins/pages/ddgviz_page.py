@@ -1,4 +1,4 @@
-"""The interactive page of DDGviz: one HTML file that needs nothing else, neither files nor a network."""
+"""The interactive page of DDGviz: one self-contained HTML file."""
 
 import json
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ _SHADES = 64
 
 
 def page(sentences: Sequence[Sentence]) -> str:
-    """Return the page with all sentences in it."""
+    """Return the page with all sentences."""
     data = {
         "sentences": [{**s.as_json(), "speed_up": f"{s.speed_up:.2f}"} for s in sentences],
         "colours": [to_hex(colormaps[COLOURS](i / (_SHADES - 1))) for i in range(_SHADES)],
     }
-    # A token such as </script> must not end the element that holds the data.
+    # Escaped, so that a token </script> does not end the element.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return template("ddgviz.html").replace("@@DATA@@", text)

@@ -1,6 +1,6 @@
-"""Figures of reports, as PNG bytes: Okabe and Ito's colours, and a marker or line style of its own for each series.
+"""Figures of reports as PNG, light or dark: Okabe and Ito's colours, and a marker or line style for each series.
 
-They are drawn so narrow that their text is legible at half their size, and light or dark as the page around them.
+The figures are narrow, so that their text is legible at half the size.
 """
 
 import io
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito 2008, "Color universal design", without the yellow, which is too light for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-# The same in the same order, where the ground is dark: brighter where it takes that.
+# The same for dark backgrounds.
 _COLOURS_ON_DARK = ("#56B4E9", "#FF7F27", "#16B88A", "#DD9CC0", "#8FA8FF", "#E69F00", "#ECEEF1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
@@ -41,19 +41,19 @@ _STYLE = {
 }
 
 
-def _ground(dark: bool) -> dict[str, Any]:
-    """Settings of matplotlib for a light or a dark ground, those of colours.css."""
+def _background(dark: bool) -> dict[str, Any]:
+    """Return matplotlib's settings for a light or dark background, with the colours of colours.css."""
     page, text, line = ("#16181c", "#eceef1", "#3a3f48") if dark else ("#ffffff", "#1b1d21", "#d4d8de")
     texts = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     return {"figure.facecolor": page, "axes.facecolor": page, "grid.color": line, **dict.fromkeys(texts, text)}
 
 
-# Beyond so many points a scatter plot shows the same and only takes longer.
+# More points make a scatter plot slower, not clearer.
 _MAX_POINTS = 5000
 
 
-def look(index: int, dark: bool = False) -> dict[str, Any]:
-    """Colour, marker and line style of the series with this index."""
+def series_style(index: int, dark: bool = False) -> dict[str, Any]:
+    """Return colour, marker and line style of the series with this index."""
     return {
         "color": (_COLOURS_ON_DARK if dark else COLOURS)[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -66,20 +66,20 @@ def draw(painter: Any, width: float = 6.4, height: float = 4.2, panels: int = 1,
 
     Args:
         painter: called with the axes, one or a sequence of `panels`.
-        width: inches.
-        height: inches.
-        panels: one below another, for a page may be narrow.
-        dark: light text on a dark ground.
+        width: in inches.
+        height: in inches.
+        panels: number of axes, one below another.
+        dark: light text on a dark background.
 
     Raises:
-        ConfigurationError: when matplotlib is not installed.
+        ConfigurationError: if matplotlib is not installed.
     """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError("matplotlib is not installed; pip install '.[reports]'") from error
-    style: dict[Any, Any] = {**_STYLE, **_ground(dark)}
+    style: dict[Any, Any] = {**_STYLE, **_background(dark)}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         painter(figure.subplots(panels, 1))
@@ -89,14 +89,14 @@ def draw(painter: Any, width: float = 6.4, height: float = 4.2, panels: int = 1,
 
 
 def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str, dark: bool = False) -> bytes:
-    """Histogram of speed-ups of single sentences, GAD Figure 4.
+    """Draw the histogram of speed-ups of sentences, GAD Figure 4.
 
     Args:
         series: label -> speed-up of every sentence.
-        what: the label of the axis, which says how speed-up is measured.
+        what: label of the axis: how speed-up is measured.
         dark: as in `draw`, here and below.
     """
-    # Bins fit for nearly all sentences; a few far out should make them neither coarse nor narrow.
+    # Bins fit the first 98 %: outliers must not widen them.
     step = _round_step(max(float(np.percentile(values, 98)) for values in series.values()) / 26)
     usual = max(_usual(values) for values in series.values())
     edges = np.arange(0, usual + 2 * step, step)
@@ -104,7 +104,7 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str, dark
 
     def paint(axes: "Axes") -> None:
         for index, (label, values) in enumerate(series.items()):
-            style = look(index, dark)
+            style = series_style(index, dark)
             weights = np.full(len(values), 100 / len(values))
             counts, _ = np.histogram(np.minimum(values, edges[-1]), edges, weights=weights)
             if len(series) == 1:
@@ -123,16 +123,16 @@ def speed_up_distribution(series: Mapping[str, Sequence[float]], what: str, dark
 def speed_against_edits(
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]], what: str, dark: bool = False
 ) -> bytes:
-    """Speed-up of every sentence over its edit ratio, Figure 5 of Aggressive Decoding, with medians as lines.
+    """Draw the speed-up of every sentence over its edit ratio, Figure 5 of Aggressive Decoding, and medians as lines.
 
     Args:
         series: label -> (edit ratios, speed-ups).
-        what: the label of the axis.
+        what: label of the axis.
     """
 
     def paint(axes: "Axes") -> None:
         for index, (label, (ratios, speed_ups)) in enumerate(series.items()):
-            style = look(index, dark)
+            style = series_style(index, dark)
             x, y = np.asarray(ratios), np.asarray(speed_ups)
             shown = np.arange(len(x))
             if len(x) > _MAX_POINTS:
@@ -141,7 +141,7 @@ def speed_against_edits(
             axes.scatter(x[shown], y[shown], s=12, alpha=0.35, linewidths=0, **dots)
             xs, medians = _binned(x, y, np.median)
             axes.plot(xs, medians, **style, linewidth=2, markersize=6, markeredgecolor="white", label=label)
-        # A few runaway outputs, many times as long as their sources, would press all others into a corner.
+        # Without the few outputs many times longer than their sources, which would compress all others.
         usual = 1.02 * max(float(np.percentile(ratios, 99.5)) for ratios, _ in series.values())
         beyond = any(max(ratios) > usual for ratios, _ in series.values())
         label = "edit ratio (edits per source token)" + ("; the last 0.5 % are not shown" if beyond else "")
@@ -156,18 +156,18 @@ def speed_against_edits(
 
 
 def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]], dark: bool = False) -> bytes:
-    """Mean emitted tokens in the first, second, ... iteration of a sentence.
+    """Draw the mean emitted tokens of the first, second, ... iteration of a sentence.
 
     Args:
-        series: label -> (iteration, mean, sentences that came so far).
+        series: label -> (iteration, mean, sentences with that iteration).
     """
 
     def paint(axes: "Axes") -> None:
         for index, (label, points) in enumerate(series.items()):
-            # Means of a few very long sentences are noise, and would press all others into a corner.
+            # Without the means of a few very long sentences, which are noise.
             shown = [(number, mean) for number, mean, count in points if 100 * count >= points[0][2]]
             numbers, means = zip(*shown, strict=True)
-            axes.plot(numbers, means, **look(index, dark), markersize=5, label=label)
+            axes.plot(numbers, means, **series_style(index, dark), markersize=5, label=label)
         axes.axhline(1, color=GREY, linewidth=1, label="1: greedy decoding")
         axes.set(xlabel="iteration of the sentence (those that 1 % reach)", ylabel="emitted tokens, mean")
         axes.set_ylim(bottom=0)
@@ -178,10 +178,10 @@ def emitted_by_iteration(series: Mapping[str, Sequence[tuple[int, float, int]]],
 
 
 def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], dark: bool = False) -> bytes:
-    """Probability that drafted tokens are accepted, by position in the draft.
+    """Draw the probability that drafted tokens are accepted, by position in the draft.
 
     Args:
-        series: label -> (given that all before it were, together with all before it), by position from 1.
+        series: label -> (conditional on all before it, joint with all before it), by position from 1.
     """
 
     def paint(panels: Sequence["Axes"]) -> None:
@@ -190,7 +190,7 @@ def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[fl
             axes = panels[panel]
             for index, (label, curves) in enumerate(series.items()):
                 values = curves[panel]
-                axes.plot(range(1, len(values) + 1), values, **look(index, dark), markersize=5, label=label)
+                axes.plot(range(1, len(values) + 1), values, **series_style(index, dark), markersize=5, label=label)
             axes.set(title=title, ylabel="probability", ylim=(0, 1.03))
             axes.locator_params(axis="x", integer=True)
         panels[1].set_xlabel("position in the draft")
@@ -200,19 +200,19 @@ def accepted_by_position(series: Mapping[str, tuple[Sequence[float], Sequence[fl
 
 
 def reliability_diagram(series: Mapping[str, Reliability], dark: bool = False) -> bytes:
-    """Share of right tokens over the probability that the drafter gave them, and how many tokens there are.
+    """Draw the share of right tokens over the drafter's probability, and the number of tokens.
 
     Args:
-        series: label -> counts, with at least one token each.
+        series: label -> counts of at least one token.
     """
 
     def paint(panels: Sequence["Axes"]) -> None:
         above, below = panels
-        above.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="as likely as it says")
+        above.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
         for index, (label, counts) in enumerate(series.items()):
-            said, right, _ = zip(*counts.points(), strict=True)
-            above.plot(said, right, **look(index, dark), markersize=6, label=f"{label} (error {counts.error:.3f})")
-            style, edges = look(index, dark), np.linspace(0, 1, len(counts.tokens) + 1)
+            probability, right, _ = zip(*counts.points(), strict=True)
+            style, edges = series_style(index, dark), np.linspace(0, 1, len(counts.tokens) + 1)
+            above.plot(probability, right, **style, markersize=6, label=f"{label} (error {counts.error:.3f})")
             shares = 100 * counts.tokens.numpy() / counts.total
             if len(series) == 1:
                 below.stairs(shares, edges, fill=True, color=style["color"], alpha=0.35)
@@ -225,7 +225,7 @@ def reliability_diagram(series: Mapping[str, Reliability], dark: bool = False) -
 
 
 def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]]], dark: bool = False) -> bytes:
-    """Mean iterations over the length of the output.
+    """Draw the mean iterations over the length of the output.
 
     Args:
         series: label -> (output tokens, iterations) of every sentence.
@@ -236,7 +236,7 @@ def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]
         for index, (label, (tokens, iterations)) in enumerate(series.items()):
             lengths, means = _binned(np.asarray(tokens), np.asarray(iterations), np.mean)
             longest, most = max(longest, *lengths), max(most, *means)
-            axes.plot(lengths, means, **look(index, dark), markersize=5, label=label)
+            axes.plot(lengths, means, **series_style(index, dark), markersize=5, label=label)
         longest *= 1.08
         axes.plot([0, longest], [0, longest], color=GREY, linewidth=1, label="greedy: one token each")
         axes.set(xlabel="tokens of the output", ylabel="iterations, mean", xlim=(0, longest), ylim=(0, 1.25 * most))
@@ -252,13 +252,13 @@ def quality_against_speed(
     speed_label: str,
     dark: bool = False,
 ) -> bytes:
-    """BLEU over speed for the settings of a sweep, the Pareto front as a line.
+    """Draw BLEU over speed for the settings of a sweep, and the Pareto front as a line.
 
     Args:
         series: label -> (speed, BLEU) of every setting.
-        references: label -> BLEU of decoders that are drawn as horizontal lines.
-        front: (speed, BLEU, what is written beside it) of the settings that no other beats in both.
-        speed_label: the label of the axis.
+        references: label -> BLEU of decoders drawn as horizontal lines.
+        front: (speed, BLEU, label) of the settings on the Pareto front.
+        speed_label: label of the axis.
     """
 
     def paint(axes: "Axes") -> None:
@@ -269,7 +269,7 @@ def quality_against_speed(
         if len(ordered) == 1:
             axes.scatter(xs, ys, **line, s=260, linewidths=0)
         for index, (label, points) in enumerate(series.items()):
-            style = look(index, dark)
+            style = series_style(index, dark)
             speeds, scores = zip(*points, strict=True)
             dots: dict[str, Any] = {
                 "color": style["color"],
@@ -279,15 +279,14 @@ def quality_against_speed(
             }
             axes.scatter(speeds, scores, **dots, s=55, label=label, zorder=3)
         for number, (x, y, text) in enumerate(ordered):
-            # Above and below in turn, and towards the middle: neighbours on the front are often close.
+            # Alternately above and below, and towards the middle: neighbours on the front are often close.
             is_right = 2 * x > xs[0] + xs[-1]
-            away = (-6 if is_right else 6, 7 if number % 2 == 0 else -17)
-            place: dict[str, Any] = {
-                "xytext": away,
+            position: dict[str, Any] = {
+                "xytext": (-6 if is_right else 6, 7 if number % 2 == 0 else -17),
                 "textcoords": "offset points",
                 "ha": "right" if is_right else "left",
             }
-            axes.annotate(text, (x, y), **place, fontsize=11)
+            axes.annotate(text, (x, y), **position, fontsize=11)
         for index, (label, value) in enumerate(references.items()):
             line = {"linewidth": 1.2, "linestyle": LINES[1 + index % 3]}
             axes.axhline(value, color=GREY, **line, label=f"{label}: {value:.2f}")
@@ -299,7 +298,7 @@ def quality_against_speed(
 
 
 def _binned(x: np.ndarray, y: np.ndarray, summary: Any, bins: int = 12) -> tuple[list[float], list[float]]:
-    """Mean x and summary of y in bins that hold about equally many points."""
+    """Return mean x and summary of y in bins of about equally many points."""
     edges = np.unique(np.quantile(x, np.linspace(0, 1, bins + 1)))
     members = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, max(len(edges) - 2, 0))
     groups = [members == index for index in np.unique(members)]
@@ -307,18 +306,18 @@ def _binned(x: np.ndarray, y: np.ndarray, summary: Any, bins: int = 12) -> tuple
 
 
 def _usual(values: Sequence[float]) -> float:
-    """Return the largest value, or less where few are far out."""
+    """Return the largest value, or a lower limit if there are outliers."""
     return min(float(max(values)), 1.5 * float(np.percentile(values, 95)))
 
 
 def _round_step(value: float) -> float:
-    """The next of 0.1, 0.2, 0.5, 1, ... that is not smaller."""
+    """Return the smallest of 0.1, 0.2, 0.5, 1, ... that is not below a value."""
     power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
     return max(0.1, next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * 0.999))
 
 
 def _wrapped(label: str, width: int = 52) -> str:
-    """A label in lines that are not longer than an axis."""
+    """Wrap a label to the length of an axis."""
     return textwrap.fill(label, width)
 
 

@@ -1,4 +1,4 @@
-"""What happened in a run, as numbers: speed-ups, edit ratios, emitted tokens, acceptance, the drafter's reliability."""
+"""Numbers of a run for reports: speed-ups, edit ratios, emitted tokens, acceptance, the drafter's reliability."""
 
 import math
 import statistics
@@ -12,21 +12,21 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 from fairseq_plugins.pages.runs import Run
 
-# What fewer than this share of the sentences or iterations reach is noise and not drawn.
+# Points with a smaller share of the sentences or iterations are noise and not drawn.
 _SENTENCES_SHARE = 0.05
 _ITERATIONS_SHARE = 0.01
 
 
 def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
-    """Speed-up of every sentence.
+    """Return the speed-up of every sentence.
 
     Args:
-        run: whose.
-        baseline: compare wall-clock times with this run, on the sentences that both have. Without one, count
-            iterations, of which greedy decoding needs one per token.
+        run: the run.
+        baseline: compare wall-clock times with this run, on common sentences. None: compare iterations with greedy
+            decoding, which needs one per token.
 
     Raises:
-        ConfigurationError: when the runs have no sentence in common.
+        ConfigurationError: if the runs have no sentence in common.
     """
     if baseline is None:
         return {number: sentence.tokens / sentence.iterations for number, sentence in run.sentences.items()}
@@ -42,21 +42,21 @@ def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
 
 
 def edit_ratios(sources: Sequence[str], outputs: Sequence[str]) -> list[float]:
-    """Edit distance of source and output in tokens between spaces, divided by the length of the source.
+    """Return the edit distance of source and output in words, divided by the length of the source.
 
     Aggressive Decoding, section 4.1.2: "normalized (by the input length) edit distance between the input and output".
     """
     return [edit_ratio(source.split(), output.split()) for source, output in zip(sources, outputs, strict=True)]
 
 
-# Upper ends of the rows of the table of speed-up by edit ratio; the first row is of unchanged sentences.
+# Upper ends of the ranges in the table of speed-up by edit ratio; the first is for unchanged sentences.
 _EDIT_RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, math.inf)
 
 
 def speed_up_by_edits(ratios: Sequence[float], speed_ups: Sequence[float]) -> list[tuple[str, int, float]]:
-    """(range of edit ratios, sentences in it, their median speed-up), ranges without sentences left out.
+    """Return (range of edit ratios, its sentences, their median speed-up) of every range with sentences.
 
-    Aggressive Decoding, Figure 5, as numbers.
+    These are the numbers of Figure 5 of Aggressive Decoding.
     """
     rows = []
     lower = -math.inf
@@ -70,56 +70,56 @@ def speed_up_by_edits(ratios: Sequence[float], speed_ups: Sequence[float]) -> li
 
 
 def emitted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
-    """(iteration from 1, mean emitted tokens in it, sentences that had it), as long as enough sentences have it."""
+    """Return (iteration from 1, mean emitted tokens, sentences with that iteration), while enough sentences have it."""
     lists = [sentence.emitted for sentence in run.sentences.values()]
-    enough = max(1.0, _SENTENCES_SHARE * len(lists))
+    min_count = max(1.0, _SENTENCES_SHARE * len(lists))
     points = []
     for iteration in range(max(map(len, lists))):
         counts = [emitted[iteration] for emitted in lists if len(emitted) > iteration]
-        if len(counts) < enough:
+        if len(counts) < min_count:
             break
         points.append((iteration + 1, sum(counts) / len(counts), len(counts)))
     return points
 
 
 def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:
-    """Probability that the token at a position of the draft is accepted.
+    """Return the probability that a drafted token is accepted, by position in the draft.
 
-    An iteration that emits g tokens has accepted the drafted positions 1 to g - 1; the verifier's own token was the
-    last. What it says of position g depends: it was rejected, unless the sentence ended there, where nothing is known
-    of it. So this is a survival curve with censored observations, estimated as by Kaplan and Meier (1958). Drafts are
-    taken to be one token shorter than the largest gain; one that is shorter itself counts as rejected after its end.
+    An iteration that emits g tokens has accepted the drafted positions 1 to g - 1 and rejected position g. In the last
+    iteration of a sentence, position g is unknown. This is a survival curve with censored observations, estimated as by
+    Kaplan and Meier (1958). Drafts are assumed to have one token less than the most that an iteration emitted; shorter
+    drafts count as rejected after their end.
 
     Returns:
         by position: the probability given that all before it were accepted, and the product of these.
     """
-    ended = [sentence.emitted[-1] for sentence in run.sentences.values()]
-    went_on = [gain for sentence in run.sentences.values() for gain in sentence.emitted[:-1]]
-    given: list[float] = []
-    together: list[float] = []
-    enough = max(1.0, _ITERATIONS_SHARE * (len(ended) + len(went_on)))
-    for position in range(1, max([*ended, *went_on])):
-        accepted = sum(gain > position for gain in ended) + sum(gain > position for gain in went_on)
-        observed = accepted + sum(gain == position for gain in went_on)
-        if observed < enough:
+    last = [sentence.emitted[-1] for sentence in run.sentences.values()]
+    others = [count for sentence in run.sentences.values() for count in sentence.emitted[:-1]]
+    conditional: list[float] = []
+    joint: list[float] = []
+    min_count = max(1.0, _ITERATIONS_SHARE * (len(last) + len(others)))
+    for position in range(1, max([*last, *others])):
+        accepted = sum(count > position for count in last) + sum(count > position for count in others)
+        observed = accepted + sum(count == position for count in others)
+        if observed < min_count:
             break
-        given.append(accepted / observed)
-        together.append(given[-1] * (together[-1] if together else 1.0))
-    return given, together
+        conditional.append(accepted / observed)
+        joint.append(conditional[-1] * (joint[-1] if joint else 1.0))
+    return conditional, joint
 
 
 def drafter_reliability(run: Run) -> Reliability | None:
-    """How likely the drafter said that its tokens are, and how many of them were accepted; None without a trace.
+    """Return the reliability of the drafter's probabilities; None without a trace.
 
-    Counted are of every draft the accepted tokens and the first rejected one, where the drafter gave a probability:
-    of what comes after it nobody knows.
+    Counts the accepted tokens of every draft and the first rejected one, if the drafter gave probabilities; later
+    tokens were not verified with a right prefix.
 
     Raises:
-        ConfigurationError: where the trace cannot be read, or is that of another run.
+        ConfigurationError: if the trace cannot be read, or belongs to another run.
     """
     if run.trace is None:
         return None
-    said: list[float] = []
+    probabilities: list[float] = []
     accepted: list[bool] = []
     for sentence in stream_trace(run.trace)[1]:
         stats = run.sentences.get(sentence.id)
@@ -129,9 +129,9 @@ def drafter_reliability(run: Run) -> Reliability | None:
                 "--trace-file of the same run"
             )
         for note in sentence.iterations:
-            looked_at = note.accepted + (note.bifurcation is not None)
-            for position, log_prob in enumerate((note.drafter_log_probs or [])[:looked_at]):
+            counted = note.accepted + (note.bifurcation is not None)
+            for position, log_prob in enumerate((note.drafter_log_probs or [])[:counted]):
                 if log_prob is not None:
-                    said.append(math.exp(log_prob))
+                    probabilities.append(math.exp(log_prob))
                     accepted.append(position < note.accepted)
-    return Reliability.of(torch.tensor(said), torch.tensor(accepted, dtype=torch.bool))
+    return Reliability.of(torch.tensor(probabilities), torch.tensor(accepted, dtype=torch.bool))

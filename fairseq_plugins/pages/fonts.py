@@ -1,4 +1,4 @@
-"""Fonts for drawings: which installed ones have the glyphs of a text, and what to install when none has."""
+"""Fonts for drawings: find installed fonts with the glyphs of a text, and advise what to install."""
 
 import logging
 import unicodedata
@@ -11,34 +11,34 @@ from matplotlib import font_manager
 logger = logging.getLogger(__name__)
 
 BASE = "DejaVu Sans"
-"""Comes with matplotlib; has Latin, Greek, Cyrillic, Arabic, Hebrew and the ▁ of sentencepiece."""
+"""Part of matplotlib; has Latin, Greek, Cyrillic, Arabic, Hebrew and the ▁ of sentencepiece."""
 
-# Searched first, and in this order: plain fonts that cover a lot.
+# Searched first, in this order: fonts that cover many scripts.
 _PREFERRED = ("NotoSansCJK-Regular", "NotoSans-Regular", "NotoSans", "DroidSansFallback", "wqy", "Noto")
 _CJK = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH", "BOPOMOFO")
 
 
 def families(texts: Iterable[str]) -> list[str]:
-    """Return font families that together have all glyphs of the texts; warn about those that no font has."""
-    lacking = {c for text in texts for c in text if c.isprintable() and not c.isspace()}
+    """Return font families that together have all glyphs of the texts; warn about missing glyphs."""
+    missing = {c for text in texts for c in text if c.isprintable() and not c.isspace()}
     chosen = [BASE]
-    lacking -= _glyphs(font_manager.findfont(BASE))
-    for path in _installed() if lacking else ():
-        found = lacking & _glyphs(path)
+    missing -= _glyphs(font_manager.findfont(BASE))
+    for path in _installed() if missing else ():
+        found = missing & _glyphs(path)
         if found:
             font_manager.fontManager.addfont(path)
             chosen.append(font_manager.get_font(path).family_name)
-            lacking -= found
-        if not lacking:
+            missing -= found
+        if not missing:
             break
-    if lacking:
-        logger.warning("%s", advice(lacking))
+    if missing:
+        logger.warning("%s", advice(missing))
     return chosen
 
 
-def advice(lacking: Iterable[str]) -> str:
+def advice(missing: Iterable[str]) -> str:
     """Return one line that names characters without a glyph and the package that has them."""
-    characters = sorted(lacking)
+    characters = sorted(missing)
     scripts = {unicodedata.name(c, "UNKNOWN").split()[0].split("-")[0] for c in characters}
     packages = sorted({"fonts-noto-cjk" if script in _CJK else "fonts-noto-core" for script in scripts})
     shown = " ".join(characters[:10]) + (" ..." if len(characters) > 10 else "")

@@ -1,8 +1,8 @@
-"""Where the speed of a run comes from: tables and figures over one or several files of `--stats-file`.
+"""Report where the speed of runs comes from: tables and figures of files of `--stats-file`.
 
     spec-dec-report gad.jsonl gad++.jsonl --baseline greedy.jsonl --output FOLDER
 
-Writes `report.md` with its figures as PNG, and `report.html`, one file with everything in it.
+Writes `report.md` with figures as PNG, and `report.html`, one self-contained file.
 """
 
 import base64
@@ -43,7 +43,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass
 class Report:
-    """A report in the making: Markdown, and the figures by file name, once for a light ground and once for a dark."""
+    """A report being written: Markdown, and figures by file name, for light and dark backgrounds."""
 
     lines: list[str] = field(default_factory=list)
     figures: dict[str, bytes] = field(default_factory=dict)
@@ -60,11 +60,11 @@ class Report:
         self.lines.append(f"![{alt}]({name}.png)")
 
     def markdown(self) -> str:
-        """The report in Markdown; figures are files beside it."""
+        """Return the report in Markdown, which links to the figures' files."""
         return "\n\n".join(self.lines) + "\n"
 
     def html(self) -> str:
-        """The report as one HTML file without references to others."""
+        """Return the report as one self-contained HTML file."""
         from markdown import markdown
 
         body = markdown(self.markdown(), extensions=["tables"])
@@ -80,7 +80,7 @@ def _inline(png: bytes) -> str:
 
 
 def plain(text: str) -> str:
-    """Text of the user's that means nothing in Markdown and HTML."""
+    """Escape the user's text for Markdown and HTML."""
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
 
 
@@ -92,23 +92,23 @@ def write_up(
     sweep: Mapping[str, Any] | None,
     command: str,
 ) -> Report:
-    """Make the report.
+    """Write the report.
 
     Args:
-        runs: what is reported.
-        baseline: whose wall-clock times speed-up is measured against; None: iterations count.
+        runs: the runs to report.
+        baseline: run whose wall-clock times speed-up is measured against; None: speed-up in iterations.
         sources: source text by sentence, for the edit ratio.
         references: reference text by sentence, for BLEU.
-        sweep: what `read_sweep` returns.
-        command: that made the report.
+        sweep: result of `read_sweep`.
+        command: of the report.
     """
     report = Report(["# Decoding report"])
     faster = {run.label: speed_ups(run, baseline) for run in runs}
     if baseline is None:
         what = "speed-up in iterations (tokens per iteration)"
         how = (
-            "Speed-up of a sentence: its tokens divided by its iterations, since greedy decoding runs once a token. "
-            "What an iteration costs is not in it; for wall-clock time give `--baseline`."
+            "Speed-up of a sentence: its tokens divided by its iterations, since greedy decoding needs one per token. "
+            "It ignores the cost of an iteration; for wall-clock time give `--baseline`."
         )
     else:
         what = f"speed-up in wall-clock time over {baseline.label}"
@@ -120,14 +120,14 @@ def write_up(
     report.section("Models, machines, dates and commands", plain("\n".join(made)))
     report.section(
         "Speed-up of single sentences",
-        "As Figure 4 of Generalized Aggressive Decoding: how many sentences gain how much.",
+        "The distribution of speed-ups, as Figure 4 of Generalized Aggressive Decoding.",
     )
     gains = {name: list(s.values()) for name, s in faster.items()}
     report.figure("speed-up", "Histogram of speed-ups", partial(figures.speed_up_distribution, gains, what))
     _edits(report, runs, faster, sources, what)
     _acceptance(report, runs)
     _reliability(report, runs)
-    report.section("Iterations by length", "Mean iterations of sentences whose outputs are about as long.")
+    report.section("Iterations by length", "Mean iterations of sentences by the length of their output.")
     lengths = {
         run.label: ([s.tokens for s in run.sentences.values()], [s.iterations for s in run.sentences.values()])
         for run in runs
@@ -228,7 +228,7 @@ def _edits(
 
 
 def _acceptance(report: Report, runs: Sequence[Run]) -> None:
-    report.section("Accepted tokens by iteration", "The verifier's own token included, so that greedy decoding has 1.")
+    report.section("Emitted tokens by iteration", "Includes the verifier's own token: greedy decoding emits 1.")
     by_iteration = {run.label: emitted_by_iteration(run) for run in runs}
     alt = "Emitted tokens over iterations"
     report.figure("emitted-by-iteration", alt, partial(figures.emitted_by_iteration, by_iteration))
@@ -236,12 +236,12 @@ def _acceptance(report: Report, runs: Sequence[Run]) -> None:
     drafted = {label: curves for label, curves in by_position.items() if curves[0]}
     report.section(
         "Acceptance by position in the draft",
-        "Above: how probable a drafted token is accepted when all before it were. Below: that it is accepted together "
-        "with all before it, the product of those above (Kaplan and Meier's estimate: where a sentence ends, nothing "
-        "is known about the rest of the draft).",
+        "Above: probability that a drafted token is accepted, given that all before it were. Below: probability that "
+        "it and all before it are accepted, the product of those above (Kaplan and Meier's estimate: where a sentence "
+        "ends, the rest of the draft is unknown).",
     )
     if not drafted:
-        report.lines.append("Left out: no iteration gained more than one token, so nothing was drafted.")
+        report.lines.append("Left out: no iteration emitted more than one token, so nothing was drafted.")
         return
     alt = "Acceptance over position in the draft"
     report.figure("accepted-by-position", alt, partial(figures.accepted_by_position, drafted))
@@ -251,9 +251,9 @@ def _reliability(report: Report, runs: Sequence[Run]) -> None:
     counts = {run.label: found for run in runs if (found := drafter_reliability(run)) is not None and found.total}
     report.section(
         "Reliability of the drafter's probabilities",
-        "How many drafted tokens are right (accepted, when all before them were) that the drafter gave such a "
-        "probability. On the diagonal it knows what it knows; below, it is too sure. The error is the expected "
-        "calibration error: how far both are apart in the bin of a token, on average.",
+        "Share of right tokens (accepted, given that all before them were) over the drafter's probability. A "
+        "calibrated drafter is on the diagonal; below it the drafter is overconfident. The error is the expected "
+        "calibration error: the mean distance between both.",
     )
     if not counts:
         why = "needs a trace. Add `--traces` with the file of `--trace-file` of each run."
@@ -261,16 +261,16 @@ def _reliability(report: Report, runs: Sequence[Run]) -> None:
             why = "the traces have no probabilities of a trained drafter; `gad` and `gad++` write them."
         report.lines.append(f"Left out: {why}")
         return
-    silent = [plain(run.label) for run in runs if run.label not in counts]
-    if silent:
-        report.lines.append(f"Without probabilities of a drafter: {', '.join(silent)}.")
+    without = [plain(run.label) for run in runs if run.label not in counts]
+    if without:
+        report.lines.append(f"Without probabilities of a drafter: {', '.join(without)}.")
     report.figure("reliability", "Reliability diagram", partial(figures.reliability_diagram, counts))
-    rows = [[plain(label), f"{found.total:,}", f"{found.error:.3f}"] for label, found in counts.items()]
+    rows = [[plain(label), f"{count.total:,}", f"{count.error:.3f}"] for label, count in counts.items()]
     report.lines.append(table(rows, ["run", "tokens", "expected calibration error"], "pipe"))
     rows = [
         [plain(label) if number == 0 else "", *row]
-        for label, found in counts.items()
-        for number, row in enumerate(found.rows())
+        for label, count in counts.items()
+        for number, row in enumerate(count.rows())
     ]
     report.lines.append(table(rows, ["run", *HEADERS], "pipe"))
 
@@ -284,7 +284,7 @@ def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
 
 
 def get_parser() -> CommandParser:
-    """Options of `spec-dec-report`."""
+    """Return the parser of `spec-dec-report`."""
     example = "spec-dec-report gad.jsonl jacobi.jsonl --baseline greedy.jsonl --output report"
     parser = CommandParser("spec-dec-report", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
@@ -301,7 +301,7 @@ def get_parser() -> CommandParser:
         "--traces",
         nargs="+",
         metavar="FILE",
-        help="of --trace-file of each run: how reliable the drafter's probabilities are",
+        help="files of --trace-file, one for each run: reliability of the drafter's probabilities",
     )
     add("--source", metavar="FILE", help="source text, when the hypotheses are plain text")
     add("--references", metavar="FILE", help="reference text: BLEU (default: T- lines of generate output)")
@@ -310,7 +310,7 @@ def get_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> None:
-    """Parse, read, write."""
+    """Parse the arguments, read the runs and write the report."""
     args = get_parser().parse_args(argv)
     runs = load_runs(args.stats, args.labels, args.hypotheses, args.traces)
     baseline = None

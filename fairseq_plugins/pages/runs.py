@@ -1,4 +1,4 @@
-"""Decoding runs as a report reads them: files of --stats-file, outputs, sources and references."""
+"""Read decoding runs for reports: files of --stats-file, outputs, sources and references."""
 
 import json
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ class Run:
     """One decoding run.
 
     Attributes:
-        label: its name in tables and figures.
-        file: where its statistics come from.
+        label: name in tables and figures.
+        file: its statistics.
         sentences: by number.
-        hypotheses: its output, when given.
-        trace: file of its trace, when given.
+        hypotheses: its output, if given.
+        trace: file of its trace, if given.
     """
 
     label: str
@@ -32,24 +32,24 @@ class Run:
 
     @property
     def origin(self) -> str:
-        """The command, with the model in it, and machine and date."""
+        """The command, machine and date."""
         with Path(self.file).open(encoding="utf-8") as lines:
             run = json.loads(lines.readline()).get("run")
         return f"{run['command']} ({run['machine']})" if run else "not in its statistics, of an earlier version"
 
     @property
     def tokens(self) -> int:
-        """Tokens of all outputs."""
+        """Total number of output tokens."""
         return sum(sentence.tokens for sentence in self.sentences.values())
 
     @property
     def iterations(self) -> int:
-        """Iterations of all sentences."""
+        """Total number of iterations."""
         return sum(sentence.iterations for sentence in self.sentences.values())
 
     @property
     def seconds(self) -> float:
-        """Time of all sentences."""
+        """Total decoding time."""
         return sum(sentence.seconds for sentence in self.sentences.values())
 
 
@@ -57,7 +57,7 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
     """Read a file of `--stats-file`; unknown fields are ignored.
 
     Raises:
-        ConfigurationError: naming file, line and remedy, when it is missing, empty, truncated or of another kind.
+        ConfigurationError: naming file, line and remedy, if it is missing, empty, truncated or another file.
     """
     try:
         lines = Path(file).read_bytes().decode("utf-8").split("\n")
@@ -81,7 +81,7 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
     if rest:
         number = len(complete) + 1
         if not complete:
-            _read_line(file, number, rest)  # not ours at all?
+            _read_line(file, number, rest)  # fails for another kind of file
         raise ConfigurationError(
             f"{file}, line {number}: truncated; decode again, or drop the line: head -n {number - 1} {file} > FILE"
         )
@@ -99,14 +99,14 @@ def _read_line(file: str, number: int, line: str) -> SentenceStats:
         raise ConfigurationError(f"{file}, line {number}: has no field {missing[0]!r}; {REMEDY}")
     sentence = SentenceStats(**{name: record[name] for name in names})
     counts = [sentence.id, sentence.source_tokens, sentence.tokens, sentence.iterations, sentence.batch_size]
-    sound = (
+    is_valid = (
         isinstance(sentence.emitted, list)
         and all(isinstance(count, int) for count in [*counts, *sentence.emitted])
         and isinstance(sentence.seconds, (int, float))
         and sum(sentence.emitted) == sentence.tokens
         and len(sentence.emitted) == sentence.iterations > 0
     )
-    if not sound:
+    if not is_valid:
         raise ConfigurationError(
             f"{file}, line {number}: 'emitted' must be the tokens of each iteration and add up to 'tokens'; {REMEDY}"
         )
@@ -119,16 +119,16 @@ def load_runs(
     hypotheses: Sequence[str] | None,
     traces: Sequence[str] | None = None,
 ) -> list[Run]:
-    """Read statistics, and the outputs that go with them.
+    """Read statistics, outputs and traces of runs.
 
     Args:
         files: of `--stats-file`.
-        labels: one for each, default: the names of the files.
-        hypotheses: outputs, one file for each.
-        traces: of `--trace-file`, one for each.
+        labels: one per run, default: the names of the files.
+        hypotheses: files of outputs, one per run.
+        traces: files of `--trace-file`, one per run.
 
     Raises:
-        ConfigurationError: when the numbers of arguments do not fit, or for unfit files.
+        ConfigurationError: if the numbers of arguments do not match, or for unsuitable files.
     """
     for option, given in (("--labels", labels), ("--hypotheses", hypotheses), ("--traces", traces)):
         if given is not None and len(given) != len(files):
@@ -148,19 +148,19 @@ def load_runs(
 
 
 def names_of(files: Sequence[str]) -> list[str]:
-    """File names without ending; whole paths where these are the same."""
+    """Return file names without suffix, or whole paths for equal names."""
     stems = [Path(file).stem for file in files]
     return [stem if stems.count(stem) == 1 else file for stem, file in zip(stems, files, strict=True)]
 
 
 def side(file: str | None, option: str, kind: str, runs: Sequence[Run]) -> dict[int, str] | None:
-    """Sources or references by sentence number: from a file, else from generate output among the hypotheses.
+    """Return sources or references by sentence number: from a file, else from generate output of a run.
 
     Args:
-        file: plain text or generate output, None when not given.
-        option: that named it.
+        file: plain text or generate output, or None.
+        option: the option that named it.
         kind: "sources" or "references".
-        runs: whose hypotheses may hold them.
+        runs: whose hypotheses may contain them.
     """
     if file is not None:
         text = read_text(file, option)

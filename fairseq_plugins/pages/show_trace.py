@@ -1,10 +1,10 @@
-"""Look at a trace: in the terminal as in the papers' case study, or as a page for the browser.
+"""Show a trace: in the terminal as in the papers' case study, or as a page for the browser.
 
     spec-dec-trace TRACE                       the first sentences, in the terminal
-    spec-dec-trace TRACE --sentence 3 17       these
-    spec-dec-trace TRACE --html page.html      all of them, to search, sort and step through
+    spec-dec-trace TRACE --sentence 3 17       these sentences
+    spec-dec-trace TRACE --html page.html      all sentences, to search, sort and step through
 
-A trace is what fairseq-generate writes with `--trace-file`.
+A trace is a file of fairseq-generate's `--trace-file`.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from fairseq_plugins.pages.trace_page import (
     sampling_note,
 )
 
-# Colours of Okabe and Ito, told apart with every common kind of colour vision.
+# Colour-blind-safe colours of Okabe and Ito.
 STYLES = {
     "earlier": "dim",
     "accepted": "#009e73",
@@ -46,18 +46,18 @@ STYLES = {
     "bifurcation": "bold reverse #d55e00",
     "rejected": "strike #d55e00",
 }
-# Marks for output without colours. A rejected token needs none: it stands after the bifurcation.
+# Marks for output without colours. Rejected tokens need none: they follow the bifurcation.
 MARKS = {"relaxed": "~{}~", "bifurcation": "[{}]"}
 
 DEFAULT_LIMIT = 10
-# How many sentences tell whether the task rewrites its input.
-_ENOUGH_FOR_BASIS = 200
+# Sentences that decide whether the task rewrites its input.
+_BASIS_SAMPLE = 200
 
 Piece = tuple[str, str]  # a token's text, and its kind: a key of STYLES
 
 
 def plain_text(tokens: Sequence[int], symbols: Sequence[str], eos: str = "</s>") -> str:
-    """Return tokens without EOS as text: pieces of sentencepiece or subword-nmt joined."""
+    """Return tokens without EOS as text, with pieces of sentencepiece or subword-nmt joined."""
     words = [printable(symbols[token]) for token in tokens if symbols[token] != eos]
     if any("\u2581" in word for word in words):
         return "".join(words).replace("\u2581", " ").strip()
@@ -65,12 +65,12 @@ def plain_text(tokens: Sequence[int], symbols: Sequence[str], eos: str = "</s>")
 
 
 def printable(symbol: str) -> str:
-    """Return a symbol with nothing in it that would steer the terminal."""
+    """Return a symbol without control characters for the terminal."""
     return "".join(char if char.isprintable() else "\ufffd" for char in symbol)
 
 
 def draft_line(note: Iteration, word: Callable[[int], str], eos: int) -> list[Piece]:
-    """Return what was drafted, each token with what became of it, up to the first EOS."""
+    """Return the drafted tokens, each with its kind, up to the first EOS."""
     kinds = ["relaxed" if relaxed else "accepted" for relaxed in note.relaxed[: note.accepted]]
     if note.bifurcation is not None:
         kinds += ["bifurcation"] + ["rejected"] * (len(note.draft) - note.accepted - 1)
@@ -78,15 +78,15 @@ def draft_line(note: Iteration, word: Callable[[int], str], eos: int) -> list[Pi
 
 
 def verifier_line(note: Iteration, word: Callable[[int], str], eos: int) -> list[Piece]:
-    """Return what verification made of a draft: what it let stand, its own token, and what falls with the rest."""
-    stands = [
+    """Return the result of verification: accepted tokens, the verifier's own token, and discarded ones."""
+    pieces = [
         (drafted, "relaxed" if relaxed else "accepted")
         for drafted, relaxed in zip(note.draft[: note.accepted], note.relaxed, strict=False)
     ]
     if note.accepted < len(note.why):
-        stands.append((note.verifier[note.accepted], "own" if note.bifurcation is None else "bifurcation"))
-        stands += [(token, "rejected") for token in note.verifier[note.accepted + 1 :]]
-    return [(word(token), kind) for token, kind in _until(eos, stands)]
+        pieces.append((note.verifier[note.accepted], "own" if note.bifurcation is None else "bifurcation"))
+        pieces += [(token, "rejected") for token in note.verifier[note.accepted + 1 :]]
+    return [(word(token), kind) for token, kind in _until(eos, pieces)]
 
 
 def _until(eos: int, tokens: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -102,9 +102,9 @@ class TerminalView:
     """Prints sentences.
 
     Args:
-        console: where. Without colours, marks say what colours would.
+        console: where to print. Without colours, marks replace them.
         trace: the header of the trace.
-        basis: which edit ratio to print, "source" or "reference"; None for none.
+        basis: kind of edit ratio to print, "source" or "reference"; None for none.
     """
 
     def __init__(self, console: Console, trace: Trace, basis: str | None = None) -> None:
@@ -180,11 +180,8 @@ class TerminalView:
         return Text(" ").join(Text(word, style=style) for word, style in parts)
 
     def _print(self, text: Text) -> None:
-        # A pipe gets one line per line, for grep.
+        # Lines of a pipe are not wrapped, for grep.
         self.console.print(text, soft_wrap=not self.console.is_terminal, highlight=False)
-
-
-# ------------------------------------------------------------------------------------------------- command line
 
 
 def show_in_terminal(args: argparse.Namespace) -> None:
@@ -194,7 +191,7 @@ def show_in_terminal(args: argparse.Namespace) -> None:
     chosen = _chosen(trace.sentences, args)
     shown = chosen if args.sentence and args.limit is None else chosen[:limit]
     ratios = EditRatios(trace)
-    for sentence in trace.sentences[:_ENOUGH_FOR_BASIS]:
+    for sentence in trace.sentences[:_BASIS_SAMPLE]:
         ratios.add(sentence)
     basis = ratios.basis(args.edit_ratio)
     _warn_without_ratio(args.edit_ratio, basis)
@@ -211,7 +208,7 @@ def show_in_terminal(args: argparse.Namespace) -> None:
 
 
 def write_page(args: argparse.Namespace) -> None:
-    """Write the page, with as many sentences as a browser takes."""
+    """Write the page, with as many sentences as a browser can show."""
     sentences: Iterable[TracedSentence]
     if args.sentence:
         trace = read_trace(args.trace)
@@ -237,8 +234,8 @@ def _chosen(sentences: list[TracedSentence], args: argparse.Namespace) -> list[T
     by_id = {sentence.id: sentence for sentence in sentences}
     missing = [number for number in args.sentence if number not in by_id]
     if missing:
-        there = f"has {len(by_id)} sentences, from {min(by_id)} to {max(by_id)}" if by_id else "has no sentences"
-        raise ConfigurationError(f"--sentence {missing[0]}: is not in {args.trace}, which {there}")
+        content = f"has {len(by_id)} sentences, from {min(by_id)} to {max(by_id)}" if by_id else "has no sentences"
+        raise ConfigurationError(f"--sentence {missing[0]}: is not in {args.trace}, which {content}")
     return [by_id[number] for number in args.sentence]
 
 
@@ -259,15 +256,15 @@ def get_parser() -> CommandParser:
         "--limit",
         metavar="N",
         type=_positive,
-        help=f"at most so many sentences (default: {DEFAULT_LIMIT} in the terminal, on a page what a browser takes); "
-        "a page takes them at even distances",
+        help=f"show at most N sentences (default: {DEFAULT_LIMIT} in the terminal, and on a page as many as a browser "
+        "can show, evenly spaced)",
     )
     parser.add_argument(
         "--edit-ratio",
         choices=["auto", *EDITS],
         default="auto",
-        help="edit ratio of the output against the source or the reference (auto: the source when the task rewrites "
-        "its input)",
+        help="edit ratio of the output against the source or the reference (auto: the source if the task rewrites its "
+        "input)",
     )
     return parser
 

@@ -22,18 +22,18 @@ from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.texts import pick, read_text
 
-# Pixels: of an image's side in the picture, and of that of several patches; between images.
-_SHOWN, _JOINED, _GAP = 96, 256, 4
+# Pixels in the picture: side of an image, side of an image of several patches, gap between images.
+_SIDE, _JOINED_SIDE, _GAP = 96, 256, 4
 
 
 def psnr(image: np.ndarray, original: np.ndarray) -> float:
-    """Peak signal-to-noise ratio in dB of images, uint8 of the same shape; infinite where they are equal."""
+    """Return the peak signal-to-noise ratio in dB of images, uint8 of the same shape; infinite for equal ones."""
     error = np.mean((image.astype(float) - original.astype(float)) ** 2)
     return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
 
 
-def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SHOWN) -> bytes:
-    """A PNG with one row per input and one named column per kind of image.
+def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SIDE) -> bytes:
+    """Return a PNG with one row per input and one named column per kind of image.
 
     Args:
         columns: name -> images [side, side, 3], uint8; equally many, of any size.
@@ -47,7 +47,7 @@ def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SHOWN
     for column, (name, images) in enumerate(columns.items()):
         text.text((column * step + 2, title // 2), name, fill="black", font=font, anchor="lm")
         for row, image in enumerate(images):
-            # Nearest: one pixel of the model is one square of the picture.
+            # One pixel of the model is one square of the picture.
             shown = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
             picture.paste(shown, (column * step, title + row * step))
     file = io.BytesIO()
@@ -56,7 +56,7 @@ def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SHOWN
 
 
 def read_images(lines: Sequence[str], file: str) -> list[np.ndarray]:
-    """Images [side, side, 3] out of lines of intensities; `file` is named in errors."""
+    """Parse lines of intensities into images [side, side, 3]; errors name `file`."""
     try:
         return [from_line(line) for line in lines]
     except ConfigurationError as error:
@@ -97,13 +97,13 @@ def _write_images(args: argparse.Namespace) -> None:
     if args.tiles < 1 or args.tiles**2 > len(originals):
         raise ConfigurationError(f"--tiles {args.tiles}: {len(originals)} images make up no such picture; give fewer")
     shown = {name: join(images, args.tiles)[: args.images] for name, images in columns.items()}
-    side = _SHOWN if args.tiles == 1 else _JOINED
+    side = _SIDE if args.tiles == 1 else _JOINED_SIDE
     write_atomically(Path(args.output), side_by_side(shown, side), "--output")
     print(f"{args.output}: {', '.join(columns)}")
 
 
 def get_parser() -> CommandParser:
-    """Options of `spec-dec-super-resolution`."""
+    """Return the parser of `spec-dec-super-resolution`."""
     example = "spec-dec-super-resolution data --out photographs"
     parser = CommandParser("spec-dec-super-resolution", (__doc__ or "").split("\n")[0], example)
     commands = parser.add_subparsers(required=True, metavar="data | images")
@@ -133,7 +133,7 @@ def get_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> None:
-    """Parse and do what the subcommand says."""
+    """Parse and run the subcommand."""
     args = get_parser().parse_args(argv)
     args.act(args)
 

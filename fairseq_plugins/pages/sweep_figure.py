@@ -1,4 +1,4 @@
-"""The figure of a sweep: which quality goes with which speed."""
+"""The figure of a sweep: quality over speed."""
 
 import json
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from fairseq_plugins.pages import figures
 
 
 def read_sweep(file: str) -> dict[str, Any]:
-    """Read what `spec-dec-sweep` wrote.
+    """Read the `sweep.json` of `spec-dec-sweep`.
 
     Raises:
-        ConfigurationError: when it is missing or of another kind.
+        ConfigurationError: if it is missing or another file.
     """
     try:
         sweep = json.loads(Path(file).read_bytes())
@@ -28,7 +28,7 @@ def read_sweep(file: str) -> dict[str, Any]:
 
 
 def quality_figure(sweep: Mapping[str, Any], dark: bool = False) -> bytes:
-    """BLEU over sentences per second as PNG, from what `spec-dec-sweep` writes into `sweep.json`."""
+    """Draw BLEU over sentences per second as PNG, from the contents of `sweep.json`."""
     series: dict[str, list[tuple[float, float]]] = {}
     front = []
     several = len({record["block_size"] for record in sweep["cells"]}) > 1
@@ -38,7 +38,7 @@ def quality_figure(sweep: Mapping[str, Any], dark: bool = False) -> bytes:
         point = (record["sentences_per_second"], record["bleu"])
         series.setdefault(name, []).append(point)
         if record["pareto_speed"]:
-            # Settings of two series may differ in their name alone.
+            # With the series' name: settings of two series may be equal otherwise.
             settings = [f"k={record['block_size']}"] * several + [f"τ={record['tau']:g}"] * (not is_exact)
             front.append((*point, ", ".join([name, *settings])))
     lines = {record["baseline"]: record["bleu"] for record in sweep["baselines"].values()}

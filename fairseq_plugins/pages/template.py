@@ -1,4 +1,4 @@
-"""The HTML files of this folder, with what pages share: colours, controls, dark mode, addresses."""
+"""Templates of HTML pages, with shared colours, controls, dark mode and addresses."""
 
 from importlib import resources
 
@@ -6,7 +6,7 @@ _SHARED = {"@@COLOURS@@": "colours.css", "@@SHARED@@": "page.js"}
 
 
 def template(name: str) -> str:
-    """Return a page's HTML with what is shared put in; other markers are the page's own."""
+    """Return a page's HTML with the shared parts inserted; other markers are the page's own."""
     folder = resources.files("fairseq_plugins.pages")
     text = folder.joinpath(name).read_text(encoding="utf-8")
     for marker, file in _SHARED.items():

@@ -1,4 +1,4 @@
-"""The page of a trace: one HTML file that needs nothing else, neither files nor a network."""
+"""The page of a trace: one self-contained HTML file."""
 
 import json
 import statistics
@@ -11,29 +11,29 @@ from fairseq_plugins.decoding.trace import REASONS, Trace, TracedSentence, count
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 from fairseq_plugins.pages.template import template
 
-# What a browser opens without trouble.
+# Larger pages are too slow in a browser.
 MAX_SENTENCES = 20_000
 MAX_BYTES = 200_000_000
 
-# Which edit ratio: what the decoder changed in its input, or how far it is from the reference.
+# Kinds of edit ratios.
 EDITS = {"source": "output against source", "reference": "output against reference"}
-# A task that leaves more than half of its input alone rewrites it.
+# A task is rewriting if the median edit ratio against the source is lower.
 _REWRITING = 0.5
 
 
 def sample_evenly(count: int, keep: int) -> set[int]:
-    """Return `keep` of the numbers from 0 to `count` - 1, at even distances; all of them where `keep` is enough."""
+    """Return `keep` evenly spaced numbers from 0 to `count` - 1, or all of them if there are not more."""
     if keep >= count:
         return set(range(count))
     return {number * count // keep for number in range(keep)}
 
 
 def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
-    """Return how many sentences a trace has, and how many of them a page should hold.
+    """Return the number of sentences of a trace, and of those that fit a page.
 
     Args:
         path: the trace.
-        limit: hold no more than this.
+        limit: most sentences of the page.
 
     Raises:
         ConfigurationError: for a file that cannot be read or is truncated.
@@ -44,7 +44,7 @@ def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
 
 
 def describe(trace: Trace) -> str:
-    """Return decoder and settings in words, without those that are as they are by default."""
+    """Return decoder and settings as text, without defaults."""
     defaults = {"temperature": 1.0, **asdict(methods.find(trace.decoder).options())}
     settings = [
         f"{name.replace('_', '-')} {value}"
@@ -56,7 +56,7 @@ def describe(trace: Trace) -> str:
 
 @dataclass
 class EditRatios:
-    """Edit ratios of sentences, against source and against reference; which to show is known when all are there."""
+    """Edit ratios of sentences, against source and against reference; `basis` chooses one when all are known."""
 
     trace: Trace
     source: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class EditRatios:
     sentences: int = 0
 
     def add(self, sentence: TracedSentence) -> None:
-        """Compute those that can be computed."""
+        """Add the ratios of a sentence that can be computed."""
         self.sentences += 1
         if self.trace.source_symbols == self.trace.target_symbols:
             self.source.append(ratio_against("source", sentence))
@@ -72,7 +72,7 @@ class EditRatios:
             self.reference.append(ratio_against("reference", sentence))
 
     def basis(self, wanted: str = "auto") -> str | None:
-        """Return "source" or "reference": the wanted one, or what suits the task; None where it cannot be had."""
+        """Return "source" or "reference": the wanted one, or the one that suits the task; None if it is unknown."""
         known = {
             "source": 0 < self.sentences == len(self.source),
             "reference": 0 < self.sentences == len(self.reference),
@@ -88,13 +88,13 @@ class EditRatios:
 
 
 def ratio_against(basis: str, sentence: TracedSentence) -> float:
-    """Return one sentence's edit ratio, "source" or "reference"; EOS counts on neither side."""
+    """Return a sentence's edit ratio against "source" or "reference", without EOS."""
     before = sentence.source if basis == "source" else sentence.target
     return edit_ratio((before or [])[:-1], sentence.output[:-1])
 
 
 class _Symbols:
-    """Numbers the symbols that occur, so that the page holds no others."""
+    """Numbers the symbols that occur: the page contains no others."""
 
     def __init__(self, symbols: list[str]) -> None:
         self._symbols = symbols
@@ -111,14 +111,14 @@ class _Symbols:
 def page(
     name: str, trace: Trace, sentences: Iterable[TracedSentence], total: int, edits: str = "auto"
 ) -> tuple[str, str | None]:
-    """Return the page, and which edit ratio it shows.
+    """Return the page, and the kind of edit ratio that it shows.
 
     Args:
         name: of the trace, for the title.
         trace: its header.
         sentences: the sentences to show.
-        total: how many the trace has; when these are more, the page says so.
-        edits: which edit ratio to show: "source", "reference" or "auto".
+        total: number of sentences of the trace; the page says if it shows fewer.
+        edits: kind of edit ratio: "source", "reference" or "auto".
     """
     source, target = _Symbols(trace.source_symbols), _Symbols(trace.target_symbols)
     reasons = {reason: number for number, reason in enumerate(sorted(REASONS))}
@@ -176,7 +176,7 @@ def page(
 
 
 def sampling_note(shown: int, total: int) -> str:
-    """Return what to say where only some of the sentences are shown, "" for all."""
+    """Return a note if only some of the sentences are shown, else ""."""
     if shown >= total:
         return ""
     return f"A sample: {shown:,} of the {total:,} sentences of the trace, taken at even distances"
@@ -189,6 +189,6 @@ def _about(trace: Trace, sentences: int, tokens: int, iterations: int) -> str:
 
 
 def _json(value: Any) -> str:
-    # A token such as </script> must not end the element that holds it.
+    # Escaped, so that a token </script> does not end the element.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")

@@ -33,7 +33,7 @@ def test_counts_up_to_the_first_wrong_token_of_a_block() -> None:
     assert sums.sum() == pytest.approx(float(SAID[REACHED].sum()))
 
 
-def test_batches_and_workers_add_up() -> None:
+def test_counts_of_batches_and_workers_are_summed() -> None:
     """The error is that of all tokens together, not the mean of those of batches."""
     other = ~RIGHT
     logs = [reliability_counts(SAID, right, two_blocks(), PAD) for right in (RIGHT, other, RIGHT)]
@@ -53,7 +53,7 @@ def test_batches_and_workers_add_up() -> None:
     assert meters.get_smoothed_values() == {"calibration_error": 0.0}
 
 
-def test_nothing_is_logged_where_nothing_was_counted() -> None:
+def test_no_log_without_counts() -> None:
     with metrics.aggregate(new_root=True) as meters:
         log_reliability([{"loss": 1.0}])
     assert logged_reliability(meters) is None and not meters.get_smoothed_values()

@@ -42,7 +42,7 @@ def part_of(sample: dict[str, Any], rows: slice) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_split_batches_accumulate_to_the_whole(smoothing: float) -> None:
+def test_split_batches_give_the_same_gradient(smoothing: float) -> None:
     """--update-freq and workers add up losses and sample sizes, and fairseq divides once."""
     task = make_task(30)
     model = make_drafter(task, 0)
@@ -76,7 +76,7 @@ def test_loss_is_the_cross_entropy_of_the_targets() -> None:
     assert int(logged["correct"]) == int((output["logits"].argmax(-1) == output["targets"]).sum())
 
 
-def test_logging_outputs_of_workers_add_up() -> None:
+def test_logging_outputs_of_workers_are_summed() -> None:
     task = make_task(30)
     model = make_drafter(task, 0)
     criterion = GlatLoss(task, 0.1)
@@ -101,7 +101,7 @@ def make_blockwise(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
     return BlockwiseTransformer.build_model(args, task)
 
 
-def test_head_i_learns_the_token_i_places_further() -> None:
+def test_head_i_learns_the_ith_next_token() -> None:
     """Summed over heads by hand."""
     task = make_task(30)
     model = make_blockwise(task).eval()
@@ -119,7 +119,7 @@ def test_head_i_learns_the_token_i_places_further() -> None:
     assert logged["total_1"] == 11 and logged["total_2"] == 8 and logged["total_3"] == 5
 
 
-def test_batches_shorter_than_the_block_train_the_heads_that_reach_into_them() -> None:
+def test_short_batches_train_the_first_heads() -> None:
     task = make_task(30)
     sample = training_sample(task, [1, 0], None)
     assert sample["target"].size(1) == 2
@@ -127,7 +127,7 @@ def test_batches_shorter_than_the_block_train_the_heads_that_reach_into_them() -
     assert [int(logged[f"total_{head}"]) for head in range(1, 6)] == [3, 1, 0, 0, 0] and size == 4
 
 
-def test_sampled_heads_are_all_drawn_and_frozen_ones_are_not() -> None:
+def test_head_sampling() -> None:
     task = make_task(30)
     criterion = BlockwiseLoss(task, 0.1, "sampled")
     sample = training_sample(task, [5, 2], None)

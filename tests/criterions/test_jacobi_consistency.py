@@ -105,7 +105,7 @@ def test_without_consistency_the_loss_is_label_smoothed_cross_entropy() -> None:
     assert logged["rows"] == 0
 
 
-def test_rows_lie_between_the_first_differences_of_the_state_and_of_the_model() -> None:
+def test_rows_between_first_state_and_model_differences() -> None:
     target = torch.tensor([[4, 5, 6, 7, 2], [4, 5, 6, 7, 2], [4, 5, 6, 7, 2], [4, 5, 2, 1, 1]])
     best = torch.tensor([[4, 5, 6, 7, 2], [4, 5, 6, 9, 2], [9, 5, 6, 7, 2], [4, 5, 2, 1, 1]])
     state = torch.tensor([[4, 8, 6, 7, 2], [8, 5, 6, 7, 2], [4, 5, 8, 7, 2], [8, 8, 8, 1, 1]])

@@ -69,7 +69,7 @@ def test_full_attention_equals_a_loop(lengths: list[int], size: int, seed: int) 
             assert blocks.visible[row, mask].nonzero().flatten().tolist() == [*range(prefix + 1), *block]
 
 
-def test_prefixes_are_drawn_from_none_to_all() -> None:
+def test_prefix_lengths_cover_the_sentence() -> None:
     blocks, target = draw([4] * 400, 2, 1, "prefix-causal", 0)
     counts = torch.bincount(blocks.positions[:, target.size(1)] - 1, minlength=5)
     assert len(counts) == 5 and counts.min() > 40
@@ -90,7 +90,7 @@ def test_same_generator_gives_the_same_blocks() -> None:
     ratio=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
     seed=st.integers(0, 999),
 )
-def test_glancing_reveals_a_share_of_the_wrong_ones(
+def test_glancing_reveals_a_share_of_the_errors(
     lengths: list[int], size: int, count: int, ratio: float, seed: int
 ) -> None:
     blocks, _ = draw(lengths, size, count, "prefix-causal", seed)
@@ -112,7 +112,7 @@ def test_glancing_reveals_a_share_of_the_wrong_ones(
 
 
 @pytest.mark.parametrize("attention", ["full", "prefix-causal"])
-def test_every_input_sees_something(attention: str) -> None:
+def test_no_attention_row_is_empty(attention: str) -> None:
     """A row of attention without anything to see would be NaN."""
     blocks, _ = draw([0, 5, 2], 4, 1, attention, 0)
     assert blocks.visible.any(2).all()

@@ -38,7 +38,7 @@ def test_raster_scan_order_and_back() -> None:
     ("line", "message"),
     [("", "0 intensities"), ("1 2 3 4", "4 intensities"), ("1 2 256", "256"), ("1 <unk> 3", "<unk>")],
 )
-def test_lines_that_are_no_image(line: str, message: str) -> None:
+def test_invalid_lines_are_refused(line: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         from_line(line)
 
@@ -55,7 +55,7 @@ def test_low_resolution_is_the_mean_of_the_high(size: int) -> None:
     np.testing.assert_allclose(low, means, atol=1.01)
 
 
-def test_no_pixel_is_in_two_splits() -> None:
+def test_splits_do_not_overlap() -> None:
     columns = {}
     for split in SPLITS:
         high, _ = draw_patches([gradient(240, 60)], split, 40, 8, np.random.default_rng(1))
@@ -79,19 +79,19 @@ def test_pictures_are_cut_and_joined(tiles: int) -> None:
     assert join(list(high[: tiles**2 - 1]), tiles) == []
 
 
-def test_pictures_that_cannot_be_made() -> None:
+def test_impossible_pictures_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="--test 5: give a multiple of 2 x 2"):
         draw_pictures([gradient(240, 60)], "test", 5, 16, 2, np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match="--tiles 4: pictures of 64 pixels, but the test part .* has 108 x 60"):
         draw_pictures([gradient(240, 60)], "test", 16, 16, 4, np.random.default_rng(0))
 
 
-def test_shipped_photographs_are_there() -> None:
+def test_shipped_photographs_exist() -> None:
     for path in shipped_photographs():
         assert read_photograph(path).size == (640, 427)
 
 
-def test_a_corpus_is_the_same_every_time(tmp_path: Path) -> None:
+def test_corpus_is_deterministic(tmp_path: Path) -> None:
     counts = {"train": 3, "valid": 2, "test": 1}
     for name in ("one", "two"):
         write_corpus(tmp_path / name, shipped_photographs(), counts, 16, seed=5)
@@ -104,7 +104,7 @@ def test_a_corpus_is_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "one/dict.txt").read_text().splitlines()[255] == "255 1"
 
 
-def test_photographs_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_photographs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--photographs .*none.jpg: No such file"):
         read_photograph(tmp_path / "none.jpg")
     (tmp_path / "text.jpg").write_text("no image")

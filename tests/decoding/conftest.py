@@ -1,4 +1,4 @@
-"""What all tests of decoding have."""
+"""Fixtures of all tests of decoding."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """As many threads after a test as before. No test has a parameter of this name, which would take its place."""
+    """Restore the number of threads after a test. The name must not be a test's parameter."""
     count = torch.get_num_threads()
     yield
     torch.set_num_threads(count)

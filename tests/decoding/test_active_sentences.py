@@ -1,4 +1,4 @@
-"""`--active-sentences`: sentences that come in later get the same output, in as many iterations, as all at once."""
+"""`--active-sentences`: output and iterations do not depend on when a sentence is admitted."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ from tests.support import (
     make_transformer,
 )
 
-# Enough of them that some come in.
+# Enough sentences that some wait.
 SOURCES = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), min_size=4, max_size=9)
 ACTIVE = st.integers(1, 5)
 
@@ -46,17 +46,17 @@ ACTIVE = st.integers(1, 5)
 def check(
     models: list, task: Any, sample: dict, method: Options, active: int, model: Any = None, **search: Any
 ) -> list[SentenceStats]:
-    """As fairseq's output, and every sentence in the iterations it has when all are decoded at once; the statistics.
+    """Check output and iterations against fairseq and a run of all sentences at once; return the statistics.
 
-    On the loop in PyTorch: the compiled kernels let sentences in by themselves (tests/decoding/test_native_backend.py).
+    Uses the loop in PyTorch: the compiled kernels admit sentences themselves (tests/decoding/test_native_backend.py).
     """
     expected = fairseq_greedy(models, task, sample, **search)
     _, at_once = decode(models, task, sample, method, model, engine=Engine(), **search)
     how = {"engine": Engine(), "active_sentences": active}
     drafted, stats = decode(models, task, sample, method, model, **how, **search)
     assert_same_output(drafted, expected)
-    # The window of jacobi is one and a half times the longest source beside it, and what a pool remembers of a sentence
-    # near its limit depends on how far the others are.
+    # The window of jacobi is 1.5 times the longest source of the batch, and the pool of a sentence
+    # near its limit depends on the lengths of the others.
     if method.spec.name != "jacobi" and not getattr(method.options, "jacobi_pool", False):
         assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in at_once]
     assert {sentence.batch_size for sentence in stats} == {min(active, len(stats))}
@@ -64,7 +64,7 @@ def check(
 
 
 def check_case(case: Case, method: Options, active: int) -> None:
-    """The same of a random case."""
+    """Check a random case."""
     check([case.verifier], case.task, case.sample, method, active, case.drafter, **case.search)
 
 
@@ -102,7 +102,7 @@ def test_iad_with_a_fallback(options: dict[str, Any]) -> None:
     assert emitted_per_iteration(stats) > 1.5
 
 
-def test_ensembles_and_the_drafter_alone() -> None:
+def test_ensembles_and_nat() -> None:
     task = make_task(12)
     models = [make_transformer(task, 1), make_transformer(task, 2, decoder_layers=1)]
     sample = make_sample(task, [4, 0, 12, 7, 5, 20, 3])
@@ -116,7 +116,7 @@ def test_ensembles_and_the_drafter_alone() -> None:
 
 
 def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never more sentences than asked for, and fewer passes than decoding by groups takes."""
+    """Runs at most the given number of sentences, in fewer steps than decoding by groups."""
     rows = []
     verify = Verifier.verify
     task = make_task(12)
@@ -131,17 +131,17 @@ def test_batches_stay_full(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = make_sample(task, lengths)
     _, stats = decode([verifier], task, sample, NoDrafter(), active_sentences=8, max_len_b=30)
     assert max(rows) == 8 and sum(rows) == sum(sentence.iterations for sentence in stats)
-    # In groups of 8 every group takes as many passes as its longest sentence.
+    # In groups of 8 every group takes as many steps as its longest sentence.
     steps = [sentence.tokens for sentence in stats]
     groups = sum(max(steps[begin : begin + 8]) for begin in range(0, len(steps), 8))
     assert len(rows) < groups
-    # All rows are taken until nobody waits: at most a quarter is free.
+    # While sentences wait, at most a quarter of the rows is free.
     waiting = len(rows) - max(steps)
     assert waiting > 0 and min(rows[:waiting]) > 8 - 8 // 4
 
 
-def test_forced_beginnings_are_refused() -> None:
-    """By the loop in PyTorch; the compiled kernels take them."""
+def test_prefixes_are_refused() -> None:
+    """Refused by the loop in PyTorch; the compiled kernels support them."""
     task = make_task(12)
     model, sample = make_transformer(task), make_sample(task, [3, 4, 5])
     search = {"prefix_tokens": torch.full((3, 1), 7), "max_len_b": 20}

@@ -1,4 +1,4 @@
-"""One place chooses the backend: every decoder names one, with a reason."""
+"""Choice of the backend, and its reason."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ DECODERS = [spec for spec in methods.METHODS if spec.build is not None]
 
 
 def context_of(how: Options) -> MethodContext:
-    """What the method is built from, with a drafter where it needs one."""
+    """Return the context of a method, with a drafter if it needs one."""
     task = make_task(20)
     verifier: Any = make_transformer(task, 1)
     if how.spec.name == "blockwise":
@@ -30,7 +30,7 @@ def context_of(how: Options) -> MethodContext:
 
 
 def options_of(name: str) -> Options:
-    """The method with the options that it cannot do without."""
+    """Return the method with its required options."""
     return Options(name, **({"preset": "high-quality"} if name == "gad++" else {}))
 
 
@@ -40,7 +40,7 @@ def chosen(how: Options, context: MethodContext, **more: Any) -> Backend:
 
 @pytest.mark.parametrize("spec", DECODERS, ids=lambda spec: spec.name)
 def test_every_decoder_names_a_backend(spec: Any) -> None:
-    """The kernels where they know the method; with a reason otherwise."""
+    """The kernels are chosen if they support the method; otherwise there is a reason."""
     how = options_of(spec.name)
     backend = chosen(how, context_of(how))
     assert backend.name == ("torch" if spec.build_native is None else "native")
@@ -74,6 +74,6 @@ def test_refusals_have_reasons(change: dict[str, Any], reason: str) -> None:
 
 
 def test_page_has_the_table() -> None:
-    """Made by python -m tests.backends_table."""
+    """The table is written by python -m tests.backends_table."""
     assert marked(PAGE.read_text(encoding="utf-8"), "backends")[2] == table()
     assert len(CHOICES) <= 4

@@ -1,4 +1,4 @@
-"""Rows that come and go: every sentence keeps its own tokens, and verifier and drafter follow."""
+"""Admission and removal of rows: every sentence keeps its tokens; verifier and drafter have the same rows."""
 
 from collections import Counter
 from typing import Any
@@ -20,7 +20,7 @@ EMITTED = st.lists(st.integers(4, 60), min_size=1, max_size=3)
 
 
 class Follower:
-    """Stands for a verifier or a drafter: knows which sentences it has, by the first word of their sources."""
+    """Replaces verifier and drafter: records its sentences, by the first word of their sources."""
 
     def __init__(self) -> None:
         self.sentences: list[int] = []
@@ -43,7 +43,7 @@ class Follower:
 
 
 def make_batch(lengths: list[int], active: int) -> tuple[Batch, Method]:
-    """Sources of so many words each, whose first is 10 and the number of the sentence."""
+    """Return sources with these numbers of words; the first word is 10 plus the number of the sentence."""
     width = max(lengths)
     source = torch.tensor([[PAD] * (width - n) + [10 + row] + [5] * (n - 1) for row, n in enumerate(lengths)])
     sample = {
@@ -56,7 +56,7 @@ def make_batch(lengths: list[int], active: int) -> tuple[Batch, Method]:
 
 
 def advance_by(batch: Batch, emitted: list[list[int]]) -> Advance:
-    """What a search says when it emits these tokens, of the log-probability that is the token's number, negative."""
+    """Return the advance that emits these tokens, each with its negated number as log-probability."""
     width = max(map(len, emitted))
     tokens = torch.tensor([row + [77] * (width - len(row)) for row in emitted])
     counts = [len(row) for row in emitted]
@@ -83,7 +83,7 @@ def advance_by(batch: Batch, emitted: list[list[int]]) -> Advance:
     active=st.integers(0, 6),
 )
 def test_every_sentence_gets_its_own_output(outputs: list[list[list[int]]], source_lengths: Any, active: int) -> None:
-    """`outputs`: of every sentence the tokens that each iteration emits; the last of them ends it."""
+    """`outputs`: for every sentence the tokens that each iteration emits; the last iteration ends it."""
     outputs = [[*blocks, [EOS]] if index % 2 else [*blocks, [8, EOS]] for index, blocks in enumerate(outputs)]
     lengths = [source_lengths.randint(1, 6) for _ in outputs]
     batch, method = make_batch(lengths, active)
@@ -93,7 +93,7 @@ def test_every_sentence_gets_its_own_output(outputs: list[list[list[int]]], sour
         state = batch.state
         assert method.verifier.sentences == method.drafter.sentences == state.sentences
         assert len(set(state.sentences)) == len(state.sentences) <= limit
-        # Unless too few wait, at most a quarter of the rows is free.
+        # While enough sentences wait, at most a quarter of the rows is free.
         assert not batch.waiting or limit - len(state.sentences) < max(1, limit // 4)
         together.append(len(state.sentences))
         for row, sentence in enumerate(state.sentences):
@@ -113,13 +113,13 @@ def test_every_sentence_gets_its_own_output(outputs: list[list[list[int]]], sour
         assert output[0].score == -sum(expected)
 
 
-def test_all_at_once_is_the_batch_itself() -> None:
+def test_batch_of_all_sentences_is_not_copied() -> None:
     batch, method = make_batch([3, 1, 2], 0)
     assert batch.admit(method) and batch.state.sentences == [0, 1, 2]
     assert method.verifier.samples == [batch.sample] and method.verifier.samples[0] is batch.sample
 
 
-def test_the_longest_sources_come_first_and_without_needless_padding() -> None:
+def test_longest_sources_first_without_extra_padding() -> None:
     batch, method = make_batch([2, 6, 1, 4, 3], 2)
     order = []
     while batch.admit(method):
@@ -133,7 +133,7 @@ def test_the_longest_sources_come_first_and_without_needless_padding() -> None:
     assert [sample["id"].tolist() for sample in samples] == [[101, 103], [104, 100], [102]]
 
 
-def test_sentences_come_in_when_a_quarter_is_free() -> None:
+def test_sentences_are_admitted_when_a_quarter_is_free() -> None:
     batch, method = make_batch([3] * 12, 8)
     sizes = []
     for _ in range(4):

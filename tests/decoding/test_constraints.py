@@ -1,4 +1,4 @@
-"""fairseq's limits, one position at a time against the definition."""
+"""fairseq's limits against their definition, one position at a time."""
 
 import torch
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
     return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
 
 
-# What constraints are applied to.
+# Inputs of the constraints.
 SCORED = {
     "limits": LIMITS,
     "lengths": st.lists(st.integers(0, 9), min_size=1, max_size=4),
@@ -53,7 +53,7 @@ def test_apply_forbids_what_fairseq_forbids(
 
 @settings(STEADY, max_examples=some(150))
 @given(dtype=st.sampled_from([torch.float32, torch.float16]), seed=st.integers(0, 99), **SCORED)
-def test_the_best_of_scores_is_that_of_log_probabilities(
+def test_best_scores_are_best_log_probabilities(
     limits: tuple[int, int],
     lengths: list[int],
     width: int,
@@ -62,7 +62,7 @@ def test_the_best_of_scores_is_that_of_log_probabilities(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """Without changing the scores, which are normalised afterwards; and its log-probability is the one of `apply`."""
+    """`best` leaves the scores unchanged, and its tokens have the log-probabilities of `apply`."""
     min_len, max_len = limits
     prefix = None if prefix_width is None else torch.full((len(lengths), prefix_width), 5)
     constraints = Constraints(PAD, UNK, EOS, max_len, min_len, penalty, prefix)
@@ -78,7 +78,7 @@ def test_the_best_of_scores_is_that_of_log_probabilities(
     assert torch.equal(chosen, log_probs.amax(-1))
 
 
-def test_far_from_the_limits_only_padding_is_forbidden() -> None:
+def test_only_padding_is_forbidden_within_the_limits() -> None:
     log_probs = torch.zeros(2, 3, SIZE)
     Constraints(PAD, UNK, EOS, max_len=20, min_len=2).apply(log_probs, torch.tensor([2, 9]), 2, 9)
     assert (log_probs == -torch.inf).nonzero()[:, 2].tolist() == [PAD] * 6
@@ -86,7 +86,7 @@ def test_far_from_the_limits_only_padding_is_forbidden() -> None:
 
 @settings(STEADY, max_examples=some(100))
 @given(prefixes=PREFIXES, max_len=st.integers(0, 8), seed=st.integers(0, 99))
-def test_force_puts_the_prefix_in_its_place(prefixes: list[list[int]], max_len: int, seed: int) -> None:
+def test_force_prefix_replaces_the_first_tokens(prefixes: list[list[int]], max_len: int, seed: int) -> None:
     constraints = Constraints(PAD, UNK, EOS, max_len, prefix=padded(prefixes))
     given_tokens = constraints.given_prefix()
     assert given_tokens is not None
@@ -100,6 +100,6 @@ def test_force_puts_the_prefix_in_its_place(prefixes: list[list[int]], max_len: 
     assert torch.equal(constraints.force_prefix(best, is_first=False), best)
 
 
-def test_without_a_prefix_nothing_is_forced() -> None:
+def test_no_forced_tokens_without_prefix() -> None:
     constraints, best = Constraints(PAD, UNK, EOS, 9), torch.tensor([[4, 5]])
     assert constraints.given_prefix() is None and constraints.force_prefix(best, is_first=True) is best

@@ -1,4 +1,4 @@
-"""`--decoder fast-beam` gives what fairseq's own beam search gives: all hypotheses, their order, their scores."""
+"""`--decoder fast-beam` returns the hypotheses of fairseq's own beam search, with their order and scores."""
 
 from typing import Any
 from unittest import mock
@@ -38,7 +38,7 @@ FAST_BEAM = Options("fast-beam")
 
 
 def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool) -> torch.Tensor:
-    """Forced beginnings [B, width + 1] of 1 to `width` words; the last one is complete with EOS where `ends`."""
+    """Return prefixes [B, width + 1] of 1 to `width` words; the last one is complete with EOS if `ends`."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(4, vocabulary, (sentences, width + 1), generator=generator)
     lengths = torch.randint(1, width + 1, (sentences,), generator=generator)
@@ -60,7 +60,7 @@ def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool)
 def test_equals_fairseq(engine: str, case: Case, beam: int, prefix: int, ends: bool, active: int) -> None:
     search = case.search
     if prefix:
-        # Longer outputs than the prefix, so that something ends after it.
+        # Outputs longer than the prefix, so that hypotheses end after it.
         search = {**search, "max_len_b": max(search["max_len_b"], prefix + 1), "max_len_a": 0}
         search["prefix_tokens"] = prefixes(len(case.sources), prefix, case.vocabulary, case.seed, ends)
         active = 0
@@ -81,7 +81,7 @@ def test_every_batch_size(beam: int, batch_size: int) -> None:
     lengths = [(7 * number) % 23 for number in range(32)]
     samples = [make_sample(task, lengths[begin : begin + batch_size], begin) for begin in range(0, 32, batch_size)[:4]]
     expected = [found for sample in samples for found in fairseq_beam([model], task, sample, beam, max_len_b=30)]
-    # PyTorch's operations, which take longest, with every beam and with every batch size, but not with all of both.
+    # PyTorch's operations take longest: every beam and every batch size, but not all combinations.
     engines = ENGINES.values() if beam == 5 or batch_size == 7 else [ENGINES["kernels"]]
     for engine in engines:
         found, _ = decode_all([model], task, samples, FAST_BEAM, engine=engine(), beam_size=beam, max_len_b=30)
@@ -109,8 +109,8 @@ def test_ensembles_equal_fairseqs(
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-def test_models_that_never_end(engine: str) -> None:
-    """All hypotheses end at the longest length, with the EOS that is forced there."""
+def test_models_without_eos(engine: str) -> None:
+    """All hypotheses end at the maximum length, where EOS is forced."""
     task = make_task(60)
     model = make_transformer(task, 1, ending=False, max_target_positions=20)
     sample = make_sample(task, [5, 0, 18])
@@ -121,12 +121,12 @@ def test_models_that_never_end(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-def test_a_model_without_any_score_is_an_error(engine: str) -> None:
-    """Where all scores are NaN fairseq breaks off as well."""
+def test_model_with_nan_scores_is_an_error(engine: str) -> None:
+    """fairseq fails, too, if all scores are NaN."""
     task = make_task(200)
     model = make_transformer(task, 5)
     torch.nn.init.constant_(model.decoder.output_projection.weight, torch.nan)
-    # The kernels see them at once, PyTorch when nothing may end.
+    # The kernels notice NaN at once, PyTorch when EOS is forbidden.
     error = (RuntimeError, "not numbers") if engine == "kernels" else (ConfigurationError, "nothing may end after 6")
     with pytest.raises(error[0], match=error[1]):
         decode([model], task, make_sample(task, [7, 3]), FAST_BEAM, engine=ENGINES[engine](), beam_size=2, max_len_b=6)
@@ -142,10 +142,10 @@ def test_a_model_without_any_score_is_an_error(engine: str) -> None:
     min_len=st.sampled_from([0, 1, 3]),
     seed=st.integers(0, 1000),
 )
-def test_where_few_tokens_have_a_probability(
+def test_few_tokens_with_probability(
     engine: str, allowed: int, beam: int, prefix: int, ends: bool, min_len: int, seed: int
 ) -> None:
-    """Fewer than are looked for: hypotheses go on with nothing, and come back when others end."""
+    """Fewer candidates than needed: hypotheses continue with unused columns, and return when others end."""
     task = make_task(40)
     model = make_transformer(task, seed, ending=False)
     sample = make_sample(task, [4, 0, 9], seed)
@@ -155,7 +155,7 @@ def test_where_few_tokens_have_a_probability(
     if prefix:
         search["prefix_tokens"] = prefixes(3, prefix, 40, seed, ends)
         bias[search["prefix_tokens"].flatten()] = 0
-    # With nothing but the end, an output that may not end yet would have none.
+    # With EOS only, an output below the minimum length would have no candidate.
     words = torch.randperm(36, generator=torch.Generator().manual_seed(seed)) + 4
     bias[words[: max(allowed, min(min_len, 1))]] = 0
     model.decoder.output_projection.bias = torch.nn.Parameter(bias)
@@ -163,14 +163,14 @@ def test_where_few_tokens_have_a_probability(
     try:
         expected = fairseq_beam([model], task, sample, beam, **search)
     except AssertionError:
-        # It cannot go on, or nothing may end any more.
+        # It cannot continue, or EOS is forbidden.
         with pytest.raises(ConfigurationError, match="nothing may end"):
             decode([model], task, sample, FAST_BEAM, **how)
         return
     assert_same_hypotheses(decode([model], task, sample, FAST_BEAM, **how)[0], expected)
 
 
-def test_sources_without_padding_and_with_much() -> None:
+def test_sources_with_and_without_padding() -> None:
     task = make_task(60)
     model = make_transformer(task, 3)
     for lengths in ([9, 9, 9], [40, 0, 1, 22]):
@@ -189,8 +189,8 @@ def test_one_beam_is_greedy() -> None:
 
 
 @pytest.mark.parametrize("active", [0, 3])
-def test_repetition_is_left_to_fairseqs_own_blocker(active: int) -> None:
-    """With a blocker that works, as fairseq's CUDA extension does; both searches call it, the kernels refuse it."""
+def test_repetition_uses_fairseqs_blocker(active: int) -> None:
+    """With a working blocker, as with fairseq's CUDA extension: both searches call it, the kernels refuse it."""
 
     def forward(self: NGramRepeatBlock, tokens: Any, log_probs: Any, sentences: int, beam: int, step: int) -> Any:
         assert tokens.size(0) == log_probs.size(0) == sentences * beam and tokens.size(1) == 22
@@ -219,8 +219,8 @@ def test_repetition_is_left_to_fairseqs_own_blocker(active: int) -> None:
     assert all_ids(expected) != all_ids(free)
 
 
-def test_repetition_that_fairseq_does_not_forbid(caplog: pytest.LogCaptureFixture) -> None:
-    """Its code without the extension forbids nothing: when it does, this is to be honoured."""
+def test_repetition_without_fairseqs_extension(caplog: pytest.LogCaptureFixture) -> None:
+    """fairseq's code without the extension forbids nothing; if that changes, support it here."""
     task = make_task(12)
     model = make_transformer(task, 1, ending=False)
     sample = make_sample(task, [5, 9, 0])
@@ -231,8 +231,8 @@ def test_repetition_that_fairseq_does_not_forbid(caplog: pytest.LogCaptureFixtur
     assert "--no-repeat-ngram-size: forbids nothing" in caplog.text
 
 
-def test_a_prefix_that_is_an_end_only() -> None:
-    """With several beams fairseq breaks off: only one hypothesis can end."""
+def test_prefix_of_eos_only() -> None:
+    """fairseq fails with several beams: only one hypothesis can end."""
     task = make_task(40)
     model = make_transformer(task, 2)
     sample = make_sample(task, [4, 6])
@@ -258,8 +258,8 @@ def test_other_searches_are_refused(options: dict[str, Any], named: str) -> None
 
 @settings(STEADY, max_examples=some(200))
 @given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3))
-def test_what_goes_on(data: st.DataObject, size: int, sentences: int) -> None:
-    """Of the candidates, in their order, the first that do not end; what ends among the best is an output."""
+def test_select_candidates(data: st.DataObject, size: int, sentences: int) -> None:
+    """The first candidates without EOS continue; those with EOS among the best are outputs."""
     width, total = 2 * size, sentences * size
     rows = [
         data.draw(st.lists(st.sampled_from([EOS, 5, 6, 7]), min_size=width, max_size=width).filter(_may_go_on))
@@ -291,7 +291,7 @@ def test_what_goes_on(data: st.DataObject, size: int, sentences: int) -> None:
     for place, hypothesis in advance.hypotheses:
         rank = int((scores[place] == hypothesis.score).nonzero())
         first, row = place * size, place * size + int(parents[place, rank])
-        # The first token stands in the sentence's last row, the second in the hypothesis' own.
+        # The first token is in the sentence's last row, the second in the hypothesis' own row.
         assert hypothesis.tokens.tolist() == [(first + size - 1) * 6 + 1, row * 6 + 2, EOS]
         assert rank < size and rows[place][rank] == EOS
 
@@ -300,7 +300,7 @@ def _may_go_on(tokens: list[int]) -> bool:
     return tokens.count(EOS) <= len(tokens) // 2
 
 
-def test_int8_of_the_kernels_is_the_references() -> None:
+def test_int8_kernels_equal_the_reference() -> None:
     task = make_task(200)
     model = make_transformer(task, 6)
     sample = make_sample(task, [5, 0, 12, 3])
@@ -314,7 +314,7 @@ def test_int8_of_the_kernels_is_the_references() -> None:
 
 @pytest.mark.parametrize("lengths", [[11], [3, 8, 0, 21, 5, 5, 9]])
 def test_threads_change_nothing(lengths: list[int]) -> None:
-    """Sentences are shared out, and of a single one the vocabulary: bit for bit the same scores."""
+    """Threads share sentences, or the vocabulary of a single one: the scores are equal bit for bit."""
     task = make_task(6000)
     sizes = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "decoder_ffn_embed_dim": 128}
     model = make_transformer(task, 7, ending=False, **sizes)

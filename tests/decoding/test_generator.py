@@ -1,4 +1,4 @@
-"""The product: drafting and verifying gives exactly what fairseq's own generator gives at beam 1."""
+"""Drafting and verifying give exactly the output of fairseq's own generator at beam 1."""
 
 import math
 import random
@@ -50,7 +50,7 @@ EOS = 2
 
 
 def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.Tensor:
-    """Forced beginnings of 0 to 5 words, one of them complete with EOS, padded on the right."""
+    """Return prefixes of 0 to 5 words, one of them complete with EOS, padded on the right."""
     generator = random.Random(seed)
     rows = [[generator.randrange(4, vocabulary) for _ in range(generator.randrange(6))] for _ in sample["id"]]
     rows[-1].append(EOS)
@@ -75,7 +75,7 @@ def test_greedy_and_gad_equal_fairseq(case: Case, block_size: int, with_prefix: 
 
 
 class Batch:
-    """Sentences of many lengths, and drafters that know some of them."""
+    """Sentences of many lengths, and drafters trained on some of them."""
 
     SOURCES = [0, 1, 33, 7, 2, 19, 0, 40, *range(24)]
     DRAFTERS = {
@@ -111,7 +111,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize("block_size", [1, 3, 10, 25])
 def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int, block_size: int, kind: str) -> None:
     everything = batch.sample["net_input"]["src_tokens"]
-    # One at a time all of them would take as long as everything else: those that drafters know.
+    # Only those that drafters were trained on: one at a time all would take too long.
     sources = batch.SOURCES[:12] if batch_size == 1 else batch.SOURCES
     samples = []
     for begin in range(0, len(sources), batch_size):
@@ -122,7 +122,7 @@ def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int
     how = Options("gad", block_size)
     hypotheses, stats = decode_all([batch.verifier], batch.task, samples, how, batch.drafter(kind), max_len_b=40)
     assert ids(hypotheses) == batch.outputs[: len(sources)]
-    # The commonest token again and again, in drafts of 10, would give 1.24.
+    # Drafts of 10 copies of the most frequent token would give 1.24.
     assert emitted_per_iteration(stats) > {1: 1.15, 3: 1.25}.get(block_size, 1.3)
 
 
@@ -132,8 +132,8 @@ def test_every_batch_and_block_size_gives_the_same(batch: Batch, batch_size: int
     ids=lambda how: how.spec.name,
 )
 @pytest.mark.parametrize("active", [0, 5])
-def test_steps_say_what_every_iteration_does(batch: Batch, how: Options, active: int) -> None:
-    """On both backends the same, and together what `generate` returns."""
+def test_steps_report_every_iteration(batch: Batch, how: Options, active: int) -> None:
+    """Both backends yield the same steps, which add up to the output of `generate`."""
     drafter = batch.drafter("features") if how.spec.name == "gad" else None
     sizes = [len(tokens) for tokens in batch.outputs]
     seen = []
@@ -154,7 +154,7 @@ def test_steps_say_what_every_iteration_does(batch: Batch, how: Options, active:
             assert all(step.accepted <= min(step.drafted, len(step.tokens)) for step in own)
             done = 0
             for step in own:
-                # The loop may draft beyond the longest output.
+                # The loop may draft beyond the maximum length.
                 step.drafted = min(step.drafted, 40 - done)
                 done += len(step.tokens)
                 assert step.finished == (done == sizes[sentence])
@@ -200,7 +200,7 @@ class Known:
         self.outputs = ids(self.expected)
 
     def check(self, script: Script, width: int) -> list[int]:
-        """Decode with a script, compare with fairseq; return iterations of every sentence."""
+        """Decode with a scripted drafter, compare with fairseq; return the iterations of every sentence."""
         drafted, stats = decode([self.verifier], self.task, self.sample, ScriptedDrafter(script, width), **self.search)
         assert_same_output(drafted, self.expected)
         return [sentence.iterations for sentence in stats]
@@ -218,22 +218,22 @@ def known() -> Known:
 
 
 @pytest.mark.parametrize("width", [1, 3, 10, 25])
-def test_always_wrong_drafter_costs_an_iteration_a_token(known: Known, width: int) -> None:
+def test_wrong_drafter_emits_one_token_per_iteration(known: Known, width: int) -> None:
     assert known.check(always_wrong(known.outputs), width) == known.lengths
 
 
 @pytest.mark.parametrize("width", [1, 3, 10, 25])
-def test_always_right_drafter_gains_its_width_and_one(known: Known, width: int) -> None:
+def test_right_drafter_emits_width_plus_one(known: Known, width: int) -> None:
     assert known.check(always_right(known.outputs), width) == [math.ceil(n / (width + 1)) for n in known.lengths]
 
 
 @pytest.mark.parametrize("width", [1, 4, 25])
-def test_end_drafted_everywhere(known: Known, width: int) -> None:
-    # Right only where the sentence ends, which the verifier's own token would have brought in the same iteration.
+def test_eos_drafted_everywhere(known: Known, width: int) -> None:
+    # Right at EOS only, which the verifier's own token would have added in the same iteration.
     assert known.check(lambda sentence, done, room: [EOS] * room, width) == known.lengths
 
 
-def test_words_behind_a_right_end_are_ignored(known: Known) -> None:
+def test_tokens_after_a_right_eos_are_ignored(known: Known) -> None:
     def script(sentence: int, done: int, width: int) -> list[int]:
         return (known.outputs[sentence][done:] + [5, 6, EOS, 7] * width)[:width]
 
@@ -272,8 +272,8 @@ def test_length_limit_inside_a_block(max_len: int, width: int) -> None:
 @pytest.mark.parametrize("learned", [True, False])
 @pytest.mark.parametrize("drafter_positions", [12, 20, 64])
 @pytest.mark.parametrize("block_size", [1, 10, 25])
-def test_outputs_up_to_the_last_position_of_the_model(learned: bool, drafter_positions: int, block_size: int) -> None:
-    """Blocks reach beyond the table of positions, the verifier's and a drafter's that ends earlier."""
+def test_outputs_of_maximum_position(learned: bool, drafter_positions: int, block_size: int) -> None:
+    """Blocks exceed the position tables of the verifier and of a drafter with a shorter one."""
     task = make_task(60)
     verifier = make_transformer(task, 1, ending=False, max_target_positions=20, decoder_learned_pos=learned)
     drafter = make_drafter(task, 2, max_target_positions=drafter_positions, decoder_learned_pos=learned)
@@ -290,8 +290,8 @@ def test_zero_length_limit_gives_eos_only() -> None:
     assert limited.check(always_wrong(limited.outputs), 3) == limited.lengths
 
 
-def test_drafters_do_not_have_to_say_how_many_they_drafted(known: Known) -> None:
-    """A draft without `num_drafted` means all its columns."""
+def test_num_drafted_is_optional(known: Known) -> None:
+    """Without `num_drafted` all columns are drafted."""
 
     class Full(ScriptedDrafter):
         def draft(self, state: Any) -> Any:
@@ -314,7 +314,7 @@ def test_strictest_relaxation_is_gad(case: Case, block_size: int) -> None:
 
 
 def test_relaxed_acceptance_stays_within_fairseqs_limits(known: Known) -> None:
-    """However much is accepted: no pad, nothing before the minimum length, nothing beyond the longest."""
+    """Output has no pad, no EOS before the minimum length and no tokens beyond the maximum."""
     script: Script = lambda sentence, done, width: [[EOS, 1, 5][(sentence + i) % 3] for i in range(width)]  # noqa: E731
     drafted, _ = decode(
         [known.verifier],
@@ -330,7 +330,7 @@ def test_relaxed_acceptance_stays_within_fairseqs_limits(known: Known) -> None:
 
 
 def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
-    """What is not the best token still gets the log-probability that the verifier gives it."""
+    """Tokens that are not the best have the verifier's log-probability."""
     script: Script = lambda sentence, done, width: [5 + (done + i) % 7 for i in range(width)]  # noqa: E731
     drafted, _ = decode(
         [known.verifier], known.task, known.sample, ScriptedDrafter(script, 4), rule=TopBeta(5, 50.0), max_len_b=20

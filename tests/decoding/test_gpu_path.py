@@ -1,6 +1,6 @@
-"""What runs on a GPU, on a pretended one: token ids, one device, captures, and budgets of launches and waits.
+"""The GPU path on a pretended GPU: token ids, devices, captures, and budgets of launches and waits.
 
-The budgets are counts of today. A change may lower them, and then lowers the number here; none may exceed them.
+The budgets are current counts. A change that lowers a count lowers its budget here; none may exceed it.
 """
 
 import statistics
@@ -39,7 +39,7 @@ SOURCES = {1: [9], 8: [3, 5, 9, 12, 4, 7, 11, 6]}
 
 @dataclass(frozen=True)
 class Budget:
-    """What an iteration may take at most: launches outside of graphs and inside, and waits of the host."""
+    """Budget of an iteration: launches outside and inside of graphs, and waits of the host."""
 
     outside: int
     in_graphs: int
@@ -66,9 +66,9 @@ def _device_guard(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def counted(gpu: PretendedGpu, generator: DraftVerifyGenerator, sample: dict[str, Any]) -> tuple[int, int, int]:
-    """The median of launches outside and inside of graphs, and the most waits, of iterations after the first one.
+    """Return the median of launches outside and inside of graphs, and the maximum of waits, after the first iteration.
 
-    The first one encodes the sources.
+    The first iteration encodes the sources.
     """
     backend = generator.backend
     assert isinstance(backend, TorchBackend)
@@ -86,7 +86,7 @@ def counted(gpu: PretendedGpu, generator: DraftVerifyGenerator, sample: dict[str
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.usefixtures("_device_guard")
 def test_ids_and_budgets(monkeypatch: pytest.MonkeyPatch, decoder: str, precision: str, batch: int) -> None:
-    """Launched, captured and replayed; an operation on tensors of two devices or a wait in a capture is an error."""
+    """Operations on tensors of two devices and waits in a capture are errors."""
     task = make_task(40)
     model: nn.Module = make_transformer(task, 3)
     drafter = make_drafter(task, 4, verifier=model)
@@ -119,7 +119,7 @@ def test_ids_and_budgets(monkeypatch: pytest.MonkeyPatch, decoder: str, precisio
 
 
 def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPatch, _device_guard: None) -> None:
-    """The pretended GPU refuses what a GPU refuses."""
+    """The pretended GPU raises the errors of a GPU."""
     host = torch.ones(3)
     with pretended_gpu(monkeypatch) as gpu:
         on_gpu = moved(torch.ones(3))
@@ -139,6 +139,6 @@ def test_a_graph_runs_again_on_the_same_memory(monkeypatch: pytest.MonkeyPatch, 
         gpu.launches.clear()
         assert replay()[0].tolist() == [9, 9]
         assert gpu.launches == {"in graphs": 3, "graphs": 1}
-        # What was not copied out is lost.
+        # Results that were not copied are lost.
         lost = gpu.capture(lambda: (value * 2, None))()[0]
         assert lost.isnan().all()

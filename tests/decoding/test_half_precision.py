@@ -1,7 +1,7 @@
-"""`--fp16` and `--bf16`: the token ids of our `greedy`, whatever is drafted and whatever else is in the batch.
+"""`--fp16` and `--bf16`: token ids equal those of our `greedy`, for any drafts and batches.
 
-Lossless decoders are compared with `greedy` on one sentence at a time, ids and scores to the last bit: where sums
-depended on the shape of a step, scores would be off long before a token is.
+Lossless decoders are compared with `greedy` one sentence at a time, ids and scores bit for bit: if sums depended on the
+shape of a step, scores would differ long before tokens do.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ HALVES = [torch.float16, torch.bfloat16]
 
 
 def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sentences of a batch, each without padding."""
+    """Return the sentences of a batch one by one, without padding."""
     samples = []
     for number, row in enumerate(sample["net_input"]["src_tokens"]):
         tokens = row[row != 1][None]
@@ -49,12 +49,11 @@ def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def outputs(generated: list) -> list[tuple[list[int], list[float]]]:
-    """Ids and scores of every sentence."""
+    """Return ids and scores of every sentence."""
     return [(best["tokens"].tolist(), best["positional_scores"].tolist()) for (best, *_) in generated]
 
 
-# What the methods run on: the kernels and PyTorch with fp32 arithmetic, as on a CPU, and PyTorch in half precision, as
-# on a GPU.
+# Engines: the kernels and PyTorch in fp32, as on a CPU, and PyTorch in half precision, as on a GPU.
 ENGINES = {
     "kernels": (lambda: NativeWeights(batch_invariant=True), torch.float32),
     "kernels, weights in place": (lambda: NativeWeights(batch_invariant=True), torch.float32),
@@ -68,7 +67,7 @@ ENGINES = {
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One of `ENGINES`."""
     if "in place" in request.param:
-        # As those of wide models are; products of many rows would be others, but for `batch_invariant`.
+        # As for wide models; without `batch_invariant`, products of many rows would differ.
         monkeypatch.setattr(native_model, "MAX_PACKED_WIDTH", 0)
     return request.param
 
@@ -87,7 +86,7 @@ DECODERS = st.sampled_from(
 )
 
 
-# The longest source of the batch is not to count; and PyTorch takes its time over fixed shapes.
+# The limit must not depend on the longest source; short outputs, since fixed shapes are slow in PyTorch.
 SHORT = SEARCHES.map(lambda search: {**search, "max_len_a": 0, "max_len_b": min(search["max_len_b"], 14)})
 
 
@@ -101,7 +100,7 @@ SHORT = SEARCHES.map(lambda search: {**search, "max_len_a": 0, "max_len_b": min(
 )
 def test_greedy_to_the_last_bit(engine: str, case: Case, decoder: Options, active: int) -> None:
     make, dtype = ENGINES[engine]
-    # Some drafters are made of the verifier's weights: both before either is rounded.
+    # Some drafters contain the verifier's weights: build both before rounding.
     for model in (case.verifier, case.drafter):
         model.to(dtype)
     alone = [
@@ -113,7 +112,7 @@ def test_greedy_to_the_last_bit(engine: str, case: Case, decoder: Options, activ
 
 
 def test_ensembles_and_many_rows(engine: str) -> None:
-    """Steps with enough rows to change the products of weights in place (csrc/isa/linear_float.cpp)."""
+    """Steps with enough rows for another product of weights in place (csrc/isa/linear_float.cpp)."""
     make, dtype = ENGINES[engine]
     task = make_task(50)
     models = [make_transformer(task, seed, decoder_layers=1).to(dtype) for seed in (1, 2)]
@@ -133,9 +132,9 @@ def test_ensembles_and_many_rows(engine: str) -> None:
 
 @pytest.mark.parametrize("identity", [True, False])
 def test_heads(engine: str, identity: bool) -> None:
-    """`blockwise` and `greedy` on the same model; the first head is its own, or the model itself.
+    """Compare `blockwise` and `greedy` on the same model, with and without an identity first head.
 
-    With a head of its own `greedy` runs in PyTorch: the bits are those of `blockwise` on one sentence at a time.
+    Without the identity `greedy` runs in PyTorch, so `blockwise` on one sentence at a time is the reference.
     """
     make, dtype = ENGINES[engine]
     task, model = make_blockwise(3, identity_first_head=identity)
@@ -155,7 +154,7 @@ def test_heads(engine: str, identity: bool) -> None:
 
 
 class Strange(nn.Module):
-    """An encoder that the engine does not know: what it says of a sentence depends on its padding."""
+    """An encoder without a fused version, whose output depends on padding."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -182,7 +181,7 @@ def test_an_unknown_encoder_sees_one_sentence_at_a_time(engine: str) -> None:
 
 
 def test_without_it_half_precision_differs() -> None:
-    """That the comparison can fail: on PyTorch's operations in other shapes the bits are others."""
+    """The comparison can fail: PyTorch's operations give other bits in other shapes."""
     task = make_task(50)
     model = make_transformer(task, 3).to(torch.bfloat16)
     sample = make_sample(task, [3, 14, 0, 6, 21], 1)
@@ -213,7 +212,7 @@ def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     seed=st.integers(0, 9),
 )
 def test_attention_in_fixed_shapes(rows: int, slots: int, more: int, dtype: torch.dtype, seed: int) -> None:
-    """As PyTorch computes it; what is hidden after the last slot, and the other rows, change no bit."""
+    """Equals PyTorch's attention; hidden slots and other rows change no bit."""
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(3, rows, 2, 8, generator=generator).to(dtype)
     key_value = torch.randn(3, slots + more, 2, 2, 8, generator=generator).to(dtype)
@@ -228,18 +227,15 @@ def test_attention_in_fixed_shapes(rows: int, slots: int, more: int, dtype: torc
     torch.testing.assert_close(result.float(), theirs.transpose(1, 2).flatten(2), rtol=2e-2, atol=2e-2)
 
 
-# ------------------------------------------------------------------------------------- as the task sets it up
-
-
 def generator_for(task: SpecDecTask, model: TransformerModel, decoder: str, **options: Any) -> Any:
-    """A generator with these options of the task."""
+    """Return a generator with these options of the task."""
     for name, value in {"decoding_method": decoder, **options}.items():
         setattr(task.cfg, name, value)
     return task.build_generator([model], make_args(beam=1, max_len_b=30))
 
 
 def rounded(model: TransformerModel, dtype: torch.dtype) -> TransformerModel:
-    """Another model whose fp32 weights are rounded to half precision."""
+    """Return a copy with fp32 weights rounded to half precision."""
     again = make_transformer(make_task(50), 4)
     again.load_state_dict({name: value.to(dtype).to(value.dtype) for name, value in model.state_dict().items()})
     return again
@@ -264,7 +260,7 @@ def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compile
 
 
 def test_bf16_where_fairseq_does_not_heed_it() -> None:
-    """fairseq-generate knows --fp16 only, and hands over a model in fp32."""
+    """fairseq-generate ignores --bf16 and passes a model in fp32."""
     task = make_task(50)
     model = make_transformer(task, 4)
     sample = make_sample(task, [4, 0, 12, 7], 1)
@@ -282,7 +278,7 @@ def test_bf16_where_fairseq_does_not_heed_it() -> None:
         ("cpu", torch.float32, torch.float32, None),
         ("cpu", torch.float16, torch.float16, torch.float32),
         ("cpu", torch.float32, torch.bfloat16, torch.float32),
-        # As on a GPU: half precision is what products read.
+        # As on a GPU: products read half precision.
         ("meta", torch.float16, torch.float16, None),
         ("meta", torch.bfloat16, torch.bfloat16, None),
         ("meta", torch.float32, torch.bfloat16, torch.bfloat16),
@@ -318,7 +314,7 @@ def test_not_together_with_int8() -> None:
 
 
 def test_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps rounded up to powers of two are no other steps."""
+    """Rounding steps up to powers of two changes no result."""
     task = make_task(50)
     model = make_transformer(task, 3)
     recorder = Recorder()

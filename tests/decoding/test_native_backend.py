@@ -1,4 +1,4 @@
-"""The compiled kernels beside the loop in PyTorch: outputs, scores and iterations, with any number of threads."""
+"""Compare the compiled kernels with the loop in PyTorch: outputs, scores and iterations, with any number of threads."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ from tests.support import (
     scores,
 )
 
-# What the kernels do not know: other activations, embeddings of other widths.
+# The kernels do not support other activations and embeddings of other widths.
 NATIVE = TRANSFORMERS.filter(
     lambda o: o.get("activation_fn") != "tanh" and not {"decoder_input_dim", "decoder_output_dim"} & o.keys()
 )
@@ -45,7 +45,7 @@ PREFIXES = st.sampled_from([None, None, None, [[5, 6]], [[7, 1]], [[1, 1]], [[6,
 
 
 def prefixed(search: dict[str, Any], prefix: list[list[int]] | None, sentences: int) -> dict[str, Any]:
-    """Generation options with a prefix for every second sentence, which others do not have."""
+    """Return generation options with a prefix for every second sentence."""
     if prefix is None:
         return search
     rows = torch.tensor(prefix * sentences)
@@ -62,11 +62,11 @@ def check(
     expected: list | None = None,
     **search: Any,
 ) -> list[SentenceStats]:
-    """Outputs, scores and iterations of both backends, and fairseq's output; returns the kernels' statistics."""
+    """Compare outputs, scores and iterations of both backends, and fairseq's output; return the kernels' statistics."""
     ours, stats = decode(models, task, sample, how, *drafter, **search)
     reference, expected_stats = decode(models, task, sample, how, *drafter, engine=Engine(), **search)
     assert_same_output(ours, reference)
-    # What a pool remembers of a sentence near its limit depends, in PyTorch, on how far the others are.
+    # In PyTorch the pool of a sentence near its limit depends on the lengths of the others.
     if len(stats) == 1 or not getattr(how.options, "jacobi_pool", False):
         assert [s.emitted for s in stats] == [s.emitted for s in expected_stats]
     if expected is not None:
@@ -75,7 +75,7 @@ def check(
 
 
 def check_case(case: Case, how: Options, prefix: list[list[int]] | None, is_lossless: bool = True) -> None:
-    """The same of a random case, whose output is fairseq's where the method is lossless."""
+    """Check a random case; lossless methods must equal fairseq."""
     search = prefixed(case.search, prefix, len(case.sources))
     expected = case.fairseq(**search) if is_lossless else None
     check([case.verifier], case.task, case.sample, how, case.drafter, expected=expected, **search)
@@ -126,7 +126,7 @@ def test_drafters_without_training(case: Case, prefix: list[list[int]] | None, h
 
 @settings(STEADY_MODELS, max_examples=some(20))
 @given(case=cases(30, st.just({"drafter_context": "features"}), NATIVE))
-def test_a_drafter_that_helps_out(case: Case) -> None:
+def test_fallback_drafter(case: Case) -> None:
     check_case(case, Options("iad", 4, iad_fallback="gad", fp32_drafts=True), None)
 
 
@@ -156,7 +156,7 @@ def test_heads(
 
 @pytest.fixture(scope="module")
 def learned() -> tuple[Any, Any, Any, Any, list]:
-    """A task, a verifier, more sentences than are decoded together, a drafter that knows some of them, and outputs."""
+    """Return task, verifier, more sentences than decoded at a time, a drafter trained on some of them, and outputs."""
     task = make_task(100)
     verifier = make_transformer(task, 11)
     sample = make_sample(task, [0, 1, 33, 7, 2, 19, 0, 40, *range(24)])
@@ -167,7 +167,7 @@ def learned() -> tuple[Any, Any, Any, Any, list]:
 
 @pytest.mark.parametrize("block_size", [3, 25])
 def test_learned_drafts_are_accepted(learned: tuple, block_size: int) -> None:
-    """Equal iterations say little where nothing is accepted."""
+    """Drafts must be accepted: otherwise equal iterations prove little."""
     task, verifier, sample, drafter, expected = learned
     how = Options("gad", block_size, fp32_drafts=True)
     stats = check([verifier], task, sample, how, drafter, expected=expected, max_len_b=40)
@@ -195,7 +195,7 @@ def test_relaxed_acceptance_changes_the_output() -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("how", [Options("greedy"), Options("gad", 5), Options("iad"), Options("fast-beam")], ids=str)
-def test_threads_change_no_bit(learned: tuple, how: Options, threads: int) -> None:
+def test_output_does_not_depend_on_threads(learned: tuple, how: Options, threads: int) -> None:
     task, verifier, sample, drafter, _ = learned
     beam = {"beam_size": 3} if how.spec.searches_beams else {}
     results = []
@@ -209,8 +209,8 @@ def test_threads_change_no_bit(learned: tuple, how: Options, threads: int) -> No
 
 
 @pytest.mark.parametrize("fixed_width", [True, False])
-def test_batches_change_no_bit(learned: tuple, fixed_width: bool) -> None:
-    """One sentence after the other, in the same memory, and all together."""
+def test_output_does_not_depend_on_batches(learned: tuple, fixed_width: bool) -> None:
+    """Decodes sentences one by one in the same memory, and in one batch."""
     task, verifier, sample, drafter, expected = learned
     pad = task.source_dictionary.pad()
     sources = [row[row != pad][None] for row in sample["net_input"]["src_tokens"]]
@@ -237,8 +237,8 @@ def test_out_of_vocabulary_token_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
-def test_broken_drafters_change_nothing(learned: tuple, value: float) -> None:
-    """Their tokens are verified, whatever their probabilities are."""
+def test_output_with_broken_drafters(learned: tuple, value: float) -> None:
+    """Tokens are verified even if their probabilities are invalid."""
     task, verifier, sample, _, expected = learned
     transition = {"transition_rank": 3, "transition_state": 5}
     drafter = make_drafter(task, 2, verifier=verifier, drafter_context="features", **transition)

@@ -1,6 +1,6 @@
-"""Worked examples printed in the papers, through the real loop: the blocks come out as printed.
+"""Worked examples of the papers through the real loop: the blocks are as printed.
 
-The verifier is a script that says the paper's output; what is tested is who drafts what, and where a block ends.
+The verifier is scripted to give the paper's output; the tests check drafts and ends of blocks.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 from tests.strategies import STEADY, some
 from tests.support import SpecDecTask, decode, ids, make_sample, make_task, make_transformer
 
-# (position, whether all before it is right) -> the token that the verifier wants there
+# (position, whether all before it is right) -> the verifier token
 Wish = Callable[[int, bool], int]
 
 
 class ScriptedVerifier:
-    """Says what a function wishes at every position; its state there is the number of the position."""
+    """Predicts the token of a function at every position; its state is the number of the position."""
 
     def __init__(self, output: list[int], size: int, wish: Wish | None = None) -> None:
         self.engine = Engine()
@@ -54,7 +54,7 @@ class ScriptedVerifier:
 def run(
     task: SpecDecTask, source: list[int], output: list[int], drafter: Drafter, wish: Wish | None = None
 ) -> list[int]:
-    """Tokens emitted in every iteration, after checking that the verifier's output was decoded."""
+    """Check the output; return the tokens emitted in every iteration."""
     sample = make_sample(task, [len(source) - 1])
     sample["net_input"]["src_tokens"] = torch.tensor([source])
     method = Method(ScriptedVerifier(output, len(task.target_dictionary), wish), drafter, GreedySearch())
@@ -64,7 +64,7 @@ def run(
 
 
 def numbered(*texts: list[str]) -> tuple[SpecDecTask, list[list[int]]]:
-    """A task whose dictionary has the words of these texts, and the texts as ids with EOS."""
+    """Return a task with the words of these texts, and the texts as ids with EOS."""
     task = make_task(4)
     eos = task.target_dictionary.eos()
     return task, [[*(task.target_dictionary.add_symbol(word) for word in text), eos] for text in texts]
@@ -134,7 +134,7 @@ gestartet_ ._ <EOS>
 
 
 class ScriptedHeads:
-    """Heads 2 to k that are right up to the end of the printed block that begins one position further, then wrong."""
+    """Heads 2 to k: right up to the end of the printed block that starts at the next position, then wrong."""
 
     def __init__(self, blocks: list[int], output: list[int], wrong: int) -> None:
         self.proposals: dict[int, list[int]] = {}
@@ -145,7 +145,7 @@ class ScriptedHeads:
         self.size = max(*output, wrong) + 1
 
     def head_states(self, hidden: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """From the position [1, 1] that head 1 speaks of: the ids that the others propose, [1, last - first + 1, 1]."""
+        """Return the ids [1, last - first + 1, 1] proposed by the heads after position [1, 1] of head 1."""
         proposals = self.proposals.get(int(hidden[0, 0]), [self.size - 1] * 10)
         return torch.tensor(proposals[: last - first + 1])[None, :, None]
 
@@ -177,7 +177,7 @@ JACOBI_SETTINGS = [
 
 @pytest.mark.parametrize("settings", JACOBI_SETTINGS, ids=str)
 def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[str, Any]) -> None:
-    """A verifier that is right only after a right prefix, and wrong in a new way in every iteration else."""
+    """A verifier that is right only after a right prefix, and otherwise wrong in a new way in every iteration."""
     task = make_task(100)
     output = [*range(10, 26), 2]
     turn = iter(range(10**6))
@@ -199,7 +199,7 @@ def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[st
 def test_jacobi_never_takes_more_iterations_than_tokens(
     output: list[int], choice: dict[str, Any], initial: int | None, noise: Any
 ) -> None:
-    """Whatever a verifier says after wrong tokens, and whatever the first guess, m iterations are enough."""
+    """m iterations are enough for any verifier and any first guess."""
     task = make_task(10)
     output = [*output, 2]
 

@@ -1,4 +1,4 @@
-"""The profile: every part is measured, the parts add up, and the output stays the same."""
+"""Profiles: every part is measured, the parts sum to the total, and the output is unchanged."""
 
 import re
 import time
@@ -21,7 +21,7 @@ from tests.support import (
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_parts_add_up(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_sum_to_the_total(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
     verifier, drafter = make_transformer(task), make_drafter(task, block_size=4)
     how = Options("gad", block_size=4)
@@ -30,7 +30,7 @@ def test_parts_add_up(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ids(generator.generate([verifier], sample))
     assert generator.backend.name == backend
     if backend == "torch":
-        # Not the time in which other processes had the core, which the kernels count, too.
+        # Excludes time of other processes, which the kernels count, too.
         monkeypatch.setattr(time, "perf_counter", time.process_time)
     profile = Profile()
     profile.attach(generator)
@@ -46,7 +46,7 @@ def test_parts_add_up(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_beam_search_has_a_profile() -> None:
-    """On the kernels, whose own counters are read: the search is a part of the verifier's."""
+    """The kernels' counters are read: the search is part of the verifier's time."""
     task = make_task()
     generator, _ = make_generator([make_transformer(task)], task, Options("fast-beam"), beam_size=3)
     profile = Profile()
@@ -58,8 +58,8 @@ def test_beam_search_has_a_profile() -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_what_a_warm_up_has_made_is_kept(backend: str) -> None:
-    """Weights that were read, and on a GPU captured graphs: a profile of making them again says nothing."""
+def test_graphs_of_a_warm_up_are_kept(backend: str) -> None:
+    """Fused weights and captured graphs are kept: a profile must not measure building them."""
     task = make_task()
     verifier = make_transformer(task)
     engine = Engine() if backend == "torch" else None
@@ -77,7 +77,7 @@ def test_what_a_warm_up_has_made_is_kept(backend: str) -> None:
     assert generator.backend is not warm and profile.seconds["verifier"] > before
 
 
-def test_inner_parts_are_taken_off_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     profile = Profile()
@@ -97,7 +97,7 @@ def test_inner_parts_are_taken_off_the_outer_one(monkeypatch: pytest.MonkeyPatch
 
 
 def test_command_line(corpus: Corpus) -> None:
-    """The table comes with --profile only; fairseq's own search says that it has none."""
+    """--profile prints the table; fairseq's own search has none."""
     common = f"{corpus.data} --task spec_dec --path {corpus.verifier} --batch-size 12 --cpu"
     plain = run_in_process("generate", f"{common} --decoder greedy")
     profiled = run_in_process("generate", f"{common} --decoder greedy --profile")

@@ -25,19 +25,19 @@ def test_counts_by_hand() -> None:
     ]
 
 
-def test_no_error_where_the_probabilities_hold() -> None:
+def test_calibrated_probabilities_have_no_error() -> None:
     said = torch.tensor([0.75] * 4 + [0.25] * 4)
     right = torch.tensor([True, True, True, False, True, False, False, False])
     assert Reliability.of(said, right).error == pytest.approx(0, abs=1e-12)
     assert Reliability.of(said, ~right).error == pytest.approx(0.5)
 
 
-def test_nothing_to_count() -> None:
+def test_no_tokens() -> None:
     counts = Reliability.of(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
     assert (counts.total, counts.error, counts.points(), counts.rows()) == (0, 0.0, [], [])
 
 
-def test_sums_are_the_whole() -> None:
+def test_sums_restore_the_counts() -> None:
     generator = torch.Generator().manual_seed(1)
     said, right = torch.rand(500, generator=generator), torch.rand(500, generator=generator) < 0.6
     whole = Reliability.of(said, right)

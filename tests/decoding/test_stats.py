@@ -1,4 +1,4 @@
-"""Statistics: what is added up, what is written, and when the file gets its name."""
+"""Statistics: sums, files, and when a file gets its name."""
 
 import json
 import shlex
@@ -30,7 +30,7 @@ def test_sums_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_the_summary_says_whether_graphs_ran() -> None:
+def test_summary_names_graphs() -> None:
     stats = DecodingStats("gad")
     stats.record(BATCH, 1.0)
     stats.graphs = Graphs(captures=4, dropped=1, replays=70, launched=8)
@@ -63,14 +63,14 @@ def test_interrupted_run_leaves_no_final_file(tmp_path: Path, monkeypatch: pytes
     assert not file.exists()
 
 
-def test_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--stats-file .*missing.*writable"):
         DecodingStats("gad", str(tmp_path / "missing" / "stats.jsonl"))
 
 
 @pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
-def test_sentences_are_told_in_their_order(engine: Engine | None) -> None:
-    """Finished sentences leave the batch at different times; their numbers and counts stay theirs."""
+def test_sentences_are_recorded_in_order(engine: Engine | None) -> None:
+    """Sentences that leave the batch at different times keep their numbers and counts."""
     task = make_task(100)
     model = make_transformer(task, 8, share_decoder_input_output_embed=True)
     sample = make_sample(task, [0, 3, 30, 7])

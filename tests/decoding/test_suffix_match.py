@@ -1,4 +1,4 @@
-"""Suffix matches for all sentences at once, against the definition."""
+"""Suffix matches of a batch against their definition."""
 
 import torch
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from tests.strategies import STEADY, some
 
 
 def slow_match(text: list[int], output: list[int]) -> list[int]:
-    """Common suffixes by the definition."""
+    """Return common suffixes by their definition."""
     lengths = []
     for end in range(1, len(text) + 1):
         length = 0
@@ -35,7 +35,7 @@ def test_suffix_match_equals_a_loop(pairs: list[tuple[list[int], list[int]]]) ->
         expected = slow_match(words, known)
         assert match[row, : len(words)].tolist() == expected
         assert match[row, len(words) :].sum() == 0
-        # Algorithm 1, line 3: some suffix of the output stands exactly once in the source.
+        # Algorithm 1, line 3: a suffix of the output occurs exactly once in the source.
         once = any(sum(length > q for length in expected) == 1 for q in range(len(known)))
         assert bool(is_unique[row]) == once
         if once:

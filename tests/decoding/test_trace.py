@@ -1,4 +1,4 @@
-"""The trace says what happened: every token of the output, where it came from and why."""
+"""Traces: every output token with its origin and reason."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def traced(
     model: Any = None,
     **more: Any,
 ) -> tuple[Trace, list]:
-    """Decode with a trace; return the trace as it is read back, and the hypotheses."""
+    """Decode with a trace; return the trace and the hypotheses."""
 
     spec = methods.find("nat" if isinstance(method, Method) else "gad")
     if isinstance(method, Options):
@@ -84,7 +84,7 @@ def traced(
 
 
 def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGTHS) -> None:
-    """Drafts and verifier tokens of the iterations put together give the output, and the scores are the generator's."""
+    """Drafts and verifier tokens of the iterations give the output, and scores equal the generator's."""
     assert [sentence.output for sentence in trace.sentences] == ids(hypotheses)
     for sentence, expected, length in zip(trace.sentences, scores(hypotheses), lengths, strict=True):
         assert len(sentence.source) == length + 1
@@ -166,7 +166,7 @@ def test_relaxed_tokens_are_top_beta(tmp_path: Path, task: Any, verifier: Any) -
 
 
 class Rewriting:
-    """A model that copies its input but for a word here and there, and a drafter that knows what it says."""
+    """A model that copies its input except for a few words, and a drafter trained on its output."""
 
     def __init__(self, task: Any) -> None:
         self.sample = make_sample(task, LENGTHS)
@@ -181,7 +181,7 @@ def rewriting(task: Any) -> Rewriting:
 
 
 def drafted_tokens(trace: Trace) -> int:
-    """So many tokens of the output were drafted."""
+    """Return the number of drafted tokens in the output."""
     return sum(note.accepted for sentence in trace.sentences for note in sentence.iterations)
 
 
@@ -207,7 +207,7 @@ def test_every_drafter_has_its_reasons(
 
 
 class Listening(StatelessDrafter):
-    """Notes what a drafter says of the tokens that it drafts, from its scores of the whole vocabulary."""
+    """Records a drafter's log-probabilities of its tokens, from its scores of the whole vocabulary."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
@@ -225,7 +225,7 @@ class Listening(StatelessDrafter):
 
 
 @pytest.mark.parametrize("transitions", [{}, {"transition_rank": 4, "transition_state": 5}], ids=["each", "path"])
-def test_what_the_drafter_says_of_its_tokens(tmp_path: Path, task: Any, verifier: Any, transitions: dict) -> None:
+def test_drafter_log_probs(tmp_path: Path, task: Any, verifier: Any, transitions: dict) -> None:
     model = make_drafter(task, 1, block_size=6, **transitions)
     if transitions:
         torch.nn.init.normal_(model.decoder.transition.after.weight)
@@ -251,7 +251,7 @@ def test_what_the_drafter_says_of_its_tokens(tmp_path: Path, task: Any, verifier
     ],
     ids=str,
 )
-def test_who_says_how_likely_tokens_are(
+def test_decoders_with_drafter_log_probs(
     tmp_path: Path, task: Any, rewriting: Rewriting, options: Options, says: bool
 ) -> None:
     model = rewriting.drafter if options.spec.needs_drafter(options.options) else None
@@ -266,7 +266,7 @@ def test_who_says_how_likely_tokens_are(
     [Options("jacobi"), Options("gs-jacobi", block_size=4), Options("hybrid-jacobi", jacobi_length=12)],
     ids=str,
 )
-def test_predictions_that_come_true_are_fixed_points(tmp_path: Path, options: Options) -> None:
+def test_converged_predictions_are_fixed_points(tmp_path: Path, options: Options) -> None:
     task = make_task(9)
     trace, hypotheses = traced(tmp_path / "t", task, make_transformer(task, 8), make_sample(task, LENGTHS), options)
     assert_consistent(trace, hypotheses)
@@ -275,7 +275,7 @@ def test_predictions_that_come_true_are_fixed_points(tmp_path: Path, options: Op
 
 
 class Alone(ScriptedDrafter):
-    """A scripted drafter that decodes alone: what it drafts is likeliest, then `second`."""
+    """A scripted drafter that decodes alone: its drafts have the highest scores, then `second`."""
 
     second = 7
 
@@ -289,7 +289,7 @@ class Alone(ScriptedDrafter):
 
 
 def test_a_forbidden_draft_without_a_verifier(tmp_path: Path, task: Any, verifier: Any) -> None:
-    """The end is drafted at once, which is not allowed: the best token that is stands there, and nobody drafted it."""
+    """EOS is drafted first, which is forbidden: the best allowed token is emitted, which was not drafted."""
     drafter = Alone(lambda sentence, done, width: [[EOS, 5, 6], [8, 9, EOS]][min(done, 1)], 3)
     method = Method(DrafterIsVerifier(Engine()), drafter, GreedySearch(accept_all))
     trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, [4]), method)
@@ -345,7 +345,7 @@ def test_forbidden_tokens_have_no_score(tmp_path: Path, task: Any, verifier: Any
 
 
 @pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
-def test_decoding_without_a_trace_touches_none(
+def test_decoding_without_a_trace_writes_none(
     task: Any, verifier: Any, engine: Engine | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("__init__", "iteration", "write"):
@@ -355,7 +355,7 @@ def test_decoding_without_a_trace_touches_none(
     assert generator.trace is None and len(stats.recorded) == len(LENGTHS)
 
 
-def test_the_backend_says_why_a_trace_takes_the_loop(tmp_path: Path, task: Any, verifier: Any) -> None:
+def test_backend_reason_with_a_trace(tmp_path: Path, task: Any, verifier: Any) -> None:
     writer = TraceWriter(str(tmp_path / "t"), task.src_dict, task.tgt_dict, methods.find("greedy"), {})
     for trace, name in ((writer, "torch"), (None, "native")):
         generator, stats = make_generator([verifier], task, Options("greedy"), trace=trace)
@@ -367,9 +367,6 @@ def test_same_output_with_and_without_trace(tmp_path: Path, task: Any, verifier:
     sample = make_sample(task, LENGTHS)
     _, hypotheses = traced(tmp_path / "t", task, verifier, sample, Options("jacobi"))
     assert ids(hypotheses) == ids(fairseq_greedy([verifier], task, sample, max_len_b=20))
-
-
-# ------------------------------------------------------------------------------------------------------ bad input
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +398,7 @@ def changed(field: str, value: Any, line: int = 1, note: bool = False) -> Callab
 
 
 def words_for_numbers(text: str) -> str:
-    """Let a drafter say words of its tokens."""
+    """Replace the log-probabilities of a drafter by words."""
     count = len(json.loads(text.splitlines()[1])["iterations"][0]["draft"])
     return changed("drafter_log_probs", ["likely"] * count, note=True)(text)
 
@@ -445,7 +442,7 @@ def test_bad_files_are_refused_by_line(
     assert message in str(caught.value) and "--trace-file" in str(caught.value)
 
 
-def test_missing_file_points_at_the_broken_run(tmp_path: Path) -> None:
+def test_missing_file_names_the_interrupted_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(str(tmp_path / "t"))
     (tmp_path / "t.partial").write_text("")
@@ -474,7 +471,7 @@ def test_nothing_to_trace(decoder: str, scores_reference: bool, is_one_run: bool
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_ctrl_c_leaves_no_final_file(tmp_path: Path, interrupted: bool) -> None:
-    """As in the command-line tools: the trace is closed when the interpreter ends."""
+    """As in the command-line tools, the trace is closed when the interpreter exits."""
     program = f"""
         import sys, types, weakref
 

@@ -304,7 +304,7 @@ def test_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[s
     assert "Identical to the baseline: 5 of 5" in capsys.readouterr().out
 
 
-def test_part_of_a_set(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     """Sentences that fairseq skipped are left out of the references."""
     blocks = Path(files.generated).read_text(encoding="utf-8").splitlines()
     some = [line for line in blocks if not re.match(r"[A-Z]-[13]\t", line)]
@@ -315,7 +315,7 @@ def test_part_of_a_set(files: SimpleNamespace, capsys: pytest.CaptureFixture[str
     assert "2 sentence(s) are missing, the first is 1; " in log and "--required-batch-size-multiple 1" in log
 
 
-def test_subwords_are_noticed(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_subwords_are_reported(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     (files.folder / "bpe.txt").write_text("\n".join(["▁Die ▁Kat ze", *HYPOTHESIS[1:]]), encoding="utf-8")
     _run("--hypotheses", f"{files.folder}/bpe.txt", "--references", files.reference, "--metrics", "sacrebleu")
     assert "sentence 0 is in subwords; generate with --remove-bpe" in capsys.readouterr().err

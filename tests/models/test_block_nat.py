@@ -49,7 +49,7 @@ def blocks_for(
 @pytest.mark.parametrize("attention", ["full", "prefix-causal"])
 @pytest.mark.parametrize("options", OPTIONS)
 @torch.no_grad()
-def test_training_computes_what_decoding_computes(options: dict[str, Any], attention: str) -> None:
+def test_training_equals_decoding(options: dict[str, Any], attention: str) -> None:
     """Logits of training blocks equal those of a draft after the same prefix, sentence by sentence."""
     torch.manual_seed(0)
     task = make_task(30)
@@ -94,7 +94,7 @@ def test_source_copy_by_hand() -> None:
 
 
 @torch.no_grad()
-def test_blocks_of_one_pass_do_not_see_each_other() -> None:
+def test_blocks_of_one_pass_are_independent() -> None:
     torch.manual_seed(0)
     task = make_task(30)
     model = make_drafter(task, 1)
@@ -143,7 +143,7 @@ def test_shared_encoder_of_another_verifier_is_refused() -> None:
         other.load_state_dict(dict(state))
 
 
-def test_half_precision_copy_of_a_verifier_counts_as_the_same() -> None:
+def test_half_precision_copy_of_a_verifier_is_accepted() -> None:
     task = make_task(30)
     model = make_drafter(task, 1, share_encoder=True, verifier=make_transformer(task, 0))
     halved = make_transformer(task, 0).half().float()
@@ -236,9 +236,7 @@ def test_initial_encoder_and_decoder(tmp_path: Path) -> None:
         {"decoder_normalize_before": True, "encoder_normalize_before": True, "attention_dropout": 0.2},
     ],
 )
-def test_sizes_that_are_not_given_are_those_of_the_verifier(
-    context: str, shape: dict[str, Any], tmp_path: Path
-) -> None:
+def test_default_sizes_are_those_of_the_verifier(context: str, shape: dict[str, Any], tmp_path: Path) -> None:
     task, path = make_task(30), tmp_path / "base.pt"
     options = make_args(arch="transformer", _name="transformer", **shape)
     base_architecture(options)
@@ -261,7 +259,7 @@ def test_sizes_that_are_not_given_are_those_of_the_verifier(
         assert torch.equal(model.encoder.layers[1].fc1.weight, verifier.encoder.layers[1].fc1.weight)
 
 
-def test_sizes_that_are_given_stay_where_nothing_is_copied() -> None:
+def test_given_sizes_are_kept_without_copied_layers() -> None:
     task = make_task(30)
     verifier = make_transformer(task, 4, ending=False)
     given = {"decoder_attention_heads": 8, "decoder_ffn_embed_dim": 10, "dropout": 0.25, "activation_fn": "gelu"}
@@ -312,7 +310,7 @@ def test_initial_decoder_of_a_drafter_of_another_verifier(tmp_path: Path) -> Non
         ({"activation_fn": "gelu"}, "or give --activation-fn relu"),
     ],
 )
-def test_initial_encoder_that_does_not_fit(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_unsuitable_initial_encoder_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     task, path = make_task(30), tmp_path / "base.pt"
     save_stock_checkpoint(task, path)
     with pytest.raises(ConfigurationError, match=message):

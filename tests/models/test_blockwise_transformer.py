@@ -27,7 +27,7 @@ def build(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
 
 
 @pytest.mark.parametrize("identity", [True, False])
-def test_fresh_heads_say_what_the_base_says(corpus: Corpus, identity: bool) -> None:
+def test_new_heads_predict_as_the_base(corpus: Corpus, identity: bool) -> None:
     """Sizes and weights come from the base; the heads begin as its own prediction."""
     task, path = make_task(corpus.data), str(corpus.verifier)
     model = build(task, base_path=path, blockwise_heads=3, identity_first_head=identity).eval()
@@ -43,7 +43,7 @@ def test_fresh_heads_say_what_the_base_says(corpus: Corpus, identity: bool) -> N
         torch.testing.assert_close(scores, expected)
 
 
-def test_the_number_of_heads(corpus: Corpus) -> None:
+def test_number_of_heads(corpus: Corpus) -> None:
     path = str(corpus.verifier)
     assert build(make_task(corpus.data), base_path=path).decoder.heads == 4
     assert build(make_task(corpus.data, block_size=6), base_path=path).decoder.heads == 6
@@ -51,7 +51,7 @@ def test_the_number_of_heads(corpus: Corpus) -> None:
         build(make_task(corpus.data), base_path=path, blockwise_heads=1)
 
 
-def test_bases_that_do_not_fit(corpus: Corpus, tmp_path: Path) -> None:
+def test_unsuitable_bases_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     task = make_task(corpus.data)
     with pytest.raises(ConfigurationError, match="--base-path .*none.pt: no such file"):
         build(task, base_path=str(tmp_path / "none.pt"))

@@ -31,7 +31,7 @@ def build(size: int | None = 16, **options: int) -> tuple:
     return task, ImageTransformer.build_model(args, task).eval()
 
 
-def test_a_place_means_the_same_in_input_and_output() -> None:
+def test_coordinates_of_input_and_output_agree() -> None:
     low, high = coordinates(8, 32), coordinates(32, 32)
     assert low.shape == (192, 32) and high.shape == (3072, 32)
     # Output pixels of one channel resemble most the input pixel that covers them.
@@ -41,7 +41,7 @@ def test_a_place_means_the_same_in_input_and_output() -> None:
     assert torch.equal(nearest, 3 * (8 * row + column) + channel)
 
 
-def test_near_intensities_have_near_embeddings() -> None:
+def test_similar_intensities_have_similar_embeddings() -> None:
     task, model = build()
     indices = torch.tensor([task.target_dictionary.index(str(value)) for value in range(256)])
     vectors = model.decoder.embed_tokens.weight[indices]
@@ -50,7 +50,7 @@ def test_near_intensities_have_near_embeddings() -> None:
     assert ((others.argmin(1) - torch.arange(256)).abs() == 1).all()
 
 
-def test_it_begins_as_an_enlarged_input() -> None:
+def test_untrained_model_enlarges_its_input() -> None:
     """Given the pixels before, an untrained model says about what the input has in the place of the next."""
     values = {"embed_dim": 64, "attention_heads": 4, "normalize_before": True}
     of_both = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in values.items()}
@@ -75,7 +75,7 @@ def test_it_begins_as_an_enlarged_input() -> None:
     assert begun > 17 and begun > closeness() + 2
 
 
-def test_it_decodes_like_any_transformer() -> None:
+def test_decodes_with_our_decoders() -> None:
     task, model = build()
     sample = make_sample(task, [192, 192])
     expected = fairseq_greedy([model], task, sample, max_len_b=40, min_len=40)
@@ -83,7 +83,7 @@ def test_it_decodes_like_any_transformer() -> None:
     assert_same_output(drafted, expected)
 
 
-def test_what_it_refuses() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="--image-size None: give at least 8"):
         build(None)
     with pytest.raises(ConfigurationError, match="--encoder-embed-dim 8"):

@@ -35,7 +35,7 @@ def make_scores(vocabulary: int, rank: int, state: int, seed: int) -> Transition
     seed=st.integers(0, 99),
 )
 @torch.no_grad()
-def test_tokens_without_scores_are_those_with_the_lowest(vocabulary: int, rank: int, state: int, seed: int) -> None:
+def test_unscored_tokens_are_never_chosen(vocabulary: int, rank: int, state: int, seed: int) -> None:
     transition = make_scores(vocabulary, rank, state, seed)
     ids = torch.randperm(vocabulary)[: vocabulary // 2 + 1].sort().values
     scores, hidden = 3 * torch.randn(3, 5, len(ids)), torch.randn(3, 5, WIDTH)
@@ -49,7 +49,7 @@ def test_tokens_without_scores_are_those_with_the_lowest(vocabulary: int, rank: 
 
 @pytest.mark.parametrize("state", [0, 5])
 @torch.no_grad()
-def test_a_path_is_the_best_token_after_those_before(state: int) -> None:
+def test_path_is_greedy(state: int) -> None:
     """Among all tokens, by the scores that the loss trains; however low a token's own score is."""
     transition = make_scores(50, 4, state, 1)
     logits, hidden, first = torch.randn(3, 5, 50), torch.randn(3, 5, WIDTH), torch.tensor([0, 3, 7])
@@ -65,7 +65,7 @@ def test_a_path_is_the_best_token_after_those_before(state: int) -> None:
 
 @pytest.mark.parametrize("rank", [0, 4])
 @torch.no_grad()
-def test_probabilities_have_digits_in_half_precision(rank: int) -> None:
+def test_survival_is_exact_in_half_precision(rank: int) -> None:
     """The logarithm of the sum over a vocabulary is rounded to 1/16 in bfloat16, by which all of them would be off."""
     decoder = make_drafter(make_task(30), 1, transition_rank=rank).decoder.bfloat16()
     if rank:
@@ -80,7 +80,7 @@ def test_probabilities_have_digits_in_half_precision(rank: int) -> None:
 
 
 @pytest.mark.parametrize("attention", ["full", "prefix-causal", "features"])
-def test_training_is_shown_the_true_token_before(attention: str) -> None:
+def test_training_uses_the_true_previous_token(attention: str) -> None:
     target = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 1, 1]])
     previous = torch.tensor([[2, 5, 6, 7, 8], [2, 9, 10, 1, 1]])
     count = 1 if attention == "full" else 3
@@ -94,7 +94,7 @@ def test_training_is_shown_the_true_token_before(attention: str) -> None:
 
 @pytest.mark.parametrize("state", [0, 5])
 @torch.no_grad()
-def test_training_computes_what_decoding_computes(state: int) -> None:
+def test_training_equals_decoding(state: int) -> None:
     """Along the true path, the scores of a draft are those of a training block."""
     task = make_task(30)
     options = {"drafter_context": "features", "transition_rank": 4, "transition_state": state}
@@ -129,6 +129,6 @@ def test_training_computes_what_decoding_computes(state: int) -> None:
         ({"transition_rank": 3, "transition_dropout": 1.0}, "--transition-dropout 1.0: give 0"),
     ],
 )
-def test_options_without_sense_are_refused(options: dict, message: str) -> None:
+def test_invalid_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_drafter(make_task(30), **options)

@@ -143,7 +143,7 @@ def test_groups_and_edges_by_hand() -> None:
     assert solved.edges == [(SOURCE, 0), (SOURCE, 1), (0, 2), (1, 2), (2, 3), (2, 4), (2, 5)]
 
 
-def test_the_edges_say_all_that_a_token_depends_on() -> None:
+def test_edges_imply_all_dependencies() -> None:
     solved = make_trace([1, 2, 2, 2, 3, 4, 4, 5])
     ancestors: dict[int, set[int]] = {SOURCE: set()}
     for b in range(len(solved.tokens)):
@@ -201,7 +201,7 @@ def drawn(name: str) -> Figure:
 
 @all_glyphs
 @pytest.mark.parametrize("name", SENTENCES)
-def test_everything_is_inside_the_canvas(name: str) -> None:
+def test_drawing_fits_the_canvas(name: str) -> None:
     sentence, figure = SENTENCES[name], drawn(name)
     canvas = figure.bbox
     written = texts(figure)
@@ -288,7 +288,7 @@ def has_glyphs(text: str) -> bool:
 
 
 @all_glyphs
-def test_chinese_with_a_font_that_has_it(tmp_path: Path) -> None:
+def test_chinese_glyphs_come_from_an_installed_font(tmp_path: Path) -> None:
     if not has_glyphs("今天气很好我们"):
         pytest.skip("no font with Chinese glyphs (Debian: fonts-noto-cjk)")
     sentence = make_sentence(CHINESE, ends(CHINESE))
@@ -315,7 +315,7 @@ def page_of(*names: str) -> str:
     return ddgviz_page.page([SENTENCES[name] for name in names])
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
+def test_page_is_self_contained() -> None:
     page = page_of("latin", "arabic").replace('<link rel="icon" href="data:,">', "")  # keeps browsers from asking
     addresses = set(re.findall(r"[a-z]+://[^\s\"'<>]*", page))
     assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not fetched
@@ -351,7 +351,7 @@ def options_of(corpus: Corpus) -> list[str]:
     return [str(corpus.data), "--path", str(corpus.verifier), "--cpu"]
 
 
-def test_the_command(options_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(options_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ddgviz.main([*options_of, "--sentences", "5,0-1,1", "--output", str(tmp_path / "out")]) == 0
     names = {file.name for file in (tmp_path / "out").iterdir()}
     kinds = ("png", "svg", "json")
@@ -391,7 +391,7 @@ def test_another_first_guess_and_an_ensemble(
         (["--no-repeat-ngram-size", "3"], "--no-repeat-ngram-size is not supported"),
     ],
 )
-def test_wrong_options_are_one_line(
+def test_invalid_options_are_refused(
     options_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], message: str
 ) -> None:
     name = changes[0]
@@ -424,7 +424,7 @@ def test_sentence_numbers() -> None:
         ddgviz.sentence_numbers("")
 
 
-def test_a_difference_from_fairseq_is_said(tmp_path: Path) -> None:
+def test_difference_from_fairseq_is_reported(tmp_path: Path) -> None:
     sentence = dataclasses.replace(SENTENCES["hebrew"], identical=False)
     assert sentence.as_json()["identical_to_fairseq"] is False
     assert '"identical_to_fairseq":false' in ddgviz_page.page([sentence])

@@ -65,7 +65,7 @@ def test_keys_choose_the_sentence(opened: Page, page: Path) -> None:
     assert shown(opened) == "30"
 
 
-def test_keys_go_from_cell_to_cell(opened: Page, page: Path) -> None:
+def test_keys_move_between_cells(opened: Page, page: Path) -> None:
     opened.open(page, "#20")
     opened.script("document.querySelector('.token').focus()")
     assert focused(opened).startswith("token 1: ▁Ein")
@@ -84,7 +84,7 @@ def test_keys_go_from_cell_to_cell(opened: Page, page: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [1400, 400])
-def test_tokens_and_numbers_stay_in_sight(opened: Page, page: Path, width: int) -> None:
+def test_tokens_and_numbers_stay_visible(opened: Page, page: Path, width: int) -> None:
     opened.look(width, 800)
     opened.open(page, "#30")
     opened.script("scrollTo(0, document.documentElement.scrollHeight); byId('drawing').scrollTo(400, 600)")
@@ -97,14 +97,14 @@ def test_tokens_and_numbers_stay_in_sight(opened: Page, page: Path, width: int) 
     assert abs(opened.place("#iterations rect")["left"] - drawing["left"]) < 2
 
 
-def test_right_to_left_begins_at_the_right(opened: Page, page: Path) -> None:
+def test_right_to_left_starts_at_the_right(opened: Page, page: Path) -> None:
     opened.look(400, 800)
     opened.open(page, "#10")
     first = opened.place(".token")
     assert 0 < first["left"] and first["right"] < 400
 
 
-def test_title_and_legend_are_in_view(opened: Page, page: Path) -> None:
+def test_title_and_legend_are_visible(opened: Page, page: Path) -> None:
     for width, height in ((1280, 900), (390, 844)):
         opened.look(width, height)
         opened.open(page, "#20")

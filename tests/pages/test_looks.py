@@ -40,7 +40,7 @@ def ground_and_text(page: Page) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", ["trace", "ddgviz", "report"])
-def test_pages_are_light_or_dark_as_the_system_is(opened: Page, pages: dict[str, Path], name: str) -> None:
+def test_pages_follow_the_systems_theme(opened: Page, pages: dict[str, Path], name: str) -> None:
     opened.open(pages[name])
     for theme in ("light", "dark", "light"):  # it may change while the page is open
         opened.look(theme=theme)
@@ -49,7 +49,7 @@ def test_pages_are_light_or_dark_as_the_system_is(opened: Page, pages: dict[str,
 
 
 @pytest.mark.parametrize("name", ["trace", "ddgviz"])
-def test_the_button_has_the_last_word(opened: Page, pages: dict[str, Path], name: str) -> None:
+def test_button_overrides_the_systems_theme(opened: Page, pages: dict[str, Path], name: str) -> None:
     opened.look(theme="dark")
     opened.open(pages[name])
     assert opened.one("#theme").text == "Light"
@@ -77,7 +77,7 @@ def test_figures_of_a_dark_report_are_dark(opened: Page, pages: dict[str, Path])
 
 
 @pytest.mark.parametrize("name", ["trace", "ddgviz", "report"])
-def test_a_phone_needs_no_scrolling_sideways(opened: Page, pages: dict[str, Path], name: str) -> None:
+def test_no_horizontal_scrolling_on_a_phone(opened: Page, pages: dict[str, Path], name: str) -> None:
     opened.look(400, 800)
     opened.open(pages[name])
     assert opened.script("return document.documentElement.scrollWidth") <= 400

@@ -53,7 +53,7 @@ def runs(tmp_path: Path) -> list[str]:
 # What is counted
 
 
-def test_reads_what_decoding_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_files_of_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys, "last_type", raising=False)
     file = str(tmp_path / "stats.jsonl")
     stats = DecodingStats("gad", file)
@@ -244,7 +244,7 @@ def test_batches_are_mentioned(tmp_path: Path) -> None:
     assert "Left out: needs a trace. Add `--traces`" in markdown and "reliability.png" not in markdown
 
 
-def test_greedy_alone(runs: list[str], tmp_path: Path) -> None:
+def test_greedy_run_only(runs: list[str], tmp_path: Path) -> None:
     assert report.main([runs[0], "--output", str(tmp_path / "out")]) == 0
     assert "nothing was drafted" in (tmp_path / "out" / "report.md").read_text()
 
@@ -281,7 +281,9 @@ def _record(**changed: Any) -> str:
         (b"\xff\xfe\x00", "is not text; "),
     ],
 )
-def test_unfit_stats(content: str | bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_stats_are_refused(
+    content: str | bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "stats.jsonl"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert report.main([str(file), "--output", str(tmp_path / "out")]) == 2
@@ -290,7 +292,7 @@ def test_unfit_stats(content: str | bytes, message: str, tmp_path: Path, capsys:
     assert not (tmp_path / "out").exists()
 
 
-def test_run_that_broke_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "stats.jsonl.partial").write_text(_record() + "\n")
     assert report.main([f"{tmp_path}/stats.jsonl", "--output", "out"]) == 2
     assert "the run broke off, " in capsys.readouterr().err
@@ -317,7 +319,7 @@ def test_errors(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_report_says_what_ran_where(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_names_commands_and_machines(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fairseq-generate", "--path", "verifier.pt"])
     monkeypatch.delattr(sys, "last_type", raising=False)
     stats = DecodingStats("gad", str(tmp_path / "new.jsonl"))
@@ -331,6 +333,6 @@ def test_report_says_what_ran_where(runs: list[str], tmp_path: Path, monkeypatch
     assert any(line.startswith("- this report: spec-dec-report ") for line in lines)
 
 
-def test_few_far_out_do_not_flatten_a_plot() -> None:
+def test_outliers_do_not_flatten_a_plot() -> None:
     assert figures._usual([1.0] * 99 + [100.0]) == 1.5
     assert figures._usual([1.0, 2.0]) == 2.0

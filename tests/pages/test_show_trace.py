@@ -73,7 +73,7 @@ def test_colours_on_a_terminal(tmp_path: Path) -> None:
     assert all(len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= 60 for line in text.splitlines())
 
 
-def test_no_color_brings_the_marks_back(tmp_path: Path) -> None:
+def test_no_color_uses_marks(tmp_path: Path) -> None:
     trace = read_trace(case_study(tmp_path / "t.jsonl"))
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, no_color=True, width=200, _environ={})
@@ -140,7 +140,7 @@ def test_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture, argv: li
     assert not (tmp_path / "p.html").exists()
 
 
-def test_edit_ratio_that_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_unknown_edit_ratio(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     record = sentence(0, [4, EOS], [4, EOS], [note([], [4], 0, 1), note([], [EOS], 0, 1)])
     path = write(tmp_path / "t", [header([*SPECIAL, "a"], [*SPECIAL, "b"]), record])
     status, out, err = run(capsys, path, "--edit-ratio", "reference")
@@ -182,7 +182,9 @@ def test_edit_ratio_is_normalised_by_the_length_before() -> None:
         ("iad", 6, True, "source"),
     ],
 )
-def test_which_edit_ratio(tmp_path: Path, decoder: str, changed: int, has_reference: bool, basis: str | None) -> None:
+def test_choice_of_edit_ratio(
+    tmp_path: Path, decoder: str, changed: int, has_reference: bool, basis: str | None
+) -> None:
     symbols = [*SPECIAL, *"abcdefghijkl"]
     source = [4, 5, 6, 7, 8, 9, EOS]
     output = [token + 6 * (place < changed) for place, token in enumerate(source[:-1])] + [EOS]
@@ -197,7 +199,7 @@ def test_which_edit_ratio(tmp_path: Path, decoder: str, changed: int, has_refere
     assert ratios.source == [changed / 6]
 
 
-def test_describe_leaves_out_what_says_nothing(tmp_path: Path) -> None:
+def test_describe_leaves_out_defaults(tmp_path: Path) -> None:
     options = {"block_size": 5, "temperature": 1.0, "iad_fallback": "none", "iad_lookup": "recent", "int8": False}
     trace = read_trace(write(tmp_path / "t", [header(SPECIAL, SPECIAL, "iad", **options)]))
     assert describe(trace) == "decoder iad · block-size 5 · iad-lookup recent"
@@ -226,7 +228,7 @@ def test_page_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert "@@SUMMARY@@" not in html
 
 
-def test_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_page_is_self_contained(tmp_path: Path) -> None:
     trace = read_trace(case_study(tmp_path / "t"))
     html, _ = page("t", trace, trace.sentences, 1)
     assert "default-src 'none'" in html
@@ -236,7 +238,7 @@ def test_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
 NASTY = ["</script><script>alert(1)</script>", "<!--<script>", "@@TEXTS@@", "&lt;b&gt;", "\u2028", "\\u003c", '"', "'"]
 
 
-def test_tokens_cannot_break_out(tmp_path: Path) -> None:
+def test_tokens_are_escaped(tmp_path: Path) -> None:
     symbols = [*SPECIAL, *NASTY]
     tokens = [*range(4, len(symbols)), EOS]
     record = sentence(0, tokens, tokens, [note(tokens, [*tokens, EOS], len(tokens), len(tokens))], tokens)

@@ -73,7 +73,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     assert opened.texts("#pills button small") == ["+3", "+10", "+2"]
 
 
-def test_output_shows_how_every_token_came(opened: Page, paper: Path) -> None:
+def test_output_shows_the_reason_of_every_token(opened: Page, paper: Path) -> None:
     opened.open(paper)
     opened.press(RIGHT)
     assert opened.texts("#output .own") == ["vorliegenden", "worden"]
@@ -121,7 +121,7 @@ def test_sorts(opened: Page, hundred: Path, key: str) -> None:
     assert "output against reference" in opened.one("#sort").text
 
 
-def test_keyboard_alone(opened: Page, hundred: Path) -> None:
+def test_keyboard_only(opened: Page, hundred: Path) -> None:
     opened.open(hundred)
     opened.press(DOWN, DOWN, into="#list")  # down
     assert opened.one("#heading").text == "Sentence 2"
@@ -167,7 +167,7 @@ def test_opens_at_a_rejection(opened: Page, tmp_path: Path) -> None:
     )
 
 
-def test_tokens_to_come_are_readable(opened: Page, paper: Path) -> None:
+def test_future_tokens_are_readable(opened: Page, paper: Path) -> None:
     opened.look(theme="dark")
     opened.open(paper)
     style = (
@@ -206,7 +206,7 @@ def test_right_to_left(opened: Page, tmp_path: Path) -> None:
     assert first.location["x"] > second.location["x"]
 
 
-def test_tokens_are_only_text(opened: Page, tmp_path: Path) -> None:
+def test_tokens_are_escaped(opened: Page, tmp_path: Path) -> None:
     nasty = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "<!--", "&amp;", "${1}", "\u2028"]
     symbols = [*SPECIAL, *nasty]
     tokens = [*range(4, len(symbols)), EOS]
@@ -223,7 +223,7 @@ def test_empty_trace(opened: Page, tmp_path: Path) -> None:
     opened.press(RIGHT)
 
 
-def test_says_that_it_is_a_sample(opened: Page, tmp_path: Path) -> None:
+def test_sample_is_announced(opened: Page, tmp_path: Path) -> None:
     trace = random_trace(tmp_path / "t.jsonl", 30)
     assert main([trace, "--html", str(tmp_path / "p.html"), "--limit", "10"]) == 0
     opened.open(tmp_path / "p.html")

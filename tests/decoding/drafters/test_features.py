@@ -1,4 +1,4 @@
-"""Drafters that read the verifier's states: training and decoding agree, and only their own verifier will do."""
+"""Drafters that read the verifier's states: training equals decoding, and another verifier is refused."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ VOCABULARY = 30
 
 
 def make_targets(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random targets with EOS and fairseq's decoder input for them."""
+    """Return random targets with EOS and fairseq's decoder input for them."""
     target = torch.full((len(lengths), max(lengths) + 1), 1)
     for row, length in enumerate(lengths):
         target[row, : length + 1] = torch.cat([torch.randint(4, VOCABULARY, (length,)), torch.tensor([2])])
@@ -61,10 +61,10 @@ def make_blocks(model: BlockNat, target: torch.Tensor, previous: torch.Tensor, s
     seed=st.integers(0, 1000),
 )
 @torch.no_grad()
-def test_training_computes_what_decoding_computes(
+def test_training_equals_decoding(
     options: dict[str, Any], drafter_options: dict[str, Any], small_bytes: int, seed: int
 ) -> None:
-    """Log-probabilities of a training block equal those of a draft after a prefix that the verifier has verified."""
+    """Log-probabilities of a training block equal those of a draft after a verified prefix."""
     drafter_options = {**drafter_options, "transition_rank": 0, "transition_state": 0}  # see test_transition.py
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, seed, **options)
@@ -92,7 +92,7 @@ def test_training_computes_what_decoding_computes(
         torch.testing.assert_close(drafted.log_probs[empty], expected[empty], rtol=1e-3, atol=2e-4)
         if empty.all():
             continue
-        # The whole prefix but its last token, which is the verifier's own, is one accepted draft, whatever it says.
+        # The prefix is one accepted draft, without its last token, which is the verifier's own.
         gained = prefix.clamp(min=1)
         draft = Draft(tokens[:, 1 : int(gained.max())], num_drafted=gained - 1)
         advance = GreedySearch(accept_all).advance(begin, draft, judge.verify(begin, draft))
@@ -103,7 +103,7 @@ def test_training_computes_what_decoding_computes(
 
 
 @torch.no_grad()
-def test_blocks_do_not_see_each_other_nor_the_future() -> None:
+def test_blocks_are_independent_and_causal() -> None:
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 0)
     model = make_drafter(task, 1, verifier=verifier, **FEATURES)
@@ -122,7 +122,7 @@ def test_blocks_do_not_see_each_other_nor_the_future() -> None:
 
 
 @torch.no_grad()
-def test_a_copy_of_all_layers_begins_with_the_verifiers_next_token() -> None:
+def test_copy_of_all_layers_predicts_the_verifiers_next_token() -> None:
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 0)
     model = make_drafter(task, 1, verifier=verifier, activation_fn="relu", **FEATURES)
@@ -143,7 +143,7 @@ def test_a_copy_of_all_layers_begins_with_the_verifiers_next_token() -> None:
     torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_block_is_its_last_token_and_masks() -> None:
+def test_block_inputs() -> None:
     target, previous = make_targets([6, 3])
     model = make_drafter(make_task(VOCABULARY), 1, verifier=make_transformer(make_task(VOCABULARY)), **FEATURES)
     blocks = make_blocks(model, target, previous, 3, 2)
@@ -173,11 +173,11 @@ def test_glancing_reveals_the_next_input() -> None:
     assert glanced.masks[place[0], place[1] + 1] == target[place[0], position]
 
 
-def test_a_copy_of_the_verifiers_layers_begins_with_what_they_read() -> None:
-    """Before any training, layer i + 1 reads the verifier's states as the verifier's layer i + 1 does, nearly."""
+def test_copied_layers_read_the_verifiers_inputs() -> None:
+    """Before training, layer i + 1 reads nearly the same inputs as the verifier's layer i + 1."""
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 0)
-    # Not of make_drafter(), which makes weights larger.
+    # Without make_drafter(), which scales weights up.
     model = BlockNat.build_model(make_args(block_size=4, **FEATURES), task, verifier=verifier)
     assert model.decoder.reader.feature_layers == [0, 1, 2]
     features = torch.randn(2, 5, 48)
@@ -219,7 +219,7 @@ def test_loss_by_hand(gain: float) -> None:
     assert float(size) == pytest.approx(weights, rel=1e-5)
 
 
-def test_only_its_own_weights_are_trained_and_saved() -> None:
+def test_only_own_weights_are_trained_and_saved() -> None:
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 0)
     model = make_drafter(task, 1, verifier=verifier, **FEATURES).train()
@@ -239,8 +239,8 @@ def test_only_its_own_weights_are_trained_and_saved() -> None:
         other.load_state_dict(model.state_dict())
 
 
-def test_tuning_its_verifier_by_hand() -> None:
-    """The verifier's own loss joins the drafter's, weighed by token; both reach the verifier; both are saved."""
+def test_verifier_tuning_by_hand() -> None:
+    """The verifier's loss is added to the drafter's, weighted by token; both train the verifier; both are saved."""
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 0)
     model = make_drafter(task, 1, verifier=verifier, tune_verifier=True, **FEATURES).train()
@@ -263,7 +263,7 @@ def test_tuning_its_verifier_by_hand() -> None:
     assert all(weight.grad is not None and weight.grad.any() for weight in reached)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     assert {"encoder.embed_tokens.weight", "verifier_decoder.layers.0.fc1.weight"} <= set(state)
-    # A training that is resumed has its verifier as it was then.
+    # A resumed training restores its tuned verifier.
     before = reached[0].clone()
     with torch.no_grad():
         reached[0].add_(1.0)
@@ -280,13 +280,13 @@ def test_tuning_its_verifier_by_hand() -> None:
         ({"drafter_attention": "full"}, "--drafter-attention full"),
     ],
 )
-def test_bad_options(options: dict[str, Any], match: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> None:
     task = make_task(VOCABULARY)
     with pytest.raises(ConfigurationError, match=match):
         make_drafter(task, verifier=make_transformer(task), **FEATURES, **options)
 
 
-def test_bad_use() -> None:
+def test_invalid_use_is_refused() -> None:
     task = make_task(VOCABULARY)
     verifier = make_transformer(task)
     with pytest.raises(ConfigurationError, match="--drafter-context features.*--verifier-path"):

@@ -1,4 +1,4 @@
-"""The trained drafter in decoding: caching its prefix changes nothing, however unevenly sentences advance."""
+"""The trained drafter in decoding: its cache changes no draft, also in ragged batches."""
 
 import random
 from collections import Counter
@@ -33,9 +33,9 @@ from tests.support import (
 def fresh_log_probs(
     model: BlockNat, width: int, sample: dict[str, Any], encoder: Any, row: int, known: Tensor
 ) -> Tensor:
-    """Log-probabilities [width, V] of a drafter that sees one sentence for the first time and alone, without padding.
+    """Return log-probabilities [width, V] of a drafter without cache, for one sentence without padding.
 
-    `known` [L] are its tokens so far.
+    `known` [L] are the tokens so far.
     """
     source = sample["net_input"]["src_tokens"][row]
     source = source[source != 1][None]
@@ -49,7 +49,7 @@ def fresh_log_probs(
 
 
 class CheckedDrafter(NatDrafter):
-    """Drafts as always, checks every draft against a fresh drafter, then mixes in tokens of the known output.
+    """Checks every draft against a drafter without cache, then mixes in tokens of the known output.
 
     A random drafter is hardly ever right; with some right tokens sentences advance by different counts.
     """
@@ -94,7 +94,7 @@ class CheckedDrafter(NatDrafter):
     search=SEARCHES,
     seed=st.integers(0, 1000),
 )
-def test_drafts_do_not_depend_on_the_way_there(
+def test_drafts_do_not_depend_on_earlier_iterations(
     options: dict[str, Any],
     drafter_options: dict[str, Any],
     sources: list[int],
@@ -115,7 +115,7 @@ def test_drafts_do_not_depend_on_the_way_there(
 
 
 @pytest.mark.parametrize("attention", ["prefix-causal", "full"])
-def test_accepted_tokens_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+def test_accepted_tokens_are_cached(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
     """With prefix-causal attention an iteration runs the new tokens and the masks, with full attention all tokens."""
     task = make_task(60)
     verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4, drafter_attention=attention)
@@ -136,8 +136,8 @@ def test_accepted_tokens_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch, atte
     assert widths == (cached if attention == "prefix-causal" else everything)
 
 
-def test_uneven_batches_run_the_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However uneven: an iteration runs as many tokens as the luckiest sentence gained, and the masks."""
+def test_ragged_batches_run_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In ragged batches an iteration runs the most tokens that a sentence gained, and the masks."""
     task = make_task(60)
     verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4)
     sample = make_sample(task, [6, 0, 9])
@@ -151,7 +151,7 @@ def test_uneven_batches_run_the_new_tokens_only(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(drafter.decoder, "step", spy)
     _, stats = decode([verifier], task, sample, drafter, max_len_b=60)
-    # While all three are there and nobody is near the limit.
+    # While all three are active and none is near the limit.
     together = min(sentence.iterations for sentence in stats) - 3
     gains = [max(sentence.emitted[turn] for sentence in stats) for turn in range(together)]
     assert together > 5 and len({sum(s.emitted[:together]) for s in stats}) > 1
@@ -160,7 +160,7 @@ def test_uneven_batches_run_the_new_tokens_only(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("attention", ["prefix-causal", "full"])
 @torch.no_grad()
-def test_drafter_alone_writes_its_own_drafts(attention: str) -> None:
+def test_nat_decoder_emits_its_drafts(attention: str) -> None:
     """`--decoder nat`: blocks follow each other until EOS or the limit, scores are the drafter's."""
     task = make_task(60)
     model = make_drafter(task, 4, block_size=4, drafter_attention=attention)
@@ -183,13 +183,13 @@ def test_drafter_alone_writes_its_own_drafts(attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["prefix-causal", "full"])
 @pytest.mark.parametrize("active", [0, 2])
-def test_drafter_alone_stays_within_fairseqs_limits(attention: str, active: int) -> None:
-    """Whatever is drafted: no pad, no end before the minimum length, and none after the longest."""
+def test_nat_decoder_respects_fairseqs_limits(attention: str, active: int) -> None:
+    """Output has no pad and an EOS between minimum and maximum length."""
     task = make_task(12)
     sample, lengths = make_sample(task, [6, 0, 15, 3, 9, 1, 2]), set()
     for seed in range(6):
         model = make_drafter(task, seed, block_size=4, drafter_attention=attention)
-        # Its most frequent words become the end and padding.
+        # Its most frequent words become EOS and padding.
         free = ids(decode([model], task, sample, Options("nat"), model, max_len_b=9)[0])
         often = [token for token, _ in Counter(token for tokens in free for token in tokens).most_common(3)]
         weight = model.decoder.output_projection.weight.data

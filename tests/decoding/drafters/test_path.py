@@ -1,4 +1,4 @@
-"""How a draft's tokens are chosen: the compiled kernels beside PyTorch, token by token, and their probabilities."""
+"""Paths of drafts: the compiled kernels choose the same tokens and probabilities as PyTorch."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ ROUNDING = 1e-3
 
 
 class Watched:
-    """Drafts as another drafter does, and keeps position and survival probability of every token."""
+    """Drafts as another drafter does, and records position and survival of every token."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
@@ -47,7 +47,7 @@ class Watched:
 
 
 def assert_in_bins(counts: list[list[float]], seen: list[tuple[int, float]]) -> None:
-    """Check counts [width, bins] of probabilities, where rounding may move some to the next bin."""
+    """Check counts [width, bins]; rounding may move some to the next bin."""
     for position, row in enumerate(counts):
         found, total = torch.tensor([value for at, value in seen if at == position]), 0.0
         for number, count in enumerate(row[:-1], 1):
@@ -68,10 +68,10 @@ def assert_in_bins(counts: list[list[float]], seen: list[tuple[int, float]]) -> 
     share=st.sampled_from([1.0, 0.7]),
     seed=st.integers(0, 99),
 )
-def test_kernels_choose_what_pytorch_chooses(
+def test_kernels_choose_the_same_path_as_pytorch(
     context: str, sources: list[int], width: int, vocabulary: int, rank: int, state: int, share: float, seed: int
 ) -> None:
-    """Whatever is drafted is accepted, so that outputs are made of drafts; they are equally likely, too."""
+    """Accepts every draft, so that outputs consist of drafts, and compares their probabilities."""
     task = make_task(vocabulary)
     verifier = make_transformer(task, seed)
     sizes = {"transition_rank": rank, "transition_state": state if rank else 0, "drafter_context": context}
@@ -99,7 +99,7 @@ def test_kernels_choose_what_pytorch_chooses(
     _, seen, tried, right = policy.counts()
     emitted = [count for sentence in same for count in sentence.emitted]
     assert seen == tried and sum(right) >= sum(emitted) - len(emitted)
-    # Most drafts are allowed everywhere: no padding, no end at once.
+    # Most drafts are allowed: no padding, no early EOS.
     assert width < 3 or max(sources) < 3 or max(emitted) > 2
     bins = kernels().BINS
     assert_in_bins([seen[t * bins : (t + 1) * bins] for t in range(width)], watched.seen)

@@ -37,7 +37,7 @@ VOCABULARY = 40
 
 
 def counted(model: BlockNat, tokens: list[int]) -> BlockNat:
-    """The drafter as if these had been its training targets, the first one most often."""
+    """Set the counts of training targets of a drafter, the first token most frequent."""
     for number, token in enumerate(tokens):
         model.decoder.target_counts[token] = 2 ** (len(tokens) - number)
     return model
@@ -45,7 +45,7 @@ def counted(model: BlockNat, tokens: list[int]) -> BlockNat:
 
 @settings(STEADY)
 @given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), share=st.floats(0.01, 1))
-def test_as_few_tokens_as_make_up_the_share(counts: list[int], share: float) -> None:
+def test_smallest_vocabulary_of_a_share(counts: list[int], share: float) -> None:
     if not any(counts):
         counts[0] = 1
     chosen = frequent_tokens(torch.tensor(counts), share).tolist()
@@ -56,7 +56,7 @@ def test_as_few_tokens_as_make_up_the_share(counts: list[int], share: float) -> 
     assert sum(kept) >= (share - 1e-9) * sum(counts) > sum(kept) - min(kept) - 1e-6
 
 
-def test_when_all_tokens_are_scored() -> None:
+def test_all_tokens_are_scored() -> None:
     counts = torch.tensor([0, 5, 1])
     assert draft_vocabulary(counts, 1) is None
     assert draft_vocabulary(torch.zeros(3), None) is None and DEFAULT_SHARE < 1
@@ -72,7 +72,7 @@ def test_when_all_tokens_are_scored() -> None:
     share=st.sampled_from([None, 0.3, 0.9, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_the_output_stays_the_same(
+def test_output_is_unchanged(
     drafter_options: dict[str, Any], sources: list[int], tokens: list[int], share: float | None, seed: int
 ) -> None:
     task = make_task(VOCABULARY)
@@ -86,7 +86,7 @@ def test_the_output_stays_the_same(
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}, {"transition_rank": 3}])
 @torch.no_grad()
-def test_only_chosen_tokens_are_drafted_with_the_scores_they_have(options: dict[str, Any]) -> None:
+def test_drafts_and_scores_are_limited_to_the_vocabulary(options: dict[str, Any]) -> None:
     task = make_task(VOCABULARY)
     verifier = make_transformer(task, 3)
     drafter = counted(make_drafter(task, 4, verifier=verifier, **options), [9, 2, 30])
@@ -110,7 +110,7 @@ def test_only_chosen_tokens_are_drafted_with_the_scores_they_have(options: dict[
     assert (spread_out[..., others] == torch.finfo(torch.float32).min).all()
 
 
-def test_checkpoints_that_did_not_count() -> None:
+def test_checkpoints_without_counts() -> None:
     task = make_task(VOCABULARY)
     drafter = make_drafter(task, 4)
     old = {name: value for name, value in drafter.state_dict().items() if "target_counts" not in name}
@@ -130,6 +130,6 @@ def test_checkpoints_that_did_not_count() -> None:
         ({"decoding_method": "nat", "draft_vocabulary": 0.9}, "--draft-vocabulary 0.9: is for .* iad, not nat"),
     ],
 )
-def test_bad_options(options: dict[str, Any], match: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         check_options(SpecDecConfig(**options))

@@ -1,4 +1,4 @@
-"""A drafter for itself, without a model: what it drafts after an output, and how a scripted verifier takes it."""
+"""Test drafters without a model: drafts after an output, and runs with a scripted verifier."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _start(drafter: Drafter, source: list[int]) -> None:
 
 
 def drafts_of(drafter: Drafter, source: list[int], outputs: list[list[int]]) -> list[list[int]]:
-    """What a drafter drafts after each of these outputs of one sentence."""
+    """Return the drafts after each of these outputs of one sentence."""
     _start(drafter, source)
     result = []
     for output in outputs:
@@ -31,7 +31,7 @@ def drafts_of(drafter: Drafter, source: list[int], outputs: list[list[int]]) -> 
 
 
 def blocks_of(drafter: Drafter, source: list[int], output: list[int]) -> list[int]:
-    """Tokens emitted in every iteration when the verifier wants exactly `output`, whatever was drafted."""
+    """Return the tokens emitted in every iteration with a verifier that always predicts `output`."""
     _start(drafter, source)
     tokens = torch.full((1, 80), 1)
     tokens[0, 0] = 2

@@ -1,4 +1,4 @@
-"""Blockwise decoding: the heads of a model draft for its first one."""
+"""Blockwise decoding: heads draft, the first one verifies."""
 
 import math
 from typing import Any
@@ -95,7 +95,7 @@ def test_fresh_heads_with_identity_are_the_base_model() -> None:
 
 @pytest.mark.parametrize("minimum", [1, 2, 4])
 def test_one_model_call_an_iteration(monkeypatch: pytest.MonkeyPatch, minimum: int) -> None:
-    """m tokens take at least m/k + 1 calls and no more than m; with blocks of at least k, exactly the least."""
+    """m tokens take m/k + 1 to m calls; with a minimum block of k exactly m/k + 1."""
     calls = []
     verify = Verifier.verify
 

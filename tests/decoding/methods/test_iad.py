@@ -62,7 +62,7 @@ def rewriting() -> Rewriting:
 
 @pytest.mark.parametrize("lookup", ["unique", "recent"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_batches_of_a_model_that_rewrites(rewriting: Rewriting, batch_size: int, lookup: str) -> None:
+def test_batches_of_a_rewriting_model(rewriting: Rewriting, batch_size: int, lookup: str) -> None:
     source, drafted, stats = rewriting.sample["net_input"], [], []
     for begin in range(0, 8, batch_size):
         net_input = {name: value[begin : begin + batch_size] for name, value in source.items()}
@@ -78,7 +78,7 @@ def test_batches_of_a_model_that_rewrites(rewriting: Rewriting, batch_size: int,
 
 
 @pytest.mark.parametrize("options", [{"drafter_attention": "full"}, {"drafter_context": "features"}], ids=str)
-def test_copies_and_a_fallback_together(rewriting: Rewriting, options: dict[str, Any]) -> None:
+def test_copies_and_fallback_in_one_batch(rewriting: Rewriting, options: dict[str, Any]) -> None:
     task, model, sample = rewriting.task, rewriting.model, rewriting.sample
     drafter = learned_drafter(task, model, sample, ids(rewriting.expected), block_size=6, **options)
     helped, stats = decode([model], task, sample, Options("iad", iad_fallback="gad"), drafter, max_len_b=30)

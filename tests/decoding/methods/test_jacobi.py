@@ -32,7 +32,7 @@ def test_jacobi_never_needs_more_iterations_than_tokens(method: Options) -> None
 
 
 def test_jacobi_worst_case_and_best_case() -> None:
-    # A verifier that goes its own way whatever it is given converges in one iteration more than the first guess needs.
+    # A verifier that ignores its input converges one iteration later than with a right first guess.
     output = [10, 11, 12, 13, 14, 2]
     assert blocks_of(JacobiDrafter(1, None, None, 1), [5] * 5 + [2], output) == [1, 5]
     assert blocks_of(JacobiDrafter(1, 3, None, 1), [5] * 5 + [2], output) == [1, 2, 1, 2]
@@ -54,15 +54,15 @@ def test_jacobi_starts_from_the_source() -> None:
     sources=SOURCES,
     seed=st.integers(0, 1000),
 )
-def test_a_given_beginning_is_the_first_draft(
+def test_given_prefix_is_the_first_draft(
     decoder: str, pool: bool, initial: str, prefix: list[int], sources: list[int], seed: int
 ) -> None:
-    """`--prefix-size`: the drafter is not asked for the first draft, and has nothing to remember of it."""
+    """`--prefix-size`: the drafter does not make the first draft, and stores nothing of it."""
     task = make_task(9)
     verifier = make_transformer(task, seed)
     sample = make_sample(task, sources, seed)
     tokens = torch.full((len(sources), max(1, len(prefix))), 1)
-    # Of every second sentence the whole prefix, of the others none or one token.
+    # Every second sentence has the whole prefix, the others no or one token.
     for row in range(len(sources)):
         words = prefix if row % 2 == 0 else prefix[: row // 2 % 2]
         tokens[row, : len(words)] = torch.tensor(words, dtype=torch.long)

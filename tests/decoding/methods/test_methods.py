@@ -1,4 +1,4 @@
-"""What follows from the methods' own descriptions: names, help, checks and the table."""
+"""Derived from the `MethodSpec`s: names, help, checks and the table."""
 
 import pkgutil
 from dataclasses import fields
@@ -15,7 +15,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.options import SpecDecConfig
 
 CONFIG = {declared.name: declared for declared in fields(SpecDecConfig)}
-# Of every option that a method declares with a help text: the texts, and who has the option.
+# Help texts and methods of every option with a help text.
 TEXTS: dict[str, list[str]] = {}
 USERS: dict[str, list[str]] = {}
 LENIENT: set[str] = set()
@@ -29,14 +29,14 @@ for _spec in METHODS:
 
 
 def another_value(option: str) -> Any:
-    """A value of an option that is not its default."""
+    """Return a value of an option that differs from its default."""
     default = CONFIG[option].default
     if isinstance(CONFIG[option].type, type) and issubclass(CONFIG[option].type, Enum):
         return next(value for value in CONFIG[option].type if plain(value) != default)
     return {bool: True, int: 7, float: 0.25, type(None): 0.5}[type(default)]
 
 
-def test_every_module_of_the_folder_gives_its_methods() -> None:
+def test_every_module_has_methods() -> None:
     found = []
     for module in pkgutil.iter_modules(methods.__path__):
         if not module.name.startswith("_"):
@@ -85,7 +85,7 @@ def test_shared_options() -> None:
 
 @pytest.mark.parametrize("spec", METHODS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("option", sorted(TEXTS))
-def test_an_option_of_other_methods_is_refused(option: str, spec: MethodSpec) -> None:
+def test_options_of_other_methods_are_refused(option: str, spec: MethodSpec) -> None:
     value = another_value(option)
     config = SpecDecConfig(decoding_method=spec.name, **{option: value})
     message = ""
@@ -96,19 +96,19 @@ def test_an_option_of_other_methods_is_refused(option: str, spec: MethodSpec) ->
     given = flag(option) if value is True else f"{flag(option)} {plain(value)}"
     refusal = f"{given}: is for --decoder {', '.join(USERS[option])}, not {spec.name}"
     if spec.name in USERS[option] or option in LENIENT:
-        # A method may have something to say of a value of its own.
+        # A method may refuse a value of its own options.
         assert "is for --decoder" not in message
     else:
         assert message == refusal
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_defaults_are_fine(name: str) -> None:
+def test_defaults_are_accepted(name: str) -> None:
     config = SpecDecConfig(decoding_method=name, **({"preset": "high-quality"} if "++" in name else {}))
     methods.check_options(config)
     spec, options = methods.chosen(config)
     assert spec is methods.find(name) and isinstance(options, spec.options)
-    # As text, whatever fairseq makes of an enumeration.
+    # As text, also for fairseq's enumerations.
     assert not any(isinstance(getattr(options, own.name), Enum) for own in fields(options))
 
 
@@ -124,7 +124,7 @@ def test_table() -> None:
     assert needs["blockwise"] == "a `BlockwiseTransformer`"
 
 
-def test_what_the_methods_say_of_themselves() -> None:
+def test_method_specs_are_consistent() -> None:
     assert {spec.name for spec in METHODS if not spec.is_lossless} == {"nat", "gad++", "blockwise"}
     assert {spec.name for spec in METHODS if not spec.runs_verifier} == {"nat"}
     assert {spec.name for spec in METHODS if spec.build is None} == {"beam"}

@@ -1,4 +1,4 @@
-"""The methods without training: whatever they draft, the output stays fairseq's, in fewer iterations than tokens."""
+"""Methods without trained drafters: fairseq's output, in fewer iterations than tokens."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ from tests.support import (
     make_transformer,
 )
 
-# The methods, and how many tokens an iteration must emit in `test_batch_sizes`. Its random model never copies (for
-# that see test_iad.py), and blocks of one are greedy decoding.
+# The methods, and the minimum tokens per iteration in `test_batch_sizes`. Its random model never copies (see
+# test_iad.py), and blocks of one are greedy decoding.
 LEAST = [
     (Options("iad"), 1.0),
     (Options("iad", iad_lookup="recent"), 1.2),

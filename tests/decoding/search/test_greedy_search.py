@@ -1,4 +1,4 @@
-"""What an iteration adds, one sentence at a time against the definition: ragged batches, an end inside of a draft."""
+"""Advance of an iteration against its definition, one sentence at a time: ragged batches, EOS inside a draft."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ PAD, EOS, SIZE = 1, 2, 7
 
 @dataclass
 class Row:
-    """One sentence: what is drafted, how much of it is meant, what the verifier says, and the length so far."""
+    """One sentence: draft, number of drafted tokens, verifier tokens, and length so far."""
 
     drafted: list[int]
     meant: int
@@ -28,7 +28,7 @@ class Row:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Row]:
-    """Few different tokens, so that drafts are often right, and the end comes anywhere."""
+    """Few different tokens, so that drafts are often right, and EOS occurs anywhere."""
     width = draw(st.integers(0, 5))
     tokens = st.sampled_from([EOS, 4, 5])
     return [
@@ -43,7 +43,7 @@ def batches(draw: st.DrawFn) -> list[Row]:
 
 
 def advance_of(search: GreedySearch, rows: list[Row], own_token: bool = True) -> Advance:
-    """Run a search; states and features of a column are numbers that say which one it is."""
+    """Run a search; states and features of a column are its number."""
     best = torch.tensor([row.best if own_token else row.best[:-1] for row in rows])
     batch, width = best.shape
     log_probs = torch.full((batch, width, SIZE), -3.0).scatter(2, best[:, :, None], -0.5)
@@ -58,7 +58,7 @@ def advance_of(search: GreedySearch, rows: list[Row], own_token: bool = True) ->
 
 
 def check(advance: Advance, rows: list[Row], expected: list[list[int]], drafted: list[int]) -> None:
-    """Compare with the tokens that every sentence should get, and how many of them were drafted."""
+    """Compare with the expected tokens of every sentence, and the number of accepted ones."""
     assert advance.host_emitted == advance.num_emitted.tolist() == [len(tokens) for tokens in expected]
     assert advance.num_accepted.tolist() == drafted
     assert advance.finished == [tokens[-1] == EOS for tokens in expected]
@@ -73,7 +73,7 @@ def check(advance: Advance, rows: list[Row], expected: list[list[int]], drafted:
         assert advance.log_probs[index, :count].tolist() == [
             float(log_probs[index, column, token]) for column, token in enumerate(tokens)
         ]
-        # The state that each token was chosen from, and that of the last one.
+        # The state that predicted each token, and that of the last one.
         assert advance.hidden[index, :count, 0].tolist() == [10 * index + column for column in range(count)]
         assert advance.last(advance.hidden)[index].tolist() == [[10 * index + count - 1]]
         assert advance.last(advance.features)[index].tolist() == [[-(10 * index + count - 1)]]
@@ -85,7 +85,7 @@ def check(advance: Advance, rows: list[Row], expected: list[list[int]], drafted:
 @settings(STEADY, max_examples=some(200))
 @given(rows=batches())
 def test_exact(rows: list[Row]) -> None:
-    """The longest right prefix of what is meant, and the verifier's own token, up to the first end."""
+    """Emits the longest right prefix of the draft and the verifier's own token, up to the first EOS."""
     expected, drafted = [], []
     for row in rows:
         accepted = 0
@@ -96,14 +96,14 @@ def test_exact(rows: list[Row]) -> None:
         expected.append(tokens)
         drafted.append(min(accepted, len(tokens)))
     check(advance_of(GreedySearch(), rows), rows, expected, drafted)
-    # The same from a rule that the search does not know to be exact.
+    # The same with a rule that the search does not recognise as exact.
     check(advance_of(GreedySearch(lambda *given: exact(*given)), rows), rows, expected, drafted)
 
 
 @settings(STEADY, max_examples=some(100))
 @given(rows=batches(), minimum=st.integers(1, 4))
 def test_minimum_block(rows: list[Row], minimum: int) -> None:
-    """Drafted tokens that the verifier would not have said stand in the output."""
+    """Accepted tokens may differ from the verifier's."""
     expected, drafted = [], []
     for row in rows:
         accepted = 0
@@ -119,7 +119,7 @@ def test_minimum_block(rows: list[Row], minimum: int) -> None:
 @settings(STEADY, max_examples=some(100))
 @given(rows=batches().filter(lambda rows: bool(rows[0].drafted)))
 def test_without_a_verifier(rows: list[Row]) -> None:
-    """As many columns as were drafted: the best token stands in the last one."""
+    """As many columns as drafted tokens: the best token takes the last one."""
     expected = []
     for row in rows:
         tokens = [*row.drafted[:-1], row.best[-2]]
@@ -131,17 +131,17 @@ def test_without_a_verifier(rows: list[Row]) -> None:
 @pytest.mark.parametrize(
     ("drafted", "best", "tokens", "accepted", "finished"),
     [
-        # Right and the end: nothing after it counts, not even the verifier's own token.
+        # A right EOS: no token after it counts, not even the verifier's own.
         ([4, EOS, 4], [4, EOS, 4, 5], [4, EOS], 2, True),
-        # The end comes instead of a wrong token.
+        # EOS replaces a wrong token.
         ([4, 5, 4], [4, EOS, 4, 5], [4, EOS], 1, True),
-        # An end that was drafted and is wrong.
+        # A wrong EOS in the draft.
         ([4, EOS, 4], [4, 5, 4, 5], [4, 5], 1, False),
-        # The verifier would end after a wrong token, which is never looked at.
+        # The verifier predicts EOS after a wrong token, which does not count.
         ([4, 5, 4], [4, 4, EOS, 5], [4, 4], 1, False),
     ],
 )
-def test_an_end_inside_of_a_draft(
+def test_eos_inside_a_draft(
     drafted: list[int], best: list[int], tokens: list[int], accepted: int, finished: bool
 ) -> None:
     rows = [Row(drafted, 3, best, 2), Row([4, 4, 4], 0, [5, 4, 4, 4], 0)]

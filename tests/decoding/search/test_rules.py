@@ -1,4 +1,4 @@
-"""Rules of acceptance against the equations, by hand and by slow loops."""
+"""Acceptance rules against the equations, by hand and by slow loops."""
 
 import math
 from typing import Any
@@ -27,17 +27,17 @@ from tests.support import ScriptedDrafter, decode, ids, make_sample, make_task, 
 
 
 def log_probs_of(*rows: list[float]) -> torch.Tensor:
-    """One sentence's log-probabilities from probabilities."""
+    """Return log-probabilities of a sentence from probabilities."""
     return torch.tensor([rows]).log()
 
 
 def verified(log_probs: torch.Tensor) -> Verification:
-    """What a verifier with these log-probabilities [B, T, V] says."""
+    """Return the verification with these log-probabilities [B, T, V]."""
     return Verification(log_probs, log_probs.argmax(-1))
 
 
 def test_equations_8_and_9_by_hand() -> None:
-    """Four positions, the drafted token is ranked 1, 2, 3 and 4 by the verifier; tau = 1 is a ratio of e = 2.718."""
+    """Four positions with drafted tokens of the verifier's ranks 1, 2, 3 and 4; tau = 1 is a ratio of e = 2.718."""
     said = verified(
         log_probs_of(
             [0.70, 0.20, 0.06, 0.04],
@@ -59,7 +59,7 @@ def test_equations_8_and_9_by_hand() -> None:
 def test_score_of_the_drafter_by_hand() -> None:
     """SpecDec eq. 6-7 taken literally: the drafter's probability of its token against the verifier's list."""
     said = verified(log_probs_of([0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]))
-    # The drafter is sure of token 2 at the first position, which the verifier ranks last, and unsure at the second.
+    # The drafter prefers token 2 at the first position, which the verifier ranks last, and is unsure at the second.
     draft = Draft(torch.tensor([[2, 2]]), log_probs=log_probs_of([0.1, 0.1, 0.8], [0.4, 0.35, 0.25]))
     assert TopBeta(2, 1.0, "drafter")(draft, said).tolist() == [[True, False]]
     assert TopBeta(3, 1.0, "drafter")(draft, said).tolist() == [[True, True]]
@@ -109,7 +109,7 @@ def test_accepted_prefix_equals_a_loop(rows: list[tuple[list[bool], int]]) -> No
     assert accepted_prefix(acceptable, widths).tolist() == expected
 
 
-def test_nothing_drafted_is_nothing_accepted() -> None:
+def test_empty_draft_accepts_nothing() -> None:
     assert accepted_prefix(torch.ones(3, 0, dtype=torch.bool), None).tolist() == [0, 0, 0]
 
 
@@ -129,14 +129,13 @@ def test_distance_and_minimum_block() -> None:
     assert not with_min_block(3, exact)(forbidden, said)[0, 0]
 
 
-def test_everything_stands() -> None:
+def test_accept_all() -> None:
     assert accept_all(Draft(torch.tensor([[4, 5]])), verified(torch.zeros(1, 3, 7))).all()
 
 
-# SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is what was drafted and V what the verifier made of it, both
-# after the translation of the iterations before. What V shows after a relaxed token is conditioned on it, and V shows
-# the relaxed token itself, so the verifier's best token at such a position, which the vanilla tables show, is given
-# extra.
+# SpecDec Table 19 (k = 10, top-3, tau = 1), as printed: D is the draft and V its verification, both after the output of
+# earlier iterations. V shows relaxed tokens and is conditioned on them, so the verifier's best token at such a
+# position, which the vanilla tables show, is given separately.
 VANILLA_1 = """
 D Nach den Angaben Angaben war der Tunnel noch nicht in
 V Nach den vorliegenden war war der Tunnel noch nicht in Betrieb
@@ -176,12 +175,12 @@ BEST_1, BEST_2 = {3: "Einzelheiten"}, {2: "Gut@@"}
 
 
 class PrintedVerifier:
-    """A verifier whose best tokens are the V lines; after them it says what cannot be accepted.
+    """A verifier whose best tokens are the V lines, followed by unacceptable ones.
 
     Args:
         lines: the V lines.
         number: symbol -> id.
-        best: position -> the best token there, the printed one being second and lagging by `gap`.
+        best: position -> the best token there; the printed one is second, `gap` below it.
         gap: of log-probabilities.
     """
 
@@ -212,7 +211,7 @@ class PrintedVerifier:
 
 
 def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> tuple[str, list[int]]:
-    """Decode with the D lines as drafter and the V lines as verifier; returns the output and what was emitted."""
+    """Decode with the D lines as drafter and the V lines as verifier; return the output and the emitted tokens."""
     lines = [line.split()[1:] for line in printed.strip().splitlines()]
     drafts, verified = lines[::2], lines[1::2]
     task = make_task(4)
@@ -233,7 +232,7 @@ def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> 
 @pytest.mark.parametrize(
     ("printed", "best", "rule", "emitted"),
     [
-        # Bifurcations: "vorliegenden", "Einzelheiten", "worden"; then the end is drafted.
+        # Bifurcations: "vorliegenden", "Einzelheiten", "worden"; then EOS is drafted.
         (VANILLA_1, {}, exact, [3, 1, 9, 2]),
         (VANILLA_2, {}, exact, [3, 1, 11, 1]),
         (RELAXED_1, BEST_1, TopBeta(3, 1.0), [3, 10, 2]),
@@ -247,8 +246,8 @@ def test_worked_examples_of_the_paper(printed: str, best: dict[int, str], rule: 
 
 
 @pytest.mark.parametrize(("rule", "gap"), [(exact, 0.8), (TopBeta(1, 1.0), 0.8), (TopBeta(3, 1.0), 1.1)])
-def test_worked_example_needs_its_relaxation(rule: Rule, gap: float) -> None:
-    """Stricter than top-3 and tau = 1, the second choice "der" does not stand."""
+def test_worked_example_needs_relaxed_acceptance(rule: Rule, gap: float) -> None:
+    """A stricter rule than top-3 and tau = 1 rejects the second choice "der"."""
     with pytest.raises(RuntimeError, match="StopIteration"):
         replay(RELAXED_2, rule, BEST_2, gap)
 
