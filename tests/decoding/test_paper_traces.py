@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.methods.blockwise import BlockwiseDrafter
-from fairseq_plugins.decoding.methods.iad import SourceCopyDrafter
+from fairseq_plugins.decoding.methods.iad import source_copy_drafter
 from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
@@ -113,7 +113,7 @@ TABLE_2 = [
 def test_input_guided_decoding_table_2(text: str, printed: str) -> None:
     blocks = [len(block.split()) for block in printed.split("|")]
     task, (source, output) = numbered(text.split(), printed.replace("|", "").split())
-    gained = run(task, source, output, SourceCopyDrafter(task.target_dictionary.pad()))
+    gained = run(task, source, output, source_copy_drafter(task.target_dictionary.pad()))
     # The paper prints no EOS. It comes with the last block, or after a bifurcation there in an iteration of its own.
     if len(gained) > len(blocks):
         assert gained.pop() == 1 and printed.endswith("past .")

@@ -1,95 +1,29 @@
 """Reuse: the drafts are texts that users bring, such as an earlier translation of the same source."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-import torch
-import torch.nn.functional as F
 from fairseq.data import Dictionary
-from torch import Tensor
 
-from fairseq_plugins.decoding.engine.encoder import EncoderOut
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod, option
+from fairseq_plugins.decoding.drafters.copying import NEAREST_MAX_MATCH, CopyDrafter, draft_texts
+from fairseq_plugins.decoding.drafters.fallback import (
+    FallbackOptions,
+    check_fallback,
+    check_fallback_fit,
+    has_fallback,
+    native_with_fallback,
+    with_fallback,
+)
+from fairseq_plugins.decoding.drafters.trained import drafted_tokens, feature_layers
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
 from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
-from fairseq_plugins.decoding.suffix_match import continuation, suffix_match
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 
 DEFAULT_WIDTH = 32
 """The most tokens of a draft, where no option says it."""
-
-# As in csrc/drafters/reuse.cpp: a common suffix counts up to MAX_MATCH tokens, each of which outweighs a shift by
-# WORTH positions.
-MAX_MATCH, WORTH = 4, 8
-
-
-class ReuseDrafter:
-    """Copy the drafts of a batch, `sample["drafts"]`, each from the position where the output is in it.
-
-    At first that is the beginning. Later it is the position with the best score, 8 for every token of the common suffix
-    of output and draft, less the distance from where the last copy would be had every token been replaced by another.
-    Of several drafts the one with the best score is copied. After an insertion or deletion a match finds the way back.
-
-    Args:
-        target: dictionary of the outputs.
-        width: the most tokens of a draft.
-    """
-
-    def __init__(self, target: Dictionary, width: int) -> None:
-        self.target, self.width = target, width
-        self.texts = torch.empty(0, 0, 0, dtype=torch.long)  # [B, M, N], begin and end marked by -1
-        self.ends = torch.empty(0, 0, dtype=torch.long)  # [B, M], tokens of each draft before its position
-        self.lengths = torch.empty(0, dtype=torch.long)  # [B], of the outputs when the positions were found
-
-    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        source = sample["net_input"]["src_tokens"]
-        drafts = drafts_of(sample, self.target)
-        most = max(1, *map(len, drafts))
-        longest = max([len(draft) for some in drafts for draft in some], default=0)
-        texts = torch.full((len(drafts), most, longest + 2), -1)
-        for row, some in enumerate(drafts):
-            for number, draft in enumerate(some):
-                texts[row, number, 1 : len(draft) + 1] = torch.tensor(draft)
-        self.texts = texts.to(source.device)
-        self.ends = self.texts.new_zeros(len(drafts), most)
-        self.lengths = self.texts.new_zeros(len(drafts))
-
-    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
-        texts, ends, lengths = self.texts, self.ends, self.lengths
-        self.start(sample, encoder_out)
-        most, longest = (max(texts.size(dim), self.texts.size(dim)) for dim in (1, 2))
-        self.texts = torch.cat(
-            [F.pad(some, (0, longest - some.size(2), 0, most - some.size(1)), value=-1) for some in (texts, self.texts)]
-        )
-        self.ends = torch.cat([F.pad(some, (0, most - some.size(1))) for some in (ends, self.ends)])
-        self.lengths = torch.cat([lengths, self.lengths])
-
-    def draft(self, state: DecodingState) -> Draft:
-        width = min(self.width, state.max_len - state.span.shortest)
-        if width <= 0:
-            return no_draft(state)
-        batch, most, size = self.texts.shape
-        text = self.texts.flatten(1)
-        output = state.tokens[:, : state.span.longest + 1].clone()
-        output[:, 0] = -1
-        match = suffix_match(text, output, state.lengths, MAX_MATCH).view(batch, most, size)
-        expected = self.ends + (state.lengths - self.lengths)[:, None]
-        distance = (torch.arange(size, device=text.device) - expected[:, :, None]).abs()
-        is_last = F.pad(self.texts[:, :, 1:], (0, 1), value=-1) < 0
-        score, ends = (WORTH * match - distance).masked_fill(is_last, -1).max(2)
-        self.ends, self.lengths = torch.where(score >= 0, ends, expected), state.lengths.clone()
-        best, number = score.max(1)
-        position = number * size + ends.gather(1, number[:, None])[:, 0]
-        return Draft(*continuation(text, position, best >= 0, width))
-
-    def observe(self, advance: Advance) -> None:
-        pass
-
-    def select_rows(self, rows: Tensor) -> None:
-        self.texts, self.ends, self.lengths = self.texts[rows], self.ends[rows], self.lengths[rows]
 
 
 def drafts_of(sample: Mapping[str, Any], target: Dictionary) -> list[list[list[int]]]:
@@ -118,10 +52,9 @@ def drafts_of(sample: Mapping[str, Any], target: Dictionary) -> list[list[list[i
 
 
 @dataclass(frozen=True)
-class ReuseOptions(MethodOptions):
+class ReuseOptions(FallbackOptions):
     """Options of `reuse`."""
 
-    block_size: Optional[int] = option(None)
     drafts: Optional[str] = option(
         None,
         "drafts of the sentences of --gen-subset, a line for each, cut into subwords as the target is; several files "
@@ -133,22 +66,44 @@ class ReuseOptions(MethodOptions):
 
 
 def _check(options: ReuseOptions) -> None:
+    check_fallback(options)
     for path in () if options.drafts is None else str(options.drafts).split(":"):
         if not Path(path).is_file():
             raise ConfigurationError(f"--drafts {path}: no such file; give a draft a line")
 
 
+def _of_fallback(context: MethodContext, options: ReuseOptions) -> ReuseOptions:
+    """The options of the trained drafter, which may draft fewer tokens than are copied."""
+    if context.drafter is None or options.block_size is None:
+        return options
+    return replace(options, block_size=min(options.block_size, drafted_tokens(context.drafter, None)))
+
+
+def _check_fit(context: MethodContext, options: ReuseOptions) -> None:
+    check_fallback_fit(context, _of_fallback(context, options))
+
+
+def reuse_drafter(target: Dictionary, width: int) -> CopyDrafter:
+    """Make the drafter that copies the drafts of a batch, `sample["drafts"]`."""
+    return CopyDrafter(
+        lambda sample: draft_texts(drafts_of(sample, target)).to(sample["net_input"]["src_tokens"].device),
+        "nearest",
+        width,
+    )
+
+
 def _build(context: MethodContext, options: ReuseOptions) -> Method:
-    drafter = ReuseDrafter(context.target, options.block_size or DEFAULT_WIDTH)
-    return Method(Verifier(context.models, context.engine, context.temperature), drafter, GreedySearch())
+    drafter = reuse_drafter(context.target, options.block_size or DEFAULT_WIDTH)
+    verifier = Verifier(context.models, context.engine, context.temperature, feature_layers(context.drafter))
+    return Method(verifier, with_fallback(drafter, context, _of_fallback(context, options)), GreedySearch())
 
 
 def _build_native(context: MethodContext, options: ReuseOptions) -> NativeMethod:
     module, width = context.native_weights.module, options.block_size or DEFAULT_WIDTH
-    drafter = module.ReuseDrafter(width)
+    drafter = module.CopyDrafter(module.Lookup.NEAREST, NEAREST_MAX_MATCH, width)
     return NativeMethod(
         context.native_weights,
-        drafter,
+        native_with_fallback(drafter, context, _of_fallback(context, options)),
         policy=None if options.fixed_width else module.Policy(width),
         on_batch=lambda sample: drafter.take(drafts_of(sample, context.target)),
     )
@@ -162,7 +117,9 @@ METHODS = [
         accepts="exact top-1",
         paper="this project",
         options=ReuseOptions,
+        needs_drafter=has_fallback,
         check=_check,
+        check_fit=_check_fit,
         build=_build,
         build_native=_build_native,
         accept_reason="reused draft",

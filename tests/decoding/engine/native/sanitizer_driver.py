@@ -119,10 +119,12 @@ class Loops:
         search = {"max_len_b": choose.choice([1, 9, 60])}
         drafter, models = choose.choice(self.drafters), [self.verifier]
         expected = fairseq_beam(models, self.task, sample, 1, **search)
+        sample["drafts"] = random_drafts(choose, expected)
         fallback = {"iad_fallback": "gad"} if choose.random() < 0.5 else {}
         for how in (
             Options("gad", choose.choice([1, 9]), fixed_width=choose.random() < 0.5),
             Options("iad", iad_lookup=choose.choice(["unique", "recent"]), **fallback),
+            Options("reuse", choose.choice([None, 1, 9]), fixed_width=choose.random() < 0.5, **fallback),
             Options("hybrid-jacobi", choose.choice([1, 9]), jacobi_pool=choose.random() < 0.5),
         ):
             assert_same_hypotheses(decode(models, self.task, sample, how, drafter, **search)[0], expected)
@@ -135,12 +137,47 @@ class Loops:
         decode([choose.choice(self.blockwise)], self.task, sample, heads, **search)
 
 
+def random_drafts(choose: random.Random, outputs: list) -> list[list[list[int]]]:
+    """Of every output a few drafts: its tokens, some of them left out, doubled or replaced, or none."""
+    drafts: list[list[list[int]]] = []
+    for hypotheses in outputs:
+        drafts.append([])
+        for _ in range(choose.randint(0, 3)):
+            copied = choose.choices([0, 1, 2], [1, 5, 1], k=len(hypotheses[0]["tokens"]))
+            tokens = [
+                token
+                for token, count in zip(hypotheses[0]["tokens"].tolist(), copied, strict=True)
+                for _ in range(count)
+            ]
+            drafts[-1].append([choose.randrange(30) if choose.random() < 0.1 else token for token in tokens])
+    return drafts
+
+
 def reads_features() -> batches.Call:
     """With a drafter that reads the verifier's states."""
     return batches.trained(drafter_context="features")
 
 
 _makes = (batches.greedy, batches.beams, batches.trained, batches.heads, reads_features)
+
+
+def wrong_drafts(choose: random.Random) -> str:
+    """Drafts for another batch, or ids that no dictionary has, are refused; new ones wait for the next batch."""
+    call = _call(batches.copies)
+    made, drafter = call.made(), call.parts["drafter"]
+    arguments = {name: value for name, value in call.batch.items() if name != "source"}
+    sentences = choose.choice([len(call.batch["source"]), choose.randint(0, 6)])
+    known = [5, 6, batches.EOS] * 20
+    ids = known if choose.random() < 0.5 else [*known, _odd(choose)]
+    drafts = [[choose.choices(ids, k=choose.randint(0, 40)) for _ in range(3)] for _ in range(sentences)]
+    try:
+        drafter.take(drafts)
+        made.begin(call.batch["source"], **arguments)
+    except (ValueError, TypeError) as error:
+        return f"drafts: {type(error).__name__}"
+    drafter.take([[[7] * 60]] * len(call.batch["source"]))
+    made.run()
+    return "drafts: done"
 
 
 def wrong_batch(choose: random.Random) -> str:
@@ -259,6 +296,7 @@ def main(rounds: int, seed: int) -> None:
         for _ in range(4):
             seen[wrong_batch(choose)] += 1
             seen[wrong_parts(choose)] += 1
+            seen[wrong_drafts(choose)] += 1
         seen["rounds"] += 1
     assert threads.called
     for name, count in sorted(seen.items()):

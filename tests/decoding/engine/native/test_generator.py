@@ -88,6 +88,11 @@ def heads() -> Call:
     return Call(Options("blockwise"), [make_blockwise(3, VOCABULARY)[1]])
 
 
+def copies() -> Call:
+    """With drafts that users bring."""
+    return Call(Options("reuse", fixed_width=False))
+
+
 def linear(inputs: int, outputs: int) -> Any:
     return NativeWeights().linear((torch.ones(outputs, inputs), None))
 

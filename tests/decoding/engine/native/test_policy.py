@@ -308,6 +308,23 @@ def test_costs_are_profiled_when_the_generator_is_built(learned: tuple) -> None:
         assert points and all(seconds > 0 for _, seconds in points), name
         assert points == sorted(points)
     assert [rows for rows, _ in policy.costs["step"]] == [1, 4, 16]
+    assert [tokens for tokens, _ in policy.costs["draft"]] == [1, 3, 20]
+
+
+def test_costs_of_long_drafts_are_profiled(learned: tuple) -> None:
+    """Copies have up to 32 tokens, which cost nothing before they are verified; a drafter that helps out has a cost."""
+    task, verifier, _, drafter = learned
+    costs = {}
+    for width, fallback in ((32, "none"), (20, "none"), (32, "gad")):
+        how = Options("reuse", width, fixed_width=False, iad_fallback=fallback)
+        model = drafter if fallback == "gad" else None
+        policy = choose_backend(how.spec, how.options, how.context([verifier], model, task)).method.policy
+        costs[width, fallback] = policy.costs
+        longest = 31 if width == 32 else 15
+        rows = [1 + tokens for tokens in (1, 3, 7, 15, 31) if tokens <= longest]
+        assert sorted({*rows, 32}) == [rows for rows, _ in policy.costs["verify"]]
+    alone, helped = (dict(costs[32, fallback]["draft"])[31] for fallback in ("none", "gad"))
+    assert helped > 2 * alone
 
 
 def test_its_drafts_are_accepted(learned: tuple) -> None:

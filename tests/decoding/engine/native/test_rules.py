@@ -55,7 +55,7 @@ def run_replayed(
 ) -> tuple[list, list[list[int]]]:
     """Decode on the kernels with drafts [B, T] of what to say at every position; outputs and emitted tokens."""
     # It is what it drafts that is replaced; it drafts as many tokens as the longest source has.
-    drafter = kernels().ReplayedDrafter(kernels().source_copy_drafter(PAD, 20, False), 1.0)
+    drafter = kernels().ReplayedDrafter(kernels().CopyDrafter(kernels().Lookup.UNIQUE, 20), 1.0)
     drafter.replay(drafts)
 
     def build(context: MethodContext, options: MethodOptions) -> NativeMethod:

@@ -64,6 +64,7 @@ public:
         const size_t size = room.size();
         for (int64_t& tokens_left : room) tokens_left = std::min(tokens_left, width);
         counts.assign(size, 0);
+        refused.assign(size, 0);
         tokens.resize(size * width);
         bins.resize(size * width);
         survival.assign(size, 1);
@@ -82,7 +83,9 @@ public:
             const size_t of_rates = seen->place(position, bin);
             seen->seen[of_rates] += 1;
             if (rates && rates->rate[of_rates] < threshold) {
+                const int64_t left = position == 0 ? room[index] : 0;
                 end(index);
+                refused[index] = left;
                 return false;
             }
         }
@@ -93,12 +96,23 @@ public:
     }
 
     // Ends the draft of a sentence.
-    void end(size_t index) { room[index] = counts[index]; }
+    void end(size_t index) {
+        room[index] = counts[index];
+        refused[index] = 0;
+    }
 
-    // Ends all drafts that have tokens; others may have up to this many.
+    // Ends all drafts that have tokens; others may have up to this many, also those whose first token was not worth it.
     void limit_empty(int64_t most) {
         for (size_t index = 0; index < room.size(); ++index) {
-            room[index] = counts[index] > 0 ? counts[index] : std::min(room[index], most);
+            room[index] = counts[index] > 0 ? counts[index] : std::min(std::max(room[index], refused[index]), most);
+            if (counts[index] == 0) survival[index] = 1;
+        }
+    }
+
+    // Fills all drafts up to their width with a token, for profiles.
+    void fill(int64_t token) {
+        for (size_t index = 0; index < room.size(); ++index) {
+            for (room[index] = width; goes_on(index);) add(index, token);
         }
     }
 
@@ -118,7 +132,7 @@ public:
 
 private:
     int64_t width = 0;
-    std::vector<int64_t> room, counts, tokens;
+    std::vector<int64_t> room, refused, counts, tokens;
     std::vector<uint8_t> bins;
     std::vector<float> survival;
 };
@@ -141,7 +155,7 @@ class Drafter {
 public:
     virtual ~Drafter() = default;
 
-    // The most tokens that a draft of this batch may have.
+    // The most tokens that a draft of this batch may have; called after `begin_batch`.
     virtual int64_t max_width(const Batch& batch) const = 0;
 
     // Begins a batch, whose sources have been read.

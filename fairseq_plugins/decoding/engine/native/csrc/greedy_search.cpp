@@ -27,12 +27,11 @@ GreedySearch::GreedySearch(std::shared_ptr<const Transformer> model, OutputHead 
 
 void GreedySearch::begin(Batch& batch) {
     batch.begin();
+    const double began = seconds_now();
+    if (drafter) drafter->begin_batch(batch);
+    seconds[PREPARE] += seconds_now() - began;
     const int64_t width = drafter ? drafter->max_width(batch) : 0;
     verifier.begin(batch.sources, batch.columns + std::max(width, batch.limits.prefix_width) + 1);
-    if (!drafter) return;
-    const double began = seconds_now();
-    drafter->begin_batch(batch);
-    seconds[PREPARE] += seconds_now() - began;
 }
 
 // Sentences that a thread decodes at a time, so that their rows reach the number that is efficient.
@@ -170,7 +169,7 @@ void GreedySearch::profile() {
     const int64_t width = policy->width;
     // Larger calls cost what a further row costs here.
     for (const int64_t sentences : {1, 4, 16}) profile(sentences, 0);
-    for (const int64_t tokens : {1, 3, 7}) {
+    for (const int64_t tokens : {1, 3, 7, 15, 31}) {
         if (tokens <= width) profile(1, tokens);
     }
     profile(4, std::min<int64_t>(width, 7));

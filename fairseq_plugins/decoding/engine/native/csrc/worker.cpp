@@ -106,7 +106,7 @@ void Worker::draft() {
             for (const int64_t b : work.active) batch.is_drafted[b] = 0;
             drafted = 0;
         }
-        width = std::min(width, plan.width);
+        width = profiled_width ? plan.width : std::min(width, plan.width);
         drafts.seen = &counts;
         drafts.rates = profiled_width ? nullptr : rates.get();
         drafts.threshold = plan.threshold;
@@ -123,6 +123,7 @@ void Worker::draft() {
         for (int64_t t = 0; t < room; ++t) counts.drafts[t] += 1;
     }
     search.drafter->draft(work);
+    if (profiled_width) drafts.fill(batch.limits.pad);
 }
 
 // Plans anew where the number of sentences or what is known of drafts has changed.

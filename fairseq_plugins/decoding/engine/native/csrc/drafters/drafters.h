@@ -32,38 +32,47 @@ SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Pat
 SharedDrafter make_token_drafter(std::shared_ptr<const Transformer> model, std::shared_ptr<const Transformer> encoder,
                                  Path path, MaskFeed feed, bool caches_prefix, int64_t width);
 
-// Copies texts after a suffix match: Aggressive Decoding, Algorithm 1.
-// reads_output: looks in the output so far as well, and follows the most recent of the longest matches.
-SharedDrafter make_source_copy_drafter(int64_t pad, int64_t max_match, bool reads_output);
+// What is copied: the source after a suffix of the output that stands once in it (Aggressive Decoding, Algorithm 1);
+// source and output so far after the most recent of the longest matches; or given drafts after the best match that is
+// near.
+enum class Lookup { UNIQUE, RECENT, NEAREST };
 
-// Copies drafts that users bring, each from where the output is in it (methods/reuse.py).
-class ReuseDrafter final : public Drafter {
+// Copies texts from where the output is in them.
+class CopyDrafter final : public Drafter {
 public:
-    // width: the most tokens of a draft.
-    explicit ReuseDrafter(int64_t width) : width(width) {}
+    // max_match: longer common suffixes count as this many tokens. width: the most tokens of a draft.
+    CopyDrafter(Lookup lookup, int64_t max_match, int64_t width) : lookup(lookup), max_match(max_match), width(width) {}
 
     using Texts = std::vector<std::vector<int64_t>>;
 
-    // Takes the drafts of every sentence of the next batch. Before the first call any token is drafted, to profile.
+    // Takes the drafts of every sentence of the next batch, for NEAREST.
     void take(std::vector<Texts> drafts);
 
     int64_t max_width(const Batch& batch) const override;
-    bool can_draft(int64_t sentence) const override { return !has_drafts || !texts[sentence].empty(); }
+    bool can_draft(int64_t sentence) const override { return !texts[sentence].empty(); }
     // Throws std::invalid_argument for drafts that are not for this batch.
     void begin_batch(const Batch& batch) override;
     void draft(Work& work) override;
 
 private:
-    // Where the output of a sentence is in its drafts.
-    struct Place {
-        std::vector<int64_t> ends;  // of every draft, the tokens before the place
-        int64_t length = 0;         // of the output then
+    struct Text {
+        const int64_t* tokens = nullptr;
+        int64_t length = 0;
+        int64_t shift = 0;  // how much further on the last match was in the text than in the output
+        bool is_output = false;
+    };
+    struct Match {
+        Text text;
+        int64_t end = 0, length = 0;  // tokens of the text before its end, and those that match
     };
 
-    const int64_t width;
-    bool has_drafts = false;
-    std::vector<Texts> texts;   // [B]
-    std::vector<Place> places;  // [B]
+    int64_t common_suffix(const Text& text, int64_t end, const int64_t* output, int64_t length) const;
+    Match find(std::vector<Text>& texts, const int64_t* output, int64_t length) const;
+
+    const Lookup lookup;
+    const int64_t max_match, width;
+    std::vector<Texts> next, drafts;       // of the next batch and of this one
+    std::vector<std::vector<Text>> texts;  // [B], to copy from
 };
 
 // Fixed-point iteration: Santilli et al. 2023, Algorithms 1 to 3.

@@ -112,10 +112,13 @@ void bind_drafters(nb::module_& m) {
            bool caches_prefix,
            int64_t width) { return make_token_drafter(model, encoder, path, feed, caches_prefix, width); },
         "model"_a, "encoder"_a.none(), "path"_a, "feed"_a, "caches_prefix"_a, "width"_a);
-    m.def("source_copy_drafter", &make_source_copy_drafter, "pad"_a, "max_match"_a, "reads_output"_a);
-    nb::class_<ReuseDrafter, Drafter>(m, "ReuseDrafter", "Copies drafts that users bring.")
-        .def(nb::init<int64_t>(), "width"_a)
-        .def("take", &ReuseDrafter::take, "drafts"_a, "Takes of every sentence of the next batch its drafts, as ids.");
+    nb::enum_<Lookup>(m, "Lookup")
+        .value("UNIQUE", Lookup::UNIQUE)
+        .value("RECENT", Lookup::RECENT)
+        .value("NEAREST", Lookup::NEAREST);
+    nb::class_<CopyDrafter, Drafter>(m, "CopyDrafter", "Copies the source, or drafts that users bring.")
+        .def(nb::init<Lookup, int64_t, int64_t>(), "lookup"_a, "max_match"_a, "width"_a = INT64_MAX)
+        .def("take", &CopyDrafter::take, "drafts"_a, "Takes of every sentence of the next batch its drafts, as ids.");
     m.def(
         "jacobi_drafter",
         [](int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool) {
