@@ -78,7 +78,7 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
         reason = "" if given is None else f" and --{given.replace('_', '-')}"
         raise ConfigurationError(
             f"{option}: was trained with --task {name}{reason}, which decodes it with tokens or limits of its own; "
-            f"give --task {name} and its options beside --decoder, in Python fairseq_plugins.wrap(task, decoder=...)"
+            f"give --task {name} and its options beside --decoder, in Python load(task=...) or wrap(task, decoder=...)"
         )
     if name is not None and kind is None:
         logger.warning(f"{option}: was trained with --task {name}, which is not known here; decoded as a translation")

@@ -83,6 +83,19 @@ class Family:
                 return model, args
         raise AssertionError(f"{self.names}: no random model whose outputs end at different lengths")
 
+    def save(self, folder: Path) -> tuple[Any, nn.Module]:
+        """Write a random model to model.pt beside the dictionaries; return its task and itself."""
+        task = self.set_up(folder)
+        model, args = self.model(task)
+        state = {
+            "model": model.state_dict(),
+            "args": args,
+            "optimizer_history": [{"optimizer_name": "", "num_updates": 1, "lr_scheduler_state": {"best": 1.0}}],
+            "extra_state": {"train_iterator": {"epoch": 1}},
+        }
+        torch.save(state, folder / "model.pt")
+        return task, model
+
     def batches(self, task: Any, size: int) -> Iterator[dict[str, Any]]:
         """Yield batches of random sentences, or of speech, as the task makes them for inference."""
         torch.manual_seed(1)

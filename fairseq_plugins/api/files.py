@@ -18,7 +18,8 @@ class ModelFiles:
         verifier: checkpoint; several for an ensemble, with colons between them.
         drafter: checkpoint, None where there is none.
         data: folder of the dictionaries, `dict.LANGUAGE.txt`.
-        source_lang, target_lang: the languages, as the dictionaries have them.
+        source_lang, target_lang: the languages, as the dictionaries have them; empty where none are given to a task
+            that finds its dictionaries by itself.
         subwords: of sentencepiece (`*.model`), GPT-2's bytes (a folder of encoder.json and vocab.bpe), subword-nmt or
             fastBPE (other names); None for text that is cut already.
         languages: names of source and target for users: of a multilingual model those that were given.
@@ -43,6 +44,7 @@ def find_files(
     languages: tuple[str | None, str | None],
     subwords: str | Path | None,
     heads: bool = False,
+    finds_dictionaries: bool = True,
 ) -> ModelFiles:
     """Find the files of a model.
 
@@ -52,6 +54,7 @@ def find_files(
         verifier, drafter, data, subwords: files and folders by themselves, None for those of `folder`.
         languages: source and target, None to find out.
         heads: take the verifier with heads for blockwise decoding (`blockwise.pt`).
+        finds_dictionaries: the languages are those of `dict.LANGUAGE.txt`; else the task has its own way.
 
     Raises:
         ConfigurationError: naming what is missing.
@@ -74,7 +77,9 @@ def find_files(
         raise ConfigurationError("data= is missing; give the folder of the dictionaries, dict.LANGUAGE.txt")
     settings = Settings.read(Path(where))
     options = settings.options
-    if settings.languages:
+    if not finds_dictionaries:
+        source, target = named = (languages[0] or "", languages[1] or "")
+    elif settings.languages:
         options = {**options, **settings.first_tokens(*languages)}
         source, target = find_languages(Path(where))
         named = (str(languages[0]), str(languages[1]))

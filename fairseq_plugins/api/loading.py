@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import ModelFiles, find_files
 from fairseq_plugins.api.model import Model
+from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.wrapping import set_option
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
@@ -48,6 +49,7 @@ def load(
     drafter: str | Path | None = None,
     data: str | Path | None = None,
     decoder: str | None = None,
+    task: str = "spec_dec",
     source_lang: str | None = None,
     target_lang: str | None = None,
     subwords: str | Path | None = None,
@@ -68,6 +70,8 @@ def load(
         drafter: checkpoint of the drafter trained for it.
         data: folder of the dictionaries, `dict.LANGUAGE.txt`, as fairseq-preprocess writes it.
         decoder: name of a decoding method, as for --decoder; default: gad with a drafter, greedy without.
+        task: of fairseq, for a model whose own task gives it language tokens or other limits, such as
+            "translation_multi_simple_epoch" for M2M-100; its options stand among `options`.
         source_lang, target_lang: where the folder's name or files do not say them; of a multilingual model the
             languages to translate from and into.
         subwords: sentencepiece model (`*.model`), or codes of subword-nmt or fastBPE; default: `subwords.model` or
@@ -88,12 +92,20 @@ def load(
     """
     if decoder is not None and decoder not in methods.DECODERS:
         raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
+    if precision not in ("fp32", "fp16", "bf16"):
+        raise ConfigurationError(f"precision {precision!r}: choose from fp32, fp16, bf16")
     if threads is not None and threads < 1:
         raise ConfigurationError(f"threads={threads}: give at least 1")
     has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
-    files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads)
+    is_own = task == "spec_dec"
+    files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
     name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
-    cfg = configuration(files, name, tokenizer, precision, {**files.options, **options})
+    options = {**files.options, **options}
+    if is_own:
+        cfg = configuration(files, name, precision, options)
+    else:
+        cfg = task_configuration(task, files, name, precision, options)
+    _set_text_tools(cfg, files, tokenizer)
     # A folder's drafter is there for whoever needs it; one that was named has to be of use.
     if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
         cfg.task.drafter_path = None
@@ -134,16 +146,12 @@ def _quietly() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def configuration(
-    files: ModelFiles, decoder: str, tokenizer: str | None, precision: str, options: Mapping[str, Any]
-) -> DictConfig:
+def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapping[str, Any]) -> DictConfig:
     """fairseq's whole configuration, as its command line would make it.
 
     Raises:
         ConfigurationError: for an unknown option, or a value of the wrong kind.
     """
-    if precision not in ("fp32", "fp16", "bf16"):
-        raise ConfigurationError(f"precision {precision!r}: choose from fp32, fp16, bf16")
     cfg: DictConfig = OmegaConf.structured(FairseqConfig())
     cfg.task = OmegaConf.structured(SpecDecConfig())
     OmegaConf.set_struct(cfg, False)
@@ -158,7 +166,6 @@ def configuration(
     cfg.task.data, cfg.task.source_lang, cfg.task.target_lang = files.data, files.source_lang, files.target_lang
     cfg.common_eval.path = files.verifier
     cfg.common.fp16, cfg.common.bf16 = precision == "fp16", precision == "bf16"
-    _set_text_tools(cfg, files, tokenizer)
     return cfg
 
 

@@ -38,7 +38,7 @@ class Model:
     Attributes:
         decoder: name of the decoding method.
         is_lossless: whether its output is, token for token, that of fairseq's own search.
-        source_lang, target_lang: names of the languages, as the dictionaries or the multilingual model have them.
+        source_lang, target_lang: names of the languages.
         max_source_tokens: the longest source that the model can read, EOS included, and without its language.
     """
 
@@ -46,6 +46,7 @@ class Model:
         self._session = session
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
+        self._text = TextCoder(session)
         self._generators = Generators(session, self._spec)
         self._lock = threading.RLock()
         self._own = threading.local()
@@ -53,12 +54,10 @@ class Model:
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
         self.source_lang, self.target_lang = languages
         # What does not fit is refused now, not at the first sentence.
-        generator = self._take(self._generators.search())
-        self._text = TextCoder(session, generator.symbols_to_strip_from_output)
-        self._give_back(generator)
+        self._give_back(self._take(self._generators.search()))
         # The task may put a language before each source.
-        added = len(self._dataset([self._text.source([])])[0]["source"]) - 1
-        self.max_source_tokens: int = session.max_positions[0] - added
+        blank = session.batch(self._dataset([self._text.source([])]), [0])
+        self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
 
     def __repr__(self) -> str:
         return f"Model({self._session.cfg.task.data!r}, decoder={self.decoder!r})"
@@ -77,8 +76,7 @@ class Model:
     @property
     def statistics(self) -> CallStatistics:
         """Counts of this thread's last call; for one that is still going on (an iterator), of what it did so far."""
-        found: CallStatistics = getattr(self._own, "statistics", None) or CallStatistics()
-        return found
+        return getattr(self._own, "statistics", None) or CallStatistics()
 
     @overload
     def translate(
@@ -236,7 +234,7 @@ class Model:
             options: as for `translate`.
 
         Yields:
-            a `Step` for every iteration; the text of the last one is what `translate` returns.
+            a `Step` for every iteration; the last one has all of the text.
 
         Raises:
             ConfigurationError: where the decoder has no iterations of drafts (`beam`), or the sentence is too long.
@@ -344,7 +342,9 @@ class Model:
             self._generators.give_back(generator)
 
     def _dataset(self, sources: Sequence[Tensor]) -> Any:
-        return self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
+        dataset = self._session.task.build_dataset_for_inference(sources, [len(source) for source in sources])
+        dataset.ordered_indices()  # else fairseq's multilingual_translation has no sentences
+        return dataset
 
     def _decode(
         self, sources: Sequence[Tensor], search: Search, drafts: Sequence[Sequence[Sequence[int]]] | None = None

@@ -1,6 +1,6 @@
 """Raw text, subwords and token ids of a model."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ class TextCoder:
 
     Args:
         session: the model.
-        stripped: ids of the target that are no text: EOS, a language that outputs begin with.
     """
 
-    def __init__(self, session: Session, stripped: Collection[int]) -> None:
-        self._session, self._stripped = session, stripped
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     def tokenize(self, text: str) -> list[str]:
         """Cut raw text into subwords of the source."""
@@ -44,8 +43,8 @@ class TextCoder:
     def symbols(self, ids: Sequence[int]) -> list[str]:
         """Return the subwords of the target that have these ids and are text."""
         dictionary = self._session.task.target_dictionary
-        return [dictionary[index] for index in ids if index not in self._stripped]
+        return [dictionary[index] for index in ids if index not in self._session.stripped]
 
     def join(self, ids: Sequence[int]) -> str:
         """Return raw text of the target."""
-        return self._session.text([index for index in ids if index not in self._stripped])
+        return self._session.text(ids)

@@ -1,4 +1,4 @@
-"""The models, the data and the task of a comparison, loaded once; decodes any contender on any sentences."""
+"""Load models, data and task of a comparison once, and decode with any contender."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
 from fairseq_plugins.benchmarks.replay import replay_drafts
-from fairseq_plugins.commands.session import Session, precision
+from fairseq_plugins.commands.session import Session, change, options_of, precision
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
@@ -29,15 +29,15 @@ _REPLAY_BATCH_SIZE = 16
 
 
 class Bench:
-    """Decodes any contender on any sentences, with models loaded once, when first needed.
+    """Decodes sentences with any contender; models are loaded once, on first use.
 
     Args:
-        cfg: fairseq's whole configuration, as fairseq-generate gets it.
-        blockwise_path: checkpoint of a `blockwise_transformer`, for the row that is one.
-        conversions: folder of the models converted for CTranslate2, for rows that are its.
+        cfg: fairseq's configuration, as for fairseq-generate.
+        blockwise_path: checkpoint of a `blockwise_transformer`, for its row.
+        conversions: folder of models converted for CTranslate2.
 
     Raises:
-        ConfigurationError: for a subset that is not there or unfit.
+        ConfigurationError: for a missing or unsuitable subset.
     """
 
     def __init__(self, cfg: DictConfig, blockwise_path: str | None = None, conversions: Path | None = None) -> None:
@@ -48,7 +48,7 @@ class Bench:
         self.cuda, self.task = self.session.cuda, self.session.task
         self.subset = cfg.dataset.gen_subset
         self.dataset = self.session.load(self.subset)
-        self.session.join_subwords()  # also: what text tools lack is said before anything is decoded
+        self.session.join_subwords()  # fails before decoding if text tools are missing
         self._greedy_outputs: dict[bool, dict[int, Tokens]] = {}
 
     @property
@@ -66,15 +66,15 @@ class Bench:
 
     @property
     def batch_size(self) -> int:
-        """--batch-size."""
+        """The value of --batch-size."""
         return self.cfg.dataset.batch_size or _DEFAULT_BATCH_SIZE
 
     @cached_property
     def order(self) -> list[int]:
-        """The sentences that the models can read, sorted by length as fairseq does.
+        """The sentences that the models can read, sorted by length as in fairseq.
 
         Raises:
-            ConfigurationError: where there are none.
+            ConfigurationError: if there are none.
         """
         order = self.session.usable(self.dataset)
         if not order:
@@ -87,17 +87,16 @@ class Bench:
         return [number for number in self.order if number in chosen]
 
     def generator(self, contender: Contender) -> Any:
-        """Return a fresh generator for `contender`: the task's own, so that all generation options count."""
+        """Return a new generator of the task for `contender`; all generation options apply."""
         if contender.decoder == CTRANSLATE2:
             return self._ctranslate2(contender)
-        wanted = {"decoding_method": contender.decoder, **contender.task_options}
-        before = {option: self.task.cfg[option] for option in wanted}
+        options = {"decoding_method": contender.decoder, **contender.task_options}
+        before = change(options_of(self.task), **options)
         try:
-            self.task.cfg.update(wanted)
             models = [self.blockwise] if contender.needs == BLOCKWISE else self.models
             generator = self.session.generator(models, beam=contender.beam, nbest=1)
         finally:
-            self.task.cfg.update(before)
+            change(options_of(self.task), **before)
         if contender.replay is not None:
             first = self.task.target_dictionary.nspecial
             replay_drafts(generator, self.greedy_outputs(contender), contender.replay, (first, first + 1))
@@ -112,19 +111,19 @@ class Bench:
         )
 
     def converted(self) -> Path:
-        """The folder of the verifier converted for CTranslate2."""
+        """Return the folder of the verifier converted for CTranslate2."""
         assert self.conversions is not None
-        return ctranslate.convert(self.cfg.common_eval.path, self.task.cfg, self.conversions)
+        return ctranslate.convert(self.cfg.common_eval.path, options_of(self.task), self.conversions)
 
     def greedy_outputs(self, contender: Contender) -> dict[int, Tokens]:
-        """The verifier's own output of every sentence, which replayed drafters are told; in int8 it is another one."""
+        """Return the verifier's output of every sentence, for replayed drafts; in int8 it differs."""
         if contender.int8 not in self._greedy_outputs:
             greedy = self.generator(Contender("greedy", "greedy", task_options={"int8": contender.int8}))
             self._greedy_outputs[contender.int8] = self.decode(greedy, self.order, _REPLAY_BATCH_SIZE)[0]
         return self._greedy_outputs[contender.int8]
 
     def cannot_run(self, contender: Contender) -> str | None:
-        """Return why a row has to be left out, None for one that can run."""
+        """Return why a contender cannot run, or None if it can."""
         if contender.int8 and contender.decoder != CTRANSLATE2 and (self.cuda or precision(self.cfg) != "fp32"):
             return "--int8 is for the CPU, in fp32"
         if contender.needs == DRAFTER and self.cfg.task.drafter_path is None:
@@ -133,7 +132,7 @@ class Bench:
             return f"without {BLOCKWISE}"
         if contender.decoder == CTRANSLATE2:
             verifiers = len(utils.split_paths(self.cfg.common_eval.path))
-            # It knows only then that it lacks a library, a kind of model or a precision on this machine.
+            # CTranslate2 reports a missing library, model type or precision only when it decodes.
             return ctranslate.requirements(self.cfg.generation, verifiers) or self._fails(contender, self.order[:1])
         spec = methods.find(contender.decoder)
         if spec.copies_source(spec.options()) and self.task.source_dictionary != self.task.target_dictionary:
@@ -142,11 +141,11 @@ class Bench:
             return None
         if self.cfg.generation.prefix_size > 0:
             return f"--prefix-size {self.cfg.generation.prefix_size}"
-        # A drafter that reads the verifier's states cannot; where it is the file, the other rows say so too.
+        # A drafter that reads the verifier's states cannot decode alone.
         return self._fails(contender)
 
     def _fails(self, contender: Contender, numbers: Sequence[int] = ()) -> str | None:
-        """Build the generator, decode sentences with it; return what is wrong."""
+        """Build the generator and decode sentences; return the error, or None."""
         try:
             self.decode(self.generator(contender), numbers, 1)
         except (ConfigurationError, RuntimeError, ValueError) as error:
@@ -154,7 +153,7 @@ class Bench:
         return None
 
     def runnable(self, contenders: Sequence[Contender]) -> list[Contender]:
-        """Return those that can run, and say in a line why others cannot."""
+        """Return the contenders that can run, and print why others cannot."""
         reasons: dict[str, list[str]] = {}
         chosen = []
         for contender in contenders:
@@ -172,14 +171,14 @@ class Bench:
     def decode(
         self, generator: Any, numbers: Sequence[int], batch_size: int, bar: tqdm | None = None
     ) -> tuple[dict[int, Tokens], float]:
-        """Decode sentences `numbers`; return their token ids, and the seconds that `generate` alone took."""
+        """Decode sentences `numbers`; return their token ids, and the seconds spent in `generate`."""
         outputs, seconds = self.decode_timed(generator, numbers, batch_size, bar)
         return outputs, sum(seconds)
 
     def decode_timed(
         self, generator: Any, numbers: Sequence[int], batch_size: int, bar: tqdm | None = None
     ) -> tuple[dict[int, Tokens], list[float]]:
-        """The same, with the seconds of every batch."""
+        """Decode as `decode` does; return the seconds of every batch."""
         outputs: dict[int, Tokens] = {}
         seconds = []
         for sample in self.session.batches(self.dataset, numbers, batch_size):
@@ -199,12 +198,13 @@ class Bench:
             torch.cuda.synchronize()
 
     def references(self, file: str | None) -> dict[int, str] | None:
-        """Return the reference of each sentence: from a raw text file, else the target side, if any."""
+        """Return the reference of each sentence: from a raw text file, else from the target side, if any."""
         if file is not None:
             return read_references(file, len(self.dataset))
-        if self.dataset.tgt is None:
+        targets = {number: self.dataset[number].get("target") for number in self.order}
+        if any(target is None for target in targets.values()):
             return None
-        return {number: self.session.text(self.dataset.tgt[number].tolist()) for number in self.order}
+        return {number: self.session.text(target.tolist()) for number, target in targets.items()}
 
 
 def read_references(file: str, sentences: int) -> dict[int, str]:
@@ -214,7 +214,7 @@ def read_references(file: str, sentences: int) -> dict[int, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise ConfigurationError(f"--reference {file}: {reason}; give the raw text of the target side") from error
-    if lines[-1] == "":  # the end of the last line, not one more
+    if lines[-1] == "":  # after the last newline
         lines.pop()
     if len(lines) != sentences:
         raise ConfigurationError(

@@ -1,11 +1,11 @@
-"""Peak memory of one contender, in a process of its own that loads nothing else (SpecDec Tables 14 and 15).
+"""Measure the peak memory of one contender in a separate process (SpecDec Tables 14 and 15).
 
     python -m fairseq_plugins.benchmarks.peak_memory ROW BATCH_SIZES SENTENCES ARGUMENTS_OF_SPEC_DEC_BENCH...
 
-On a GPU: the most that PyTorch had allocated while decoding, as in the paper, and the most that it had reserved, which
-CUDA graphs are part of. On a CPU under Linux: the most resident memory while decoding, less libraries and the memory
-that the process had before any model was loaded. Beside it stands the memory on paper: the weights of the models that
-take part, and the keys and values of the largest batch.
+On a GPU: peak of the memory allocated by PyTorch while decoding, as in the paper, and of the reserved memory, which
+includes CUDA graphs. On a CPU under Linux: peak resident memory while decoding, without libraries and the memory used
+before any model was loaded. "On paper" is the computed size of the models' weights and of the keys and values of the
+largest batch.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequence[int], argv: Sequence[str]) -> None:
-    """Fill in weights and peak memory of every row; say so where it cannot be measured.
+    """Measure weights and peak memory of every row; print a warning if that fails.
 
     Args:
         rows: one per contender.
@@ -57,25 +57,25 @@ def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequenc
 
 
 def measure(bench: Bench, contender: Contender, batch_sizes: Sequence[int], numbers: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a `Row` that are bytes: `weights`, None if unknown, and those by batch size, if known."""
+    """Return the memory fields of a `Row`: `weights`, None if unknown, and the known ones by batch size."""
     is_ours = contender.decoder != CTRANSLATE2
     if not is_ours:
-        import ctranslate2  # noqa: F401  (libraries are no part of what is measured)
-    _forget_peak(bench.cuda)
+        import ctranslate2  # noqa: F401  (its library is not part of the measurement)
+    _reset_peak(bench.cuda)
     before = 0 if bench.cuda else resident("VmRSS") - resident("RssFile")
     if contender.replay is not None:
-        bench.greedy_outputs(contender)  # decoded once, before anything is measured
+        bench.greedy_outputs(contender)  # decodes before the measurement
     generator = bench.generator(contender)
-    # Models and their fused weights are made at the first sentence, and their leftovers are no part of decoding.
+    # The first sentence loads models and fuses weights, which is not part of decoding.
     bench.decode(generator, numbers[:1], 1)
     weights = _weights(bench, contender)
     peaks, reserved, on_paper = {}, {}, {}
     for size in batch_sizes:
-        _forget_peak(bench.cuda)
+        _reset_peak(bench.cuda)
         outputs, _ = bench.decode(generator, numbers, size)
         peak, caches = _peak(bench.cuda), _caches(bench, contender, outputs, size, numbers)
         if peak is not None and (is_ours or not bench.cuda):
-            # Pages of files are libraries, of which decoding touches more than loading does.
+            # RssFile counts pages of libraries, of which decoding uses more than loading.
             peaks[size] = peak - before - (0 if bench.cuda else resident("RssFile"))
         if bench.cuda and is_ours:
             reserved[size] = torch.cuda.max_memory_reserved()
@@ -90,11 +90,11 @@ def _models(bench: Bench, contender: Contender) -> list[FairseqEncoderDecoderMod
 
 
 def _weights(bench: Bench, contender: Contender) -> int | None:
-    """Return bytes of the parameters and buffers (tables of positions) of all models that take part."""
+    """Return bytes of the parameters and buffers of a contender's models."""
     if contender.decoder == CTRANSLATE2:
         return (bench.converted() / "model.bin").stat().st_size if contender.compute_type == "float32" else None
     tensors = (itertools.chain(model.parameters(), model.buffers()) for model in _models(bench, contender))
-    # Shared ones once.
+    # Counts shared tensors once.
     held = {tensor.data_ptr(): tensor for tensor in itertools.chain.from_iterable(tensors)}
     return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
 
@@ -102,28 +102,28 @@ def _weights(bench: Bench, contender: Contender) -> int | None:
 def _caches(
     bench: Bench, contender: Contender, outputs: Mapping[int, Tokens], batch_size: int, numbers: Sequence[int]
 ) -> int | None:
-    """Return bytes of all keys and values, of self- and cross-attention, of the batch that has most of them."""
+    """Return bytes of the keys and values of self- and cross-attention of the largest batch."""
     decoders = [model.decoder for model in _models(bench, contender)]
     if not all(isinstance(decoder, TransformerDecoderBase) for decoder in decoders):
         return None
-    of_a_slot = sum(
+    bytes_per_slot = sum(
         2 * len(decoder.layers) * decoder.layers[0].embed_dim * next(decoder.parameters()).element_size()
         for decoder in decoders
     )
-    most = 0
+    max_slots = 0
     for begin in range(0, len(numbers), batch_size):
         batch = numbers[begin : begin + batch_size]
-        slots = max(int(bench.dataset.src_sizes[number]) for number in batch) + max(len(outputs[n]) for n in batch)
-        most = max(most, len(batch) * contender.beam * slots)
-    return most * of_a_slot
+        slots = max(len(bench.dataset[number]["source"]) for number in batch) + max(len(outputs[n]) for n in batch)
+        max_slots = max(max_slots, len(batch) * contender.beam * slots)
+    return max_slots * bytes_per_slot
 
 
-def _forget_peak(cuda: bool) -> None:
+def _reset_peak(cuda: bool) -> None:
     gc.collect()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     elif _RESET.exists():
-        # What loading has freed goes back to the system, and the high-water mark down to what is left.
+        # Return freed memory to the system, then reset the high-water mark.
         ctypes.CDLL(None).malloc_trim(0)
         _RESET.write_text("5", encoding="ascii")
 
@@ -135,7 +135,7 @@ def _peak(cuda: bool) -> int | None:
 
 
 def run(argv: Sequence[str]) -> None:
-    """Measure, print one line of JSON."""
+    """Measure and print one line of JSON."""
     name, sizes, numbers, *arguments = argv
     setting = configure(arguments)
     contender = next(contender for contender in setting.wanted if contender.name == name)

@@ -32,7 +32,7 @@ from fairseq_plugins.commands.parsing import (
     positive,
     positive_list,
 )
-from fairseq_plugins.commands.session import precision
+from fairseq_plugins.commands.session import change, precision
 from fairseq_plugins.errors import ConfigurationError
 
 # Rows that are there for study, not for speed; --decoders names them.
@@ -94,7 +94,7 @@ def leave_the_decoder_to_us(cfg: DictConfig) -> None:
     if cfg.task.int8:
         raise ConfigurationError("--int8: is for one decoder; choose its rows with --decoders 'greedy int8,gad int8'")
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
-    cfg.task.update(decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
+    change(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 
 
 # ------------------------------------------------------------------------------------------------ spec-dec-bench

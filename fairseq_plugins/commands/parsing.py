@@ -112,7 +112,7 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
         raise ConfigurationError(f"{cfg.task.data}: no such folder; give one that fairseq-preprocess wrote")
     files = {
         "--path": cfg.common_eval.path,
-        "--drafter-path": cfg.task.get("drafter_path"),
+        "--drafter-path": getattr(cfg.task, "drafter_path", None),
         "--blockwise-path": blockwise_path,
     }
     for option, paths in files.items():

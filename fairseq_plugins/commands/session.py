@@ -1,7 +1,7 @@
 """The task, the models and the data of a command, loaded in one way: what fairseq-generate does before it decodes."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -143,10 +143,18 @@ class Session:
         """The objects of --tokenizer and --bpe, None where there is none."""
         return self.task.build_tokenizer(self.cfg.tokenizer), self.task.build_bpe(self.cfg.bpe)
 
+    @cached_property
+    def stripped(self) -> Collection[int]:
+        """Ids of the target that are no text: EOS, and a language that the task lets outputs begin with."""
+        build = getattr(self.task, "own_generator", self.task.build_generator)
+        own = build(self.models, self.generation(beam=1, nbest=1))
+        return getattr(own, "symbols_to_strip_from_output", {self.task.target_dictionary.eos()})
+
     def text(self, tokens: Sequence[int]) -> str:
         """Return raw text: subwords joined and detokenised as --remove-bpe, --bpe and --tokenizer say."""
         tokenizer, bpe = self.text_tools
-        line = self.task.target_dictionary.string(torch.tensor(tokens), self.cfg.common_eval.post_process)
+        words = torch.tensor([token for token in tokens if token not in self.stripped])
+        line = self.task.target_dictionary.string(words, self.cfg.common_eval.post_process)
         line = bpe.decode(line) if bpe is not None else line
         return tokenizer.decode(line) if tokenizer is not None else line
 
@@ -166,13 +174,27 @@ def precision(cfg: DictConfig) -> str:
     return "fp16" if cfg.common.fp16 else "bf16" if cfg.common.bf16 else "fp32"
 
 
+def options_of(task: Any) -> Any:
+    """Return the options of a task; those of fairseq's older ones are a namespace."""
+    cfg = getattr(task, "cfg", None)
+    return task.args if cfg is None else cfg
+
+
+def change(options: Any, **values: Any) -> dict[str, Any]:
+    """Set options of a task; return what they were."""
+    before = {name: getattr(options, name) for name in values}
+    for name, value in values.items():
+        setattr(options, name, value)
+    return before
+
+
 def load_subset(task: Any, subset: str) -> Any:
     """The dataset of a subset, checked.
 
     Raises:
         ConfigurationError: when it is missing, empty or misaligned.
     """
-    with subset_errors(subset, task.cfg.data):
+    with subset_errors(subset, options_of(task).data):
         task.load_dataset(subset)
     return task.dataset(subset)
 

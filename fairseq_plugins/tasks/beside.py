@@ -16,17 +16,21 @@ from fairseq_plugins.tasks.options import DecodingOptions
 
 
 def task_beside_decoder(arguments: Sequence[str]) -> str | None:
-    """Return the task of a command line that has `--decoder`; None where there is none, or no such task.
+    """Return the task of a command line that has `--decoder`, or of one of ours, which choose decoders by themselves.
 
     Args:
         arguments: the program's name and its arguments.
+
+    Returns:
+        its name; None where there is none, or no such task.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    is_fairseqs = Path(arguments[0] if arguments else "").name.startswith("fairseq-")
-    parser.add_argument("--task", nargs="?", default="translation" if is_fairseqs else None)
+    program = Path(arguments[0] if arguments else "").name
+    parser.add_argument("--task", nargs="?", default="translation" if program.startswith("fairseq-") else None)
     parser.add_argument("--decoder", nargs="?", const="")
     given, _ = parser.parse_known_args(arguments[1:])
-    return given.task if given.decoder is not None and given.task in TASK_REGISTRY else None
+    decodes = given.decoder is not None or program.startswith("spec-dec-")
+    return given.task if decodes and given.task in TASK_REGISTRY else None
 
 
 def add_decoder(name: str) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from fairseq_plugins import tensorboard
 from fairseq_plugins.commands.files import destination
+from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
@@ -238,12 +239,6 @@ def with_args(task: Any) -> Any:
     if isinstance(task, TranslationFromPretrainedBARTTask) and not hasattr(task, "args"):
         task.args = task.cfg
     return task
-
-
-def options_of(task: Any) -> Any:
-    """The options of a task; those of fairseq's older ones are a namespace."""
-    cfg = getattr(task, "cfg", None)
-    return task.args if cfg is None else cfg
 
 
 def drafter_in(model: nn.Module) -> BlockNat | None:

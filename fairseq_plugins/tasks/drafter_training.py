@@ -9,6 +9,7 @@ from fairseq.models import FairseqEncoderDecoderModel
 from torch import nn
 
 from fairseq_plugins import tensorboard
+from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.commands.workers import check_trains_together, find_place
 from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
@@ -24,7 +25,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, check_task, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
-from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, generator_like, native_weights, options_of
+from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, generator_like, native_weights
 
 _DEFAULT_BLOCK_SIZE = 25
 

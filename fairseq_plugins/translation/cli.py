@@ -66,6 +66,7 @@ def get_parser() -> argparse.ArgumentParser:
     model("--verifier", metavar="MODEL.pt", help="the verifier, where it is not in FOLDER")
     model("--drafter", metavar="MODEL.pt", help="the drafter")
     model("--data", metavar="FOLDER", help="the folder of the dictionaries")
+    model("--task", default="spec_dec", metavar="NAME", help="of fairseq, for a model whose task adds languages")
     model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt")
     model("--tokenizer", choices=["moses"], help="cuts text before subwords")
     model("--source-lang", metavar="NAME", help="where files do not say it; of multilingual models always")
@@ -132,12 +133,12 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
     """All that the translation of a file depends on; JSON values."""
     irrelevant = ("input", "output", "processes", "device", "buffer_size", "threads")
     given = {name: value for name, value in vars(args).items() if name not in irrelevant}
-    files = find_files(
-        args.folder, args.verifier, args.drafter, args.data, (args.source_lang, args.target_lang), args.subwords
-    )
+    languages = (args.source_lang, args.target_lang)
+    models = (args.folder, args.verifier, args.drafter, args.data)
+    files = find_files(*models, languages, args.subwords, finds_dictionaries=args.task == "spec_dec")
     made_of: dict[str, list[str | None]] = {
         "models": [*files.verifier.split(":"), files.drafter],
-        "dictionaries": [f"{files.data}/dict.{language}.txt" for language in (files.source_lang, files.target_lang)],
+        "dictionaries": [str(file) for file in sorted(Path(files.data).glob("dict.*.txt"))],
         "subwords": _in_folder(files.subwords),
         "input": [args.input],
     }
@@ -266,6 +267,7 @@ def run(argv: Sequence[str]) -> None:
         drafter=args.drafter,
         data=args.data,
         decoder=args.decoder or (None if drafts is None else "reuse"),
+        task=args.task,
         source_lang=args.source_lang,
         target_lang=args.target_lang,
         subwords=args.subwords,

@@ -16,7 +16,12 @@ from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, Co
 from fairseq_plugins.benchmarks.measuring import Plan, Row, measure_speed
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.beside import add_decoder
 from tests.conftest import Corpus
+from tests.families import FAMILIES
+from tests.tasks.test_beside import registries
+
+__all__ = ["registries"]
 
 SENTENCES = 6
 WORDS = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
@@ -125,6 +130,28 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.usefixtures("registries")
+@pytest.mark.filterwarnings("ignore")  # of hydra
+def test_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A multilingual model, whose task gives it its languages."""
+    family = FAMILIES["m2m"]
+    add_decoder(family.task)
+    family.save(tmp_path)
+    for language in ("en", "de"):
+        (tmp_path / f"text.{language}").write_text("w3 w9 w4\nw1\nw20 w21 w22 w23 w24 w25\nw7 w8\n")
+    arguments = ["--source-lang", "en", "--target-lang", "de", "--testpref", str(tmp_path / "text"), "--workers", "1"]
+    arguments += ["--srcdict", str(tmp_path / "dict.en.txt"), "--tgtdict", str(tmp_path / "dict.de.txt")]
+    preprocess.main(options.get_preprocessing_parser().parse_args([*arguments, "--destdir", str(tmp_path / "data")]))
+    task = [str(tmp_path / "data"), "--task", family.task, *family.arguments(tmp_path)]
+    limits = ["--repeats", "1", "--timing-sentences", "2", "--timing-batch-sizes", "2", "--max-len-b", "12"]
+    model = ["--path", str(tmp_path / "model.pt"), "--cpu", "--results", str(tmp_path)]
+    assert compare.main([*task, *model, *limits, "--decoders", "greedy,fast-beam,jacobi"]) == 0
+    rows = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))["rows"]
+    identical = {row["name"]: row["identical"] for row in rows}
+    assert [identical[name] for name in (BEAM_1, "greedy", "fast-beam", "jacobi")] == [4] * 4
+    assert "differs from" not in capsys.readouterr().err
+
+
 def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([*_quick(trained), "--decoders", "greedy int8"]) == 0
     printed, log = capsys.readouterr()
@@ -151,7 +178,7 @@ def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str
     assert "fp32" not in printed and "differs from" not in log
 
 
-def test_in_half_precision_nothing_explains_a_difference(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_by_precision(caplog: pytest.LogCaptureFixture) -> None:
     row = Row("gad", identical=7, sentences=9, timed_sentences=1)
     contender = next(contender for contender in CONTENDERS if contender.name == "gad")
     for kind, said in (
@@ -300,7 +327,7 @@ def test_table() -> None:
     assert cells[6] == ["fast-beam", "-", "4 of 4", "2 of 2", "0.90", "2.0", "4.0", "2.00", "-", "0.50"]
 
 
-def test_a_lossy_lossless_decoder_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_lossless_decoder_with_different_output_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     contenders = [
         Contender("gad", "gad", lossless=True),
         Contender("nat", "nat"),
@@ -315,6 +342,6 @@ def test_a_lossy_lossless_decoder_is_reported(caplog: pytest.LogCaptureFixture) 
     ]
 
 
-def test_machine_line_names_what_was_measured_on() -> None:
+def test_machine_line() -> None:
     line = machine()
     assert "threads" in line and "torch" in line and "\n" not in line

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from hydra.core.config_store import ConfigStore
 
@@ -43,6 +42,7 @@ def registries() -> Iterator[None]:
         ("/usr/bin/fairseq-interactive DATA --decoder greedy", "translation"),
         ("fairseq-generate DATA --task speech_to_text", None),
         ("spec-dec-translate FOLDER --decoder greedy", None),
+        ("bin/spec-dec-compare DATA --task speech_to_text --path p", "speech_to_text"),
         ("fairseq-generate DATA --task mine --decoder greedy", None),
         ("", None),
     ],
@@ -109,14 +109,7 @@ def test_fairseq_interactive_prints_what_it_prints_without_it(
     name: str, beam: str, decoder: str, without: tuple[str, ...], tmp_path: Path
 ) -> None:
     family = FAMILIES[name]
-    model, args = family.model(family.set_up(tmp_path))
-    state = {
-        "model": model.state_dict(),
-        "args": args,
-        "optimizer_history": [{"optimizer_name": "", "num_updates": 1, "lr_scheduler_state": {"best": 1.0}}],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
-    torch.save(state, tmp_path / "model.pt")
+    family.save(tmp_path)
     expected, log = interactive(family, tmp_path, "--beam", beam, *without)
     assert len(expected) == 4 and "native" not in log
     found, log = interactive(family, tmp_path, "--beam", beam, "--decoder", decoder)

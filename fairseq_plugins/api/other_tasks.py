@@ -1,0 +1,59 @@
+"""The configuration of `load` with another task than spec_dec: what a command line of fairseq-generate makes of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.tasks import TASK_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_plugins.api.files import ModelFiles
+from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.beside import add_decoder
+
+
+def task_configuration(
+    task: str, files: ModelFiles, decoder: str, precision: str, options: Mapping[str, Any]
+) -> DictConfig:
+    """Return fairseq's whole configuration.
+
+    Args:
+        task: name of one of fairseq's tasks.
+        files: of the model.
+        decoder: name of a decoding method.
+        precision: of the weights.
+        options: of the task, of decoding and of generation, named as on the command line with underscores; True for
+            those without a value.
+
+    Raises:
+        ConfigurationError: for an unknown task or option.
+    """
+    if task not in TASK_REGISTRY:
+        raise ConfigurationError(f"task {task!r}: no such task; there are {', '.join(sorted(TASK_REGISTRY))}")
+    add_decoder(task)
+    named = {
+        "task": task,
+        "path": files.verifier,
+        "decoder": decoder,
+        "drafter_path": files.drafter,
+        "source_lang": files.languages[0] or None,
+        "target_lang": files.languages[1] or None,
+        "fp16": precision == "fp16",
+        "bf16": precision == "bf16",
+        **options,
+    }
+    arguments = [files.data]
+    for name, value in named.items():
+        flag = "--" + name.replace("_", "-")
+        if str(value).lower() == "true":
+            arguments.append(flag)
+        elif value is not None and str(value).lower() != "false":
+            arguments += [flag, str(value)]
+    try:
+        cfg = as_config(parse_arguments(generation_parser("load"), arguments))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            str(error).replace(" (see load --help)", f"; they are those of --task {task}")
+        ) from None
+    OmegaConf.set_struct(cfg, False)
+    return cfg

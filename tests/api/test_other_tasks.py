@@ -1,0 +1,61 @@
+"""`load(task=...)`: models with fairseq's own tasks, the output of fairseq's own search."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fairseq_plugins
+from fairseq_plugins.errors import ConfigurationError
+from tests.families import FAMILIES, MAX_LEN, Family, generate
+from tests.tasks.test_beside import registries
+
+__all__ = ["registries"]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("registries")]  # of hydra's warnings
+
+
+def arguments(family: Family, folder: Path) -> dict[str, Any]:
+    """Return the arguments of `load` for a family whose model was saved."""
+    given: dict[str, Any] = {"verifier": folder / "model.pt", "data": folder, "device": "cpu", "task": family.task}
+    options = [*family.arguments(folder), "--"]
+    for option, value in zip(options, options[1:], strict=False):
+        if option.startswith("--"):
+            given[option[2:].replace("-", "_")] = True if value.startswith("--") else value
+    return {**given, "max_len_a": 0, "max_len_b": MAX_LEN}
+
+
+def words(tokens: Iterable[str]) -> list[str]:
+    """Return tokens that are neither languages nor other symbols."""
+    return [token for token in tokens if token.startswith("w")]
+
+
+@pytest.mark.parametrize(("name", "decoder"), [("m2m", "greedy"), ("mbart50", "jacobi"), ("mbart25", "greedy")])
+def test_output_is_that_of_the_task(name: str, decoder: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    task, model = family.save(tmp_path)
+    expected = [found[0] for found in generate(family, task, model, 1, 7)]
+    symbols, own = task.target_dictionary.symbols, fairseq_plugins.load(decoder=decoder, **arguments(family, tmp_path))
+    assert own.backend.startswith("native: ") and (own.source_lang, own.target_lang) == ("en", "de")
+    batches = (batch["net_input"]["src_tokens"].tolist() for batch in family.batches(task, 7))
+    sources = [words(symbols[token] for token in tokens) for batch in batches for tokens in batch]
+    wanted = [words(symbols[token] for token in tokens) for tokens in expected]
+    assert [words(one.tokens) for one in own.translate_batch(sources, batch_size=5)] == wanted
+    assert words(token for step in own.stream(" ".join(sources[0])) for token in step.tokens) == wanted[0]
+    assert len({tuple(tokens) for tokens in wanted}) > 10
+
+
+def test_wrong_options_are_named(tmp_path: Path) -> None:
+    family = FAMILIES["m2m"]
+    family.save(tmp_path)
+    given = arguments(family, tmp_path)
+    for changed, message in (
+        ({"task": "translate"}, "task 'translate': no such task; there are .*translation_multi_simple_epoch"),
+        (
+            {"lang_pair": "en-de"},
+            "unrecognized arguments: --lang-pair en-de; they are those of --task translation_multi",
+        ),
+        ({"encoder_langtok": "both"}, "--encoder-langtok: invalid choice: 'both'"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            fairseq_plugins.load(**{**given, **changed})
