@@ -1,4 +1,4 @@
-"""What hypothesis may choose from: models, drafters, sources and generation options."""
+"""Strategies of hypothesis: models, drafters, sources and generation options."""
 
 import os
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-# Deterministic, so that a run of the tests depends on the code only.
-STEADY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-# Where an example takes a third of a second, looking for the smallest failing one takes minutes.
-STEADY_MODELS = settings(STEADY, phases=[Phase.explicit, Phase.generate])
+# A run of the tests depends on the code only.
+DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+# For slow examples: shrinking a failure would take minutes.
+UNSHRUNK = settings(DETERMINISTIC, phases=[Phase.explicit, Phase.generate])
 
 
-def some(examples: int) -> int:
-    """Half of so many examples, so that a run of all tests is soon over; all of them with SPEC_DEC_EXAMPLES=all."""
+def example_count(examples: int) -> int:
+    """Return half the number of examples, to keep test runs short, or all of them with SPEC_DEC_EXAMPLES=all."""
     return examples if os.environ.get("SPEC_DEC_EXAMPLES") == "all" else (examples + 1) // 2
 
 
@@ -110,7 +110,7 @@ SENTENCES = st.one_of(
         lambda length, rows: [(length, count) for count in rows], st.integers(0, 9), st.sampled_from([[3], [1, 1]])
     ),
 ).filter(lambda sentences: any(rows for _, rows in sentences))
-"""Of every sentence of a batch: how many tokens are in the cache, and how many rows a step has, none for some."""
+"""Of every sentence of a batch: how many tokens are in the cache, and how many rows a step has, possibly none."""
 
 VISIBLE = st.sampled_from([None, "block", "any", "any, the same for all"])
 """How far the rows of a step see: to their own slot, to the last one of the step, or anywhere."""

@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.options import _DecodingOptions
 from tests.conftest import Corpus
-from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
+from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     REPOSITORY,
     Options,
@@ -67,7 +67,7 @@ def echo(package: Path, monkeypatch: pytest.MonkeyPatch) -> MethodSpec:
     return methods.find("echo")
 
 
-@settings(STEADY_MODELS, max_examples=some(30))
+@settings(UNSHRUNK, max_examples=example_count(30))
 @given(
     options=TRANSFORMERS,
     width=st.sampled_from([1, 3, 10]),

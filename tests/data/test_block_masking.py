@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.data.block_masking import Blocks, glance, sample_blocks
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 
 PAD, EOS, MASK = 1, 2, 50
 
@@ -32,7 +32,7 @@ def draw(lengths: list[int], size: int, count: int, attention: str, seed: int) -
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
 
-@settings(STEADY, max_examples=some(60))
+@settings(DETERMINISTIC, max_examples=example_count(60))
 @given(lengths=LENGTHS, size=st.integers(1, 6), count=st.integers(1, 3), seed=st.integers(0, 999))
 def test_causal_blocks_equal_a_loop(lengths: list[int], size: int, count: int, seed: int) -> None:
     blocks, target = draw(lengths, size, count, "prefix-causal", seed)
@@ -54,7 +54,7 @@ def test_causal_blocks_equal_a_loop(lengths: list[int], size: int, count: int, s
             assert blocks.visible[row, place].nonzero().flatten().tolist() == list(range(place + 1))
 
 
-@settings(STEADY, max_examples=some(40))
+@settings(DETERMINISTIC, max_examples=example_count(40))
 @given(lengths=LENGTHS, size=st.integers(1, 6), seed=st.integers(0, 999))
 def test_full_attention_equals_a_loop(lengths: list[int], size: int, seed: int) -> None:
     blocks, target = draw(lengths, size, 1, "full", seed)
@@ -82,7 +82,7 @@ def test_same_generator_gives_the_same_blocks() -> None:
     assert torch.equal(first.positions, again.positions) and not torch.equal(first.positions, other.positions)
 
 
-@settings(STEADY, max_examples=some(60))
+@settings(DETERMINISTIC, max_examples=example_count(60))
 @given(
     lengths=LENGTHS,
     size=st.integers(1, 6),

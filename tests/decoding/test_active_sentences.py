@@ -17,14 +17,7 @@ from tests.cases import Case, cases
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.decoding.methods.test_untrained import METHODS
 from tests.learned import learned_drafter
-from tests.strategies import (
-    BLOCK_SIZES,
-    DRAFTERS,
-    FEATURE_DRAFTERS,
-    SEARCHES,
-    STEADY_MODELS,
-    some,
-)
+from tests.strategies import BLOCK_SIZES, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -68,7 +61,7 @@ def check_case(case: Case, method: Options, active: int) -> None:
     check([case.verifier], case.task, case.sample, method, active, case.drafter, **case.search)
 
 
-@settings(STEADY_MODELS, max_examples=some(40))
+@settings(UNSHRUNK, max_examples=example_count(40))
 @given(
     case=cases(12, st.one_of(DRAFTERS, FEATURE_DRAFTERS), sources=SOURCES),
     block_size=BLOCK_SIZES,
@@ -78,13 +71,13 @@ def test_trained_drafters(case: Case, block_size: int, active: int) -> None:
     check_case(case, Options("gad", block_size), active)
 
 
-@settings(STEADY_MODELS, max_examples=some(40))
+@settings(UNSHRUNK, max_examples=example_count(40))
 @given(case=cases(9, sources=SOURCES), method=st.sampled_from([Options("greedy"), *METHODS]), active=ACTIVE)
 def test_untrained_methods(case: Case, method: Options, active: int) -> None:
     check_case(case, method, active)
 
 
-@settings(STEADY_MODELS, max_examples=some(15))
+@settings(UNSHRUNK, max_examples=example_count(15))
 @given(sources=SOURCES, search=SEARCHES, active=ACTIVE, seed=st.integers(0, 1000))
 def test_blockwise(sources: list[int], search: dict[str, Any], active: int, seed: int) -> None:
     task, model = make_blockwise(seed, 9, identity_first_head=True)

@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.engine.layout import Span
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import Advance, Draft, Verification
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 
 PAD, EOS, BEGIN = 1, 2, 9
 EMITTED = st.lists(st.integers(4, 60), min_size=1, max_size=3)
@@ -76,7 +76,7 @@ def advance_by(batch: Batch, emitted: list[list[int]]) -> Advance:
     )
 
 
-@settings(STEADY, max_examples=some(150))
+@settings(DETERMINISTIC, max_examples=example_count(150))
 @given(
     outputs=st.lists(st.lists(EMITTED, max_size=4), min_size=1, max_size=9),
     source_lengths=st.randoms(use_true_random=False),

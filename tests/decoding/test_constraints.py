@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.constraints import Constraints
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 
 PAD, EOS, UNK, SIZE = 1, 2, 3, 8
 LIMITS = st.integers(0, 9).flatmap(lambda most: st.tuples(st.integers(0, most), st.just(most)))
@@ -27,7 +27,7 @@ SCORED = {
 }
 
 
-@settings(STEADY, max_examples=some(150))
+@settings(DETERMINISTIC, max_examples=example_count(150))
 @given(**SCORED)
 def test_apply_forbids_what_fairseq_forbids(
     limits: tuple[int, int], lengths: list[int], width: int, penalty: float, prefix_width: int | None
@@ -51,7 +51,7 @@ def test_apply_forbids_what_fairseq_forbids(
                 assert found == -torch.inf if forbidden else found == expected
 
 
-@settings(STEADY, max_examples=some(150))
+@settings(DETERMINISTIC, max_examples=example_count(150))
 @given(dtype=st.sampled_from([torch.float32, torch.float16]), seed=st.integers(0, 99), **SCORED)
 def test_best_scores_are_best_log_probabilities(
     limits: tuple[int, int],
@@ -84,7 +84,7 @@ def test_only_padding_is_forbidden_within_the_limits() -> None:
     assert (log_probs == -torch.inf).nonzero()[:, 2].tolist() == [PAD] * 6
 
 
-@settings(STEADY, max_examples=some(100))
+@settings(DETERMINISTIC, max_examples=example_count(100))
 @given(prefixes=PREFIXES, max_len=st.integers(0, 8), seed=st.integers(0, 99))
 def test_force_prefix_replaces_the_first_tokens(prefixes: list[list[int]], max_len: int, seed: int) -> None:
     constraints = Constraints(PAD, UNK, EOS, max_len, prefix=padded(prefixes))

@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.search.beam import BeamSearch
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
-from tests.strategies import SEARCHES, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, some
+from tests.strategies import DETERMINISTIC, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     all_ids,
@@ -49,7 +49,7 @@ def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-@settings(STEADY_MODELS, max_examples=some(60))
+@settings(UNSHRUNK, max_examples=example_count(60))
 @given(
     case=cases([12, 40, 300]),
     beam=st.sampled_from(BEAMS),
@@ -89,7 +89,7 @@ def test_every_batch_size(beam: int, batch_size: int) -> None:
         assert all(len(every) == beam for every in found)
 
 
-@settings(STEADY_MODELS, max_examples=some(12))
+@settings(UNSHRUNK, max_examples=example_count(12))
 @given(
     options=st.lists(TRANSFORMERS, min_size=2, max_size=3),
     sources=SOURCES,
@@ -133,7 +133,7 @@ def test_model_with_nan_scores_is_an_error(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-@settings(STEADY_MODELS, max_examples=some(40))
+@settings(UNSHRUNK, max_examples=example_count(40))
 @given(
     allowed=st.integers(0, 7),
     beam=st.sampled_from([1, 2, 4, 5]),
@@ -256,7 +256,7 @@ def test_other_searches_are_refused(options: dict[str, Any], named: str) -> None
         decode([make_transformer(task, 2)], task, make_sample(task, [3]), FAST_BEAM, beam_size=2, **options)
 
 
-@settings(STEADY, max_examples=some(200))
+@settings(DETERMINISTIC, max_examples=example_count(200))
 @given(data=st.data(), size=st.integers(1, 4), sentences=st.integers(1, 3))
 def test_select_candidates(data: st.DataObject, size: int, sentences: int) -> None:
     """The first candidates without EOS continue; those with EOS among the best are outputs."""

@@ -22,9 +22,9 @@ from tests.strategies import (
     FEATURE_DRAFTERS,
     SEARCHES,
     SOURCES,
-    STEADY_MODELS,
     TRANSFORMERS,
-    some,
+    UNSHRUNK,
+    example_count,
 )
 from tests.support import (
     Options,
@@ -58,7 +58,7 @@ def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.T
     return torch.tensor([row + [1] * (width - len(row)) for row in rows])
 
 
-@settings(STEADY_MODELS, max_examples=some(70))
+@settings(UNSHRUNK, max_examples=example_count(70))
 @given(
     case=cases([12, 40, 300], st.one_of(DRAFTERS, FEATURE_DRAFTERS)),
     block_size=BLOCK_SIZES,
@@ -163,7 +163,7 @@ def test_steps_report_every_iteration(batch: Batch, how: Options, active: int) -
     assert (how.spec.name == "greedy") == all(step.drafted == 0 for own in seen[0] for step in own)
 
 
-@settings(STEADY_MODELS, max_examples=some(12))
+@settings(UNSHRUNK, max_examples=example_count(12))
 @given(
     options=st.lists(TRANSFORMERS, min_size=2, max_size=3),
     sources=SOURCES,
@@ -304,7 +304,7 @@ def test_num_drafted_is_optional(known: Known) -> None:
     assert_same_output(drafted, known.expected)
 
 
-@settings(STEADY_MODELS, max_examples=some(15))
+@settings(UNSHRUNK, max_examples=example_count(15))
 @given(case=cases(60, DRAFTERS, searches=st.just({"max_len_b": 30})), block_size=BLOCK_SIZES)
 def test_strictest_relaxation_is_gad(case: Case, block_size: int) -> None:
     exact, exact_stats = case.decode(Options("gad", block_size))

@@ -24,15 +24,7 @@ from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.cases import Case, cases
 from tests.decoding.engine.test_graphed_decoder import Recorder, graphing
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.strategies import (
-    DRAFTERS,
-    FEATURE_DRAFTERS,
-    SEARCHES,
-    SOURCES,
-    STEADY,
-    STEADY_MODELS,
-    some,
-)
+from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, UNSHRUNK, example_count
 from tests.support import Options, decode, ids, make_args, make_sample, make_task, make_transformer
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -90,7 +82,7 @@ DECODERS = st.sampled_from(
 SHORT = SEARCHES.map(lambda search: {**search, "max_len_a": 0, "max_len_b": min(search["max_len_b"], 14)})
 
 
-@settings(STEADY_MODELS, max_examples=6)
+@settings(UNSHRUNK, max_examples=6)
 @given(
     case=cases(
         50, st.one_of(DRAFTERS, FEATURE_DRAFTERS), sources=SOURCES.map(lambda sources: sources[:5]), searches=SHORT
@@ -192,7 +184,7 @@ def test_without_it_half_precision_differs() -> None:
     assert [out for part in results[0] for out in part] != results[1][0]
 
 
-@settings(STEADY, max_examples=some(20))
+@settings(DETERMINISTIC, max_examples=example_count(20))
 @given(rows=st.integers(0, 3 * ROWS), dtype=st.sampled_from([torch.float32, *HALVES]), seed=st.integers(0, 9))
 def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -203,7 +195,7 @@ def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     torch.testing.assert_close(result, x @ weight.t(), rtol=2e-2, atol=2e-2)
 
 
-@settings(STEADY, max_examples=some(25))
+@settings(DETERMINISTIC, max_examples=example_count(25))
 @given(
     rows=st.integers(1, ROWS // 2),
     slots=st.integers(1, 2 * SLOTS + 3),

@@ -18,9 +18,9 @@ from tests.strategies import (
     FEATURE_DRAFTERS,
     SEARCHES,
     SOURCES,
-    STEADY_MODELS,
     TRANSFORMERS,
-    some,
+    UNSHRUNK,
+    example_count,
 )
 from tests.support import (
     Options,
@@ -81,7 +81,7 @@ def check_case(case: Case, how: Options, prefix: list[list[int]] | None, is_loss
     check([case.verifier], case.task, case.sample, how, case.drafter, expected=expected, **search)
 
 
-@settings(STEADY_MODELS, max_examples=some(60))
+@settings(UNSHRUNK, max_examples=example_count(60))
 @given(
     case=cases(40, st.one_of(FEATURE_DRAFTERS, DRAFTERS), NATIVE),
     block_size=BLOCK_SIZES,
@@ -102,7 +102,7 @@ def test_trained_drafters(
         check_case(case, relaxed, prefix, is_lossless=False)
 
 
-@settings(STEADY_MODELS, max_examples=some(50))
+@settings(UNSHRUNK, max_examples=example_count(50))
 @given(
     case=cases([9, 30], transformers=NATIVE),
     prefix=PREFIXES,
@@ -124,13 +124,13 @@ def test_drafters_without_training(case: Case, prefix: list[list[int]] | None, h
     check_case(case, how, prefix)
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@settings(UNSHRUNK, max_examples=example_count(20))
 @given(case=cases(30, st.just({"drafter_context": "features"}), NATIVE))
 def test_fallback_drafter(case: Case) -> None:
     check_case(case, Options("iad", 4, iad_fallback="gad", fp32_drafts=True), None)
 
 
-@settings(STEADY_MODELS, max_examples=some(30))
+@settings(UNSHRUNK, max_examples=example_count(30))
 @given(
     options=NATIVE,
     identity=st.booleans(),

@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.methods.iad import source_copy_drafter
 from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 from tests.support import SpecDecTask, decode, ids, make_sample, make_task, make_transformer
 
 # (position, whether all before it is right) -> the verifier token
@@ -189,7 +189,7 @@ def test_jacobi_in_the_worst_case_takes_an_iteration_per_token(settings: dict[st
     assert run(task, [*range(50, 66), 2], output, drafter, wish) == [1] * len(output)
 
 
-@settings(STEADY, max_examples=some(60))
+@settings(DETERMINISTIC, max_examples=example_count(60))
 @given(
     output=st.lists(st.integers(4, 9), min_size=1, max_size=20),
     choice=st.sampled_from(JACOBI_SETTINGS),

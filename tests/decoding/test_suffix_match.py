@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.suffix_match import continuation, latest_match, suffix_match, unique_match
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 
 
 def slow_match(text: list[int], output: list[int]) -> list[int]:
@@ -22,7 +22,7 @@ def slow_match(text: list[int], output: list[int]) -> list[int]:
 WORDS = st.lists(st.integers(4, 7), min_size=1, max_size=9)
 
 
-@settings(STEADY, max_examples=some(80))
+@settings(DETERMINISTIC, max_examples=example_count(80))
 @given(pairs=st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4))
 def test_suffix_match_equals_a_loop(pairs: list[tuple[list[int], list[int]]]) -> None:
     width, longest = max(len(text) for text, _ in pairs), max(len(output) for _, output in pairs)

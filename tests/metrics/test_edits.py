@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.metrics.edit_ratio import edit_distance
 from fairseq_plugins.metrics.edits import Counts, compare_edits, corpus_edits, edits_between
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 
 
 def edits(source: str, target: str) -> list[tuple[int, int, str]]:
@@ -45,7 +45,7 @@ def test_edits_by_hand(source: str, target: str, expected: list[tuple[int, int, 
 WORDS = st.lists(st.sampled_from("abcd"), max_size=9)
 
 
-@settings(STEADY, max_examples=some(150))
+@settings(DETERMINISTIC, max_examples=example_count(150))
 @given(source=WORDS, target=WORDS)
 def test_edits_turn_the_source_into_the_target(source: list[str], target: list[str]) -> None:
     found = edits_between(source, target)

@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.drafters.vocabulary import scatter_scores
 from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import TransitionScores
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 from tests.support import make_drafter, make_task, make_transformer
 
 WIDTH = 6
@@ -27,7 +27,7 @@ def make_scores(vocabulary: int, rank: int, state: int, seed: int) -> Transition
     return transition
 
 
-@settings(STEADY, max_examples=some(60))
+@settings(DETERMINISTIC, max_examples=example_count(60))
 @given(
     vocabulary=st.integers(2, 200),
     rank=st.integers(1, 20),

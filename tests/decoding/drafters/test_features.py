@@ -23,7 +23,7 @@ from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.verifier_features import FeatureReader
-from tests.strategies import FEATURE_DRAFTERS, STEADY_MODELS, TRANSFORMERS, fitting, some
+from tests.strategies import FEATURE_DRAFTERS, TRANSFORMERS, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
     make_args,
@@ -53,7 +53,7 @@ def make_blocks(model: BlockNat, target: torch.Tensor, previous: torch.Tensor, s
     return sample_blocks(target, previous, size, count, "features", 1, model.decoder.mask_id, generator)
 
 
-@settings(STEADY_MODELS, max_examples=some(25))
+@settings(UNSHRUNK, max_examples=example_count(25))
 @given(
     options=TRANSFORMERS,
     drafter_options=FEATURE_DRAFTERS,

@@ -15,7 +15,7 @@ from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.models.block_nat import BlockNat
-from tests.strategies import DRAFTERS, SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, fitting, some
+from tests.strategies import DRAFTERS, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
     assert_same_output,
@@ -85,7 +85,7 @@ class CheckedDrafter(NatDrafter):
         self.sentences = [self.sentences[row] for row in rows.tolist()]
 
 
-@settings(STEADY_MODELS, max_examples=some(40))
+@settings(UNSHRUNK, max_examples=example_count(40))
 @given(
     options=TRANSFORMERS,
     drafter_options=DRAFTERS,

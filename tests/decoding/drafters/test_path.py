@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.decoding.method import MethodContext, NativeMethod
 from fairseq_plugins.decoding.state import DecodingState, Draft
-from tests.strategies import STEADY_MODELS, some
+from tests.strategies import UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -57,7 +57,7 @@ def assert_in_bins(counts: list[list[float]], seen: list[tuple[int, float]]) -> 
         assert sum(row) == len(found)
 
 
-@settings(STEADY_MODELS, max_examples=some(60))
+@settings(UNSHRUNK, max_examples=example_count(60))
 @given(
     context=st.sampled_from(["tokens", "features"]),
     sources=st.lists(st.integers(0, 9), min_size=1, max_size=4),

@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.methods import check_options
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.tasks.options import SpecDecConfig
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, fitting, some
+from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SOURCES, UNSHRUNK, example_count, fitting
 from tests.support import (
     Options,
     assert_same_output,
@@ -43,7 +43,7 @@ def counted(model: BlockNat, tokens: list[int]) -> BlockNat:
     return model
 
 
-@settings(STEADY)
+@settings(DETERMINISTIC)
 @given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), share=st.floats(0.01, 1))
 def test_smallest_vocabulary_of_a_share(counts: list[int], share: float) -> None:
     if not any(counts):
@@ -64,7 +64,7 @@ def test_all_tokens_are_scored() -> None:
     assert found is not None and found.tolist() == [1, 2]
 
 
-@settings(STEADY_MODELS, max_examples=some(25))
+@settings(UNSHRUNK, max_examples=example_count(25))
 @given(
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),
     sources=SOURCES,

@@ -20,7 +20,7 @@ from fairseq_plugins.decoding.state import DecodingState, Draft
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.support import unsupported_reason
-from tests.strategies import STEADY_MODELS, TRANSFORMERS, some
+from tests.strategies import TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     ScriptedDrafter,
     always_right,
@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(batch_invariant=request.param == "fixed shapes")
 
 
-@settings(STEADY_MODELS, max_examples=some(25))
+@settings(UNSHRUNK, max_examples=example_count(25))
 @given(options=TRANSFORMERS, cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4), seed=st.integers(0, 500))
 @torch.no_grad()
 def test_steps_of_any_size_equal_fairseqs_decoder(
@@ -99,7 +99,7 @@ def test_ragged_steps_rolling_back_and_dropping_rows(engine: Engine) -> None:
     torch.testing.assert_close(last, wanted, rtol=1e-4, atol=2e-5)
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@settings(UNSHRUNK, max_examples=example_count(20))
 @given(options=TRANSFORMERS, sources=st.lists(st.integers(0, 12), min_size=1, max_size=4), seed=st.integers(0, 500))
 @torch.no_grad()
 def test_fused_encoder_equals_fairseqs(engine: Engine, options: dict[str, Any], sources: list[int], seed: int) -> None:

@@ -38,10 +38,10 @@ from tests.strategies import (
     FEATURE_DRAFTERS,
     SEARCHES,
     SOURCES,
-    STEADY_MODELS,
     TRANSFORMERS,
+    UNSHRUNK,
+    example_count,
     fitting,
-    some,
 )
 from tests.support import (
     Options,
@@ -230,7 +230,7 @@ class Run:
 RUNS = st.builds(Run, BATCHES, SEARCHES, ACTIVE, LIMITS, st.integers(0, 1000))
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@settings(UNSHRUNK, max_examples=example_count(20))
 @given(
     run=RUNS,
     method=st.sampled_from(["gad", "gad", "gad++", "nat"]),
@@ -262,7 +262,7 @@ def make_models(task: Any, options: list[dict[str, Any]], seed: int) -> list:
     return [make_transformer(task, seed + number, **choice) for number, choice in enumerate(options)]
 
 
-@settings(STEADY_MODELS, max_examples=some(15))
+@settings(UNSHRUNK, max_examples=example_count(15))
 @given(run=RUNS, options=MODELS, beam=st.sampled_from([1, 2, 5]))
 def test_beam_search(monkeypatch: pytest.MonkeyPatch, run: Run, options: list[dict[str, Any]], beam: int) -> None:
     task = make_task(24)
@@ -278,7 +278,7 @@ def test_beam_search_runs_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorder.replays > 5 * recorder.captures > 0
 
 
-@settings(STEADY_MODELS, max_examples=some(12))
+@settings(UNSHRUNK, max_examples=example_count(12))
 @given(
     run=RUNS,
     options=MODELS,
@@ -291,7 +291,7 @@ def test_no_trained_drafter_and_ensembles(
     run.check(monkeypatch, make_models(task, options, run.seed), task, how)
 
 
-@settings(STEADY_MODELS, max_examples=8)
+@settings(UNSHRUNK, max_examples=8)
 @given(run=RUNS)
 def test_blockwise(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     task, model = make_blockwise(run.seed, 9, identity_first_head=True)

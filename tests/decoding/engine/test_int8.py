@@ -18,13 +18,7 @@ from fairseq_plugins.decoding.engine.weights import Precision, in_floats, quanti
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.decoding.methods.test_untrained import METHODS
-from tests.strategies import (
-    DRAFTERS,
-    FEATURE_DRAFTERS,
-    STEADY,
-    STEADY_MODELS,
-    some,
-)
+from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -64,7 +58,7 @@ def rounded(model: TransformerModel) -> TransformerModel:
     return model
 
 
-@settings(STEADY, max_examples=some(60))
+@settings(DETERMINISTIC, max_examples=example_count(60))
 @given(
     rows=st.integers(1, 20),
     inputs=st.integers(1, 70),
@@ -88,14 +82,14 @@ def test_linear_layers_of_any_size(
     torch.testing.assert_close(y, F.linear(x, restored, layer.bias), rtol=1e-4, atol=1e-4)
 
 
-@settings(STEADY_MODELS, max_examples=some(12))
+@settings(UNSHRUNK, max_examples=example_count(12))
 @given(case=cases(12))
 def test_greedy_is_fairseqs_with_rounded_weights(engine: Engine | NativeWeights, case: Case) -> None:
     ours, _ = case.decode(Options("greedy"), engine=engine)
     assert_same_output(ours, fairseq_greedy([rounded(case.verifier)], case.task, case.sample, **case.search))
 
 
-@settings(STEADY_MODELS, max_examples=some(12))
+@settings(UNSHRUNK, max_examples=example_count(12))
 @given(case=cases(12, st.one_of(DRAFTERS, FEATURE_DRAFTERS)), block_size=st.sampled_from([1, 3, 10]))
 def test_gad_says_what_greedy_says(engine: Engine | NativeWeights, case: Case, block_size: int) -> None:
     greedy, _ = case.decode(Options("greedy"), engine=engine)

@@ -17,11 +17,11 @@ from tests.strategies import (
     DRAFTERS,
     FEATURE_DRAFTERS,
     SENTENCES,
-    STEADY_MODELS,
     TRANSFORMERS,
+    UNSHRUNK,
     VISIBLE,
+    example_count,
     fitting,
-    some,
 )
 from tests.support import Options, decode, fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
 
@@ -93,7 +93,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 ANY_DRAFTER = st.one_of(st.none(), DRAFTERS, FEATURE_DRAFTERS)
 
 
-@settings(STEADY_MODELS, max_examples=some(30))
+@settings(UNSHRUNK, max_examples=example_count(30))
 @given(
     options=TRANSFORMERS,
     drafter=ANY_DRAFTER,
@@ -138,7 +138,7 @@ def test_a_chain_spelled_out_is_the_same_step(
         assert_close(other_cache, cache)
 
 
-@settings(STEADY_MODELS, max_examples=some(30))
+@settings(UNSHRUNK, max_examples=example_count(30))
 @given(
     options=TRANSFORMERS,
     drafter=ANY_DRAFTER,
@@ -188,7 +188,7 @@ def test_packed_rows_give_what_the_chain_gives(
     assert not expected[:, :, cache.size(2) :].any()
 
 
-@settings(STEADY_MODELS, max_examples=some(30))
+@settings(UNSHRUNK, max_examples=example_count(30))
 @given(
     options=TRANSFORMERS,
     drafter=ANY_DRAFTER,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
-from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
+from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -47,7 +47,7 @@ def test_exact_blockwise_equals_fairseq(seed: int, block_size: int, identity: bo
     assert_same_output(drafted, expected)
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@settings(UNSHRUNK, max_examples=example_count(20))
 @given(
     block_size=st.sampled_from([None, 2, 3]),
     identity=st.booleans(),

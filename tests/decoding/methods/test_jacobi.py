@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
 from tests.decoding.methods.alone import blocks_of
-from tests.strategies import SOURCES, STEADY_MODELS, some
+from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -45,7 +45,7 @@ def test_jacobi_starts_from_the_source() -> None:
     assert blocks_of(JacobiDrafter(1, None, None, None), source, source) == [6]
 
 
-@settings(STEADY_MODELS, max_examples=some(25))
+@settings(UNSHRUNK, max_examples=example_count(25))
 @given(
     decoder=st.sampled_from(FAMILY),
     pool=st.booleans(),

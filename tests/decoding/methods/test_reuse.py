@@ -13,7 +13,7 @@ from tests.cases import Case, cases
 from tests.decoding.methods.alone import blocks_of, drafts_of
 from tests.decoding.test_native_backend import NATIVE, PREFIXES, prefixed
 from tests.learned import learned_drafter
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, STEADY_MODELS, some
+from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -94,7 +94,7 @@ def drafts_of_case(case: Case, kinds: list[str], seed: int) -> list[list[list[in
     return drafts
 
 
-@settings(STEADY_MODELS, max_examples=some(80))
+@settings(UNSHRUNK, max_examples=example_count(80))
 @given(
     case=cases([9, 30], st.one_of(st.none(), DRAFTERS, FEATURE_DRAFTERS), NATIVE),
     kinds=st.lists(st.sampled_from(["right", "edited", "wrong", "empty", "random", "long"]), max_size=3),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.strategies import SEARCHES, SOURCES, STEADY_MODELS, TRANSFORMERS, some
+from tests.strategies import SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -35,7 +35,7 @@ LEAST = [
 METHODS = [method for method, _ in LEAST]
 
 
-@settings(STEADY_MODELS, max_examples=some(40))
+@settings(UNSHRUNK, max_examples=example_count(40))
 @given(
     method=st.sampled_from(METHODS),
     options=TRANSFORMERS,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.search.rules import accept_all, exact, with_min_block
 from fairseq_plugins.decoding.state import Advance, Draft, Verification
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 from tests.support import make_state
 
 PAD, EOS, SIZE = 1, 2, 7
@@ -82,7 +82,7 @@ def check(advance: Advance, rows: list[Row], expected: list[list[int]], drafted:
     assert (advance.span_before.shortest, advance.span_before.longest) == (min(lengths), max(lengths))
 
 
-@settings(STEADY, max_examples=some(200))
+@settings(DETERMINISTIC, max_examples=example_count(200))
 @given(rows=batches())
 def test_exact(rows: list[Row]) -> None:
     """Emits the longest right prefix of the draft and the verifier's own token, up to the first EOS."""
@@ -100,7 +100,7 @@ def test_exact(rows: list[Row]) -> None:
     check(advance_of(GreedySearch(lambda *given: exact(*given)), rows), rows, expected, drafted)
 
 
-@settings(STEADY, max_examples=some(100))
+@settings(DETERMINISTIC, max_examples=example_count(100))
 @given(rows=batches(), minimum=st.integers(1, 4))
 def test_minimum_block(rows: list[Row], minimum: int) -> None:
     """Accepted tokens may differ from the verifier's."""
@@ -116,7 +116,7 @@ def test_minimum_block(rows: list[Row], minimum: int) -> None:
     check(advance_of(GreedySearch(with_min_block(minimum, exact)), rows), rows, expected, drafted)
 
 
-@settings(STEADY, max_examples=some(100))
+@settings(DETERMINISTIC, max_examples=example_count(100))
 @given(rows=batches().filter(lambda rows: bool(rows[0].drafted)))
 def test_without_a_verifier(rows: list[Row]) -> None:
     """As many columns as drafted tokens: the best token takes the last one."""

@@ -22,7 +22,7 @@ from fairseq_plugins.decoding.search.rules import (
 )
 from fairseq_plugins.decoding.state import DecodingState, Draft, Verification
 from fairseq_plugins.decoding.verifier import verification
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 from tests.support import ScriptedDrafter, decode, ids, make_sample, make_task, make_transformer
 
 
@@ -67,7 +67,7 @@ def test_score_of_the_drafter_by_hand() -> None:
     assert TopBeta(3, 1.0, "verifier")(draft, said).tolist() == [[False, False]]
 
 
-@settings(STEADY, max_examples=some(60))
+@settings(DETERMINISTIC, max_examples=example_count(60))
 @given(
     beta=st.integers(1, 6),
     tau=st.floats(0, 4),
@@ -100,7 +100,7 @@ def test_top_beta_equals_a_loop(beta: int, tau: float, seed: int, ties: bool) ->
     assert torch.equal(got | near, torch.tensor(expected) | near)
 
 
-@settings(STEADY, max_examples=some(40))
+@settings(DETERMINISTIC, max_examples=example_count(40))
 @given(rows=st.lists(st.tuples(st.lists(st.booleans(), min_size=5, max_size=5), st.integers(0, 5)), min_size=1))
 def test_accepted_prefix_equals_a_loop(rows: list[tuple[list[bool], int]]) -> None:
     acceptable = torch.tensor([row for row, _ in rows])

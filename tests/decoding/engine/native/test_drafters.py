@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.engine import Engine
-from tests.strategies import SOURCES, STEADY_MODELS, some
+from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -33,7 +33,7 @@ def drafted(models: list, task: Any, sample: dict[str, Any], drafter: Any, block
     return ids(ours)
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@settings(UNSHRUNK, max_examples=example_count(20))
 @given(
     learned=st.booleans(),
     features=st.booleans(),

@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.backends import choose_backend
 from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 from tests.support import Options, fairseq_beam, fairseq_greedy, make_drafter, make_sample, make_task, make_transformer
 
 VOCABULARY, PAD, EOS, UNK = 30, 1, 2, 3
@@ -258,7 +258,7 @@ def test_a_batch_has_to_begin(make: Callable[[], Call]) -> None:
 _calls: dict[str, Call] = {}
 
 
-@settings(STEADY, max_examples=some(200))
+@settings(DETERMINISTIC, max_examples=example_count(200))
 @given(
     make=st.sampled_from([greedy, beams, trained]),
     name=st.sampled_from(["source", "prefix", "pad", "eos", "unk", "first_token", "max_len", "min_len"]),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.native import model as native_model
 from tests.decoding.engine.native.forms import FORMS, HALVES, HAS_HALVES, HAS_INT8, HAS_TILES
-from tests.strategies import SOURCES, STEADY_MODELS, some
+from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_hypotheses,
@@ -51,7 +51,7 @@ def in_halves(model: torch.nn.Module) -> Any:
     ],
     ids=lambda how: how.given,
 )
-@settings(STEADY_MODELS, max_examples=some(8))
+@settings(UNSHRUNK, max_examples=example_count(8))
 @given(sources=SOURCES, seed=st.integers(0, 1000), before=st.booleans())
 def test_lossless_decoders(how: Options, chosen_forms: list[Any], sources: list[int], seed: int, before: bool) -> None:
     task = make_task(60)
@@ -67,7 +67,7 @@ def test_lossless_decoders(how: Options, chosen_forms: list[Any], sources: list[
     assert set(chosen_forms) == {HELD} | rounded
 
 
-@settings(STEADY_MODELS, max_examples=some(12))
+@settings(UNSHRUNK, max_examples=example_count(12))
 @given(sources=SOURCES, seed=st.integers(0, 1000), beam=st.sampled_from([1, 4, 5]))
 def test_beam_search(chosen_forms: list[Any], sources: list[int], seed: int, beam: int) -> None:
     task = make_task(1100)  # so many that they are scored in several parts

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.decoding.engine.weights import in_floats, quantized
 from tests.decoding.engine.native.forms import FORMS
-from tests.strategies import STEADY, some
+from tests.strategies import DETERMINISTIC, example_count
 
 SIZES = {
     "rows": st.integers(1, 40),
@@ -40,7 +40,7 @@ def drawn(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> tu
     return x, weight, bias if has_bias else None
 
 
-@settings(STEADY, max_examples=some(160))
+@settings(DETERMINISTIC, max_examples=example_count(160))
 @given(form=st.sampled_from([FORMS.PANELS, FORMS.ROWS]), **SIZES)
 def test_layers_of_any_size(form: Any, **sizes: Any) -> None:
     x, weight, bias = drawn(**sizes)
@@ -59,7 +59,7 @@ def test_many_rows(rows: int, batch_invariant: bool) -> None:
     assert torch.equal(alone, result) == (batch_invariant or rows < 257)
 
 
-@settings(STEADY, max_examples=some(80))
+@settings(DETERMINISTIC, max_examples=example_count(80))
 @given(form=st.sampled_from([FORMS.PANELS, FORMS.ROWS]), **SIZES)
 def test_a_row_gives_the_same_among_others(form: Any, **sizes: Any) -> None:
     x, weight, bias = drawn(**sizes)
@@ -69,7 +69,7 @@ def test_a_row_gives_the_same_among_others(form: Any, **sizes: Any) -> None:
         assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
 
 
-@settings(STEADY, max_examples=some(80))
+@settings(DETERMINISTIC, max_examples=example_count(80))
 @given(exponent=st.integers(-20, 12), **SIZES)
 def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes: Any) -> None:
     """Also the smallest ones, which float16 has without all of its digits."""
@@ -81,7 +81,7 @@ def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes
     assert torch.equal(halves, whole)
 
 
-@settings(STEADY, max_examples=some(120))
+@settings(DETERMINISTIC, max_examples=example_count(120))
 @given(
     rows=st.integers(1, 70),
     blocks=st.integers(1, 5),
@@ -109,7 +109,7 @@ def test_tiles_are_as_exact_as_float32(
         assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
 
 
-@settings(STEADY, max_examples=some(80))
+@settings(DETERMINISTIC, max_examples=example_count(80))
 @given(**SIZES)
 def test_int8_products_of_any_size(**sizes: Any) -> None:
     """What rounding weights and inputs, row by row, says in exact arithmetic."""

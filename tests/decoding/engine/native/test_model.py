@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
 from fairseq_plugins.decoding.engine.weights import Precision
 from tests.cases import Case, cases
 from tests.decoding.engine.native.forms import FORMS, HALVES, HAS_HALVES, HAS_INT8, HAS_TILES
-from tests.strategies import FEATURE_DRAFTERS, STEADY_MODELS, some
+from tests.strategies import FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -118,7 +118,7 @@ def test_rounded_drafts_are_as_good() -> None:
         assert emitted_per_iteration(stats) > 1.6
 
 
-@settings(STEADY_MODELS, max_examples=some(25))
+@settings(UNSHRUNK, max_examples=example_count(25))
 @given(case=cases(50, FEATURE_DRAFTERS), packing=st.sampled_from([Packing.NEVER, Packing.ALWAYS]))
 def test_wide_weights_give_the_same(case: Case, packing: Packing) -> None:
     """Where PyTorch holds them, and packed; narrow ones: tests/decoding/test_native_backend.py."""

@@ -14,7 +14,16 @@ from fairseq_plugins.decoding.drafters.trained import store_survival
 from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.models.block_nat.decoder import SURVIVAL_BINS
 from tests.learned import learned_drafter
-from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, SOURCES, STEADY, STEADY_MODELS, TRANSFORMERS, fitting, some
+from tests.strategies import (
+    DETERMINISTIC,
+    DRAFTERS,
+    FEATURE_DRAFTERS,
+    SOURCES,
+    TRANSFORMERS,
+    UNSHRUNK,
+    example_count,
+    fitting,
+)
 from tests.support import (
     Options,
     assert_same_output,
@@ -103,7 +112,7 @@ def test_a_large_batch_verifies_fewer_tokens_than_a_small_one() -> None:
     assert single.threshold < many.threshold
 
 
-@settings(STEADY, max_examples=some(100))
+@settings(DETERMINISTIC, max_examples=example_count(100))
 @given(
     step=st.tuples(st.floats(0.5, 2), st.floats(0.01, 1)),
     draft=st.tuples(st.floats(0.01, 1), st.floats(0.001, 0.2)),
@@ -189,7 +198,7 @@ def test_start_of_a_sentence_counts_against_short_outputs() -> None:
     assert policy.plan(1).pays and not policy.drafts(1, 10)
 
 
-@settings(STEADY_MODELS, max_examples=some(25))
+@settings(UNSHRUNK, max_examples=example_count(25))
 @given(
     options=TRANSFORMERS,
     drafter_options=st.one_of(DRAFTERS, FEATURE_DRAFTERS),

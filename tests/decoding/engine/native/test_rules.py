@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, NativeMethod
 from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.decoding.search.rules import Rule, TopBeta, exact, with_min_block, within_distance
-from tests.strategies import SEARCHES, STEADY_MODELS, some
+from tests.strategies import SEARCHES, UNSHRUNK, example_count
 from tests.support import (
     Options,
     RecordedStats,
@@ -80,7 +80,7 @@ def with_fixed_scores(model: Any, values: Tensor) -> Any:
     return model
 
 
-@settings(STEADY_MODELS, max_examples=some(120))
+@settings(UNSHRUNK, max_examples=example_count(120))
 @given(
     rule=st.sampled_from(["exact", "top beta", "distance"]),
     block=st.sampled_from([0, 0, 1, 3]),
@@ -163,7 +163,7 @@ def test_distances_of_unknown_symbols() -> None:
     assert_same_output(run_replayed(model, task, sample, drafts, rule, max_len_b=20)[0], expected)
 
 
-@settings(STEADY_MODELS, max_examples=some(80))
+@settings(UNSHRUNK, max_examples=example_count(80))
 @given(
     size=st.integers(5, 300),
     equal=st.booleans(),

@@ -12,13 +12,13 @@ from filelock import FileLock
 
 from fairseq_plugins.decoding.engine.native import kernels
 from tests.decoding.engine.native.test_threads import CSRC
-from tests.strategies import some
+from tests.strategies import example_count
 from tests.support import REPOSITORY
 
 # Both look at the same process, which imports everything under the sanitizers.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sanitizers")]
 
-ROUNDS = some(48)
+ROUNDS = example_count(48)
 SANITIZERS = "address,undefined"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
-from tests.strategies import SOURCES, STEADY_MODELS, TRANSFORMERS, some
+from tests.strategies import SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
     assert_same_output,
@@ -31,7 +31,7 @@ def bits(found: list) -> list[tuple[list[int], list[float]]]:
     return [(tokens, values.tolist()) for tokens, values in zip(ids(found), scores(found), strict=True)]
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@settings(UNSHRUNK, max_examples=example_count(20))
 @given(
     options=TRANSFORMERS,
     sources=SOURCES,
@@ -90,7 +90,7 @@ def test_a_source_dictionary_smaller_than_the_targets(options: dict[str, Any], f
     assert_same_output(ours, fairseq_greedy([model], task, sample, max_len_b=20))
 
 
-@settings(STEADY_MODELS, max_examples=some(12))
+@settings(UNSHRUNK, max_examples=example_count(12))
 @given(options=TRANSFORMERS, sources=SOURCES, seed=st.integers(0, 500))
 def test_sources_that_pytorch_encodes(options: dict[str, Any], sources: list[int], seed: int) -> None:
     """As those of an encoder that the kernels do not know."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import fairseq_plugins.decoding.engine.native
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
 from tests.decoding.engine.native.random_models import make_random, random_sizes
-from tests.strategies import STEADY_MODELS, some
+from tests.strategies import UNSHRUNK, example_count
 from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
 
 CSRC = Path(fairseq_plugins.decoding.engine.native.__file__).parent / "csrc"
@@ -84,7 +84,7 @@ def cases() -> list[Case]:
     ]
 
 
-@settings(STEADY_MODELS, max_examples=some(40))
+@settings(UNSHRUNK, max_examples=example_count(40))
 @given(index=st.integers(0, 7), seed=st.integers(0, 2**20), batch=st.sampled_from([1, 2, 7, 32]))
 def test_results_do_not_depend_on_threads(cases: list[Case], index: int, seed: int, batch: int) -> None:
     sample, results = cases[index].sample(seed, batch), []
@@ -94,7 +94,7 @@ def test_results_do_not_depend_on_threads(cases: list[Case], index: int, seed: i
     assert results[0] == results[1] == results[2]
 
 
-@settings(STEADY_MODELS, max_examples=some(20))
+@settings(UNSHRUNK, max_examples=example_count(20))
 @given(
     how=st.sampled_from([Options("greedy"), Options("jacobi"), Options("fast-beam")]),
     vocabulary=st.sampled_from([8, 67, 1100]),
