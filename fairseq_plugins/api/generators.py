@@ -88,14 +88,12 @@ class Generators:
         if beam is not None and beam < 1:
             raise ConfigurationError(f"beam={beam}: give at least 1")
         if not self.searches_beams and beam not in (None, 1):
-            raise ConfigurationError(
-                f'beam={beam}: {self._spec.name} keeps one hypothesis; load with decoder="fast-beam"'
-            )
+            raise ConfigurationError(f'beam={beam}: {self._spec.name} keeps one hypothesis; use decoder="fast-beam"')
         size = 1 if not self.searches_beams else _DEFAULT_BEAM if beam is None else beam
         if num_hypotheses < 1:
             raise ConfigurationError(f"num_hypotheses={num_hypotheses}: give at least 1")
         if num_hypotheses > size:
-            remedy = "raise beam=" if self.searches_beams else 'load with decoder="fast-beam"'
+            remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
             raise ConfigurationError(f"num_hypotheses={num_hypotheses}: {self._spec.name} keeps {size}; {remedy}")
         return Search(size, num_hypotheses, batch_size, {**self._defaults, **_checked(options or {})})
 

@@ -18,16 +18,14 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_plugins.api.files import ModelFiles, find_files
 from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.other_tasks import task_configuration
+from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.wrapping import set_option
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.errors import ConfigurationError, explain
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.options import SpecDecConfig
-
-# Options of the command line, and the arguments that stand for them here.
-_ARGUMENTS = {"--path": "verifier", "--drafter-path": "drafter"}
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
@@ -90,48 +88,30 @@ def load(
     Raises:
         ConfigurationError: in one line, for files that are missing or do not fit, and for unknown options.
     """
-    if decoder is not None and decoder not in methods.DECODERS:
-        raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
-    if precision not in ("fp32", "fp16", "bf16"):
-        raise ConfigurationError(f"precision {precision!r}: choose from fp32, fp16, bf16")
-    if threads is not None and threads < 1:
-        raise ConfigurationError(f"threads={threads}: give at least 1")
-    has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
-    is_own = task == "spec_dec"
-    files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
-    name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
-    options = {**files.options, **options}
-    if is_own:
-        cfg = configuration(files, name, precision, options)
-    else:
-        cfg = task_configuration(task, files, name, precision, options)
-    _set_text_tools(cfg, files, tokenizer)
-    # A folder's drafter is there for whoever needs it; one that was named has to be of use.
-    if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
-        cfg.task.drafter_path = None
-    index = _device(cfg, device)
-    check_paths(cfg)
-    with _quietly(), _one_line_errors():
-        return Model(Session(cfg, index), files.languages, threads)
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Say what is wrong with a file that fairseq cannot load, and which argument named it.
-
-    Raises:
-        ConfigurationError: in one line.
-    """
-    try:
-        yield
-    except Exception as error:
-        message = explain(error, error.__traceback__)
-        if message is None:
-            raise
-        for option, argument in _ARGUMENTS.items():
-            if message.startswith(option):
-                message = argument + message.removeprefix(option)
-        raise ConfigurationError(message) from error
+    with python_errors(explains=True):
+        if decoder is not None and decoder not in methods.DECODERS:
+            raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
+        if precision not in ("fp32", "fp16", "bf16"):
+            raise ConfigurationError(f"precision {precision!r}: choose from fp32, fp16, bf16")
+        if threads is not None and threads < 1:
+            raise ConfigurationError(f"threads={threads}: give at least 1")
+        has_heads = decoder is not None and methods.find(decoder).name == "blockwise"
+        is_own = task == "spec_dec"
+        files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
+        name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
+        options = {**files.options, **options}
+        if is_own:
+            cfg = configuration(files, name, precision, options)
+        else:
+            cfg = task_configuration(task, files, name, precision, options)
+        _set_text_tools(cfg, files, tokenizer)
+        # A folder's drafter is there for whoever needs it; one that was named has to be of use.
+        if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
+            cfg.task.drafter_path = None
+        index = _device(cfg, device)
+        check_paths(cfg)
+        with _quietly():
+            return Model(Session(cfg, index), files.languages, threads)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
 from fairseq_plugins.api.generators import Generators, Search, SearchOptions
 from fairseq_plugins.api.live import LiveSession
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
+from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding import methods
@@ -24,8 +25,6 @@ from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZE = 32
-"""Sentences decoded together where the caller does not say."""
-
 _BATCHES_AHEAD = 32
 
 
@@ -146,14 +145,14 @@ class Model:
                 change the output: a string, several, or None; for a list of sentences, a list of these.
             beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
             num_hypotheses: how many of them are returned, the others as `Translation.alternatives`.
-            batch_size: sentences decoded together. They are sorted by length for it; the order of the result is that
-                of `text`. The output of lossless decoders does not depend on it.
+            batch_size: sentences decoded together, of similar length. The output of lossless decoders does not depend
+                on it.
             return_scores: return a `Translation` in place of each string.
             options: see `SearchOptions`.
 
         Raises:
-            ConfigurationError: for a sentence longer than the model can read, a beam that the decoder has not, options
-                that a call cannot have, or drafts of another number of sentences.
+            ConfigurationError: for a sentence that is too long, a beam that the decoder has not, options that a call
+                cannot have, or drafts of another number of sentences.
         """
         if num_hypotheses > 1 and not return_scores:
             raise ConfigurationError(
@@ -241,7 +240,7 @@ class Model:
         """
         if self._generators.searches_beams:
             raise ConfigurationError(
-                f"decoder {self.decoder}: searches with several hypotheses, of which none grows by itself; load with "
+                f"decoder {self.decoder}: searches with several hypotheses, of which none grows by itself; use "
                 "another decoder"
             )
         source = self._encode(text)
@@ -325,7 +324,8 @@ class Model:
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
             try:
-                yield
+                with python_errors():
+                    yield
             finally:
                 if self._threads is not None:
                     torch.set_num_threads(before)

@@ -10,6 +10,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts, Decoding, check_options, with_args
@@ -53,14 +54,16 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     for name, value in options.items():
         set_option(cfg, name, value, known)
     cfg.decoding_method, cfg.drafter_path = decoder, None if drafter is None else str(drafter)
-    check_options(cfg)
+    with python_errors():
+        check_options(cfg)
     decoding = Decoding(cfg)
     is_ours = isinstance(task, DecodesWithDrafts)
     own = task.own_generator if is_ours else MethodType(type(task).build_generator, task)
 
     def build_generator(models: Any, args: Any, *more: Any, **named: Any) -> Any:
         allowed = named.get("prefix_allowed_tokens_fn")
-        return decoding.build(task, models, args, lambda: own(models, args, *more, **named), allowed)
+        with python_errors():
+            return decoding.build(task, models, args, lambda: own(models, args, *more, **named), allowed)
 
     changed = with_args(task)
     changed.build_generator = build_generator

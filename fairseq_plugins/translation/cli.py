@@ -23,6 +23,7 @@ from fairseq_plugins.api import Model, Translation, load
 from fairseq_plugins.api.files import find_files
 from fairseq_plugins.api.model import BATCH_SIZE
 from fairseq_plugins.api.results import CallStatistics
+from fairseq_plugins.api.spelling import on_command_line
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import Destination, destination, sha256, unwritable
 from fairseq_plugins.commands.invalid_text import mend_lines
@@ -227,6 +228,13 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
 def run(argv: Sequence[str]) -> None:
     """Parse arguments, and translate; or start the processes that do."""
     args = get_parser().parse_args(argv)
+    try:
+        _run(args, argv)
+    except ConfigurationError as error:
+        raise ConfigurationError(on_command_line(error, vars(args))) from None
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     place = find_place()
     options = set_options(args)
     if args.input is not None and not Path(args.input).is_file():

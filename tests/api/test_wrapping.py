@@ -24,8 +24,8 @@ def make_stock_task() -> TranslationTask:
         ({"decoder": "fast"}, "decoder 'fast': choose from .*greedy"),
         ({"decoder": "greedy", "max_len_b": 5}, "max_len_b: no such option; there are .*block_size"),
         ({"decoder": "greedy", "int8": "some"}, "int8='some': is not a value of this option"),
-        ({"decoder": "greedy", "drafter": "d.pt"}, "--drafter-path d.pt: --decoder greedy uses no drafter"),
-        ({"decoder": "greedy", "jacobi_pool": True}, "--jacobi-pool: is for --decoder jacobi"),
+        ({"decoder": "greedy", "drafter": "d.pt"}, 'drafter d.pt: decoder="greedy" uses no drafter'),
+        ({"decoder": "greedy", "jacobi_pool": True}, 'jacobi_pool: is for decoder="jacobi"'),
     ],
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,88 @@
+"""Errors that name options: `--block-size 3` on the command line is `block_size=3` in Python."""
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from fairseq_plugins.decoding import methods
+from fairseq_plugins.errors import ConfigurationError, explain
+
+# Arguments that are called otherwise than the option.
+_NAMES = {"path": "verifier", "drafter-path": "drafter", "nbest": "num_hypotheses"}
+_WHOLE = {"cpu": 'device="cpu"', "fp16": 'precision="fp16"', "bf16": 'precision="bf16"'}
+_FILES = ("verifier", "drafter")
+# Of other programs, which messages say how to call.
+_PROGRAM = re.compile(r"(?:fairseq-|spec-dec-|python -m )[^;()]*")
+_SUBJECT = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^:]+))?(?=: )")
+_DECODERS = "|".join(re.escape(name) for name in methods.DECODERS)
+_MENTION = re.compile(rf"--([a-z][a-z0-9-]*)(?: (\S+\.pt|high-[a-z]+|(?:{_DECODERS})(?![\w+-])))?")
+
+
+def in_python(message: str) -> str:
+    """Return a message of the command line with the names of arguments."""
+    subject = _SUBJECT.match(message)
+    begin = ""
+    if subject is not None:
+        name, value = _argument(subject[1]), subject[2]
+        begin = name if value is None else f"{name}{' ' if name in _FILES else '='}{value}"
+        message = message[subject.end() :]
+    parts, end = [begin], 0
+    for program in _PROGRAM.finditer(message):
+        parts += [_MENTION.sub(_mention, message[end : program.start()]), program[0]]
+        end = program.end()
+    return "".join([*parts, _MENTION.sub(_mention, message[end:])])
+
+
+def on_command_line(error: ConfigurationError, options: Collection[str]) -> str:
+    """Return the message of an error of the Python API as a command says it.
+
+    Args:
+        error: what the API raised.
+        options: names of the command's options, with underscores.
+    """
+    if error.__cause__ is not None:
+        message = explain(error.__cause__, error.__cause__.__traceback__) or str(error)
+        return message.replace("--drafter-path", "--drafter").replace("--path", "--verifier")
+
+    def flag(match: re.Match[str]) -> str:
+        name, value = {"num_hypotheses": "nbest"}.get(match[1], match[1]), match[2] or match[3]
+        if name not in options:
+            return match[0]
+        return f"--{name.replace('_', '-')}" + (f" {value}" if value else "")
+
+    message = re.sub(r"^([a-z_]+)(?=[ :])()()", flag, str(error))
+    return re.sub(r'\b([a-z_]+)=(?:"([^"]*)"|([^\s"]+?)(?=:))?', flag, message)
+
+
+@contextmanager
+def python_errors(explains: bool = False) -> Iterator[None]:
+    """Spell errors for a program in Python.
+
+    Args:
+        explains: say in one line what is wrong with a file that fairseq cannot load, too.
+
+    Raises:
+        ConfigurationError: in one line.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_own = isinstance(error, ConfigurationError)
+        message = explain(error, error.__traceback__) if is_own or explains else None
+        if message is None:
+            raise
+        spelled = in_python(message)
+        if is_own and spelled == message:
+            raise
+        raise ConfigurationError(spelled) from error
+
+
+def _argument(option: str) -> str:
+    return _NAMES.get(option, option.replace("-", "_"))
+
+
+def _mention(match: re.Match[str]) -> str:
+    option, value = match.groups()
+    if option in _WHOLE:
+        return _WHOLE[option]
+    return f"{_argument(option)}=" + (f'"{value}"' if value else "")
