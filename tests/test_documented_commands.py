@@ -27,7 +27,7 @@ RUN_ON = (
     *("docs/training.md", "docs/distilling.md", "docs/choosing-k.md"),
     *("docs/benchmarks.md", "docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
 )
-PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes")), "CONTRIBUTING.md")
+PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes", "clusters")), "CONTRIBUTING.md")
 # Short trainings: added where a documented command trains.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
 STOCK = (

@@ -11,6 +11,11 @@ done
 if [ -f "${TEACHER:-}" ]; then TEACHER=$(realpath "$TEACHER"); fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export recipe=train_scripts/${script##*/}
+if [ -f site.sh ]; then # modules, settings or a container of this cluster
+    set +eu
+    source ./site.sh
+    set -eu
+fi
 if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 if [[ " $* " =~ " --help "|" -h " ]]; then
     awk 'NR > 1 && !/^#/ { exit } NR > 1 && !/^#SBATCH/ { sub(/^# ?/, ""); print }' "$recipe"

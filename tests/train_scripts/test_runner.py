@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -218,6 +219,17 @@ def test_all_processes_share_the_batch(launcher: str, program: str, processes: i
     assert trainer(s, "data") == f"{program} --no-python fairseq-train data --distributed-world-size {processes}"
     found = batch(s, "48000", "1000").split()
     assert found[::2] == ["--max-tokens", "--update-freq"] and int(found[1]) * int(found[3]) * processes == 48000
+
+
+def test_nodes_of_slurm_train_together() -> None:
+    job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "71234", "SLURM_CPUS_PER_TASK": "8", "SLURM_GPUS_ON_NODE": "4"}
+    command = trainer(read_settings({**SOME, **job}), "data")
+    assert command == (
+        "srun --ntasks-per-node 1 --cpus-per-task 8 torchrun --nnodes 2 --rdzv-backend c10d --rdzv-id 71234 "
+        f"--rdzv-endpoint {socket.gethostname()}:21234 --nproc-per-node 4 --no-python fairseq-train data "
+        "--distributed-world-size 8"
+    )
+    assert trainer(read_settings({**SOME, **job, "GPUS": "0"}), "data") == "fairseq-train data"
 
 
 @pytest.mark.parametrize(

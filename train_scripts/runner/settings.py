@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -50,6 +51,8 @@ def read_settings(variables: Mapping[str, str]) -> Settings:
         setattr(s, name, getattr(s, name) or getattr(s, other))
     s.GPUS = s.GPUS or str(count_gpus(variables))
     s.WORKERS = s.WORKERS or s.SLURM_CPUS_PER_TASK or str(len(os.sched_getaffinity(0)))
+    if not s.TORCHRUN and s.GPUS != "0" and int(s.SLURM_JOB_NUM_NODES or "1") > 1:
+        s.TORCHRUN = launcher_of_slurm(s)
     for name, choices in CHOICES.items():
         if getattr(s, name) not in choices.split(", "):
             raise Refused(f"{name}={getattr(s, name)}: choose from {choices}")
@@ -77,6 +80,14 @@ def count_gpus(variables: Mapping[str, str]) -> int:
     except OSError:
         return 0
     return len(re.findall("^GPU ", listed.stdout, re.MULTILINE))
+
+
+def launcher_of_slurm(s: Settings) -> str:
+    """Return torchrun on all nodes of a job of Slurm, which meet on this one."""
+    meet = f"--rdzv-backend c10d --rdzv-id {s.SLURM_JOB_ID}"
+    meet += f" --rdzv-endpoint {socket.gethostname()}:{20000 + int(s.SLURM_JOB_ID) % 10000}"
+    cpus = f"--cpus-per-task {s.SLURM_CPUS_PER_TASK} " if s.SLURM_CPUS_PER_TASK else ""  # srun does not ask sbatch
+    return f"srun --ntasks-per-node 1 {cpus}torchrun --nnodes {s.SLURM_JOB_NUM_NODES} {meet}"
 
 
 def processes(s: Settings) -> int:
