@@ -156,6 +156,7 @@ setup(
         "safetensors>=0.4.3",
         "sentencepiece>=0.2",
         "subword-nmt>=0.3.8",
+        "rapidfuzz>=3",
         "rich>=13",
         "tensorboard>=2.14",
         "tqdm>=4.60",

@@ -24,11 +24,11 @@ allow_fairseq_checkpoints()
 
 # fairseq imports tasks/ and models/ of a --user-dir by itself, criterions/ it does not.
 from fairseq_plugins import criterions, models, tasks  # noqa: E402
-from fairseq_plugins.api import load, wrap  # noqa: E402
+from fairseq_plugins.api import Memory, load, wrap  # noqa: E402
 from fairseq_plugins.commands.parsing import help_of_fairseqs_tools  # noqa: E402
 from fairseq_plugins.stopping import stop_on_request  # noqa: E402
 
 help_of_fairseqs_tools()
 stop_on_request()
 
-__all__ = ["criterions", "load", "models", "tasks", "wrap"]
+__all__ = ["Memory", "criterions", "load", "models", "tasks", "wrap"]

@@ -189,7 +189,7 @@ def test_commands_of_this_project_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/python.md", "docs/reuse.md"])
 def test_python_runs(
-    page: str, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     variables: dict = {}
@@ -200,6 +200,7 @@ def test_python_runs(
             ("checkpoint_best.pt", corpus.verifier),
             ("drafter.pt", corpus.drafter),
             ("data-bin/mytext.en-de", corpus.data),
+            ("memory", tmp_path / "memory"),
         ):
             block = block.replace(f'"{name}"', repr(str(file)))
         block = re.sub(r'subwords="[^"]*",.*', "", block)

@@ -34,7 +34,7 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
-from fairseq_plugins.translation.drafts import DraftLines, count_lines
+from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
 from fairseq_plugins.translation.parts import CHUNK, Part, Parts, remove_finished
 
 NAME = "spec-dec-translate"
@@ -77,7 +77,8 @@ def get_parser() -> argparse.ArgumentParser:
         "--decoder",
         choices=methods.DECODERS,
         metavar="NAME",
-        help=f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without, reuse with --drafts)",
+        help=f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without, reuse with --drafts or "
+        "--memory)",
     )
     decoding(
         "--drafts",
@@ -86,6 +87,12 @@ def get_parser() -> argparse.ArgumentParser:
         help="drafts for --decoder reuse, such as an earlier translation: text with a line for each of --input, or "
         "jsonl of an earlier run; several files are several drafts",
     )
+    decoding(
+        "--memory",
+        metavar="FOLDER",
+        help="earlier outputs, of which those of similar sources are drafts for --decoder reuse",
+    )
+    decoding("--memory-add", action="store_true", help="add the output to --memory, for later runs and later sentences")
     decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
     decoding(
         "--nbest",
@@ -163,7 +170,7 @@ def chunks(file: TextIO, size: int) -> Iterator[list[str]]:
 class Translator:
     """Translates lines, and says of each what the output format asks for."""
 
-    def __init__(self, model: Model, args: argparse.Namespace, drafts: DraftLines | None = None) -> None:
+    def __init__(self, model: Model, args: argparse.Namespace, drafts: DraftSources | None = None) -> None:
         self.model = model
         self.args = args
         self.drafts = drafts
@@ -177,9 +184,11 @@ class Translator:
             before: number of lines in the file before them.
         """
         model, args = self.model, self.args
-        tokens = [model.tokenize(line) for line in mend_lines(lines, before)]
+        mended = list(mend_lines(lines, before))
+        tokens = [model.tokenize(line) for line in mended]
         fitting = [index for index, one in enumerate(tokens) if len(one) < model.max_source_tokens]
-        drafts = None if self.drafts is None else [self.drafts.tokens(before + index, model) for index in fitting]
+        sources = {before + index: mended[index] for index in fitting}
+        drafts = None if self.drafts is None else self.drafts.tokens(sources, model)
         batch = model.translate_batch(
             [tokens[index] for index in fitting],
             drafts=drafts,
@@ -190,6 +199,8 @@ class Translator:
         self.total.seconds += model.statistics.seconds
         for translation in batch:
             self.total.add(translation)
+        if self.drafts is not None:
+            self.drafts.remember([*sources.values()], [translation.text for translation in batch])
         found = dict(zip(fitting, batch, strict=True))
         for index, one in enumerate(tokens):
             if index not in found:
@@ -254,7 +265,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
             if place.jobs == 1 and output is not None:
                 remove_finished(output.path)
             return
-    drafts = None if args.drafts is None else _drafts(args)
+    drafts = draft_sources(args)
     device = args.device
     if device is None and torch.cuda.is_available():
         device = f"cuda:{place.device}"
@@ -292,14 +303,6 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         _translate_parts(translator, parts, begun)
     else:
         _translate_on(translator, output)
-
-
-def _drafts(args: argparse.Namespace) -> DraftLines:
-    if args.decoder not in (None, "reuse"):
-        raise ConfigurationError(f"--drafts: are not for --decoder {args.decoder}; leave one of them out")
-    if args.input is None:
-        raise ConfigurationError("--drafts: have a line for each line of a file; give --input")
-    return DraftLines(args.drafts, args.input)
 
 
 def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]) -> None:

@@ -1,9 +1,11 @@
-"""The drafts of a file of text, in files beside it."""
+"""The drafts of lines of text: in files beside it, or in a memory of earlier outputs."""
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 
-from fairseq_plugins.api import Model
+from fairseq_plugins.api import Memory, Model
 from fairseq_plugins.commands.draft_files import check_known, read_drafts
+from fairseq_plugins.errors import ConfigurationError
 
 # Lines whose tokens tell whether a file is in the target's language.
 _SAMPLE = 256
@@ -15,24 +17,59 @@ def count_lines(path: str) -> int:
         return sum(1 for _ in file)
 
 
-class DraftLines:
-    """The drafts of every line of a file.
+def draft_sources(args: argparse.Namespace) -> "DraftSources | None":
+    """Return what `--drafts` and `--memory` give drafts from, None for neither.
+
+    Raises:
+        ConfigurationError: for options that contradict each other, and files that do not fit.
+    """
+    if args.memory is None and args.memory_add:
+        raise ConfigurationError("--memory-add: adds to a memory; give --memory FOLDER")
+    if args.drafts is None and args.memory is None:
+        return None
+    if args.decoder not in (None, "reuse"):
+        option = "--memory" if args.drafts is None else "--drafts"
+        raise ConfigurationError(f"{option}: is for --decoder reuse, not {args.decoder}; leave one of them out")
+    if args.drafts is not None and args.input is None:
+        raise ConfigurationError("--drafts: have a line for each line of a file; give --input")
+    return DraftSources(args.drafts or [], args.input, args.memory, args.memory_add)
+
+
+class DraftSources:
+    """The drafts of every line: those of files beside it, and those that a memory has of similar lines.
 
     Args:
         paths: of `--drafts`.
-        source: the file that is translated.
+        source: the file that is translated; None for standard input.
+        memory: folder of `--memory`; None for none.
+        adds: of `--memory-add`.
 
     Raises:
-        ConfigurationError: for files that do not fit it.
+        ConfigurationError: for files that do not fit.
     """
 
-    def __init__(self, paths: Sequence[str], source: str) -> None:
-        sentences = count_lines(source)
+    def __init__(self, paths: Sequence[str], source: str | None, memory: str | None, adds: bool) -> None:
+        sentences = count_lines(source) if source is not None and paths else 0
         self._files = {path: read_drafts(path, sentences, f"--input {source}") for path in paths}
+        self._memory = None if memory is None else Memory(memory)
+        self._adds = adds
 
-    def tokens(self, number: int, model: Model) -> list[list[str]]:
-        """Return the drafts of a line, counted from 0, each as subwords of the target."""
-        return [_cut(lines[number], model) for lines in self._files.values()]
+    def tokens(self, lines: Mapping[int, str], model: Model) -> list[list[list[str]]]:
+        """Return the drafts of lines, by their numbers from 0; each as subwords of the target."""
+        found = [[_cut(drafts[number], model) for drafts in self._files.values()] for number in lines]
+        remembered = [] if self._memory is None else self._memory.drafts([*lines.values()])
+        for drafts_of_line, more in zip(found, remembered, strict=False):
+            drafts_of_line += map(model.tokenize, more)
+        return found
+
+    def remember(self, lines: Sequence[str], outputs: Sequence[str]) -> None:
+        """Add outputs to the memory, where `--memory-add` asks for that.
+
+        Raises:
+            ConfigurationError: where it cannot be written.
+        """
+        if self._memory is not None and self._adds:
+            self._memory.add(lines, outputs)
 
     def check(self, model: Model) -> None:
         """Refuse a file in another language.

@@ -59,8 +59,28 @@ def test_files_that_do_not_fit(
 
 def test_options_that_contradict_drafts(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert translate(text, "--decoder", "greedy", "--drafts", str(text)) == 2
-    assert "--drafts: are not for --decoder greedy" in capsys.readouterr().err
+    assert "--drafts: is for --decoder reuse, not greedy; leave one of them out" in capsys.readouterr().err
     assert cli.main([MODEL, "--drafts", str(text)]) == 2
     assert "--drafts: have a line for each line of a file; give --input" in capsys.readouterr().err
     assert translate(text, "--drafts", str(text.parent)) == 2
     assert "is a folder; give files, and other arguments before the option" in capsys.readouterr().err
+    assert translate(text, "--decoder", "gad", "--memory", "memory") == 2
+    assert "--memory: is for --decoder reuse, not gad; leave one of them out" in capsys.readouterr().err
+    assert translate(text, "--memory-add") == 2
+    assert "--memory-add: adds to a memory; give --memory FOLDER" in capsys.readouterr().err
+
+
+def test_outputs_are_remembered(text: Path, expected: list[str]) -> None:
+    memory = str(text.parent / "memory")
+    assert translate(text, *FIXED, "--memory", memory) == 0
+    without = iterations(text.parent / "out", expected)
+    assert not Path(memory).exists()
+    assert translate(text, *FIXED, "--memory", memory, "--memory-add", output="first") == 0
+    assert iterations(text.parent / "first", expected) == without
+    assert translate(text, *FIXED, "--memory", memory, output="second") == 0
+    assert iterations(text.parent / "second", expected) <= 10
+    # Beside drafts of a file.
+    (text.parent / "empty").write_text("\n" * 5)
+    both = ["--drafts", str(text.parent / "empty"), "--memory", memory]
+    assert translate(text, *FIXED, *both, output="third") == 0
+    assert iterations(text.parent / "third", expected) <= 10

@@ -1,0 +1,133 @@
+"""A memory of earlier outputs: the targets of similar sources are drafts."""
+
+import fcntl
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, overload
+
+from rapidfuzz import fuzz, process
+
+from fairseq_plugins.commands.files import unwritable
+from fairseq_plugins.errors import ConfigurationError
+
+FILE = "memory.jsonl"
+"""In the folder: a line for each output, {"source": ..., "target": ...}."""
+
+MAX_DRAFTS = 3
+"""Most drafts of a sentence."""
+
+MIN_SIMILARITY = 60
+"""Least similarity of sources, in percent of their characters."""
+
+
+class Memory:
+    """Earlier outputs in a folder, for `translate(text, drafts=memory.drafts(text))`.
+
+    Several processes and threads may add to a folder at a time, and each finds what the others have added. A process
+    that is killed leaves whole lines. The newest output of a source counts.
+
+    Args:
+        folder: made by the first `add`; a missing one is empty.
+
+    Raises:
+        ConfigurationError: for a file that cannot be read or is not a memory's.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / FILE
+        self._lock = threading.Lock()
+        self._forget()
+        self._refresh()
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @overload
+    def drafts(self, text: str) -> list[str]: ...
+    @overload
+    def drafts(self, text: list[str] | tuple[str, ...]) -> list[list[str]]: ...
+
+    def drafts(self, text: str | list[str] | tuple[str, ...]) -> list[str] | list[list[str]]:
+        """Return the targets of the same source, or else of the most similar ones; for several texts a list of these.
+
+        Raises:
+            ConfigurationError: as `Memory`.
+        """
+        self._refresh()
+        return self._similar(text) if isinstance(text, str) else [self._similar(one) for one in text]
+
+    def add(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        """Append outputs that are new; blank ones are left out.
+
+        Raises:
+            ConfigurationError: where the folder cannot be written to; or as `Memory`.
+        """
+        pairs = dict(zip(sources, targets, strict=True))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock, open(self.path, "a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                rest = self._read(file)
+                if _pair(rest) is None:
+                    # Part of a line, of a process that was killed.
+                    file.truncate(self._end)
+                else:
+                    file.write(b"\n")
+                for source, target in pairs.items():
+                    if source.strip() and target.strip() and self._targets.get(source) != target:
+                        line = json.dumps({"source": source, "target": target}, ensure_ascii=False)
+                        file.write(line.encode("utf-8") + b"\n")
+                file.flush()
+                self._read(file)
+        except OSError as error:
+            raise unwritable(self.path, "memory", error) from error
+
+    def _similar(self, text: str) -> list[str]:
+        if text in self._targets:
+            return [self._targets[text]]
+        found = process.extract(text, self._sources, scorer=fuzz.ratio, limit=MAX_DRAFTS, score_cutoff=MIN_SIMILARITY)
+        return [self._targets[source] for source, _, _ in found]
+
+    def _forget(self) -> None:
+        self._sources: list[str] = []
+        self._targets: dict[str, str] = {}
+        self._end = self._lines = 0  # bytes and lines of the file that have been read
+
+    def _refresh(self) -> None:
+        try:
+            with self._lock, open(self.path, "rb") as file:
+                self._read(file)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigurationError(f"memory {self.path}: cannot be read ({error.strerror}); give a folder") from error
+
+    def _read(self, file: IO[bytes]) -> bytes:
+        """Read the whole lines that have come since; returns what follows the last one."""
+        if file.seek(0, 2) < self._end:
+            self._forget()
+        file.seek(self._end)
+        *lines, rest = file.read().split(b"\n")
+        for line in lines:
+            pair = _pair(line)
+            if pair is None:
+                raise ConfigurationError(f"memory {self.path}: line {self._lines + 1} is no output; remove it")
+            source, target = pair
+            if source not in self._targets:
+                self._sources.append(source)
+            self._targets[source] = target
+            self._end += len(line) + 1
+            self._lines += 1
+        return rest
+
+
+def _pair(line: bytes) -> tuple[str, str] | None:
+    """Source and target of a line; None where it is another one, or part of one."""
+    try:
+        values = json.loads(line)
+        pair = values["source"], values["target"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return pair if all(isinstance(text, str) for text in pair) else None
