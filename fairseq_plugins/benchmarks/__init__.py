@@ -1,1 +1,1 @@
-"""Decoders side by side: speed, quality, latency and memory of ours, of fairseq's search and of CTranslate2."""
+"""Compare speed, quality, latency and memory of our decoders, fairseq's search and CTranslate2."""

@@ -1,11 +1,11 @@
-"""Speed side by side: our decoders, fairseq's own search and CTranslate2, on the same checkpoints and sentences.
+"""Compare the speed of our decoders, fairseq's own search and CTranslate2 on the same checkpoints and sentences.
 
     spec-dec-bench DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--blockwise-path HEADS.pt] --results FOLDER
     spec-dec-bench --replay base --results FOLDER
 
-All options of fairseq-generate are understood too. Everything is timed in one process, with the contenders taking
-turns, so that other load on the machine slows all of them alike; memory is measured in a process for each.
-`--replay SHAPE` takes random weights and replayed drafts: for the speed of a shape, not for quality.
+Takes all options of fairseq-generate. Contenders are timed in turns in one process, so that other load on the machine
+slows all of them alike; memory is measured in a separate process for each. `--replay SHAPE` uses random weights and
+replayed drafts: it measures the speed of a shape, not quality.
 """
 
 import os
@@ -24,10 +24,10 @@ from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.session import precision
 
 MEASURED = (
-    "Latency: of every sentence the median of its repetitions, then percentiles over the sentences. Memory: in a "
-    "process of its own; on a CPU resident memory beyond what the process had before it loaded models, on a GPU "
-    "what PyTorch had allocated, and reserved (with the memory of CUDA graphs). On paper: weights of the models "
-    "that take part, and keys and values of all layers for the batch that has most of them."
+    "Latency: median over the repetitions of every sentence, then percentiles over the sentences. Memory: in a "
+    "separate process; on a CPU resident memory beyond that before models were loaded, on a GPU memory allocated by "
+    "PyTorch, and reserved memory (with that of CUDA graphs). On paper: weights of the models, and keys and values of "
+    "all layers for the largest batch."
 )
 
 
@@ -79,8 +79,8 @@ def run(argv: Sequence[str]) -> None:
     profiled = profiles(bench, contenders, plan)
     sections += profile_sections(profiled)
     lines = [*notes(bench, contenders, rows, plan, references is not None), MEASURED, *last]
-    found = records(rows, sizes, profiled)
-    publish(args.results, "benchmark", sections, lines, found, lambda: speed_figure(rows, sizes))
+    measurements = records(rows, sizes, profiled)
+    publish(args.results, "benchmark", sections, lines, measurements, lambda: speed_figure(rows, sizes))
     warn_if_lossy(rows, contenders, precision(bench.cfg))
 
 

@@ -1,10 +1,10 @@
-"""One table of decoders on one test set: quality, identity with fairseq's output, iterations and speed.
+"""Compare decoders on one test set: quality, identity with fairseq's output, iterations and speed.
 
     spec-dec-compare DATA_BIN --path VERIFIER.pt [--drafter-path DRAFTER.pt] [--blockwise-path HEADS.pt] \
         [--results FOLDER]
 
-All options of fairseq-generate are understood too. Everything is measured in one process, with models loaded
-once. Speed is measured with the decoders taking turns, so that other load on the machine slows all of them alike.
+Takes all options of fairseq-generate. Everything is measured in one process that loads the models once. Decoders are
+timed in turns, so that other load on the machine slows all of them alike.
 """
 
 import json
@@ -70,7 +70,7 @@ def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
 
 
 def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan, has_bleu: bool) -> list[str]:
-    """Return the lines below the tables: what the columns mean, and what holds."""
+    """Return the lines below the tables: the meaning of the columns, and guarantees."""
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     kind = precision(bench.cfg)
     return [
@@ -81,13 +81,13 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], pl
         f"{plan.at_least} after a warm-up, time in the decoder only.",
         f"Lossless by construction: {lossless}.",
         *drafting_notes(rows, contenders, plan.batch_sizes),
-        f"Precision: {kind}. {what_holds(kind)}",
+        f"Precision: {kind}. {guarantee(kind)}",
         *lossy_note(contenders),
     ]
 
 
-def what_holds(kind: str) -> str:
-    """Return what is promised of lossless decoders in a precision."""
+def guarantee(kind: str) -> str:
+    """Return the guarantee of lossless decoders in a precision."""
     if kind == "fp32":
         return f"Lossless means the token ids of {BEAM_1}, but for two tokens of equal score."
     return (
@@ -97,7 +97,7 @@ def what_holds(kind: str) -> str:
 
 
 def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender], kind: str) -> None:
-    """Warn where a decoder that promises an output did not give it, in this precision."""
+    """Warn if the output of a lossless decoder differs from its reference."""
     can_explain = "only two tokens of equal score can explain that" if kind == "fp32" else "nothing explains that"
     for row, contender in zip(rows, contenders, strict=True):
         if not contender.lossless or (kind != "fp32" and contender.reference == BEAM_5):
@@ -115,8 +115,8 @@ def profile_sections(profiled: Mapping[str, Profile]) -> list[tuple[str, str]]:
 
 
 def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[str, Profile]) -> list[dict[str, Any]]:
-    """Return everything that was measured, every repetition and every sentence's latency included, for JSON."""
-    found = []
+    """Return all measurements for JSON, with every repetition and every sentence's latency."""
+    result = []
     for row in rows:
         record = {**asdict(row), "sentences_per_second": {size: row.rate(size) for size in batch_sizes}}
         for baseline in baselines(rows):
@@ -125,8 +125,8 @@ def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[s
         if row.name in profiled:
             names = ("part", "milliseconds", "percent")
             record["profile"] = [dict(zip(names, part, strict=True)) for part in profiled[row.name].rows()]
-        found.append(record)
-    return found
+        result.append(record)
+    return result
 
 
 def publish(
@@ -137,12 +137,12 @@ def publish(
     rows: Sequence[Mapping[str, Any]],
     figure: Callable[[], bytes] | None = None,
 ) -> None:
-    """Print tables and notes; write them, and everything that was measured, into the folder of --results.
+    """Print tables and notes; write them and all measurements into the folder of --results.
 
     Args:
-        results: the folder; None to print only.
+        results: the folder; None prints only.
         name: of the files.
-        sections: title, "" for none, and table.
+        sections: title (may be empty) and table.
         lines: notes below the tables.
         rows: records for JSON.
         figure: draws a PNG.
@@ -161,13 +161,13 @@ def publish(
 
 def run(argv: Sequence[str]) -> None:
     """Parse, measure, print, write."""
-    there = (*CONTENDERS, *ON_CPU, *CTRANSLATE2_ON_CPU)
+    available = (*CONTENDERS, *ON_CPU, *CTRANSLATE2_ON_CPU)
     description = "Compare quality, speed and tokens per iteration of the decoders that these models can run."
-    parser = get_parser("spec-dec-compare", description, there, repeats=3, batch_sizes=[1, 16])
+    parser = get_parser("spec-dec-compare", description, available, repeats=3, batch_sizes=[1, 16])
     args, cfg = parse(parser, argv)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
     bench = Bench(cfg, args.blockwise_path, conversions(args.results))
-    contenders = bench.runnable(choose(args.decoders, there, CONTENDERS, precision(cfg)))
+    contenders = bench.runnable(choose(args.decoders, available, CONTENDERS, precision(cfg)))
     references = bench.references(args.reference)
     rows = measure(bench, contenders, plan, references)
     profiled = profiles(bench, contenders, plan)

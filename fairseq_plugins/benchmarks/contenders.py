@@ -1,4 +1,4 @@
-"""Who is compared: the rows of the tables, and why a row has to be left out."""
+"""Contenders: the rows of the tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,31 +18,31 @@ BEAM_1 = "fairseq beam 1"
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table: a decoder and its settings. Those of our methods come from their `MethodSpec`s."""
+    """One row of the table: a decoder and its settings. Rows of our methods come from their `MethodSpec`s."""
 
     name: str
     decoder: str  # value of --decoder
     beam: int = 1
     task_options: Mapping[str, Any] = field(default_factory=dict)  # fields of the task's config
-    needs: str | None = None  # the option without which the row is left out
+    needs: str | None = None  # option that the row requires
     lossless: bool = False  # must give fairseq's own output
     compute_type: str | None = None  # CTranslate2's
     replay: float | None = None  # mean tokens per iteration of a replayed drafter: see `replay`
-    reference: str = BEAM_1  # the row whose output its own is compared with
+    reference: str = BEAM_1  # name of the row that its output is compared with
 
     @property
     def drafts(self) -> bool:
-        """Whether a decoder of ours drafts tokens that are verified."""
+        """Whether this is one of our decoders that drafts and verifies."""
         spec = next((spec for spec in METHODS if spec.name == self.decoder), None)
         return spec is not None and spec.build is not None and spec.runs_verifier and not spec.drafts.startswith("none")
 
     @property
     def int8(self) -> bool:
-        """Whether weights are rounded to int8, so that the output is that of another model than in fp32."""
+        """Whether weights are rounded to int8, which may change the output."""
         return bool(self.task_options.get("int8")) or self.compute_type == "int8"
 
 
-CTRANSLATE2 = "ctranslate2"  # stands for a decoder that is none of ours
+CTRANSLATE2 = "ctranslate2"  # in the place of --decoder
 CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
 GREEDY = "greedy"
 
@@ -50,9 +50,9 @@ DRAFTER, BLOCKWISE = "--drafter-path", "--blockwise-path"
 
 
 def _rows(spec: MethodSpec) -> list[Contender]:
-    """The rows of one of our methods."""
+    """Return the rows of one of our methods."""
     needs_drafter = spec.needs_drafter(spec.options())
-    # --block-size is the drafter's: the other methods have widths of their own.
+    # --block-size is for the drafter: other methods use their own default.
     own_width = {} if needs_drafter else {"block_size": None}
     needs = DRAFTER if needs_drafter else None if spec.verifier_class is None else BLOCKWISE
     beam, reference = (5, BEAM_5) if spec.searches_beams else (1, BEAM_1)
@@ -70,7 +70,7 @@ def _rows(spec: MethodSpec) -> list[Contender]:
     ]
 
 
-# Blockwise is lossless only on the verifier's own weights: see `heads_are_lossless`.
+# Blockwise is lossless only with the verifier's weights: see `heads_are_lossless`.
 CONTENDERS: tuple[Contender, ...] = (
     Contender(BEAM_5, "beam", beam=5),
     Contender(BEAM_1, "beam"),
@@ -83,7 +83,7 @@ _INT8 = tuple(
     for contender in CONTENDERS
     if contender.name in ("greedy", "gad")
 )
-# Rows of a CPU that are not there unless they are asked for, or by spec-dec-bench.
+# Rows for a CPU: in spec-dec-bench, and in spec-dec-compare on request.
 ON_CPU = (
     Contender("gad fp32 drafts", "gad", task_options={"fp32_drafts": True}, needs=DRAFTER, lossless=True),
     *_INT8,
@@ -91,16 +91,16 @@ ON_CPU = (
 
 
 def reference_contender(kind: str) -> Contender:
-    """Whose token ids lossless decoders have in a precision: fairseq's in fp32, those of our `greedy` in fp16 and bf16.
+    """Return the row whose token ids lossless decoders have: fairseq's in fp32, our `greedy` in fp16 and bf16.
 
-    There fairseq's own output depends on the size of its batches.
+    In half precision fairseq's own output depends on its batch size.
     """
     name = BEAM_1 if kind == "fp32" else GREEDY
     return next(contender for contender in CONTENDERS if contender.name == name)
 
 
 def reference_of(contender: Contender, kind: str) -> str:
-    """The row whose output that of a contender is compared with, in a precision."""
+    """Return the name of the row that a contender's output is compared with, in a precision."""
     return reference_contender(kind).name if contender.reference == BEAM_1 else contender.reference
 
 
@@ -128,13 +128,13 @@ REPLAYED = tuple(
 
 
 def identity_note(contenders: Sequence[Contender]) -> str:
-    """What is compared with another row than fairseq's beam 1, for a note."""
+    """Return a note about rows that are not compared with fairseq's beam 1."""
     names = ", ".join(contender.name for contender in contenders if contender.reference == BEAM_5)
     return f" ({names}: of {BEAM_5})" if names else ""
 
 
 def lossy_note(contenders: Sequence[Contender]) -> list[str]:
-    """The line, if any, that says of which rows the weights are rounded."""
+    """Return a note about rows with rounded weights, if any."""
     names = ", ".join(contender.name for contender in contenders if contender.int8)
     return [f"Lossy, weights rounded to int8, the output may differ from that in fp32: {names}."] if names else []
 
@@ -142,11 +142,12 @@ def lossy_note(contenders: Sequence[Contender]) -> list[str]:
 def choose(
     names: str | None, among: Sequence[Contender], usual: Sequence[Contender] | None = None, kind: str = "fp32"
 ) -> list[Contender]:
-    """Return the wanted contenders in the order of the table; what their output is compared with is always in.
+    """Return the chosen contenders and their reference rows, in the order of the table.
+
     Args:
         names: comma-separated, value of --decoders.
-        among: those that there are.
-        usual: those that are in without --decoders (default: all).
+        among: available rows.
+        usual: rows without --decoders (default: all).
         kind: the precision.
 
     Raises:
@@ -163,7 +164,7 @@ def choose(
 
 
 def heads_are_lossless(model: BlockwiseTransformer, verifiers: Sequence[FairseqEncoderDecoderModel]) -> bool:
-    """Whether head 1 is the verifier: the identity (Stern et al., footnote 1) on a base with the verifier's weights."""
+    """Return whether head 1 is the identity (Stern et al., footnote 1) on a base with the verifier's weights."""
     if len(verifiers) != 1 or not model.decoder.identity_first_head:
         return False
     own = model.state_dict()

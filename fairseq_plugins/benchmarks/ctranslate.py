@@ -1,4 +1,4 @@
-"""CTranslate2 as a contender: the same verifier, converted by CTranslate2's own converter for fairseq."""
+"""CTranslate2 as a contender, with the verifier converted by CTranslate2's own converter for fairseq."""
 
 import hashlib
 import importlib.util
@@ -15,28 +15,28 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def is_installed() -> bool:
-    """Whether CTranslate2 can be imported."""
+    """Return whether CTranslate2 can be imported."""
     return importlib.util.find_spec("ctranslate2") is not None
 
 
 def version() -> str:
-    """Return its name and version for the line of the machine; empty where it is missing."""
+    """Return name and version of CTranslate2 for the line of the machine; empty if it is missing."""
     return f", CTranslate2 {metadata.version('ctranslate2')}" if is_installed() else ""
 
 
 def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
-    """Convert a stock fairseq Transformer, unless that was done before.
+    """Convert a stock fairseq Transformer, or reuse an earlier conversion.
 
     Args:
         checkpoint: of the verifier.
         task_cfg: settings of the task: data folder and languages.
-        folder: where converted models are kept, by the checksum of their checkpoint.
+        folder: of converted models, named by the checksum of their checkpoint.
 
     Returns:
         the folder of the converted model.
 
     Raises:
-        ConfigurationError: when CTranslate2 does not support the model.
+        ConfigurationError: if CTranslate2 does not support the model.
     """
     from ctranslate2.converters import FairseqConverter
 
@@ -60,12 +60,12 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
 
 
 class CTranslate2Generator:
-    """Decodes fairseq batches with CTranslate2; gives what fairseq's generator gives, as far as tables read it.
+    """Decodes fairseq batches with CTranslate2; returns hypotheses as fairseq's generator, with tokens only.
 
     Args:
         folder: the converted model.
         source, target: dictionaries.
-        generation: fairseq's generation options; `beam`, lengths and `lenpen` count.
+        generation: fairseq's generation options; `beam`, lengths and `lenpen` apply.
         compute_type: float32, int8, float16.
         cuda: whether to run on the GPU.
     """
@@ -80,7 +80,7 @@ class CTranslate2Generator:
             str(folder),
             device="cuda" if cuda else "cpu",
             compute_type=compute_type,
-            # One batch at a time, as all contenders: every thread works on it.
+            # One batch at a time on all threads, as for all contenders.
             inter_threads=1,
             intra_threads=torch.get_num_threads(),
         )
@@ -88,7 +88,7 @@ class CTranslate2Generator:
     def generate(
         self, models: Any, sample: dict[str, Any], prefix_tokens: None = None, constraints: None = None
     ) -> list[list[dict[str, Any]]]:
-        """Translate a batch; `models` is there for the signature of fairseq's generators only."""
+        """Translate a batch; other arguments are ignored, for the signature of fairseq's generators."""
         tokens = sample["net_input"]["src_tokens"]
         symbols, pad, eos = self.source.symbols, self.source.pad(), self.source.eos()
         # CTranslate2 adds the end-of-sentence symbol itself.
@@ -106,7 +106,7 @@ class CTranslate2Generator:
 
 
 def requirements(generation: Any, verifiers: int) -> str | None:
-    """Return why CTranslate2 cannot take part with these options, None where it can."""
+    """Return why CTranslate2 cannot run with these options, or None if it can."""
     if not is_installed():
         return "ctranslate2 is not installed (pip install '.[bench]')"
     if verifiers > 1:

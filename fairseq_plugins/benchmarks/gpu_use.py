@@ -1,4 +1,4 @@
-"""What ran on a GPU besides what was asked for: whether there were CUDA graphs, their number, and which attention."""
+"""CUDA graphs and attention that ran on a GPU, for the tables."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,24 +32,24 @@ class GpuUse:
 
 
 def graphs_of(generator: DraftVerifyGenerator) -> Graphs | None:
-    """Return the graphs of a generator that has decoded; None where it has none."""
+    """Return the graphs of a generator that has decoded, or None."""
     backend = generator.backend
     return backend.method.verifier.engine.graphs if isinstance(backend, TorchBackend) else None
 
 
 def gpu_use(bench: Bench, contender: Contender, generator: Any) -> GpuUse | None:
-    """Return how a decoder has used the GPU so far; None for one that is not ours."""
+    """Return how one of our decoders has used the GPU so far; None for others."""
     graphs = graphs_of(generator) if isinstance(generator, DraftVerifyGenerator) else None
     if graphs is None:
         return None
-    # No step of a fresh generator's first sentence comes from a graph, so that its attention is seen.
-    fresh = bench.generator(contender)
-    attention = attention_seen(lambda: bench.decode(fresh, bench.order[:1], 1))
+    # The first sentence of a new generator runs without graphs, so that its attention is visible.
+    new_generator = bench.generator(contender)
+    attention = attention_seen(lambda: bench.decode(new_generator, bench.order[:1], 1))
     return GpuUse(graphs.state, graphs.captures, graphs.dropped, graphs.replays, graphs.launched, attention)
 
 
 def lines(uses: Sequence[tuple[str, GpuUse | None]]) -> list[str]:
-    """Return a line for every decoder that has used a GPU, by its name."""
+    """Return a line for every decoder that has used a GPU."""
     return [
         f"{name} on the GPU: CUDA graphs {use.graphs}, {use.captures} captures, {use.dropped} dropped, {use.replays} "
         f"steps from graphs, {use.launched} launched; attention: {use.attention}."
@@ -59,6 +59,6 @@ def lines(uses: Sequence[tuple[str, GpuUse | None]]) -> list[str]:
 
 
 def table(uses: Sequence[tuple[str, GpuUse]]) -> str:
-    """Return a row for every decoder, by its name."""
+    """Return a table with a row for every decoder."""
     header = ["decoder", "CUDA graphs", "captures", "dropped", "steps from graphs", "launched", "attention"]
     return markdown_table([[name, *map(str, asdict(use).values())] for name, use in uses], header)

@@ -1,4 +1,4 @@
-"""Does decoding slow down or grow? Decode many sentences in one process, and measure every tenth of them.
+"""Measure whether speed or memory change in a long run: decode many sentences, and measure every tenth of the run.
 
     spec-dec-bench ... --long-run 10000 --decoders gad --batch-size 32 --results FOLDER
     spec-dec-bench ... --long-run 100000 --varied --active-sentences 16 --decoders gad --batch-size 64
@@ -34,15 +34,15 @@ _SEED = 1
 
 
 @dataclass
-class Part:
+class RunPart:
     """A tenth of a long run.
 
     Attributes:
-        sentences: number of sentences decoded in it.
-        seconds: in the decoder alone.
-        memory: bytes at its end: resident in the process on a CPU (None where the system does not say), on a GPU what
-            PyTorch has allocated; `reserved`: what it has reserved there, None on a CPU.
-        identical: sentences with the token ids that they should have, None without a comparison.
+        sentences: number of sentences.
+        seconds: time in the decoder.
+        memory: bytes at its end: resident memory on a CPU (None if unknown), memory allocated by PyTorch on a GPU.
+        identical: number of sentences with the expected token ids, None without a comparison.
+        reserved: memory reserved by PyTorch on a GPU, None on a CPU.
     """
 
     sentences: int
@@ -58,7 +58,7 @@ class Part:
 
 
 def repeated(numbers: Sequence[int], count: int) -> list[int]:
-    """Return `count` sentences: all of them again and again, each time in another order, the same ones every time."""
+    """Return `count` sentences: all of them repeatedly, each time in another order, with a fixed seed."""
     draw = random.Random(_SEED)
     sentences: list[int] = []
     while len(sentences) < count:
@@ -68,14 +68,14 @@ def repeated(numbers: Sequence[int], count: int) -> list[int]:
 
 def measure(
     bench: Bench, contenders: Sequence[Contender], sentences: int, varied: bool = False
-) -> dict[str, list[Part]]:
+) -> dict[str, list[RunPart]]:
     """Decode a number of sentences with one contender after the other; return the parts of each.
 
     Args:
         bench: decodes.
         contenders: rows.
         sentences: number of sentences.
-        varied: draw the size of every batch, up to --batch-size, and its block size, and compare the outputs.
+        varied: draw size (up to --batch-size) and block size of every batch, and compare the outputs.
 
     Raises:
         ConfigurationError: for fewer sentences than parts.
@@ -84,7 +84,7 @@ def measure(
         raise ConfigurationError(f"--long-run {sentences}: give at least {PARTS} sentences, one for each part")
     numbers = repeated(bench.order, sentences)
     expected = _expected(bench) if varied else None
-    result: dict[str, list[Part]] = {}
+    result: dict[str, list[RunPart]] = {}
     with progress_bar(sentences * len(contenders)) as bar:
         for contender in contenders:
             bar.set_description(contender.name, refresh=False)
@@ -95,7 +95,7 @@ def measure(
             result[contender.name] = parts = []
             for index in range(PARTS):
                 left = numbers[index * sentences // PARTS : (index + 1) * sentences // PARTS]
-                part = Part(len(left), identical=0 if varied else None)
+                part = RunPart(len(left), identical=0 if varied else None)
                 while left:
                     size = draw.randint(1, bench.batch_size) if varied else bench.batch_size
                     batch, left = left[:size], left[size:]
@@ -111,7 +111,7 @@ def measure(
 
 
 def _expected(bench: Bench) -> dict[int, Tokens]:
-    """Return the outputs that lossless decoders should have."""
+    """Return the expected outputs of lossless decoders."""
     generator = bench.generator(reference_contender(precision(bench.cfg)))
     return bench.decode(generator, bench.order, bench.batch_size)[0]
 
@@ -122,24 +122,24 @@ def widths(bench: Bench) -> list[int]:
 
 
 def _every_width(contender: Contender, bench: Bench) -> list[Contender]:
-    """Return a contender with every block size, if it has any."""
+    """Return a contender with every block size, or as it is without the option."""
     if contender.decoder == CTRANSLATE2:
         return [contender]
     if not any(option.name == "block_size" for option in fields(methods.find(contender.decoder).options)):
         return [contender]
-    # Drafts that are replayed have room for what is accepted on average.
+    # Replayed drafts must be longer than the mean accepted length.
     possible = [width for width in widths(bench) if width >= (contender.replay or 0)]
     return [replace(contender, task_options={**contender.task_options, "block_size": width}) for width in possible]
 
 
-def last_to_first(parts: Sequence[Part]) -> tuple[float, float | None]:
+def last_to_first(parts: Sequence[RunPart]) -> tuple[float, float | None]:
     """Return speed and memory of the last part over those of the first."""
     first, last = parts[0], parts[-1]
     return last.rate / first.rate, last.memory / first.memory if last.memory and first.memory else None
 
 
-def table(runs: dict[str, list[Part]]) -> str:
-    """Return sentences per second and megabytes of every part, and the last part over the first, as a table."""
+def table(runs: dict[str, list[RunPart]]) -> str:
+    """Return a table of sentences per second and megabytes of every part, and the ratio of last to first part."""
     header, ratios = ["sentences"], ["last / first"]
     ends = list(accumulate((part.sentences for part in next(iter(runs.values()))), initial=0))
     columns = [[f"{begin + 1} to {end}" for begin, end in pairwise(ends)]]
@@ -161,7 +161,7 @@ def table(runs: dict[str, list[Part]]) -> str:
 
 
 def note(bench: Bench, varied: bool) -> str:
-    """Return how it was measured."""
+    """Return a note on the measurement."""
     active = bench.cfg.task.active_sentences
     sizes = f"batches of 1 to {bench.batch_size}" if varied else f"at batch size {bench.batch_size}"
     sizes += f", {active} sentences decoded at a time" if active else ""
@@ -169,14 +169,14 @@ def note(bench: Bench, varied: bool) -> str:
         sizes += f", block sizes {', '.join(map(str, widths(bench)))}, both drawn; *identical* to "
         sizes += reference_contender(precision(bench.cfg)).name
     return (
-        f"Subset {bench.subset}: its {len(bench.order)} sentences again and again, each time in another order, "
-        f"{sizes}; time in the decoder only, memory at the end of each part, of the whole process (on a GPU what "
-        "PyTorch had allocated); one decoder after the other."
+        f"Subset {bench.subset}: its {len(bench.order)} sentences repeatedly, each time in another order, {sizes}; "
+        "time in the decoder only, memory of the whole process at the end of each part (on a GPU memory allocated by "
+        "PyTorch); one decoder after the other."
     )
 
 
-def records(runs: dict[str, list[Part]]) -> list[dict[str, Any]]:
-    """Return everything that was measured, for JSON."""
+def records(runs: dict[str, list[RunPart]]) -> list[dict[str, Any]]:
+    """Return all measurements for JSON."""
     names = ("speed_ratio", "memory_ratio")
     return [
         {"name": name, "parts": list(map(asdict, parts)), **dict(zip(names, last_to_first(parts), strict=True))}

@@ -1,4 +1,4 @@
-"""Decode with one contender after the other and take down quality, identity and speed."""
+"""Measure quality, identity and speed of contenders."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ WARM_UP_SENTENCES = 5
 
 @dataclass
 class Row:
-    """What was measured for one contender. Quantities that do not apply are None."""
+    """Measurements of one contender; None for quantities that do not apply."""
 
     name: str
     beam: int = 1
     bleu: float | None = None
-    identical: int | None = None  # sentences with the ids that they should have, whole subset
+    identical: int | None = None  # sentences with the reference's ids, whole subset
     sentences: int = 0
-    identical_timed: dict[int, int] = field(default_factory=dict)  # the same on the timed ones, by batch size
+    identical_timed: dict[int, int] = field(default_factory=dict)  # the same of the timed sentences, by batch size
     timed_sentences: int = 0
     iterations: float | None = None  # decoder runs per sentence
     mean_accepted_tokens: float | None = None  # tokens per decoder run
@@ -36,12 +36,12 @@ class Row:
     seconds: dict[int, list[float]] = field(default_factory=dict)  # batch size -> one entry per repetition
     lossless: bool = False  # by construction
     lossy: bool = False  # weights are rounded
-    weights: int | None = None  # bytes of the models that take part
+    weights: int | None = None  # bytes of its models
     peak_memory: dict[int, int] = field(default_factory=dict)  # batch size -> bytes: see `peak_memory`
     peak_reserved: dict[int, int] = field(default_factory=dict)  # the same, reserved by PyTorch on a GPU
     on_paper: dict[int, int] = field(default_factory=dict)  # batch size -> bytes of weights and caches, computed
-    gpu_use: GpuUse | None = None  # on a GPU, in all of these passes, of decoders that are ours
-    latencies: list[float] = field(default_factory=list)  # seconds of every timed sentence on its own, medians
+    gpu_use: GpuUse | None = None  # on a GPU, of our decoders
+    latencies: list[float] = field(default_factory=list)  # median seconds of every timed sentence at batch size 1
 
     def rate(self, batch_size: int) -> float | None:
         """Return sentences per second: the median over the repetitions."""
@@ -65,30 +65,30 @@ def drafting_notes(rows: Sequence[Row], contenders: Sequence[Contender], batch_s
         if rates.get(GREEDY, 0.0) > other > 0:
             lines.append(
                 f"At batch size {size}, {GREEDY} ({rates[GREEDY]:.1f} sentences/s) is faster than all lossless "
-                f"decoders that draft (the fastest of them, {best}: {other:.1f}): with these models on this machine "
-                "drafting does not pay there."
+                f"decoders that draft (the fastest of them, {best}: {other:.1f}): drafting does not pay there with "
+                "these models on this machine."
             )
     return lines
 
 
 def count_identical(outputs: Mapping[int, Tokens], reference: Mapping[int, Tokens]) -> int:
-    """Return for how many sentence ids both hold the same token ids."""
+    """Return the number of sentences with the same token ids in both."""
     return sum(tokens == reference[number] for number, tokens in outputs.items())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """Extent of the measurements."""
 
     batch_sizes: Sequence[int]
     timing_sentences: int
     repeats: int
-    timing_seconds: float = 0.0  # of every repetition, at least; the mean of its passes counts
+    timing_seconds: float = 0.0  # minimum of every repetition; the mean of its passes counts
     warm_up_sentences: int = WARM_UP_SENTENCES
 
     @property
     def at_least(self) -> str:
-        """How long every repetition takes, in words."""
+        """Minimum time of a repetition, as text."""
         return f" of at least {self.timing_seconds:g} s each" if self.timing_seconds else ""
 
 
@@ -126,7 +126,7 @@ def measure_speed(
     warm_up: Sequence[int],
     bar: tqdm,
 ) -> None:
-    """Fill in the seconds of each repetition, and identity at each batch size."""
+    """Measure the seconds of each repetition, and identity at each batch size."""
     generators = [bench.generator(contender) for contender in contenders]
     for batch_size in plan.batch_sizes:
         for generator in generators:
@@ -161,7 +161,7 @@ def measure_speed(
 
 
 def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[str, Profile]:
-    """Return where the time goes for each row that is ours, one sentence at a time; nothing without --profile."""
+    """Return the profile of each of our rows at batch size 1; empty without --profile."""
     found: dict[str, Profile] = {}
     if not bench.cfg.common.profile:
         return found
@@ -169,7 +169,7 @@ def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[
     for contender in contenders:
         generator = bench.generator(contender)
         if isinstance(generator, DraftVerifyGenerator):
-            # Warm-up: of a GPU all of them, so that no graph is captured while time is taken.
+            # On a GPU warm up with all sentences, so that no graph is captured during the measurement.
             bench.decode(generator, numbers if bench.cuda else numbers[:3], 1)
             profile = Profile()
             profile.attach(generator)
@@ -183,8 +183,8 @@ def iterations(
 ) -> tuple[float | None, float | None]:
     """Return decoder runs per sentence and tokens per run.
 
-    Our generators count them. fairseq's greedy search runs once per token; how often its beam search runs
-    cannot be seen in its output.
+    Our generators count them. fairseq's greedy search runs once per token; the output of its beam search does not
+    show the number of runs.
     """
     stats = getattr(generator, "stats", None)
     if stats is not None:
@@ -195,7 +195,7 @@ def iterations(
 
 
 def counts(generator: Any) -> tuple[int, int]:
-    """Return the tokens and iterations of one of our generators so far; zeros of others."""
+    """Return tokens and iterations of one of our generators so far; zeros for others."""
     stats = getattr(generator, "stats", None)
     return (0, 0) if stats is None else (stats.tokens, stats.iterations)
 
@@ -211,6 +211,6 @@ def bleu(bench: Bench, outputs: Mapping[int, Tokens], references: Mapping[int, s
 
 
 def bleu_signature() -> str:
-    """sacrebleu's signature of `SCORER`, which knows it only once it has scored something against one reference."""
+    """Return sacrebleu's signature of `SCORER`, which is available only after a first score."""
     SCORER.corpus_score(["-"], [["-"]])
     return str(SCORER.get_signature())

@@ -1,9 +1,9 @@
-"""Speed of model shapes for which no trained drafter is at hand: random weights, and drafts that are replayed.
+"""Measure the speed of model shapes without trained drafters: random weights and replayed drafts.
 
-The drafter runs, and costs what it costs, but what it says is replaced by the verifier's own greedy output, made wrong
-at positions that are drawn. Drafted tokens are right with a fixed probability each, so that accepted lengths follow a
-geometric distribution truncated at the block size; the probability is chosen for a stated mean, and is what the drafter
-is taken to say of each token, where only those are verified that pay.
+The drafter runs at its full cost, but its tokens are replaced by the verifier's own greedy output with errors at random
+positions. Every drafted token is right with the same probability, so that accepted lengths follow a geometric
+distribution truncated at the block size. The probability is chosen for a given mean, and the policy takes it as the
+drafter's probability of each token.
 """
 
 import os
@@ -33,7 +33,7 @@ _TINY = (
     "--encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 "
     "--decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4"
 )
-# Of the GAD and SpecDec papers: Transformer-base, big (GAD section 5.1, 5.3.2) and 12-2 (SpecDec Appendix B.5).
+# Shapes of the papers: Transformer-base, big (GAD section 5.1, 5.3.2) and 12-2 (SpecDec Appendix B.5).
 SHAPES = {
     "base": ("transformer", "block_nat_base", []),
     "big": ("transformer_vaswani_wmt_en_de_big", "block_nat_big", []),
@@ -46,15 +46,13 @@ VOCABULARY = 32768
 MIN_VOCABULARY = 10
 _SEED = 1
 
-# ------------------------------------------------------------------------------------------------ the drafter
-
 
 class Replay:
-    """The verifier's own outputs, wrong at drawn positions.
+    """The verifier's own outputs with errors at random positions.
 
     Args:
         outputs: sentence id -> token ids of the verifier's output.
-        words: two symbols that are no special ones; one of them is the wrong token.
+        words: two ordinary symbols to use as wrong tokens.
     """
 
     def __init__(self, outputs: Mapping[int, Sequence[int]], words: tuple[int, int]) -> None:
@@ -66,29 +64,29 @@ class Replay:
         self.draw(1.0)
 
     def draw(self, probability: float) -> None:
-        """Make tokens wrong, but for a share of them; which ones does not depend on what else is in the batch."""
+        """Draw the errors, for a probability of right tokens; they do not depend on the batches."""
         self.probability = probability
         generator = torch.Generator().manual_seed(_SEED)
-        # Position by position, so that longer outputs change nothing.
+        # By position, so that longer outputs do not change earlier draws.
         right = torch.rand(self.outputs.t().shape, generator=generator).t() < probability
         wrong = torch.where(self.outputs == self.words[0], self.words[1], self.words[0])
         self.tokens = torch.where(right, self.outputs, wrong)
 
     def of(self, sample: Mapping[str, Any]) -> Tensor:
-        """What is drafted for the sentences of a fairseq batch, [B, T]."""
+        """Return the drafted tokens [B, T] for the sentences of a fairseq batch."""
         return self.tokens[[self.row_of[number] for number in sample["id"].tolist()]]
 
     @torch.inference_mode()
     def learn(self, sample: Mapping[str, Any], hypotheses: Sequence[Sequence[dict[str, Tensor]]]) -> None:
-        """What the verifier says of a batch is what is drafted the next time.
+        """Use the verifier's outputs of a batch for the next drafts.
 
-        Where two tokens score alike, another batch may say the other one, and another sentence from there on.
+        Tokens of equal score may be chosen differently in another batch, which changes the rest of the sentence.
         """
-        longest = max(len(found[0]["tokens"]) for found in hypotheses)
+        longest = max(len(of_sentence[0]["tokens"]) for of_sentence in hypotheses)
         missing = max(0, longest - self.outputs.size(1))
         self.outputs = nn.functional.pad(self.outputs, (0, missing), value=self.words[0])
-        for number, found in zip(sample["id"].tolist(), hypotheses, strict=True):
-            tokens = found[0]["tokens"]
+        for number, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
+            tokens = of_sentence[0]["tokens"]
             self.outputs[self.row_of[number], : len(tokens)] = tokens
         self.draw(self.probability)
 
@@ -127,10 +125,10 @@ class ReplayedDrafter(Drafter):
 
 
 def acceptance_probability(tokens: float, block_size: int) -> float:
-    """Return p with 1 + p + p^2 + ... + p^k = `tokens`, the mean tokens of an iteration, by bisection.
+    """Return p with 1 + p + p^2 + ... + p^k = `tokens`, the mean tokens per iteration, by bisection.
 
     Raises:
-        ConfigurationError: for a mean that a block of k cannot have.
+        ConfigurationError: for a mean above k + 1.
     """
     if not 1 <= tokens < block_size + 1:
         raise ConfigurationError(
@@ -147,15 +145,15 @@ def acceptance_probability(tokens: float, block_size: int) -> float:
 def replay_drafts(
     generator: DraftVerifyGenerator, outputs: Mapping[int, Sequence[int]], tokens: float, words: tuple[int, int]
 ) -> None:
-    """Let a generator with a trained or random drafter decode with replayed drafts.
+    """Make a generator decode with replayed drafts.
 
-    They are right of what it said itself when it decoded a sentence last, and of `outputs` the first time.
+    Drafts come from its own last output of a sentence, the first time from `outputs`.
 
     Args:
         generator: of `gad` or `gad++`; changed in place.
         outputs: sentence id -> token ids of the verifier's greedy output.
-        tokens: mean tokens per iteration to draw, the verifier's own included.
-        words: two symbols that are no special ones.
+        tokens: mean tokens per iteration to draw.
+        words: two ordinary symbols.
     """
     spec, generate = generator.spec, generator._generate
     replay = Replay(outputs, words)
@@ -177,13 +175,13 @@ def replay_drafts(
         drafter = method.weights.module.ReplayedDrafter(method.drafter, replay.probability)
         return replace(method, drafter=drafter, on_batch=lambda sample: drafter.replay(replay.of(sample)))
 
-    def learning(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def generate_and_learn(sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         hypotheses = generate(sample, *args, **kwargs)
         replay.learn(sample, hypotheses)
         return hypotheses
 
     generator.spec = replace(spec, build=build, build_native=build_native)
-    generator._generate = learning  # type: ignore[method-assign]
+    generator._generate = generate_and_learn  # type: ignore[method-assign]
     generator.refresh()
 
 
@@ -213,12 +211,12 @@ def prepare(
         os.replace(partial, target)
     arguments = [str(target / "data"), "--path", str(target / "verifier.pt")]
     arguments += ["--drafter-path", str(target / "drafter.pt")]
-    # fairseq ends an output at this many times the length of its source, and random models do not end it sooner.
+    # Random models rarely emit EOS: fairseq ends outputs at the length of their sources.
     return [*arguments, "--max-len-a", "1", "--max-len-b", "0"]
 
 
 def describe(shape: str, drafter: str, lengths: Sequence[int], vocabulary: int, block_size: int, drawn: str) -> str:
-    """Return the note that goes with every table of replayed drafts; `drawn` names rows and their means, if any."""
+    """Return the note below tables of replayed drafts; `drawn` names rows and their means, if any."""
     kind = "of this shape" if drafter == "tokens" else "of 2 layers that reads the verifier's states"
     models = (
         f"Random weights: Transformer-{shape}, vocabulary {vocabulary}, sentences of {lengths[0]} to {lengths[1]} "
@@ -238,7 +236,7 @@ def _write_data(folder: Path, sentences: int, lengths: Sequence[int], vocabulary
     words = [f"w{number}" for number in range(vocabulary - 4)]
     (folder / "dict").write_text("".join(f"{word} 1\n" for word in words), encoding="utf-8")
     draw = random.Random(_SEED)
-    # A binarised sentence has one token more, its end.
+    # Binarisation adds EOS.
     lines = [" ".join(draw.choices(words, k=draw.randint(*lengths) - 1)) for _ in range(sentences)]
     (folder / "test.src").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     arguments = ["--source-lang", "src", "--target-lang", "tgt", "--only-source", "--workers", "1"]
@@ -256,7 +254,7 @@ def _write_models(folder: Path, shape: str, drafter_context: str) -> None:
     args = _parse([*common, "--task", "translation", "--arch", verifier_arch])
     task = TranslationTask.setup_task(args)
     verifier = models.ARCH_MODEL_REGISTRY[verifier_arch].build_model(args, task)
-    # With tied embeddings a random model says what it just read, which at first is the end of the sentence.
+    # With tied embeddings a random model repeats its input, which at first is EOS.
     verifier.decoder.embed_tokens.weight.data[task.target_dictionary.eos()] = 0
     _save(folder / "verifier.pt", args, verifier)
     args = _parse(
@@ -275,7 +273,7 @@ def _parse(arguments: list[str]) -> Namespace:
 
 
 def _save(path: Path, args: Namespace, model: nn.Module) -> None:
-    """Write what fairseq's loader needs of a checkpoint, in half precision as training with --fp16 saves it."""
+    """Write a minimal checkpoint for fairseq's loader, in half precision as training with --fp16 saves it."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     weights = {name: weight.half() if name in parameters else weight for name, weight in model.state_dict().items()}
     history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}

@@ -1,4 +1,4 @@
-"""The command lines of `spec-dec-compare` and `spec-dec-bench`: fairseq-generate's, and what to measure."""
+"""Command lines of `spec-dec-compare` and `spec-dec-bench`: fairseq-generate's with options of the measurement."""
 
 import argparse
 import os
@@ -35,7 +35,7 @@ from fairseq_plugins.commands.parsing import (
 from fairseq_plugins.commands.session import change, precision
 from fairseq_plugins.errors import ConfigurationError
 
-# Rows that are there for study, not for speed; --decoders names them.
+# Rows that --decoders must name: they are not fast.
 _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 
 
@@ -47,7 +47,7 @@ def get_parser(
     Args:
         prog: name of the command.
         description: its purpose.
-        contenders: rows that it can have.
+        contenders: available rows.
         repeats: default of --repeats.
         batch_sizes: default of --timing-batch-sizes.
     """
@@ -57,8 +57,8 @@ def get_parser(
     known = ", ".join(contender.name for contender in contenders)
     add("--results", metavar="FOLDER", help="write the tables there")
     add("--repeats", type=positive, default=repeats, help="timed repetitions; the median counts")
-    add("--timing-sentences", type=positive, default=100, help="how many sentences are timed")
-    again = "in every repetition, decode these sentences again until S seconds are over; short times say little"
+    add("--timing-sentences", type=positive, default=100, help="number of timed sentences")
+    again = "in every repetition, decode these sentences repeatedly for at least S seconds; short times are inaccurate"
     add("--timing-seconds", type=not_negative, default=0.0, metavar="S", help=again)
     add("--timing-batch-sizes", type=positive_list, default=batch_sizes, metavar="N,N", help="batch sizes to time")
     add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
@@ -68,15 +68,15 @@ def get_parser(
 
 
 def conversions(results: str | None) -> Path:
-    """Return where models are made for other programs: in the folder of --results, or a temporary one."""
+    """Return the folder of converted models: in that of --results, or a temporary one."""
     return Path(results or Path(tempfile.gettempdir()) / f"spec-dec-bench-{os.getuid()}") / "ctranslate2"
 
 
 def parse(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:
-    """Return our own options and fairseq's configuration, with the files that they name checked.
+    """Return our own options and fairseq's configuration, and check the files that they name.
 
     Raises:
-        ConfigurationError: for a file that is not there, or an option that is for one decoder.
+        ConfigurationError: for a missing file, or an option for a single decoder.
     """
     args = parse_arguments(parser, argv)
     cfg = as_config(args)
@@ -97,17 +97,14 @@ def leave_the_decoder_to_us(cfg: DictConfig) -> None:
     change(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 
 
-# ------------------------------------------------------------------------------------------------ spec-dec-bench
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What to measure.
+    """Settings of a benchmark.
 
     Attributes:
         args: our own options.
-        bench: decodes.
-        wanted: the rows that were asked for.
+        bench: models and data.
+        wanted: the requested rows.
     """
 
     args: argparse.Namespace
@@ -116,7 +113,7 @@ class Setting:
 
 
 def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
-    """Return the rows that there are on this device, those that others made first."""
+    """Return the rows for this device, fairseq's and CTranslate2's first."""
     others = CTRANSLATE2_ON_GPU if cuda else CTRANSLATE2_ON_CPU
     searches = [contender for contender in CONTENDERS if contender.decoder == "beam"]
     ours = [contender for contender in CONTENDERS if contender not in searches] + ([] if cuda else list(ON_CPU))
@@ -132,14 +129,14 @@ def benchmark_parser(contenders: Sequence[Contender]) -> CommandParser:
     parser = get_parser("spec-dec-bench", description, contenders, repeats=5, batch_sizes=[1, 4, 8, 16, 32])
     group = parser.add_argument_group("benchmark")
     add = group.add_argument
-    add("--threads", type=positive, help="threads on the CPU (default: what OMP_NUM_THREADS says)")
-    add("--no-memory", action="store_true", help="do not measure memory, for which models load again")
-    long_run = "decode N sentences, those of the subset again and again, at --batch-size, and say of every tenth of "
-    long_run += "them how fast it was and what memory there was; nothing else"
+    add("--threads", type=positive, help="threads on the CPU (default: OMP_NUM_THREADS)")
+    add("--no-memory", action="store_true", help="do not measure memory, which loads the models again")
+    long_run = "instead decode N sentences, repeating the subset, at --batch-size, and report speed and memory of "
+    long_run += "every tenth of the run"
     add("--long-run", type=positive, metavar="N", help=long_run)
-    varied = "with --long-run: draw the size of every batch, up to --batch-size, and its block size, up to "
-    varied += "--block-size (default: 5), and compare all outputs with those of fairseq's beam 1 (in half precision of "
-    add("--varied", action="store_true", help=varied + "our greedy)")
+    varied = "with --long-run: draw size (up to --batch-size) and block size (up to --block-size, default: 5) of every "
+    varied += "batch, and compare all outputs with fairseq's beam 1 (in half precision with our greedy)"
+    add("--varied", action="store_true", help=varied)
     _add_replay_options(group)
     return parser
 
@@ -148,7 +145,7 @@ def _add_replay_options(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     shape = "random weights of this shape and replayed drafts, without DATA and --path"
     add("--replay", choices=list(replay.SHAPES), help=shape)
-    drafter = "whose cost is paid: --drafter-context tokens, as deep as the verifier, or features, 2 layers"
+    drafter = "drafter that runs: --drafter-context tokens, as deep as the verifier, or features with 2 layers"
     add("--replay-drafter", choices=["tokens", "features"], default="tokens", help=drafter)
     lengths = "shortest and longest sentence"
     add("--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help=lengths)
@@ -159,7 +156,7 @@ def _add_replay_options(group: argparse._ActionsContainer) -> None:
 
 
 def configure(argv: Sequence[str]) -> Setting:
-    """Parse arguments and load data; models are loaded when first needed."""
+    """Parse arguments and load data; models are loaded on first use."""
     replaying = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     _add_replay_options(replaying)
     replaying.add_argument("--results")
@@ -189,7 +186,7 @@ def configure(argv: Sequence[str]) -> Setting:
     named = args.decoders or ",".join(row.name for row in rows if row.name not in _NOT_BY_DEFAULT)
     wanted = choose(named, rows, kind=precision(cfg))
     if args.long_run is not None:
-        # No comparison with fairseq's search, which would take most of the time.
+        # Without fairseq's search, which would take most of the time.
         wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
     return Setting(args, Bench(cfg, args.blockwise_path, made_here), wanted)
 

@@ -13,7 +13,7 @@ _MEGABYTE = 1e6
 
 
 def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """BLEU, sentences with fairseq's ids (of all, and of the timed ones by batch size), iterations, accepted tokens."""
+    """Return a table of BLEU, sentences with fairseq's ids (all, and timed ones by batch size), and iterations."""
     header = ["decoder", "lossless", "BLEU", "identical", *_batches(batch_sizes), "iterations", "mean accepted"]
     body = [
         [
@@ -31,26 +31,26 @@ def output_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
 
 
 def speed_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Sentences per second: the median, and in brackets slowest and fastest repetition."""
+    """Return a table of sentences per second: the median, and in brackets slowest and fastest repetition."""
     cells = "{:.1f} ({:.1f}–{:.1f})".format
     body = [[row.name, *(cells(row.rate(size), *rate_range(row, size)) for size in batch_sizes)] for row in rows]
     return table(body, ["sentences/s", *_batches(batch_sizes)])
 
 
 def rate_range(row: Row, batch_size: int) -> tuple[float, float]:
-    """Sentences per second of the slowest and the fastest repetition."""
+    """Return sentences per second of the slowest and the fastest repetition."""
     times = row.seconds[batch_size]
     return row.timed_sentences / max(times), row.timed_sentences / min(times)
 
 
 def speed_up_table(rows: Sequence[Row], batch_sizes: Sequence[int], baseline: Row) -> str:
-    """How many times faster than one row, by batch size."""
+    """Return a table of speed-ups over one row, by batch size."""
     body = [[row.name, *(shown(speed_up(row, baseline, size), ".2f") for size in batch_sizes)] for row in rows]
     return table(body, [f"× {baseline.name}", *_batches(batch_sizes)])
 
 
 def baselines(rows: Sequence[Row]) -> list[Row]:
-    """The rows to compare with, of those that were measured."""
+    """Return the measured rows that others are compared with."""
     return [row for name in (BEAM_5, BEAM_1, CTRANSLATE2_GREEDY) for row in rows if row.name == name]
 
 
@@ -65,15 +65,15 @@ def speed_ups(row: Row, rows: Sequence[Row], batch_size: int) -> dict[str, float
 
 
 def latency_table(rows: Sequence[Row]) -> str:
-    """Milliseconds of a sentence on its own: percentiles over the sentences."""
+    """Return a table of milliseconds per sentence at batch size 1: percentiles over the sentences."""
     body = [[row.name, *(f"{value * 1000:.1f}" for value in np.percentile(row.latencies, PERCENTILES))] for row in rows]
     return table(body, ["ms per sentence, batch 1", *(f"p{percent}" for percent in PERCENTILES)])
 
 
 def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
-    """Megabytes, as SpecDec Tables 14 and 15: weights, and the peak beside weights and caches on paper.
+    """Return a table of megabytes, as SpecDec Tables 14 and 15: weights, peak, and computed weights and caches.
 
-    Of a GPU the peak of what was allocated, and that of what was reserved.
+    On a GPU the peaks of allocated and of reserved memory.
     """
     on_gpu = any(row.peak_reserved for row in rows)
     header = ["MB", "model weights"]
@@ -92,7 +92,7 @@ def memory_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
 
 
 def megabytes(size: int | None) -> str:
-    """Bytes as megabytes."""
+    """Return bytes as megabytes."""
     return "not measured" if size is None else f"{size / _MEGABYTE:.1f}"
 
 

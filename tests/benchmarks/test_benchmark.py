@@ -43,7 +43,7 @@ def _rows(folder: Path) -> dict:
 
 
 @LINUX
-def test_a_run(
+def test_measures_output_speed_memory_and_profile(
     corpus: Corpus,
     programs: Path,
     tmp_path: Path,
@@ -121,7 +121,7 @@ def test_without_ctranslate2(
     assert "## Memory" not in printed and "## Latency" not in printed
 
 
-def test_a_model_that_ctranslate2_cannot_convert(corpus: Corpus, tmp_path: Path) -> None:
+def test_unsupported_model_for_ctranslate2(corpus: Corpus, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     task = make_task()
     task.cfg.data, task.cfg.source_lang, task.cfg.target_lang = str(corpus.data), "src", "tgt"
@@ -135,6 +135,7 @@ def _row(name: str, seconds: float, **more: object) -> Row:
     latencies = [seconds / 100 * number for number in range(1, 102)]
     return Row(
         name,
+        1,
         None,
         4,
         4,
@@ -182,15 +183,15 @@ def test_tables() -> None:
 
 
 @LINUX
-def test_peak_memory_sees_what_was_used_in_between() -> None:
-    peak_memory._forget_peak(cuda=False)
+def test_peak_memory_includes_freed_memory() -> None:
+    peak_memory._reset_peak(cuda=False)
     before = peak_memory._peak(cuda=False)
     block = torch.ones(20_000_000)
     del block
     peak = peak_memory._peak(cuda=False)
     assert before is not None and peak is not None
     assert 75_000_000 < peak - before < 120_000_000
-    peak_memory._forget_peak(cuda=False)
+    peak_memory._reset_peak(cuda=False)
     assert peak_memory._peak(cuda=False) < peak - 50_000_000
 
 
@@ -280,7 +281,7 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch(engine: Engine | Non
 
 
 @BACKENDS
-def test_replayed_drafts_stay_right_when_the_verifier_says_something_else(engine: Engine | None) -> None:
+def test_replayed_drafts_follow_changed_verifier_output(engine: Engine | None) -> None:
     """What was recorded goes on with other words after the second one; the next pass knows better."""
     task = make_task()
     verifier, drafter = make_transformer(task), make_drafter(task, block_size=6)
@@ -323,13 +324,13 @@ def test_replay_of_a_shape(
     assert f"gad (replayed) {tokens}," in printed and "gad++ high-quality (replayed) 7.56" in printed
 
 
-def test_without_replayed_drafts_nothing_is_said_of_them() -> None:
+def test_note_without_replayed_drafts() -> None:
     drafted, alone = (replay.describe("base", "features", (8, 20), 200, 7, drawn) for drawn in ("gad (replayed) 4", ""))
     assert "k = 7," in drafted and "gad (replayed) 4 (GAD" in drafted
     assert alone.startswith("Random weights: Transformer-base, vocabulary 200") and "drafter" not in alone
 
 
-def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_feature_drafter_has_no_nat_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = replay.prepare(tmp_path, "tiny", "features", 3, (6, 9), 200)
     limits = "--cpu --repeats 1 --timing-sentences 2 --timing-batch-sizes 1 --decoders nat,gad"
     assert compare.main([*arguments, *limits.split()]) == 0
@@ -341,14 +342,14 @@ def test_a_drafter_that_reads_states_has_no_row_of_its_own(tmp_path: Path, capsy
 # Long runs
 
 
-def test_a_long_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
     arguments += ["--long-run", "45", "--batch-size", "4", "--decoders", "gad,greedy int8", "--results", str(tmp_path)]
     assert benchmark.main(arguments) == 0
     printed, log = capsys.readouterr()
     assert printed.startswith("## A long run\n")
     assert (tmp_path / "long_run.md").read_text(encoding="utf-8") in printed
-    assert "its 36 sentences again and again" in printed and "Lossy, weights rounded to int8" in printed
+    assert "its 36 sentences repeatedly" in printed and "Lossy, weights rounded to int8" in printed
     lines = [line for line in printed.splitlines() if line.startswith("| ")]
     assert [line.split("|")[1].strip() for line in lines] == [
         "sentences",
@@ -367,7 +368,7 @@ def test_a_long_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("precision", [[], ["--bf16"]])
-def test_a_varied_long_run(
+def test_varied_long_run(
     corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: list[str]
 ) -> None:
     """Batches and block sizes are drawn, and every output is compared."""
@@ -398,7 +399,7 @@ def test_a_varied_long_run(
     assert {width for _, width in seen} >= {1, 2, 3} and len({size for size, _ in seen}) > 3
 
 
-def test_a_varied_long_run_can_fail(corpus: Corpus, tmp_path: Path) -> None:
+def test_varied_long_run_detects_wrong_outputs(corpus: Corpus, tmp_path: Path) -> None:
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--long-run", "10", "--varied"]
     wrong = (3, 4, 5)
     with mock.patch.object(long_run, "_expected", lambda bench: dict.fromkeys(bench.order, wrong)):
@@ -415,14 +416,14 @@ def test_sentences_of_a_long_run() -> None:
     assert len({tuple(long_run.repeated(range(9), 90)[begin : begin + 9]) for begin in range(0, 90, 9)}) == 10
 
 
-def test_a_long_run_says_what_changed() -> None:
-    parts = [long_run.Part(100, 2.0, 4_000_000), long_run.Part(100, 4.0, 6_000_000)]
+def test_long_run_table() -> None:
+    parts = [long_run.RunPart(100, 2.0, 4_000_000), long_run.RunPart(100, 4.0, 6_000_000)]
     assert long_run.last_to_first(parts) == (0.5, 1.5)
     on_gpu = [replace(part, reserved=8_000_000 * number) for number, part in enumerate(parts, 1)]
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in long_run.table({"gad": on_gpu}).splitlines()]
     assert lines[0] == ["sentences", "gad, sentences/s", "MB", "MB reserved"]
     assert lines[2] == ["1 to 100", "50.0", "4.0", "8.0"] and lines[-1] == ["last / first", "0.500", "1.500", "2.000"]
-    unknown = [long_run.Part(100, 2.0, None), long_run.Part(100, 4.0, None)]
+    unknown = [long_run.RunPart(100, 2.0, None), long_run.RunPart(100, 4.0, None)]
     assert long_run.last_to_first(unknown) == (0.5, None)
     lines = long_run.table({"a": parts, "b": unknown}).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
@@ -430,7 +431,7 @@ def test_a_long_run_says_what_changed() -> None:
     assert cells[4] == ["last / first", "0.500", "1.500", "0.500", "-"]
 
 
-def test_too_short_a_long_run(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_short_long_run_is_refused(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--long-run", "9", "--decoders", "greedy"]
     assert benchmark.main(arguments) == 2
     assert "error: --long-run 9: give at least 10 sentences" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`make gpu-check` as far as it goes without a GPU: every check in this process on small models, and the page."""
+"""`make gpu-check` without a GPU: every check on small models in this process, and the page."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ import torch
 
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
 from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report
-from fairseq_plugins.benchmarks.gpu_check.place import Place, largest_difference, same_ids
+from fairseq_plugins.benchmarks.gpu_check.environment import Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 
@@ -22,74 +22,74 @@ IN_PROCESS = [check for _, check in command.CHECKS if check.__module__ != progra
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Small models, which are made once."""
-    return Place("cpu", tmp_path_factory.mktemp("gpu"), "tiny", 4, (3, 6), 60, (1, 3))
+def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Small models, built once."""
+    return Environment("cpu", tmp_path_factory.mktemp("gpu"), "tiny", 4, (3, 6), 60, (1, 3))
 
 
 @pytest.mark.parametrize("check", IN_PROCESS, ids=lambda check: check.__name__)
-def test_checks_run_on_a_cpu(check: command.Check, place: Place) -> None:
-    """With other numbers, but all of their code."""
-    outcome = check(place)
+def test_checks_run_on_a_cpu(check: command.Check, env: Environment) -> None:
+    """All code of the checks runs on a CPU, too."""
+    outcome = check(env)
     assert outcome.state == PASSED, outcome.summary
     assert outcome.summary and "\n" not in outcome.summary
     assert all(len(row) == len(outcome.rows[0]) for row in outcome.rows)
     assert all(isinstance(cell, str) for row in outcome.rows for cell in row)
 
 
-def test_graphs_that_run_are_counted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With recordings in place of graphs: pass after pass, more steps come from these."""
+def test_graphs_that_run_are_counted(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With recordings instead of graphs, later passes replay more steps."""
     from tests.decoding.engine.test_graphed_decoder import Recorder
 
     recorder = Recorder()
     monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))
-    outcome = exactness.fp32_is_fairseqs(place)
+    outcome = exactness.fp32_equals_fairseq(env)
     assert outcome.state == PASSED
     replays = [int(row[-1]) for row in outcome.rows[1:] if row[:2] == ["gad", "1"]]
     assert len(replays) == 4 and replays == sorted(replays) and replays[-1] > replays[0]
-    found = device.captures(place)
-    assert found.numbers["captures"] > 0 and found.summary.startswith("CUDA graphs on: ")
+    outcome = device.captures(env)
+    assert outcome.numbers["captures"] > 0 and outcome.summary.startswith("CUDA graphs on: ")
 
 
 @pytest.mark.parametrize(
-    "check", [exactness.fp32_is_fairseqs, exactness.graphs_change_nothing, exactness.half_is_greedys]
+    "check", [exactness.fp32_equals_fairseq, exactness.graphs_change_nothing, exactness.half_equals_greedy]
 )
-def test_one_other_token_fails(check: command.Check, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded, calls = exactness.decoded, []
+def test_one_wrong_token_fails(check: command.Check, env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, calls = exactness.decode, []
 
-    def wrong(*given: Any) -> Any:
-        calls.append(given)
-        output = decoded(*given)
+    def wrong(*args: Any) -> Any:
+        calls.append(args)
+        output = decode(*args)
         if len(calls) == 2:
             output[1][0][0] += 1
         return output
 
-    monkeypatch.setattr(exactness, "decoded", wrong)
-    # Passes before the last are not compared where graphs are.
+    monkeypatch.setattr(exactness, "decode", wrong)
+    # Only the last pass is compared with graphs.
     monkeypatch.setattr(exactness, "PASSES", 1)
-    assert check(place).state == FAILED
+    assert check(env).state == FAILED
 
 
-def test_what_is_compared() -> None:
+def test_same_ids_and_largest_difference() -> None:
     ours = [([4, 2], [-1.0, -0.5]), ([5, 2], [-1.0, -0.5])]
     theirs = [([4, 2], [-1.0, -0.25]), ([6, 2], [-9.0, -0.5])]
     assert same_ids(ours, ours) == 2 and same_ids(ours, theirs) == 1
     assert largest_difference(ours, theirs) == 0.25 and largest_difference(ours[1:], theirs[1:]) == 0.0
 
 
-def test_waits_are_counted_by_iteration() -> None:
+def test_synchronisations_are_counted_by_iteration() -> None:
     def iterations() -> Iterator[int]:
-        for waits in (5, 1, 0, 2):
-            for _ in range(waits):
+        for count in (5, 1, 0, 2):
+            for _ in range(count):
                 warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
             warnings.warn("something else", stacklevel=1)
-            yield waits
+            yield count
 
-    assert device.count_waits(iterations()) == [1, 0, 2]
+    assert device.count_synchronisations(iterations()) == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
-    "status, said, state",
+    "status, output, state",
     [
         (0, "...\n3 passed, 300 deselected in 9.00s\n", PASSED),
         (0, "==== 3 skipped, 300 deselected in 9.00s ====\n", FAILED),
@@ -99,19 +99,17 @@ def test_waits_are_counted_by_iteration() -> None:
         (None, "collecting\n", FAILED),
     ],
 )
-def test_what_pytest_says(status: int | None, said: str, state: str) -> None:
-    assert programs.judged_tests(status, said).state == state
+def test_outcome_of_pytest(status: int | None, output: str, state: str) -> None:
+    assert programs.outcome_of_tests(status, output).state == state
 
 
-def test_programs_end_when_the_time_is_up() -> None:
-    assert programs.run_within(60, [sys.executable, "-c", "import os; print(os.environ['NAME'])"], {"NAME": "x"}) == (
-        0,
-        "x\n",
-    )
-    assert programs.run_within(60, [sys.executable, "-c", "exit(3)"]) == (3, "")
+def test_programs_end_at_the_time_limit() -> None:
+    printing = "import os; print(os.environ['NAME'])"
+    assert programs.run_with_timeout(60, [sys.executable, "-c", printing], {"NAME": "x"}) == (0, "x\n")
+    assert programs.run_with_timeout(60, [sys.executable, "-c", "exit(3)"]) == (3, "")
     started = time.monotonic()
     waiting = "import time; print('here', flush=True); time.sleep(60)"
-    assert programs.run_within(2, [sys.executable, "-c", waiting]) == (None, "here\n")
+    assert programs.run_with_timeout(2, [sys.executable, "-c", waiting]) == (None, "here\n")
     assert time.monotonic() - started < 30
 
 
@@ -121,7 +119,7 @@ def test_rates_against_targets() -> None:
         "greedy": {1: 60.0},
         "fairseq beam 5": {1: 2.0, 32: 30.0},
     }
-    outcome = programs.judged_rates(rates)
+    outcome = programs.outcome_of_rates(rates)
     assert outcome.state == FAILED and outcome.summary == "2 of 4 targets reached, 1 not measured"
     lines = report.targets_table(outcome.numbers["ratios"]).splitlines()
     assert lines[2:] == [
@@ -131,32 +129,32 @@ def test_rates_against_targets() -> None:
         "| batch 32, fp16: `gad (replayed)` at least 8 times fairseq beam 5 | 10.0 times |",
     ]
     rates["CTranslate2 greedy fp16"], rates["greedy"] = {1: 20.0}, {1: 50.0}
-    assert programs.judged_rates(rates).state == PASSED
+    assert programs.outcome_of_rates(rates).state == PASSED
 
 
-def test_the_benchmark_of_a_cpu(place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program, whose numbers are read."""
+def test_benchmark_on_a_cpu(env: Environment, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs spec-dec-bench and reads its results."""
     monkeypatch.setattr(sys, "executable", str(request.getfixturevalue("programs") / "python"))
-    outcome = programs.benchmark(place)
+    outcome = programs.benchmark(env)
     ratios = {(entry["batch"], entry["over"]): entry["ratio"] for entry in outcome.numbers["ratios"]}
     assert ratios[1, "fairseq beam 5"] > 0 and ratios[1, "greedy"] > 0
     assert ratios[1, "CTranslate2 greedy fp16"] is None and ratios[32, "fairseq beam 5"] is None
 
 
-def test_the_page_is_made_of_what_is_recorded(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A check that breaks off has failed; those for which no time is left are not run; all stand in the files."""
+def test_page_and_records_agree(env: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A check that raises has failed; checks after the time limit are not run; the files list all of them."""
 
-    def fine(at: Place) -> Outcome:
+    def fine(at: Environment) -> Outcome:
         return Outcome(PASSED, "as | it should be", [["what", "how many"], ["this", "3"]])
 
-    def breaks(at: Place) -> Outcome:
+    def breaks(at: Environment) -> Outcome:
         raise RuntimeError("CUDA error:\nan illegal memory access")
 
-    def last(at: Place) -> Outcome:
+    def last(at: Environment) -> Outcome:
         at.ends = time.monotonic() - 1
-        return programs.judged_rates({})
+        return programs.outcome_of_rates({})
 
-    at = Place("cpu", tmp_path / "gpu")
+    at = Environment("cpu", tmp_path / "gpu")
     checks = [("fine", fine), ("breaks", breaks), ("last", last), ("late", fine)]
     outcomes = command.run_checks(at, checks, "the command")
     assert [outcome.state for outcome in outcomes] == [PASSED, FAILED, FAILED, NOT_RUN]
@@ -171,15 +169,14 @@ def test_the_page_is_made_of_what_is_recorded(place: Place, tmp_path: Path, caps
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
-def test_without_a_gpu_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_error_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--results", str(tmp_path / "gpu")]) == 2
     printed, log = capsys.readouterr()
     assert printed == "" and log.count("\n") == 1 and "no GPU" in log and "make setup" in log
     assert not list(tmp_path.iterdir())
 
 
-def test_documents_have_the_table() -> None:
-    """With the numbers of a GPU once there are any."""
+def test_docs_have_the_table() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for line in report.targets_table().splitlines()[2:]:
         assert line.split("|")[1] in page

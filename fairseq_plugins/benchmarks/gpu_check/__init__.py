@@ -1,1 +1,1 @@
-"""What has to be seen on a machine with a GPU, in one command: `make gpu-check`. See docs/gpu.md."""
+"""Checks for a machine with a GPU: `make gpu-check`. See docs/gpu.md."""

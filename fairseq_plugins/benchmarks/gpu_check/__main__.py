@@ -1,9 +1,9 @@
-"""What has to be seen on a machine with a GPU, in one command and under ten minutes.
+"""Check decoding on a machine with a GPU, in less than ten minutes.
 
     python -m fairseq_plugins.benchmarks.gpu_check --results results/gpu
 
-Checks run in their order, each by itself; what they find is written after every one. Exit status: 0 where none failed,
-1 where one did, 2 without a GPU.
+Checks run one after the other; results are written after each. Exit status: 0 if none failed, 1 if one did, 2 without a
+GPU.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs
-from fairseq_plugins.benchmarks.gpu_check.place import Place
+from fairseq_plugins.benchmarks.gpu_check.environment import Environment
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, Outcome, render
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
@@ -26,15 +26,15 @@ from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.errors import ConfigurationError
 
-Check = Callable[[Place], Outcome]
-# In this order: what is found first decides how the rest is to be read.
+Check = Callable[[Environment], Outcome]
+# In this order: later results depend on earlier ones.
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("attention", device.attention),
     ("tests for a GPU", programs.tests_for_a_gpu),
-    ("fp32 ids are fairseq's", exactness.fp32_is_fairseqs),
+    ("fp32 ids are fairseq's", exactness.fp32_equals_fairseq),
     ("one synchronisation an iteration", device.one_synchronisation),
     ("graphs change nothing", exactness.graphs_change_nothing),
-    ("fp16 and bf16 ids are greedy's", exactness.half_is_greedys),
+    ("fp16 and bf16 ids are greedy's", exactness.half_equals_greedy),
     ("captures", device.captures),
     ("idle time", device.idle_time),
     ("retirements and memory", device.retirements),
@@ -44,48 +44,48 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 )
 
 
-def run_checks(place: Place, checks: Sequence[tuple[str, Check]], command: str) -> list[Outcome]:
-    """Run checks one after the other as long as there is time; write what is found after each.
+def run_checks(env: Environment, checks: Sequence[tuple[str, Check]], command: str) -> list[Outcome]:
+    """Run checks one after the other until the time limit; write the results after each.
 
     Args:
-        place: where they run.
+        env: device, models and limits.
         checks: title and check.
         command: for the page.
     """
     outcomes: list[Outcome] = []
     for title, check in checks:
         start = time.monotonic()
-        if place.left == 0:
+        if env.left == 0:
             outcome = Outcome(NOT_RUN, "the time was up")
         else:
             try:
-                outcome = check(place)
-            except Exception as error:  # one check that breaks off is no reason not to see the others
+                outcome = check(env)
+            except Exception as error:  # the other checks still run
                 outcome = Outcome(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         outcome.title, outcome.seconds = title, time.monotonic() - start
         outcomes.append(outcome)
         print(f"{title}: {outcome.state}: {outcome.summary}", flush=True)
-        write_atomically(place.folder / "gpu_check.md", render(outcomes, machine(), command), "--results")
+        write_atomically(env.folder / "gpu_check.md", render(outcomes, machine(), command), "--results")
         record = json.dumps([asdict(outcome) for outcome in outcomes], indent=2, ensure_ascii=False) + "\n"
-        write_atomically(place.folder / "gpu_check.json", record, "--results")
+        write_atomically(env.folder / "gpu_check.json", record, "--results")
     return outcomes
 
 
 def run(argv: Sequence[str]) -> None:
-    """Parse, refuse where there is no GPU, check."""
+    """Parse the arguments and run the checks; fail without a GPU."""
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--results", metavar="FOLDER", default="results/gpu", help="where to write (default: results/gpu)")
-    add("--minutes", type=positive, default=10, help="when the time is up (default: 10)")
+    add("--minutes", type=positive, default=10, help="time limit (default: 10)")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise ConfigurationError(
             "no GPU that PyTorch can use on this machine; run it on one with a GPU, and a PyTorch built for it "
             "(TORCH_INDEX of make setup)"
         )
-    # Half a minute for the check that runs when the time is up.
-    place = Place("cuda", Path(args.results), ends=time.monotonic() + 60 * args.minutes - 30)
-    outcomes = run_checks(place, CHECKS, shlex.join(["python", "-m", "fairseq_plugins.benchmarks.gpu_check", *argv]))
+    # Half a minute less, for the check that runs at the time limit.
+    env = Environment("cuda", Path(args.results), ends=time.monotonic() + 60 * args.minutes - 30)
+    outcomes = run_checks(env, CHECKS, shlex.join(["python", "-m", "fairseq_plugins.benchmarks.gpu_check", *argv]))
     if any(outcome.state == FAILED for outcome in outcomes):
         sys.exit(1)
 

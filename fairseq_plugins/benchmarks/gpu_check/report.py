@@ -1,4 +1,4 @@
-"""What the checks found, as Markdown: what happened, and the tables of docs/benchmarks.md."""
+"""Results of the checks as Markdown, with the tables of docs/benchmarks.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 from fairseq_plugins.commands.tables import table
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-# What is to be shown at which batch size: a row is at least this many times as fast as another.
+# (batch size, row, minimum speed-up, over which row).
 TARGETS = (
     (1, "gad (replayed)", 50, "fairseq beam 5"),
     (1, "gad (replayed)", 4, "CTranslate2 greedy fp16"),
@@ -18,14 +18,15 @@ TARGETS = (
 
 @dataclass
 class Outcome:
-    """What one check found.
+    """Result of one check.
 
     Attributes:
         state: `PASSED`, `FAILED` or `NOT_RUN`.
-        summary: one line in words.
+        summary: one line of text.
         rows: a table, its header first; empty for none.
         numbers: for the tables of docs/benchmarks.md.
-        title: of the check; `seconds`: its time. The caller of the check fills in both.
+        title: of the check, set by the caller.
+        seconds: time of the check, set by the caller.
     """
 
     state: str
@@ -36,18 +37,18 @@ class Outcome:
     seconds: float = 0.0
 
 
-def judged(good: bool, summary: str, **more: Any) -> Outcome:
-    """Return an outcome that passed or failed."""
+def passed_if(good: bool, summary: str, **more: Any) -> Outcome:
+    """Return a passed or failed outcome."""
     return Outcome(PASSED if good else FAILED, summary, **more)
 
 
 def targets_table(ratios: Sequence[dict[str, Any]] = ()) -> str:
-    """Return the table of docs/benchmarks.md, section GPU; without numbers it says that nothing was measured."""
-    found = {(entry["batch"], entry["row"], entry["over"]): entry["ratio"] for entry in ratios}
+    """Return the table of docs/benchmarks.md, section GPU; without ratios every cell is "not measured"."""
+    measured_ratios = {(entry["batch"], entry["row"], entry["over"]): entry["ratio"] for entry in ratios}
     lines = ["| to show | measured |", "| --- | --- |"]
     for size, ours, wanted, theirs in TARGETS:
-        ratio = found.get((size, ours, theirs))
-        # Pages write names of our rows as code, those of others without marks.
+        ratio = measured_ratios.get((size, ours, theirs))
+        # Names of our rows are code, others are plain text.
         over = theirs if theirs.startswith(("fairseq", "CTranslate2")) else f"`{theirs}`"
         measured = "not measured" if ratio is None else f"{ratio:.1f} times"
         lines.append(f"| batch {size}, fp16: `{ours}` at least {wanted} times {over} | {measured} |")
@@ -55,7 +56,7 @@ def targets_table(ratios: Sequence[dict[str, Any]] = ()) -> str:
 
 
 def render(outcomes: Sequence[Outcome], machine: str, command: str) -> str:
-    """Return the page: what every check found, tables below."""
+    """Return the page: an overview of all checks, and their tables."""
     counts = [f"{sum(outcome.state == state for outcome in outcomes)} {state}" for state in (PASSED, FAILED, NOT_RUN)]
     overview = [[o.title, o.state, f"{o.seconds:.0f}", o.summary.replace("|", "/")] for o in outcomes]
     ratios = next((o.numbers["ratios"] for o in outcomes if "ratios" in o.numbers), ())

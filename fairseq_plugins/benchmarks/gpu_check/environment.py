@@ -1,4 +1,4 @@
-"""Where checks run: the device, models of random weights, and what every check decodes with."""
+"""The environment of checks: device, models of random weights, and decoding."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.decoding.engine.graphed_decoder import EAGER_USES
 
-# Of the same sentences: launched, captured, replayed.
+# Passes over the same sentences: launched, captured, replayed.
 PASSES = EAGER_USES + 2
 
 # Ids and scores of each sentence.
@@ -21,17 +21,18 @@ Generated = list[tuple[list[int], list[float]]]
 
 
 @dataclass
-class Place:
-    """Where and on what.
+class Environment:
+    """Device, models and limits of the checks.
 
     Attributes:
         device: "cuda", or "cpu" in tests.
-        folder: of results; models go into it, too.
-        shape: of the models, a name of `replay.SHAPES`.
-        sentences: of the test set; `lengths`: its shortest and longest sentence.
+        folder: of results and models.
+        shape: of the models, a name in `replay.SHAPES`.
+        sentences: size of the test set.
+        lengths: lengths of its shortest and longest sentence.
         vocabulary: symbols of the dictionary.
-        batch_sizes: that checks decode at, the smallest and the largest.
-        ends: when the time is up, as `time.monotonic` has it.
+        batch_sizes: smallest and largest batch size.
+        ends: time limit, in the time of `time.monotonic`.
     """
 
     device: str
@@ -45,7 +46,7 @@ class Place:
 
     @property
     def left(self) -> float:
-        """Seconds until the time is up."""
+        """Seconds until the time limit."""
         return max(0.0, self.ends - time.monotonic())
 
     @property
@@ -53,27 +54,27 @@ class Place:
         return self.device == "cuda"
 
     def arguments(self, *options: str) -> list[str]:
-        """Those of spec-dec-bench for these models, and further options."""
+        """Return arguments of spec-dec-bench for these models, with further options."""
         shortest, longest = self.lengths
         return [
             *("--replay", self.shape, "--replay-lengths", f"{shortest},{longest}"),
             *("--replay-vocabulary", str(self.vocabulary), "--timing-sentences", str(self.sentences)),
-            # The loop in PyTorch, as on a GPU.
+            # Run the loop in PyTorch, as on a GPU.
             *([] if self.is_gpu else ["--cpu", "--no-compiled-steps"]),
             *options,
         ]
 
     def bench(self, *options: str) -> Bench:
-        """What decodes with these models, with further options of spec-dec-bench such as --fp16."""
+        """Return a bench with these models and further options of spec-dec-bench, such as --fp16."""
         return configure(self.arguments("--results", str(self.folder / "models"), *options)).bench
 
     def milliseconds(self, call: Callable[[], object]) -> float:
-        """Return how long a call takes, the device's work included."""
-        wait: Callable[[], object] = torch.cuda.synchronize if self.is_gpu else lambda: None
-        wait()
+        """Return the time of a call, including the device's work."""
+        synchronise: Callable[[], object] = torch.cuda.synchronize if self.is_gpu else lambda: None
+        synchronise()
         start = time.perf_counter()
         call()
-        wait()
+        synchronise()
         return 1000 * (time.perf_counter() - start)
 
 
@@ -82,22 +83,22 @@ GAD = Contender("gad", "gad", task_options={"fixed_width": True}, needs="--draft
 BEAM_1 = Contender("fairseq beam 1", "beam")
 
 
-def decoded(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> Generated:
-    """Ids and scores of sentences, in their order."""
-    found: dict[int, tuple[list[int], list[float]]] = {}
+def decode(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> Generated:
+    """Return ids and scores of sentences, in their order."""
+    outputs: dict[int, tuple[list[int], list[float]]] = {}
     for sample in bench.session.batches(bench.dataset, numbers, batch_size):
         for number, (best, *_) in zip(sample["id"].tolist(), bench.session.decode(generator, sample), strict=True):
-            found[number] = best["tokens"].tolist(), best["positional_scores"].tolist()
-    return [found[number] for number in numbers]
+            outputs[number] = best["tokens"].tolist(), best["positional_scores"].tolist()
+    return [outputs[number] for number in numbers]
 
 
 def same_ids(ours: Generated, theirs: Generated) -> int:
-    """How many sentences have the same token ids."""
+    """Return the number of sentences with the same token ids."""
     return sum(one[0] == other[0] for one, other in zip(ours, theirs, strict=True))
 
 
 def largest_difference(ours: Generated, theirs: Generated) -> float:
-    """Of the scores of tokens, in sentences with the same ids."""
+    """Return the largest difference of token scores, over sentences with the same ids."""
     pairs = zip(ours, theirs, strict=True)
     return max(
         (abs(a - b) for one, other in pairs if one[0] == other[0] for a, b in zip(one[1], other[1], strict=True)),
