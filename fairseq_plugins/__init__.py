@@ -7,22 +7,22 @@ from fairseq_plugins.help_texts import answer_help
 answer_help()
 
 from fairseq_plugins.errors import install_one_line_errors  # noqa: E402
-from fairseq_plugins.output import is_tool, quieten, watch_output  # noqa: E402
+from fairseq_plugins.output import is_tool, lower_log_level, watch_output  # noqa: E402
 
 # Before torch is imported, which takes seconds in which the user may press Ctrl-C.
 install_one_line_errors()
 if is_tool():
     watch_output()
-    quieten()
+    lower_log_level()
 
 from fairseq_plugins.safe_loading import allow_fairseq_checkpoints  # noqa: E402
 
-# At import fairseq asks every user for tensorboardX, which only its speech tasks miss.
+# At import fairseq asks for tensorboardX, which only its speech tasks need.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 allow_fairseq_checkpoints()
 
-# fairseq imports tasks/ and models/ of a --user-dir by itself, criterions/ it does not.
+# fairseq imports tasks/ and models/ of a --user-dir, but not criterions/.
 from fairseq_plugins import criterions, models, tasks  # noqa: E402
 from fairseq_plugins.api import Memory, load, wrap  # noqa: E402
 from fairseq_plugins.commands.parsing import help_of_fairseqs_tools  # noqa: E402

@@ -27,19 +27,19 @@ _NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:
-    """The last numbered checkpoints of a training run: by updates where there are such, else by epochs.
+    """Return the last numbered checkpoints of a training run: by updates, or by epochs if there are none by updates.
 
     Raises:
-        ConfigurationError: when there are fewer than `count`.
+        ConfigurationError: if there are fewer than `count`.
     """
     for pattern in ("checkpoint_*_*.pt", "checkpoint*.pt"):
-        found = {}
+        by_number = {}
         for file in folder.glob(pattern):
             match = _NUMBERED.fullmatch(file.name)
             if match is not None:
-                found[int(match.group(1))] = file
-        if len(found) >= count:
-            return [found[number] for number in sorted(found)[-count:]]
+                by_number[int(match.group(1))] = file
+        if len(by_number) >= count:
+            return [by_number[number] for number in sorted(by_number)[-count:]]
     raise ConfigurationError(
         f"{folder}: has fewer than {count} numbered checkpoints; give a smaller --last, or checkpoint_best.pt alone; "
         "fairseq-train keeps them with --save-interval-updates and --keep-interval-updates, or one of each epoch"
@@ -47,16 +47,16 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 
 
 def average(files: Sequence[Path]) -> dict[str, Any]:
-    """Mean of the weights of checkpoints, in the last one's state.
+    """Average the weights of checkpoints.
 
     Args:
         files: checkpoints of one model.
 
     Returns:
-        a fairseq checkpoint without optimiser state. Tensors of whole numbers (sizes, fingerprints) are the last's.
+        the last checkpoint with averaged weights, without optimiser state. Integer tensors are the last's.
 
     Raises:
-        ConfigurationError: when a file cannot be read, or their weights differ in name or shape.
+        ConfigurationError: if a file cannot be read, or weights differ in name or shape.
     """
     total: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
@@ -76,17 +76,17 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
         name: (value / len(files)).float() if value.is_floating_point() else value for name, value in total.items()
     }
     state["last_optimizer_state"] = None
-    # What else is needed to load it; the rest tells of the run's data and machine.
+    # Only what loading needs: the rest describes the run's data and machine.
     iterator = {"epoch": state["extra_state"]["train_iterator"]["epoch"]}
     state["extra_state"] = {"train_iterator": iterator, "averaged": [file.name for file in files]}
     return state
 
 
 def to_half(state: dict[str, Any]) -> dict[str, Any]:
-    """The same checkpoint with half-precision weights.
+    """Return the checkpoint with half-precision weights.
 
     Raises:
-        ConfigurationError: when a weight is too large for that.
+        ConfigurationError: if a weight is too large.
     """
     halves = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
     for name, value in halves.items():
@@ -96,10 +96,10 @@ def to_half(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
-    """Write a checkpoint whole or not at all; returns its size in bytes.
+    """Write a checkpoint atomically; return its size in bytes.
 
     Args:
-        path: where.
+        path: of the file.
         state: the checkpoint.
         option: the option that named the file, for errors.
     """
@@ -110,19 +110,19 @@ def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
 
 
 def get_parser() -> CommandParser:
-    """Options of `spec-dec-average`."""
+    """Return the parser of `spec-dec-average`."""
     example = "spec-dec-average checkpoints/drafter --last 10 --output drafter.pt"
     parser = CommandParser("spec-dec-average", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
     add("inputs", nargs="+", metavar="FOLDER|FILE", help="a training folder with numbered checkpoints, or checkpoints")
-    add("--last", type=positive, default=10, metavar="N", help="how many of a folder (default: 10)")
-    add("--output", required=True, metavar="MODEL.pt", help="where the average goes")
+    add("--last", type=positive, default=10, metavar="N", help="number of checkpoints of a folder (default: 10)")
+    add("--output", required=True, metavar="MODEL.pt", help="file of the average")
     add("--fp32", action="store_true", help="keep single precision")
     return parser
 
 
 def run(argv: Sequence[str]) -> None:
-    """Parse, average, write."""
+    """Parse the arguments, average and write."""
     args = get_parser().parse_args(argv)
     inputs = [Path(name) for name in args.inputs]
     files = last_checkpoints(inputs[0], args.last) if len(inputs) == 1 and inputs[0].is_dir() else inputs

@@ -1,7 +1,7 @@
-"""The end of a run: what it writes is closed, and its exit status says whether all of it was written.
+"""The end of a run: close its files, and report write failures in the exit status.
 
-fairseq's tools have no hook there, and what is raised when an object goes, or when the interpreter ends, changes no
-exit status. So failures are said in one line when they happen, remembered, and turned into the status at the very end.
+fairseq's tools have no hook for this, and exceptions in finalizers or at exit do not change the exit status. Failures
+are therefore printed in one line when they happen, recorded, and turned into the exit status at the very end.
 """
 
 import atexit
@@ -16,23 +16,23 @@ from typing import Any
 from fairseq_plugins.output import abandon_output, flush_failure, is_tool, say, say_output_failure
 
 FAILED = 1
-"""Exit status of a run that went on although something could not be written, the same as after an error."""
+"""Exit status of a run that continued after a write failure; the same as after an error."""
 
 _has_failed = False
 _pending: "list[weakref.finalize[Any, Any]]" = []
 
 
 def fail(message: str) -> None:
-    """Say what could not be written, and let the run go on: its exit status will be `FAILED`."""
+    """Print a write failure; the run continues, and its exit status will be `FAILED`."""
     global _has_failed
     _has_failed = True
     say(f"error: {message}")
 
 
 def close_with(owner: Any, close: Callable[[], None]) -> None:
-    """Call `close` when `owner` goes, at latest when the process ends."""
+    """Call `close` when `owner` is collected, at the latest when the process exits."""
     finalizer = weakref.finalize(owner, _close, close)
-    finalizer.atexit = False  # `_end` calls it, to know what failed
+    finalizer.atexit = False  # `_end` calls it, to record failures
     _pending[:] = [other for other in _pending if other.alive] + [finalizer]
 
 
@@ -45,7 +45,7 @@ def _close(close: Callable[[], None]) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Close what is open, and end the process with the status that it deserves."""
+    """Close open files, and end the process with status `FAILED` after a failure."""
     for finalizer in _pending:
         finalizer()
     if not is_tool():
@@ -53,10 +53,9 @@ def _end() -> None:
     failure = flush_failure()
     if failure is not None:
         say_output_failure(failure)
-    # After an error the status is one already: that of the error, or of Ctrl-C.
+    # After an exception or Ctrl-C the status is already non-zero.
     if (_has_failed or failure is not None) and getattr(sys, "last_type", None) is None:
-        # Too late for sys.exit, which is ignored here. os._exit leaves out what else would be called at the end:
-        # processes that read data are ended, logs are flushed here; all that was printed has been.
+        # sys.exit is ignored here. os._exit skips other exit handlers: end data workers and flush logs before it.
         for process in multiprocessing.active_children():
             process.terminate()
         logging.shutdown()

@@ -1,4 +1,4 @@
-"""Configuration errors, and how they reach the user: one line on stderr instead of a traceback."""
+"""Configuration errors, printed as one line on stderr instead of a traceback."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from fairseq_plugins.output import abandon_output, is_output_failure, is_tool, say, say_output_failure
 
-# Checked by fairseq's tools themselves; what else they assert is about the program, not about its options.
+# Assertions of fairseq's tools about options; their other assertions are about the program.
 _ASSERTED_OPTION = re.compile(r"--[a-z]")
 
 
@@ -20,11 +20,10 @@ class ConfigurationError(ValueError):
 
 
 def explain(error: BaseException, trace: TracebackType | None) -> str | None:
-    """Return the one-line message for errors that the user can mend, None for all others.
+    """Return the one-line message for errors that the user can fix, None for all others.
 
-    Besides our own `ConfigurationError` this covers what fairseq raises where no code of the plugin runs: while it
-    loads a checkpoint (a missing file, one that torch cannot read, weights that do not fit), and when it checks its
-    options.
+    Besides `ConfigurationError` this covers errors that fairseq raises outside the plugin: while it loads a checkpoint
+    (a missing or unreadable file, weights that do not fit), and when it checks its options.
     """
     if isinstance(error, ConfigurationError):
         return " ".join(str(error).split())
@@ -65,7 +64,7 @@ NOT_OF_FAIRSEQ_TRAIN = (
 
 
 def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
-    """What is wrong with a dictionary, a sentencepiece model or a sentence that fairseq's code cannot take."""
+    """Return the error of a dictionary, a sentencepiece model or a sentence that fairseq cannot read, or None."""
     reason = " ".join(str(error).split())[:200]
     file = _local(trace, "data/dictionary.py", "add_from_file", "f")
     if isinstance(file, str) and not isinstance(error, OSError):
@@ -87,7 +86,7 @@ def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
 
 
 def _local(trace: TracebackType | None, file: str, function: str, name: str) -> Any:
-    """A variable of a library's function that the error came through (the outermost call of it), else None."""
+    """Return a local variable of the outermost call of a library's function in the traceback, or None."""
     for frame, _ in traceback.walk_tb(trace):
         if frame.f_code.co_name == function and frame.f_code.co_filename.endswith(file):
             return frame.f_locals.get(name)
@@ -95,10 +94,10 @@ def _local(trace: TracebackType | None, file: str, function: str, name: str) -> 
 
 
 def unreadable_checkpoint(error: BaseException) -> str | None:
-    """Say why a checkpoint could not be read and what to do; None for errors that are not about the file."""
+    """Return why a checkpoint could not be read and what to do; None for errors that are not about the file."""
     if isinstance(error, IsADirectoryError):
         return "is a folder; give a checkpoint in it (checkpoint_best.pt)"
-    # Of a file that was cut off, torch looks for the end before its beginning.
+    # torch seeks before the start of a truncated file.
     is_short = isinstance(error, OSError) and error.errno == errno.EINVAL
     if isinstance(error, OSError) and not is_short:
         return f"cannot be read ({error.strerror or error}); give a checkpoint that fairseq-train wrote"
@@ -108,7 +107,7 @@ def unreadable_checkpoint(error: BaseException) -> str | None:
         return None
     reason = " ".join(str(error).split())[:300] or "unexpected end of file"
     if "weights_only" in reason or "Weights only" in reason:
-        # torch goes on to say how its safe loader is switched off: never repeated, such a file may run any program.
+        # torch's message explains how to turn safe loading off: do not repeat it, such a file may run any program.
         refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused is not None:
             return (
@@ -120,14 +119,14 @@ def unreadable_checkpoint(error: BaseException) -> str | None:
 
 
 def _is_fairseqs_own(trace: TracebackType | None) -> bool:
-    """Whether an error was raised by the main function of one of fairseq's tools."""
+    """Return whether an error was raised by the main function of one of fairseq's tools."""
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     file = frames[-1].f_code.co_filename if frames else ""
     return os.path.basename(os.path.dirname(file)) == "fairseq_cli" or file.endswith("fairseq/sequence_generator.py")
 
 
 def _results_folder(trace: TracebackType | None) -> str | None:
-    """The folder of `--results-path`, where fairseq-generate has one."""
+    """Return fairseq-generate's folder of `--results-path`, or None."""
     for frame, _ in traceback.walk_tb(trace):
         if frame.f_code.co_name == "main" and frame.f_code.co_filename.endswith("fairseq_cli/generate.py"):
             common = getattr(frame.f_locals.get("cfg"), "common_eval", None)
@@ -136,14 +135,14 @@ def _results_folder(trace: TracebackType | None) -> str | None:
 
 
 def _is_in(results: str, error: OSError, trace: TracebackType | None) -> bool:
-    """Whether an error came from making or opening the file in the results folder, or from printing into it."""
+    """Return whether an error came from creating or writing the file in the results folder."""
     if error.filename is None:
         return _is_fairseqs_own(trace)
     return os.path.abspath(os.fsdecode(error.filename)).startswith(os.path.abspath(results))
 
 
 def _checkpoint_in(trace: TracebackType | None) -> tuple[str | None, bool]:
-    """The checkpoint that fairseq was loading, with `--path` where that named it, and whether it was still reading."""
+    """Return the checkpoint that fairseq was loading (after `--path`, if that named it), and whether it was reading."""
     file, option, is_reading = None, "", False
     for frame, _ in traceback.walk_tb(trace):
         if not frame.f_code.co_filename.endswith("checkpoint_utils.py"):
@@ -158,10 +157,9 @@ def _checkpoint_in(trace: TracebackType | None) -> tuple[str | None, bool]:
 def install_one_line_errors() -> None:
     """Make `sys.excepthook` print `explain`'s line for errors that have one; all others keep their traceback.
 
-    fairseq's command-line tools have no place to turn an exception into a message, and a user who mistyped a file
-    name is not helped by forty lines of hydra frames. The exit status stays 1. In our commands and fairseq's, Ctrl-C
-    and a standard output that cannot be written bring no traceback either; after Ctrl-C Python lets SIGINT end the
-    process, as other programs do: a shell sees 130, and ends its own loop.
+    fairseq's command-line tools print a traceback through hydra for a mistyped file name. The exit status stays 1. In
+    our commands and fairseq's, Ctrl-C and an unwritable standard output print no traceback either. After Ctrl-C Python
+    lets SIGINT end the process, as other programs do: a shell sees 130, and ends its own loop.
     """
     previous = sys.excepthook
     if getattr(previous, "explains_configuration_errors", False):

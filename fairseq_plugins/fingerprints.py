@@ -1,4 +1,4 @@
-"""Numbers that tell dictionaries and weights apart, kept in checkpoints so that what does not fit can be refused."""
+"""Fingerprints of dictionaries and weights, saved in checkpoints to refuse models and data that do not fit."""
 
 import zlib
 from typing import Any
@@ -11,13 +11,13 @@ _KEPT = "fingerprint_before_rounding"
 
 
 def keep_fingerprint(*modules: nn.Module) -> None:
-    """Let modules keep the fingerprint of their weights, before these are rounded to bf16 and cannot be told."""
+    """Store the fingerprint of the modules' weights before these are rounded to bf16, which changes it."""
     for module in modules:
         setattr(module, _KEPT, weights_fingerprint(module))
 
 
 def fingerprint(*parts: Any) -> Tensor:
-    """A number [1] that tells dictionaries (or weights) apart, to be kept in a checkpoint."""
+    """Return the CRC-32 [1] of parts, for a checkpoint."""
     value = 0
     for part in parts:
         value = zlib.crc32(part if isinstance(part, bytes) else str(part).encode(), value)
@@ -25,20 +25,20 @@ def fingerprint(*parts: Any) -> Tensor:
 
 
 def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
-    """Fingerprint [1] of the symbols of a dictionary, in order."""
+    """Return the fingerprint [1] of the symbols of a dictionary, in order."""
     return fingerprint("\n".join(dictionary.symbols))
 
 
 def weights_fingerprint(module: nn.Module) -> Tensor:
-    """Fingerprint [1] of a module's weights in half precision, so that fp16 copies of a model count as the same.
+    """Return the fingerprint [1] of a module's weights in half precision, which is the same for fp16 copies.
 
-    Of a module that was rounded further, what `keep_fingerprint` kept.
+    For a module rounded to bf16 this is the one stored by `keep_fingerprint`.
     """
-    kept = getattr(module, _KEPT, None)
-    return state_fingerprint(module.state_dict()) if kept is None else kept
+    stored = getattr(module, _KEPT, None)
+    return state_fingerprint(module.state_dict()) if stored is None else stored
 
 
 def state_fingerprint(state: dict[str, Tensor]) -> Tensor:
-    """The same of a module's state, as a checkpoint of it has it."""
+    """Return the fingerprint [1] of a module's state, as saved in a checkpoint."""
     weights = (value for name, value in state.items() if not name.endswith("version"))
     return fingerprint(*(value.detach().half().cpu().numpy().tobytes() for value in weights))

@@ -13,7 +13,7 @@ from fairseq_plugins.errors import NOT_OF_FAIRSEQ_TRAIN, ConfigurationError, unr
 
 logger = logging.getLogger(__name__)
 
-# Tasks whose data have language tokens, though they decode as fairseq's other tasks do.
+# Tasks with language tokens in their data that decode as plain translation tasks.
 _TASKS_WITH_LANGUAGE_TOKENS = {"multilingual_denoising", "online_backtranslation"}
 _OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
 
@@ -49,18 +49,18 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
 
 
 def model_name(model_cfg: Any) -> str:
-    """Name of a model in fairseq's registry, from its options."""
+    """Return the name of a model in fairseq's registry, from its options."""
     return model_cfg._name if "_name" in model_cfg else model_cfg.arch
 
 
 def check_task(model_cfg: Any, task: Any, option: str) -> None:
-    """Refuse a model whose own task gives it tokens that `task` does not; warn where its task is not known.
+    """Refuse a model whose own task adds tokens that `task` does not; warn if its task is unknown.
 
-    Without its language tokens, forced first token or own EOS a multilingual model translates, but wrongly.
+    Without its language tokens, forced first token or own EOS a multilingual model translates wrongly.
 
     Args:
-        model_cfg: options of the model, as its checkpoint has them; fairseq keeps those of the task among them.
-        task: what is to decode it as a plain translation.
+        model_cfg: options of the model in its checkpoint, including those of its task.
+        task: the task that decodes it as a plain translation.
         option: the option that named the checkpoint, for errors.
 
     Raises:
@@ -68,14 +68,14 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
     """
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
-    given = next((key for key in _OPTIONS_OF_LANGUAGE_TOKENS if getattr(model_cfg, key, None)), None)
+    token_option = next((key for key in _OPTIONS_OF_LANGUAGE_TOKENS if getattr(model_cfg, key, None)), None)
     if kind is not None and isinstance(task, kind):
         return
     decodes_otherwise = kind is not None and any(
         getattr(kind, method) is not getattr(FairseqTask, method) for method in ("build_generator", "inference_step")
     )
-    if decodes_otherwise or given is not None or name in _TASKS_WITH_LANGUAGE_TOKENS:
-        reason = "" if given is None else f" and --{given.replace('_', '-')}"
+    if decodes_otherwise or token_option is not None or name in _TASKS_WITH_LANGUAGE_TOKENS:
+        reason = "" if token_option is None else f" and --{token_option.replace('_', '-')}"
         raise ConfigurationError(
             f"{option}: was trained with --task {name}{reason}, which decodes it with tokens or limits of its own; "
             f"give --task {name} and its options beside --decoder, in Python load(task=...) or wrap(task, decoder=...)"
@@ -85,7 +85,7 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of what fairseq wraps around it for distributed training: two or three layers of `module`."""
+    """Return the model inside fairseq's wrappers for distributed training, two or three levels of `module`."""
     inner = getattr(model, "module", None)
     return unwrap(inner) if isinstance(inner, nn.Module) else model
 
@@ -101,7 +101,7 @@ def load_model(path: str, task: Any, option: str, required: type[nn.Module] | No
         build: further arguments for the model's `build_model`.
 
     Raises:
-        ConfigurationError: for a missing, truncated or unfitting file.
+        ConfigurationError: for a missing, truncated or unsuitable file.
     """
     return build_model(*read_checkpoint(path, option), path, task, option, required, **build)
 
@@ -115,7 +115,7 @@ def build_model(
     required: type[nn.Module] | None = None,
     **build: Any,
 ) -> nn.Module:
-    """`load_model` from what `read_checkpoint` returned, `state` and `model_cfg`."""
+    """Build the model as `load_model`, from `state` and `model_cfg` of `read_checkpoint`."""
     kind = model_name(model_cfg)
     model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
     if model_class is None:

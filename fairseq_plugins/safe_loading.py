@@ -13,8 +13,8 @@ import torch
 def allow_fairseq_checkpoints() -> None:
     """Allow exactly the classes that fairseq writes into checkpoints: settings, enumerations, numpy scalars.
 
-    fairseq calls `torch.load` with its default arguments, which refuse any class that is not on torch's list. Settings
-    in omegaconf's classes are what a training that goes on in several processes hands from the first to the others.
+    fairseq calls `torch.load` with its default arguments, which refuse classes that are not on torch's list. A resumed
+    training of several processes passes settings in omegaconf's classes from the first process to the others.
     """
     from fairseq.dataclass import constants
     from fairseq.distributed.utils import _TensorPlaceholder

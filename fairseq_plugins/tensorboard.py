@@ -1,10 +1,9 @@
-"""TensorBoard, with fairseq's own `--tensorboard-logdir`: what training and decoding have to show besides scalars.
+"""Logs of training and decoding for TensorBoard, with fairseq's own `--tensorboard-logdir`.
 
-fairseq itself logs every metric of training and validation, ours included: glancing_ratio, glancing_accuracy,
-accuracy, mean_accepted_tokens, and what is counted only with the option: the accuracy at positions of the block
-(criterions/block_accuracy.py), and how far the drafter's probabilities are off (criterions/block_reliability.py). Added
-here are how one validation sentence is drafted and verified, the reliability diagram, and the statistics of decoding
-runs. Without the option nothing of this runs.
+fairseq logs all metrics of training and validation: glancing_ratio, glancing_accuracy, accuracy, mean_accepted_tokens,
+and with the option also accuracy by position (criterions/block_accuracy.py) and calibration error
+(criterions/block_reliability.py). This module adds drafts and verifications of one validation sentence, the
+reliability diagram, and statistics of decoding runs. Without the option it does nothing.
 """
 
 import html
@@ -29,14 +28,14 @@ from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.pages.figures import reliability_diagram
 
 SAMPLES = "samples"
-"""Folder of texts and figures. fairseq has train, train_inner and valid, and TensorBoard wants one writer each."""
+"""Folder of texts and figures: TensorBoard needs one writer per folder, beside fairseq's of training and validation."""
 
 
 def logdir(cfg: Any) -> str | None:
     """Return the folder of `--tensorboard-logdir`, None without the option.
 
     Args:
-        cfg: the task's settings. Made by hand, without fairseq's command line, the field is an unresolved reference.
+        cfg: the task's settings; without fairseq's command line the field is an unresolved reference.
     """
     folder = getattr(cfg, "tensorboard_logdir", None)
     return None if not folder or folder.startswith("${") else folder
@@ -49,34 +48,31 @@ def _writer(folder: str) -> Any:
     return SummaryWriter(folder)
 
 
-# ------------------------------------------------------------------------------------------------- the sample
-
-
-class Notes:
-    """Takes down how one sentence is decoded, as a generator's `trace`."""
+class SampleTrace:
+    """Records the iterations of one sentence, as a generator's `trace`."""
 
     def __init__(self) -> None:
         self.iterations: list[tuple[list[int], list[int], int]] = []
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Note draft, verifier's tokens and number of accepted ones; arguments as for `Tracer.iteration`."""
+        """Record draft, verifier tokens and number of accepted ones; arguments as for `Tracer.iteration`."""
         draft, count = advance.draft, advance.draft.tokens.size(1)
         drafted = draft.tokens[0, : count if draft.num_drafted is None else int(draft.num_drafted[0])]
         verifier = advance.verification.best[0, : len(drafted) + 1]
         self.iterations.append((drafted.tolist(), verifier.tolist(), int(advance.num_accepted[0])))
 
     def write(self, sample: dict[str, Any], hypotheses: list[Any], has_prefix: bool) -> None:
-        """Called when the sentence is finished; there is nothing left to do."""
+        """Do nothing at the end of the sentence."""
 
 
 def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
     """Decode one validation sentence and log its drafts and verifications as text.
 
-    It is always the same one, of median length, so that its drafts can be watched getting better.
+    It is always the same sentence, of median length, so that drafts can be compared over time.
 
     Args:
         task: the training task, for its options, dictionaries and validation data.
-        generator: decodes with the drafter in training; its `trace` is taken over.
+        generator: decodes with the drafter in training; its `trace` is replaced.
         step: number of updates so far.
     """
     folder = logdir(task.cfg)
@@ -84,13 +80,13 @@ def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
     if folder is None or subset is None or not _is_first_worker():
         return
     dataset = task.dataset(subset)
-    # Not by ordered_indices(), which draws the order of sentences of the same length.
+    # ordered_indices() would shuffle sentences of equal length.
     by_length = sorted(range(len(dataset)), key=dataset.num_tokens)
     sample = dataset.collater([dataset[by_length[len(by_length) // 2]]])
     if next(generator.parameters()).is_cuda:
         sample = utils.move_to_cuda(sample)
-    notes = Notes()
-    generator.trace = notes
+    trace = SampleTrace()
+    generator.trace = trace
     generator.refresh()
     output = generator.generate([], sample)[0][0]["tokens"]
     source, target = sample["net_input"]["src_tokens"][0], sample["target"][0]
@@ -100,12 +96,12 @@ def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
         "output": task.target_dictionary.string(output),
     }
     writer = _writer(os.path.join(folder, SAMPLES))
-    writer.add_text("draft_and_verify", sample_text(texts, notes, task.target_dictionary.symbols), step)
-    writer.add_scalar("sample_iterations", len(notes.iterations), step)
+    writer.add_text("draft_and_verify", sample_text(texts, trace, task.target_dictionary.symbols), step)
+    writer.add_scalar("sample_iterations", len(trace.iterations), step)
     writer.flush()
 
 
-def sample_text(texts: dict[str, str], notes: Notes, symbols: Sequence[str]) -> str:
+def sample_text(texts: dict[str, str], trace: SampleTrace, symbols: Sequence[str]) -> str:
     """Return Markdown: the sentence, then draft and verifier line by line; accepted drafts are bold."""
 
     def words(tokens: Sequence[int]) -> str:
@@ -113,14 +109,14 @@ def sample_text(texts: dict[str, str], notes: Notes, symbols: Sequence[str]) -> 
 
     lines = [f"**{name}** {_escaped(text)}\n" for name, text in texts.items()]
     lines += ["| | draft (bold: accepted) | verifier |", "|---|---|---|"]
-    for number, (drafted, verifier, accepted) in enumerate(notes.iterations, 1):
+    for number, (drafted, verifier, accepted) in enumerate(trace.iterations, 1):
         bold = f"**{words(drafted[:accepted])}** " if accepted else ""
         lines.append(f"| {number} | {bold}{words(drafted[accepted:])} | {words(verifier)} |")
     return "\n".join(lines)
 
 
 def _escaped(text: str) -> str:
-    """`text` as it is, where Markdown or HTML would see a mark-up."""
+    """Escape text for Markdown and HTML."""
     return re.sub(r"([\\`*_{}\[\]()#+\-.!|~])", r"\\\1", html.escape(text, quote=False))
 
 
@@ -129,15 +125,12 @@ def _is_first_worker() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
-# --------------------------------------------------------------------------------------- the drafter's confidence
-
-
 def log_reliability(cfg: Any, reliability: Reliability | None, step: int) -> None:
-    """Log the reliability diagram of a validation as a table of bins, and as a figure where matplotlib is installed.
+    """Log the reliability diagram of a validation as a table of bins, and as a figure if matplotlib is installed.
 
     Args:
         cfg: the task's settings.
-        reliability: of the drafter in training; None, of another model, logs nothing.
+        reliability: of the drafter in training; None logs nothing.
         step: number of updates so far.
     """
     folder = logdir(cfg)
@@ -157,16 +150,13 @@ def log_reliability(cfg: Any, reliability: Reliability | None, step: int) -> Non
     writer.flush()
 
 
-# --------------------------------------------------------------------------------------------- decoding runs
-
-
 class LoggedStats(DecodingStats):
-    """Statistics that go to TensorBoard as well: running means over the sentences, at the end the distributions.
+    """Statistics that are also logged to TensorBoard: running means over the sentences, and final distributions.
 
     Args:
         decoder, file: as for `DecodingStats`.
-        folder: of `--tensorboard-logdir`; the run gets a folder of its own in it.
-        run: name of the run, such as `gad-k10`; a number is added when it is taken.
+        folder: of `--tensorboard-logdir`; the run gets a subfolder.
+        run: name of the run, such as `gad-k10`; a number is added if it exists.
     """
 
     def __init__(self, decoder: str, file: str | None, folder: str, run: str) -> None:
@@ -177,7 +167,7 @@ class LoggedStats(DecodingStats):
         self._speed_ups: list[float] = []
 
     def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
-        """Add a decoded batch that took so many seconds."""
+        """Add a decoded batch and its wall-clock time."""
         super().record(batch, seconds)
         for sentence in batch:
             self._emitted += sentence.emitted
@@ -191,13 +181,13 @@ class LoggedStats(DecodingStats):
             self._writer.add_scalar(f"decoding/{name}", value, self.sentences)
 
     def close(self) -> None:
-        """Log the distributions and the summary, and do what `DecodingStats` does."""
+        """Log the distributions and the summary, and close as `DecodingStats` does."""
         try:
-            self._log_the_whole()
+            self._log_distributions()
         finally:
             super().close()
 
-    def _log_the_whole(self) -> None:
+    def _log_distributions(self) -> None:
         if self._emitted:
             bins = [edge - 0.5 for edge in range(max(self._emitted) + 2)]
             self._writer.add_histogram("decoding/emitted_tokens", torch.tensor(self._emitted), self.sentences, bins)
@@ -208,15 +198,14 @@ class LoggedStats(DecodingStats):
 
 
 def decoding_stats(cfg: Any, spec: MethodSpec, options: MethodOptions, is_one_run: bool) -> DecodingStats:
-    """Return where a generator records: plain statistics, or logged ones with `--tensorboard-logdir`.
+    """Return the statistics of a generator: logged ones with `--tensorboard-logdir`, else plain ones.
 
     Args:
         cfg: the task's settings.
         spec, options: the method.
-        is_one_run: the generator serves a decoding run of its own, not validation or a comparison.
+        is_one_run: whether the generator serves a single decoding run, not validation or a comparison.
     """
     folder = logdir(cfg)
-    # Said where the output is not that of the model in fp32.
     label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
     if folder is None or not is_one_run:
         return DecodingStats(label, cfg.stats_file)
@@ -236,7 +225,7 @@ def run_name(spec: MethodSpec, options: MethodOptions, int8: bool = False) -> st
 
 
 def unused(folder: str) -> str:
-    """Return the folder, or it with a number after it when it is there: two runs in one cannot be told apart."""
+    """Return the folder, with a number if it exists: TensorBoard would mix two runs in one folder."""
     number = 1
     name = folder
     while os.path.exists(name):

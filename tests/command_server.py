@@ -248,7 +248,7 @@ def _run(client: socket.socket, report: Path) -> None:
     """Run one command in this forked process, report what others will need, too, and end it."""
     from fairseq.utils import import_user_module
 
-    from fairseq_plugins.output import quieten, watch_output
+    from fairseq_plugins.output import lower_log_level, watch_output
     from fairseq_plugins.stopping import stop_on_request
     from tests import quick_options
 
@@ -277,7 +277,7 @@ def _run(client: socket.socket, report: Path) -> None:
     if name.startswith("spec-dec-") or "--user-dir" in arguments:
         # As importing the plugin does, which came before the command had its output.
         watch_output()
-        quieten()
+        lower_log_level()
         stop_on_request()
     status = 1
     try:

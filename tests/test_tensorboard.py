@@ -179,7 +179,7 @@ def test_fairseqs_own_search_writes_nothing(corpus: Corpus, tmp_path: Path) -> N
 
 
 def test_sample_text_by_hand() -> None:
-    notes = tensorboard.Notes()
+    notes = tensorboard.SampleTrace()
     notes.iterations = [([0, 1, 2], [0, 1, 1, 2], 2), ([3], [2, 3], 0)]
     text = tensorboard.sample_text({"source": "a * b"}, notes, ["▁a", "@@|", "</s>", "<unk>"])
     assert text.splitlines() == [

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.rows import from_host
+from fairseq_plugins.decoding.repetition import forbid_repetition
 from fairseq_plugins.decoding.state import Beams, Candidates, DecodingState
 
 
@@ -20,16 +21,16 @@ def best_candidates(state: DecodingState, log_probs: Tensor) -> Candidates:
     log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
     constraints.apply(log_probs[:, None], state.lengths, span.shortest, span.longest)
     ends = None if constraints.prefix is None else _force(state, log_probs)
-    if constraints.repeat_blocker is not None:
+    if constraints.no_repeat_ngram_size:
         _forbid_repetition(state, log_probs)
     total = (log_probs + beams.scores[:, None]).unflatten(0, (-1, beams.size))
     if ends is not None:
         # fairseq copies the first hypothesis of a sentence to all others.
         total[ends] = total[ends, :1]
-    found = _best(total, beams, state.host_lengths[:: beams.size])
+    candidates = _best(total, beams, state.host_lengths[:: beams.size])
     if ends is not None:
-        found.parents = found.parents.masked_fill(ends[:, None] & (found.parents > 0), 0)
-    return found
+        candidates.parents = candidates.parents.masked_fill(ends[:, None] & (candidates.parents > 0), 0)
+    return candidates
 
 
 def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
@@ -66,28 +67,24 @@ def _top(total: Tensor, count: int, vocabulary: int) -> Candidates:
 
 
 def _force(state: DecodingState, log_probs: Tensor) -> Tensor | None:
-    """Forbid all but the token of `--prefix-size`, in place; returns the sentences [B] whose given token is EOS."""
+    """Forbid all but the token of `--prefix-size`, in place; return the sentences [B] whose forced token is EOS."""
     constraints, beams = state.constraints, state.beams
     prefix, position = constraints.prefix, state.span.longest
     assert beams is not None and prefix is not None
     if position >= min(prefix.size(1), constraints.max_len):
         return None
-    given = prefix[from_host(state.sentences, prefix.device), position]
-    others = torch.ones_like(log_probs, dtype=torch.bool).scatter_(1, given[:, None], False)
-    log_probs.masked_fill_(others & (given != constraints.pad)[:, None], -torch.inf)
-    return (given == constraints.eos)[:: beams.size]
+    forced = prefix[from_host(state.sentences, prefix.device), position]
+    others = torch.ones_like(log_probs, dtype=torch.bool).scatter_(1, forced[:, None], False)
+    log_probs.masked_fill_(others & (forced != constraints.pad)[:, None], -torch.inf)
+    return (forced == constraints.eos)[:: beams.size]
 
 
 def _forbid_repetition(state: DecodingState, log_probs: Tensor) -> None:
-    """Apply fairseq's `--no-repeat-ngram-size` in place, to hypotheses of one length at a time, as it requires."""
-    constraints, beams = state.constraints, state.beams
-    blocker = constraints.repeat_blocker
-    assert blocker is not None and beams is not None
-    # As wide as fairseq's buffer.
-    tokens = torch.full_like(state.tokens[:, : state.max_len + 2], constraints.pad)
-    tokens[:, 0] = state.tokens[:, 0]
+    """Apply `--no-repeat-ngram-size` in place."""
+    beams = state.beams
+    assert beams is not None
+    tokens = state.tokens[:, : state.span.longest + 1].clone()
     for length in sorted(set(state.host_lengths)):
         rows = (state.lengths == length).nonzero()[:, 0]
         tokens[rows, 1 : length + 1] = state.tokens[beams.token_index(rows, length)]
-        sentences = len(rows) // beams.size
-        log_probs[rows] = blocker(tokens[rows], log_probs[rows], sentences, beams.size, length)
+    forbid_repetition(log_probs[:, None], tokens, state.lengths, state.constraints.no_repeat_ngram_size)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.ngram_repeat_block import NGramRepeatBlock
 from torch import Tensor
 
 from fairseq_plugins.errors import ConfigurationError
@@ -20,7 +19,7 @@ class Constraints:
         min_len: fewest tokens of an output before its EOS.
         unk_penalty: subtracted from the log-probability of the unknown word.
         prefix: [B, P] of `--prefix-size`, the first tokens of every output, padded with `pad`; None without.
-        repeat_blocker: fairseq's function for `--no-repeat-ngram-size`; None without the option.
+        no_repeat_ngram_size: no output has as many tokens in a row twice; 0 for no limit.
     """
 
     pad: int
@@ -30,7 +29,7 @@ class Constraints:
     min_len: int = 1
     unk_penalty: float = 0.0
     prefix: Tensor | None = None
-    repeat_blocker: NGramRepeatBlock | None = None
+    no_repeat_ngram_size: int = 0
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
         """Mask in `log_probs` [B, T, V], in place, the tokens that fairseq's generator forbids at these positions.
@@ -93,10 +92,10 @@ class Constraints:
 
     def force_prefix(self, best: Tensor, is_first: bool) -> Tensor:
         """Replace the first of the verifier's tokens [B, T] by the given prefix, in the first iteration."""
-        given = self.given_prefix() if is_first else None
-        if given is None:
+        prefix = self.given_prefix() if is_first else None
+        if prefix is None:
             return best
-        tokens, counts = given
+        tokens, counts = prefix
         is_given = torch.arange(tokens.size(1), device=best.device) < counts[:, None]
         return torch.cat([torch.where(is_given, tokens, best[:, :-1]), best[:, -1:]], dim=1)
 
@@ -143,8 +142,8 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
         "nbest": getattr(args, "nbest", 1) > 1 and not searches_beams,
         "prefix-allowed-tokens-fn": prefix_allowed_tokens_fn is not None,
     }
-    for option, given in refused.items():
-        if given:
+    for option, is_set in refused.items():
+        if is_set:
             raise ConfigurationError(
                 f"--{option}: is not supported by --decoder {decoder}; leave it out or use --decoder beam"
             )
@@ -161,14 +160,13 @@ def refuse_unless_honoured(generator: Any, searches_beams: bool) -> None:
         ConfigurationError: naming the option.
     """
     greedy = not searches_beams
-    for given, option in (
+    for is_set, option in (
         (greedy and generator.beam_size > 1, "--beam above 1"),
-        (greedy and generator.repeat_ngram_blocker is not None, "--no-repeat-ngram-size"),
         (generator.lm_model is not None, "--lm-path"),
         (generator.match_source_len, "--match-source-len"),
         (generator.token_indices_to_suppress is not None, "tokens_to_suppress"),
     ):
-        if given:
+        if is_set:
             raise ConfigurationError(f"{option} is not supported by this decoder; use --decoder beam")
 
 
@@ -184,7 +182,7 @@ def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Con
             f"--min-len {generator.min_len}: longer than the longest output allowed ({max_len}); "
             "lower it or raise --max-len-b"
         )
-    blocker = working_repeat_blocker(generator)
+    blocker = generator.repeat_ngram_blocker
     return Constraints(
         pad=generator.pad,
         unk=generator.unk,
@@ -193,15 +191,5 @@ def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Con
         min_len=generator.min_len,
         unk_penalty=generator.unk_penalty,
         prefix=prefix,
-        repeat_blocker=blocker,
+        no_repeat_ngram_size=0 if blocker is None else blocker.no_repeat_ngram_size,
     )
-
-
-def working_repeat_blocker(generator: Any) -> NGramRepeatBlock | None:
-    """Return a generator's function for `--no-repeat-ngram-size`, or None if it has no effect.
-
-    Without fairseq's CUDA extension it compares n-grams with padding and forbids nothing
-    (github.com/facebookresearch/fairseq/issues/5206).
-    """
-    blocker = generator.repeat_ngram_blocker
-    return blocker if blocker is not None and blocker.use_extension else None

@@ -83,9 +83,9 @@ class TorchBackend:
         verifier, drafter, search = method.verifier, method.drafter, method.search
         if self.trace is not None:
             search = TracedSearch(search, self.trace)
-        given = self._given_draft(batch)
+        prefix = self._prefix_draft(batch)
         while batch.admit(method):
-            draft = given or drafter.draft(state)
+            draft = prefix or drafter.draft(state)
             verification = verifier.verify(state, draft)
             advance = search.advance(state, draft, verification)
             state.append(advance)
@@ -96,15 +96,15 @@ class TorchBackend:
             batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses, ended)
             # Free the scores of the whole vocabulary before the next iteration.
             del draft, verification, advance
-            given = None
+            prefix = None
 
-    def _given_draft(self, batch: Batch) -> Draft | None:
+    def _prefix_draft(self, batch: Batch) -> Draft | None:
         """Return the tokens of `--prefix-size` as first draft, which the verifier is forced to accept."""
         # Beam search forces one token per step, as fairseq does.
-        given = None if self.beam else batch.state.constraints.given_prefix()
-        if given is not None and isinstance(self.method.verifier, DrafterIsVerifier):
+        prefix = None if self.beam else batch.state.constraints.given_prefix()
+        if prefix is not None and isinstance(self.method.verifier, DrafterIsVerifier):
             raise ConfigurationError("--prefix-size is not supported where no verifier runs; use --decoder gad")
-        return None if given is None else Draft(*given)
+        return None if prefix is None else Draft(*prefix)
 
     @staticmethod
     def _step_outputs(advance: Advance | BeamAdvance, batch: Batch) -> list[StepOutput]:

@@ -1,6 +1,6 @@
-"""`--help` and `--version` of the spec-dec-* commands, answered before torch and fairseq are imported for seconds.
+"""`--help` and `--version` of the spec-dec-* commands, printed before the slow imports of torch and fairseq.
 
-The texts are what the commands themselves print; `python -m tests.help_texts` writes them anew.
+The texts are the output of the commands' parsers; `python -m tests.help_texts` writes them.
 """
 
 import sys
@@ -12,25 +12,25 @@ FOLDER = Path(__file__).parent
 
 
 def version() -> str:
-    """Name and version of this package, and of the fairseq and the torch that it runs on."""
-    found = []
+    """Return name and version of this package, of fairseq and of torch."""
+    versions = []
     for name in ("fairseq-spec-dec", "fairseq-fixed", "torch"):
         try:
-            found.append(f"{name} {version_of(name)}")
+            versions.append(f"{name} {version_of(name)}")
         except PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(versions)
 
 
 def text_file(command: str, arguments: list[str]) -> Path:
-    """Where the help of a command, or of its subcommand, is kept."""
+    """Return the file with the help of a command or its subcommand."""
     first = arguments[:1] if arguments[:1] and not arguments[0].startswith("-") else []
     subcommand = FOLDER / f"{'-'.join([command, *first])}.txt"
     return subcommand if subcommand.is_file() else FOLDER / f"{command}.txt"
 
 
 def answer_help() -> None:
-    """End the process with the help or the version, where it is a spec-dec-* command that was asked for it."""
+    """Print help or version and exit, if this is a spec-dec-* command with that option."""
     command, arguments = Path(sys.argv[0] if sys.argv else "").name, sys.argv[1:]
     if not command.startswith("spec-dec-"):
         return

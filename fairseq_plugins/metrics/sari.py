@@ -113,10 +113,10 @@ def _operations(
     # Counts of source and output are scaled to the sum over references.
     before = _ngrams(source, order, len(references))
     after = _ngrams(output, order, len(references))
-    wanted = sum((_ngrams(reference, order) for reference in references), Counter())
-    added, to_add = after.keys() - before.keys(), wanted.keys() - before.keys()
-    kept, to_keep = before & after, before & wanted
-    deleted, to_delete = before - after, before - wanted
+    expected = sum((_ngrams(reference, order) for reference in references), Counter())
+    added, to_add = after.keys() - before.keys(), expected.keys() - before.keys()
+    kept, to_keep = before & after, before & expected
+    deleted, to_delete = before - after, before - expected
     return _Operations(
         (added, to_add, added & to_add), (kept, to_keep, kept & to_keep), (deleted, to_delete, deleted & to_delete)
     )

@@ -232,14 +232,14 @@ def iterations_by_length(series: Mapping[str, tuple[Sequence[int], Sequence[int]
     """
 
     def paint(axes: "Axes") -> None:
-        longest, most = 0.0, 0.0
+        longest, max_mean = 0.0, 0.0
         for index, (label, (tokens, iterations)) in enumerate(series.items()):
             lengths, means = _binned(np.asarray(tokens), np.asarray(iterations), np.mean)
-            longest, most = max(longest, *lengths), max(most, *means)
+            longest, max_mean = max(longest, *lengths), max(max_mean, *means)
             axes.plot(lengths, means, **series_style(index, dark), markersize=5, label=label)
         longest *= 1.08
         axes.plot([0, longest], [0, longest], color=GREY, linewidth=1, label="greedy: one token each")
-        axes.set(xlabel="tokens of the output", ylabel="iterations, mean", xlim=(0, longest), ylim=(0, 1.25 * most))
+        axes.set(xlabel="tokens of the output", ylabel="iterations, mean", xlim=(0, longest), ylim=(0, 1.25 * max_mean))
         _legend(axes)
 
     return draw(paint, dark=dark)

@@ -316,8 +316,8 @@ def run(argv: Sequence[str]) -> None:
     baseline = None
     if args.baseline is not None:
         label = names_of([args.baseline])[0]
-        taken = label in {run.label for run in runs}
-        baseline = Run(f"{label} (baseline)" if taken else label, args.baseline, read_stats(args.baseline))
+        is_duplicate = label in {run.label for run in runs}
+        baseline = Run(f"{label} (baseline)" if is_duplicate else label, args.baseline, read_stats(args.baseline))
     sources = side(args.source, "--source", "sources", runs)
     references = side(args.references, "--references", "references", runs)
     sweep = None if args.sweep is None else read_sweep(args.sweep)

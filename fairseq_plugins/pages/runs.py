@@ -164,12 +164,12 @@ def side(file: str | None, option: str, kind: str, runs: Sequence[Run]) -> dict[
     """
     if file is not None:
         text = read_text(file, option)
-        found = getattr(text, kind) if text.generated else text.hypotheses
-        if not found:
+        sentences = getattr(text, kind) if text.generated else text.hypotheses
+        if not sentences:
             raise ConfigurationError(f"{option} {file}: generate output without {kind}; give them as plain text")
         numbers = sorted({number for run in runs for number in run.sentences})
-        pick(text, found, numbers, option)
-        return found
+        pick(text, sentences, numbers, option)
+        return sentences
     for run in runs:
         if run.hypotheses is not None and getattr(run.hypotheses, kind):
             return getattr(run.hypotheses, kind)

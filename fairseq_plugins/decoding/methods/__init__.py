@@ -116,6 +116,6 @@ def table() -> str:
 def _needs(spec: MethodSpec) -> list[str]:
     """Return what a method requires, for the table."""
     options = spec.options()
-    found = ["`--drafter-path`"] if spec.needs_drafter(options) else []
-    found += ["a joined dictionary"] if spec.copies_source(options) else []
-    return found if spec.verifier_class is None else [*found, f"a `{spec.verifier_class.__name__}`"]
+    needs = ["`--drafter-path`"] if spec.needs_drafter(options) else []
+    needs += ["a joined dictionary"] if spec.copies_source(options) else []
+    return needs if spec.verifier_class is None else [*needs, f"a `{spec.verifier_class.__name__}`"]

@@ -94,8 +94,8 @@ def _check(options: BlockwiseOptions) -> None:
     if options.accept_distance is not None and options.top_beta > 1:
         raise ConfigurationError("--accept-distance, --top-beta: two ways to accept more; give one of them")
     if options.min_block < 1 or (options.block_size is not None and options.min_block > options.block_size):
-        most = "" if options.block_size is None else f", and at most the block size ({options.block_size})"
-        raise ConfigurationError(f"--min-block {options.min_block}: give at least 1{most}")
+        limit = "" if options.block_size is None else f", and at most the block size ({options.block_size})"
+        raise ConfigurationError(f"--min-block {options.min_block}: give at least 1{limit}")
 
 
 def _check_fit(context: MethodContext, options: BlockwiseOptions) -> None:

@@ -83,11 +83,11 @@ class JacobiDrafter:
         if self.pool_size:
             self.last = state.last_tokens()
         # The verifier predicts one position beyond its guesses: the last one of a block needs no guess.
-        wanted = self.block - 1 - state.lengths % self.block
+        num_drafted = self.block - 1 - state.lengths % self.block
         # From the lengths on the host, to avoid a synchronisation.
         widest = max(self.block - 1 - length % self.block for length in state.host_lengths)
         if self.length is not None:
-            wanted = torch.minimum(wanted, self.length - 1 - state.lengths).clamp(min=0)
+            num_drafted = torch.minimum(num_drafted, self.length - 1 - state.lengths).clamp(min=0)
             widest = max(
                 min(self.block - 1 - length % self.block, self.length - 1 - length) for length in state.host_lengths
             )
@@ -99,7 +99,7 @@ class JacobiDrafter:
         tokens = _overlay(tokens, self.tail)
         if self.pool_size:
             tokens = self._chain(tokens)
-        return Draft(tokens, wanted.clamp(max=width))
+        return Draft(tokens, num_drafted.clamp(max=width))
 
     def observe(self, advance: Advance) -> None:
         """Take predictions for positions that are not final yet as their next guesses."""

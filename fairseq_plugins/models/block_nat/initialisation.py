@@ -27,15 +27,15 @@ def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, T
     return source.state_dict(), source.layers[0].activation_fn
 
 
-def _fewer_layers(given: dict[str, Tensor], reader: FeatureReader) -> dict[str, Tensor]:
+def _fewer_layers(weights: dict[str, Tensor], reader: FeatureReader) -> dict[str, Tensor]:
     """Cut the reader of a deeper drafter to the first layers and the addend to the input."""
-    layers = {name.split(".")[1] for name in given if name.startswith("layers.")}
+    layers = {name.split(".")[1] for name in weights if name.startswith("layers.")}
     if len(layers) <= reader.drafter_layers:
-        return given
-    cut = dict(given)
+        return weights
+    cut = dict(weights)
     for name in ("reader.linear.weight", "reader.linear.bias"):
-        if name in given:
-            parts = given[name].unflatten(0, (len(layers) + 1, -1))
+        if name in weights:
+            parts = weights[name].unflatten(0, (len(layers) + 1, -1))
             cut[name] = torch.cat([parts[: reader.drafter_layers], parts[-1:]]).flatten(0, 1)
     return cut
 
@@ -54,20 +54,20 @@ def initialise(model: Any, path: str, task: Any, option: str) -> None:
     """
     flag = "--" + option.replace("_", "-")
     part = "encoder" if "encoder" in option else "decoder"
-    given, theirs = _weights_of(path, task, flag, part)
-    ours = getattr(model, part).layers[0].activation_fn
-    if theirs is not ours:
+    weights, activation = _weights_of(path, task, flag, part)
+    own_activation = getattr(model, part).layers[0].activation_fn
+    if activation is not own_activation:
         raise ConfigurationError(
-            f"{flag} {path}: its layers use {theirs.__name__}, the drafter's {ours.__name__}; train the drafter with "
-            f"--activation-fn {theirs.__name__}"
+            f"{flag} {path}: its layers use {activation.__name__}, the drafter's {own_activation.__name__}; train the "
+            f"drafter with --activation-fn {activation.__name__}"
         )
     target = getattr(model, part)
     own = target.state_dict()
     if part == "decoder" and model.reads_features:
-        given = _fewer_layers(given, target.reader)
+        weights = _fewer_layers(weights, target.reader)
     shared = {
         name: value
-        for name, value in given.items()
+        for name, value in weights.items()
         if name in own
         and not name.endswith(("fingerprint", "trained_block_size", "target_counts", "survival_counts"))
         and not f"{part}.{name}".startswith(model.borrowed)
