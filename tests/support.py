@@ -310,6 +310,7 @@ def make_generator(
             context = method.context(models, model, task, engine, temperature, beam)
             # As the task does with --trace-file.
             context = replace(context, is_traced=trace is not None)
+            context = replace(context, no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0))
             return choose_backend(spec, method.options, context, trace, active)
         if isinstance(method, Method):
             return TorchBackend(method, trace=trace, active_sentences=active)

@@ -46,8 +46,9 @@ CHOICES = (
     Choice(
         "native",
         "a CPU: the compiled kernels decode a batch in one call",
-        "ensembles, --trace-file, --no-compiled-steps, --decoder nat, --accept-score drafter, and what of a model the "
-        "kernels do not know (activations, projections of embeddings, other vocabulary projections)",
+        "ensembles, --trace-file, --no-compiled-steps, --no-repeat-ngram-size, --decoder nat, --accept-score drafter, "
+        "and what of a model the kernels do not know (activations, projections of embeddings, other vocabulary "
+        "projections)",
     ),
     Choice(
         "cuda-graphs",

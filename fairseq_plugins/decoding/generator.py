@@ -12,12 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.constraints import (
-    Constraints,
-    constraints_of,
-    refuse_unless_honoured,
-    working_repeat_blocker,
-)
+from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unless_honoured
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -69,10 +64,6 @@ class DraftVerifyGenerator(SequenceGenerator):
         super().__init__(models, tgt_dict, **kwargs)
         refuse_unless_honoured(self, spec.searches_beams)
         self.spec = spec
-        if self.repeat_ngram_blocker is not None and working_repeat_blocker(self) is None:
-            logger.warning(
-                "--no-repeat-ngram-size: forbids nothing, as in fairseq 0.12's own search without its CUDA extension"
-            )
         self.stats = stats
         self.trace = trace
         self.active_sentences = active_sentences

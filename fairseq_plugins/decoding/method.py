@@ -83,6 +83,7 @@ class MethodContext:
         beam: hypotheses per sentence, for beam search.
         is_traced: record the drafter's probabilities for traces.
         counts_survival: always draft and verify full blocks, and count accepted tokens.
+        no_repeat_ngram_size: fairseq's `--no-repeat-ngram-size`.
     """
 
     models: Sequence[FairseqEncoderDecoderModel]
@@ -95,6 +96,7 @@ class MethodContext:
     beam: int = 1
     is_traced: bool = False
     counts_survival: bool = False
+    no_repeat_ngram_size: int = 0
 
     @property
     def native_weights(self) -> NativeWeights:

@@ -14,7 +14,6 @@ from fairseq_plugins.decoding.engine.native.model import rows_together
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.search.beam import eos_forbidden_error
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
-from fairseq_plugins.errors import ConfigurationError
 
 
 class NativeBackend:
@@ -97,11 +96,6 @@ class NativeBackend:
         return dict(self.kernels.seconds())
 
     def _begin(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> None:
-        if constraints.repeat_blocker is not None:
-            raise ConfigurationError(
-                "--no-repeat-ngram-size: fairseq's extension for it is not for the compiled kernels; add "
-                "--no-compiled-steps"
-            )
         if self.method.on_batch is not None:
             self.method.on_batch(sample)
         inputs = sample["net_input"]
@@ -159,6 +153,8 @@ def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str |
         return "--no-compiled-steps"
     if is_traced:
         return "--trace-file writes down what the kernels do not compute: scores of rejected tokens"
+    if context.no_repeat_ngram_size:
+        return "--no-repeat-ngram-size"
     if len(context.models) > 1:
         return "an ensemble of several models"
     if spec.build_native is None:

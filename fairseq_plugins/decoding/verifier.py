@@ -13,6 +13,7 @@ from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
+from fairseq_plugins.decoding.repetition import forbid_repetition
 from fairseq_plugins.decoding.state import Candidates, DecodingState, Draft, Verification
 
 
@@ -112,9 +113,21 @@ class Verifier(ModelEnsemble):
         states: list[Tensor] | None = [] if self.feature_layers else None
         hidden, scores = self._scores(tokens, layout, states)
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        if state.constraints.no_repeat_ngram_size:
+            log_probs = self._mean_log_probs(scores)
+            forbid_repetition(log_probs, _seen(state, draft), state.lengths, state.constraints.no_repeat_ngram_size)
+            return verification(state, log_probs, self.engine, hidden, features)
         if len(scores) == 1:
             return verification_of_scores(state, scores[0], self.engine, hidden, features)
         return verification(state, self._mean_log_probs(scores), self.engine, hidden, features)
+
+
+def _seen(state: DecodingState, draft: Draft) -> Tensor:
+    """Return the tokens [B, L] of every output with its draft after them."""
+    width = draft.tokens.size(1)
+    seen = torch.cat([state.tokens[:, : state.span.longest + 1], torch.zeros_like(draft.tokens)], 1)
+    columns = state.lengths[:, None] + torch.arange(1, width + 1, device=seen.device)
+    return seen.scatter_(1, columns, draft.tokens)
 
 
 class DrafterIsVerifier:

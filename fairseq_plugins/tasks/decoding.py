@@ -102,7 +102,13 @@ class Decoding:
         if spec.build is None or scores_reference:
             if cfg.profile is True and is_one_run:
                 logger.warning("--profile: fairseq's own search is not measured; choose another --decoder")
-            return build_own()
+            own = build_own()
+            if _repeat_ngram_size(own) and not own.repeat_ngram_blocker.use_extension:
+                logger.warning(
+                    "--no-repeat-ngram-size: forbids nothing in fairseq 0.12's own search without its CUDA extension; "
+                    "use --decoder greedy or fast-beam"
+                )
+            return own
         refuse_search_options(args, allowed, spec.name, spec.searches_beams)
         if not spec.searches_beams and (isinstance(args, Namespace) or hasattr(args, "beam")):
             # fairseq prints the beam in its last line, and 5 is only its default.
@@ -124,6 +130,7 @@ class Decoding:
             own.beam_size if spec.searches_beams else 1,
             is_traced=cfg.trace_file is not None,
             counts_survival=self.counts_survival,
+            no_repeat_ngram_size=_repeat_ngram_size(own),
         )
         if not in_training:
             check_finite(models)
@@ -285,6 +292,16 @@ def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
             "beam search; use --decoder beam"
         )
     refuse_unless_honoured(own, spec.searches_beams)
+    if _repeat_ngram_size(own) and not spec.runs_verifier:
+        raise ConfigurationError(
+            f"--no-repeat-ngram-size: is not for --decoder {spec.name}; leave it out or use --decoder gad"
+        )
+
+
+def _repeat_ngram_size(own: Any) -> int:
+    """Return `--no-repeat-ngram-size` of fairseq's generator."""
+    blocker = getattr(own, "repeat_ngram_blocker", None)
+    return 0 if blocker is None else blocker.no_repeat_ngram_size
 
 
 def generator_like(
@@ -296,7 +313,6 @@ def generator_like(
     **more: Any,
 ) -> DraftVerifyGenerator:
     """A generator of ours with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
-    blocker = own.repeat_ngram_blocker
     return DraftVerifyGenerator(
         context.models,
         own.tgt_dict,
@@ -312,7 +328,7 @@ def generator_like(
         len_penalty=own.len_penalty,
         unk_penalty=own.unk_penalty,
         temperature=own.temperature,
-        no_repeat_ngram_size=0 if blocker is None else blocker.no_repeat_ngram_size,
+        no_repeat_ngram_size=context.no_repeat_ngram_size,
         eos=own.eos,
         symbols_to_strip_from_output=own.symbols_to_strip_from_output,
         **more,

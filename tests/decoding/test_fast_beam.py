@@ -1,11 +1,9 @@
 """`--decoder fast-beam` returns the hypotheses of fairseq's own beam search, with their order and scores."""
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from fairseq.ngram_repeat_block import NGramRepeatBlock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,6 @@ from tests.cases import Case, cases
 from tests.strategies import DETERMINISTIC, SEARCHES, SOURCES, TRANSFORMERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
-    all_ids,
     assert_same_hypotheses,
     assert_same_output,
     decode,
@@ -186,49 +183,6 @@ def test_one_beam_is_greedy() -> None:
     expected = fairseq_greedy([model], task, sample, max_len_b=25)
     assert_same_output(decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=25)[0], expected)
     assert_same_output(decode([model], task, sample, Options("greedy"), max_len_b=25)[0], expected)
-
-
-@pytest.mark.parametrize("active", [0, 3])
-def test_repetition_uses_fairseqs_blocker(active: int) -> None:
-    """With a working blocker, as with fairseq's CUDA extension: both searches call it, the kernels refuse it."""
-
-    def forward(self: NGramRepeatBlock, tokens: Any, log_probs: Any, sentences: int, beam: int, step: int) -> Any:
-        assert tokens.size(0) == log_probs.size(0) == sentences * beam and tokens.size(1) == 22
-        size = self.no_repeat_ngram_size
-        for row, said in enumerate(tokens[:, : step + 1].tolist()):
-            ends = range(size - 1, len(said))
-            again = [said[end] for end in ends if said[end - size + 1 : end] == said[len(said) - size + 1 :]]
-            log_probs[row, again] = -torch.inf
-        return log_probs
-
-    task = make_task(12)
-    model = make_transformer(task, 1, ending=False)
-    sample = make_sample(task, [5, 9, 0, 3, 3, 14])
-    options = {"max_len_b": 20, "no_repeat_ngram_size": 2}
-    free = fairseq_beam([model], task, sample, 4, max_len_b=20)
-    with (
-        mock.patch.object(NGramRepeatBlock, "forward", forward),
-        mock.patch("fairseq.ngram_repeat_block.is_cuda_extension_usable", lambda: True),
-    ):
-        expected = fairseq_beam([model], task, sample, 4, **options)
-        how = {"beam_size": 4, "active_sentences": active, **options}
-        found, _ = decode([model], task, sample, FAST_BEAM, engine=Engine(), **how)
-        with pytest.raises(ConfigurationError, match="--no-repeat-ngram-size: .* add --no-compiled-steps"):
-            decode([model], task, sample, FAST_BEAM, **how)
-    assert_same_hypotheses(found, expected)
-    assert all_ids(expected) != all_ids(free)
-
-
-def test_repetition_without_fairseqs_extension(caplog: pytest.LogCaptureFixture) -> None:
-    """fairseq's code without the extension forbids nothing; if that changes, support it here."""
-    task = make_task(12)
-    model = make_transformer(task, 1, ending=False)
-    sample = make_sample(task, [5, 9, 0])
-    expected = fairseq_beam([model], task, sample, 4, max_len_b=20, no_repeat_ngram_size=2)
-    assert all_ids(expected) == all_ids(fairseq_beam([model], task, sample, 4, max_len_b=20))
-    found, _ = decode([model], task, sample, FAST_BEAM, beam_size=4, max_len_b=20, no_repeat_ngram_size=2)
-    assert_same_hypotheses(found, expected)
-    assert "--no-repeat-ngram-size: forbids nothing" in caplog.text
 
 
 def test_prefix_of_eos_only() -> None:

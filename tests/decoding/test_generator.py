@@ -354,7 +354,6 @@ def test_scores_of_relaxed_output_are_the_verifiers(known: Known) -> None:
     ("options", "named"),
     [
         ({"beam_size": 4}, "--beam"),
-        ({"no_repeat_ngram_size": 3}, "--no-repeat-ngram-size"),
         ({"match_source_len": True}, "--match-source-len"),
         ({"tokens_to_suppress": ("w3",)}, "tokens_to_suppress"),
     ],

@@ -388,7 +388,6 @@ def test_another_first_guess_and_an_ensemble(
         (["--output", "/proc/nowhere/x"], "--output /proc/nowhere/x: cannot be made"),
         (["--path", "nowhere.pt"], "--path nowhere.pt: no such file"),
         (["--prefix-size", "2"], "--prefix-size 2: cannot be drawn"),
-        (["--no-repeat-ngram-size", "3"], "--no-repeat-ngram-size is not supported"),
     ],
 )
 def test_invalid_options_are_refused(

@@ -110,7 +110,6 @@ def build_generator(task: SpecDecTask, models: list, **options: Any) -> Any:
         {"print_alignment": "hard"},
         {"match_source_len": True},
         {"constraints": "ordered"},
-        {"no_repeat_ngram_size": 2},
     ],
 )
 def test_other_searches_are_refused(options: dict[str, Any]) -> None:

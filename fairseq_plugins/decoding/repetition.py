@@ -1,0 +1,28 @@
+"""`--no-repeat-ngram-size`: no output has the same n tokens in a row twice."""
+
+import torch
+from torch import Tensor
+
+
+def forbid_repetition(log_probs: Tensor, tokens: Tensor, lengths: Tensor, size: int) -> None:
+    """Forbid tokens that would repeat an n-gram, in place, as Hugging Face and fairseq's CUDA extension do.
+
+    Args:
+        log_probs: [B, T, V]; column t is the token after `lengths` + t tokens.
+        tokens: [B, L] with the beginning of the sentence first, which is part of n-grams; L >= `lengths` + T.
+        lengths: [B], tokens after the beginning that column 0 sees.
+        size: n.
+    """
+    width = tokens.size(1)
+    if width < size:
+        return
+    last = lengths[:, None] + torch.arange(log_probs.size(1), device=tokens.device)
+    begin = last - (size - 2)  # of the n - 1 tokens before a column
+    places = (begin[:, :, None] + torch.arange(size - 1, device=tokens.device)).clamp(min=0)
+    before = tokens.gather(1, places.flatten(1)).view(*last.shape, size - 1)
+    grams = tokens.unfold(1, size, 1)
+    ends = torch.arange(size - 1, width, device=tokens.device)
+    again = (grams[:, None, :, :-1] == before[:, :, None]).all(-1)
+    again &= (ends <= last[:, :, None]) & (begin >= 0)[:, :, None]
+    row, column, gram = again.nonzero().unbind(1)
+    log_probs[row, column, grams[row, gram, -1]] = -torch.inf
