@@ -13,7 +13,6 @@ PAGES = [README, *(REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.
 DOCS = REPOSITORY / "docs"
 MANUAL, NOTEBOOK = sorted(DOCS.glob("*.md")), sorted((DOCS / "notebook").glob("*.md"))
 PAGES += MANUAL + NOTEBOOK
-SHORT = [page for page in PAGES if page.name != "gpu.md"]
 
 
 @pytest.mark.parametrize("name", ["decoding", "decoders", "training"])
@@ -44,7 +43,7 @@ def test_every_command_is_listed() -> None:
     assert commands == set(re.findall(r'"(spec-dec-[a-z-]+) +=', (REPOSITORY / "setup.py").read_text()))
 
 
-@pytest.mark.parametrize("page", SHORT, ids=lambda page: str(page.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_pages_are_short(page: Path) -> None:
     """Tables and what a program printed may be wider."""
     text = page.read_text(encoding="utf-8")
