@@ -109,12 +109,12 @@ class TorchBackend:
     @staticmethod
     def _step_outputs(advance: Advance | BeamAdvance, batch: Batch) -> list[StepOutput]:
         """Return the result of an iteration for each sentence of the batch."""
-        assert isinstance(advance, Advance), "hypotheses of a beam do not grow by themselves"
+        assert isinstance(advance, Advance), "beam search yields no steps"
         rows = batch.state.sentences
         outputs = [StepOutput([], 0, 0, bool(ended)) for ended in batch.outputs]
         drafted = advance.draft.num_drafted
         widths = [advance.draft.tokens.size(1)] * len(rows) if drafted is None else drafted.tolist()
-        found = zip(
+        steps = zip(
             rows,
             advance.tokens.tolist(),
             advance.host_emitted,
@@ -123,7 +123,7 @@ class TorchBackend:
             advance.finished,
             strict=True,
         )
-        for row, tokens, count, width, accepted, finished in found:
+        for row, tokens, count, width, accepted, finished in steps:
             if count:
                 outputs[row] = StepOutput(tokens[:count], width, accepted, finished)
         return outputs

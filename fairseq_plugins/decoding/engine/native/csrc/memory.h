@@ -1,4 +1,4 @@
-// Memory that is used again and again, and keys and values in it.
+// Reusable buffers, and keys and values in them.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace spec_dec {
 
-// Numbers of which new ones are not set to zero: all are written before they are read.
+// Allocator that does not initialise new numbers: all are written before they are read.
 template <typename Number>
 struct Uninitialized : std::allocator<Number> {
     template <typename Other>
@@ -24,15 +24,15 @@ struct Uninitialized : std::allocator<Number> {
 };
 using Floats = std::vector<float, Uninitialized<float>>;
 
-// Grows a buffer to at least `size` numbers, and returns where they are.
+// Grows a buffer to at least `size` numbers, and returns their address.
 template <typename Buffer>
 auto* at_least(Buffer& buffer, int64_t size) {
     if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
     return buffer.data();
 }
 
-// A large array straight from the system, whose pages take no memory until they are written: a cache is as long as the
-// longest output allowed, and outputs are short. What it held is lost when it grows.
+// A large array mapped from the system, whose pages take no memory until they are written: a cache has slots for the
+// longest output, and most outputs are short. Growing loses the contents.
 class ReusableBuffer {
 public:
     ReusableBuffer() = default;
@@ -64,8 +64,7 @@ private:
     size_t bytes = 0;
 };
 
-// Keys and values [layers][rows][2][D]: those of a sentence in a cache are `capacity` rows, those of a source as many
-// as it has tokens.
+// Keys and values [layers][rows][2][D]. A cached sentence has `capacity` rows, a source one for each token.
 class KeyValues {
 public:
     void reset(int64_t layers, int64_t new_rows, int64_t width) {

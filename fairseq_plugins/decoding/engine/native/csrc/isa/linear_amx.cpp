@@ -45,7 +45,7 @@ public:
     int64_t efficient_rows() const override { return 2 * amx::ROWS; }
 
 private:
-    // Some panels at a time, which stay in the processor's cache for all rows.
+    // Multiplies a few panels at a time, which stay in the processor's cache for all rows.
     void multiply(const amx::Rows& x, int64_t rows, int begin, int end, const Target& target) const {
         constexpr int MOST = 2 * amx::ROWS, TOGETHER = 6 * PANEL;
         constexpr int64_t LINE = TOGETHER * sizeof(float);

@@ -13,16 +13,16 @@ namespace {
 
 constexpr int PANEL = Linear::PANEL, INPUTS_AT_ONCE = 4;
 
-// Processors multiply unsigned by signed bytes, so inputs, rounded to -127 .. 127, are shifted; where there is no sum
-// of four products in 32 bits, they are not, but their signs go to the weights. Two products then fit 16 bits, at most
-// 2 * 127 * 127, so that every processor comes to the same sums.
+// Processors multiply unsigned by signed bytes. Inputs are rounded to -127 .. 127. With VNNI, which sums four products
+// in 32 bits, they are shifted to be positive. Without it their signs move to the weights, so that two products, at most
+// 2 * 127 * 127, fit 16 bits. The sums are the same on every processor.
 #ifdef SPEC_DEC_VNNI
 constexpr int SHIFT = 128;
 #else
 constexpr int SHIFT = 0;
 #endif
 
-// Adds to every lane of `sums` four products of inputs, as `round_row` leaves them, and weights.
+// Adds to every lane of `sums` four products of weights and inputs, rounded by `round_row`.
 inline Integers add_products(Integers sums, Integers inputs, Integers weights) {
 #if defined(SPEC_DEC_VNNI)
     return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
@@ -45,12 +45,12 @@ float round_row(const float* x, int inputs, uint8_t* rounded) {
     for (; i + LANES <= inputs; i += LANES) highest = larger(highest, larger(load(x + i), -load(x + i)));
     if (i < inputs) highest = larger(highest, larger(load_some(x + i, inputs - i), -load_some(x + i, inputs - i)));
     const float largest = highest_lane(highest), steps = largest > 0 ? 127 / largest : 0;
-    // Half a step more, so that cutting off digits rounds; above zero, so that it rounds down.
+    // Conversion truncates towards zero: adding half a step rounds, and values above zero are rounded down.
     constexpr int ABOVE_ZERO = 128;
     for (i = 0; i < inputs; i += LANES) {
         const int count = std::min(LANES, inputs - i);
         const Vector value = (count == LANES ? load(x + i) : load_some(x + i, count)) * splat(steps);
-        // A row with NaN or infinity has some number there.
+        // NaN and infinity become a number in range.
         const Vector low = value > -127 ? value : splat(-127), bounded = low < 127 ? low : splat(127);
         const Integers whole = __builtin_convertvector(bounded + (ABOVE_ZERO + 0.5f), Integers) - (ABOVE_ZERO - SHIFT);
         int32_t numbers[LANES];
@@ -130,7 +130,7 @@ constexpr std::array<Int8ByRows, sizeof...(COUNTS)> int8_table(std::integer_sequ
 }
 constexpr auto INT8_BY_ROWS = int8_table(std::make_integer_sequence<int, MAX_ROWS>());
 
-// The weight rounded to int8: of each output 127 steps up to its largest weight.
+// Rounds the weight to int8, in 127 steps up to the largest weight of each output.
 Int8Weight rounded(const Weight& weight) {
     const int64_t inputs = weight.inputs, outputs = weight.outputs, panels = (outputs + PANEL - 1) / PANEL;
     const int64_t size = (inputs + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE;
