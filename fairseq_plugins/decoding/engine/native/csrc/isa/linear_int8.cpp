@@ -14,8 +14,8 @@ namespace {
 constexpr int PANEL = Linear::PANEL, INPUTS_AT_ONCE = 4;
 
 // Processors multiply unsigned by signed bytes. Inputs are rounded to -127 .. 127. With VNNI, which sums four products
-// in 32 bits, they are shifted to be positive. Without it their signs move to the weights, so that two products, at most
-// 2 * 127 * 127, fit 16 bits. The sums are the same on every processor.
+// in 32 bits, they are shifted to be positive. Without it their signs move to the weights, so that two products, at
+// most 2 * 127 * 127, fit 16 bits. The sums are the same on every processor.
 #ifdef SPEC_DEC_VNNI
 constexpr int SHIFT = 128;
 #else
