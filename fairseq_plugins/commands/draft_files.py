@@ -7,12 +7,12 @@ from pathlib import Path
 from fairseq_plugins.errors import ConfigurationError
 
 
-def read_drafts(path: str, sentences: int, of: str) -> list[str | list[str]]:
+def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[str | list[str]]:
     """Return of every line its text; of jsonl its tokens.
 
     Args:
         path: of `--drafts`.
-        sentences: lines that it must have.
+        sentences: lines that it must have; None for any number.
         of: what has these sentences, for the message.
 
     Raises:
@@ -26,7 +26,7 @@ def read_drafts(path: str, sentences: int, of: str) -> list[str | list[str]]:
         raise ConfigurationError(f"--drafts {path}: no such file; give a draft a line") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--drafts {path}: is not text in UTF-8 ({error.reason}); convert it") from error
-    if len(lines) != sentences:
+    if sentences is not None and len(lines) != sentences:
         raise ConfigurationError(
             f"--drafts {path}: has {len(lines)} lines, and {of} has {sentences}; give a draft a line, an empty line "
             "for none"

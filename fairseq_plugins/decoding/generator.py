@@ -68,8 +68,8 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.trace = trace
         self.active_sentences = active_sentences
         self.choose = choose
-        # Token ids of the user's drafts, by sentence id (methods/reuse.py).
-        self.drafts: Sequence[Sequence[Sequence[int]]] | None = None
+        # Gives token ids of the user's drafts for every sentence of a batch (methods/reuse.py).
+        self.drafts: Callable[[dict[str, Any]], Sequence[Sequence[Sequence[int]]]] | None = None
         self._backend: Backend | None = None
 
     @property
@@ -122,7 +122,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
         if self.drafts is not None:
-            sample = {**sample, "drafts": [self.drafts[number] for number in sample["id"].tolist()]}
+            sample = {**sample, "drafts": self.drafts(sample)}
         limits = constraints_of(self, sample["net_input"]["src_tokens"], prefix_tokens)
         return sample, limits, self.eos if bos_token is None else bos_token
 

@@ -35,7 +35,7 @@ from fairseq_plugins.ending import close_with
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, model_name, read_checkpoint, unwrap
 from fairseq_plugins.models.block_nat import BlockNat
-from fairseq_plugins.tasks.drafts import drafts_of_subset
+from fairseq_plugins.tasks.drafts import TaskDrafts
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +50,14 @@ class Decoding:
         options: as above; read anew for every generator.
         drafters: path -> the drafter that was loaded from it.
         counts_survival: as `MethodContext.counts_survival`.
+        drafts: those of `--drafts`, None without.
     """
 
     def __init__(self, options: Any) -> None:
         self.options = options
         self.drafters: dict[str, BlockNat] = {}
         self.counts_survival = False
+        self.drafts: TaskDrafts | None = None
         # Of models in half precision, what a CPU computes with.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -152,7 +154,11 @@ class Decoding:
         )
         if isinstance(options, ReuseOptions):
             if options.drafts is not None:
-                generator.drafts = drafts_of_subset(options.drafts, task)
+                if not is_one_run and not task.datasets:
+                    raise ConfigurationError(
+                        f"--drafts {options.drafts}: is for fairseq's commands; give translate(drafts=...)"
+                    )
+                generator.drafts = self.drafts = TaskDrafts(options.drafts, task)
             elif is_one_run:
                 raise ConfigurationError(f"--decoder {spec.name}: has no drafts; add --drafts FILE, a line a sentence")
         if is_one_run:
@@ -196,6 +202,8 @@ class DecodesWithDrafts(FairseqTask):
 
     # The command-line tools have no hook at the end of a run: the summary comes when the generator goes.
     reports_summary = True
+    # Of --tokenizer and --bpe, None for none.
+    text_tools: tuple[Any, Any] = (None, None)
     cfg: Any
 
     @property
@@ -221,6 +229,23 @@ class DecodesWithDrafts(FairseqTask):
         return self.decoding.build(
             self, models, args, lambda: self.own_generator(models, args, *more, **named), allowed
         )
+
+    def build_dataset_for_inference(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a dataset of raw text, whose lines `--drafts` counts."""
+        dataset = super().build_dataset_for_inference(*args, **kwargs)
+        if self.decoding.drafts is not None:
+            self.decoding.drafts.number(dataset)
+        return dataset
+
+    def build_tokenizer(self, args: Any) -> Any:
+        """Build what cuts text before subwords; `text_tools` keeps it."""
+        self.text_tools = (super().build_tokenizer(args), None)
+        return self.text_tools[0]
+
+    def build_bpe(self, args: Any) -> Any:
+        """Build what cuts text into subwords; `text_tools` keeps it."""
+        self.text_tools = (self.text_tools[0], super().build_bpe(args))
+        return self.text_tools[1]
 
     def own_generator(self, *args: Any, **kwargs: Any) -> Any:
         """What `build_generator` of the task itself makes."""

@@ -1,31 +1,70 @@
-"""Drafts of `--drafts` for the sentences of a subset."""
+"""Drafts of `--drafts` for the sentences of fairseq-generate and fairseq-interactive."""
 
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from fairseq_plugins.commands.draft_files import check_known, read_drafts
 from fairseq_plugins.errors import ConfigurationError
 
 
-def drafts_of_subset(paths: str, task: Any) -> list[list[list[int]]]:
-    """Return of every sentence of the subset that is loaded its drafts, as token ids.
+class TaskDrafts:
+    """The drafts of a task's batches: of its subset, or of the lines of fairseq-interactive, numbered through.
+
+    Files are read with the first batch, since fairseq makes --tokenizer and --bpe after the generator.
 
     Args:
         paths: of `--drafts`, with colons between them.
-        task: with dictionaries and the subset.
-
-    Raises:
-        ConfigurationError: where there is no subset, or a file does not fit it.
+        task: with dictionaries and maybe a subset and `text_tools`.
     """
-    if len(task.datasets) != 1:
-        raise ConfigurationError(
-            f"--drafts {paths}: is for fairseq-generate; give spec-dec-translate --drafts, or "
-            "model.translate(drafts=...)"
-        )
-    ((subset, dataset),) = task.datasets.items()
-    dictionary, columns = task.target_dictionary, []
-    for path in paths.split(":"):
-        lines = read_drafts(path, len(dataset), f"--gen-subset {subset}")
-        drafts = [line.split() if isinstance(line, str) else line for line in lines]
+
+    def __init__(self, paths: str, task: Any) -> None:
+        self._paths, self._task = paths.split(":"), task
+        self._drafts: list[list[list[int]]] | None = None  # of every file, ids of every sentence
+        self._lines = 0
+        self._numbers: deque[list[int]] = deque()  # sentences of batches that are to come
+
+    def number(self, dataset: Any) -> None:
+        """Number the sentences of a block of fairseq-interactive, whose batches have no numbers."""
+        first, collater = self._lines, dataset.collater
+        self._lines += len(dataset)
+
+        def numbered(samples: Any) -> Any:
+            batch = collater(samples)
+            self._numbers.append([first + number for number in batch["id"].tolist()])
+            return batch
+
+        dataset.collater = numbered
+
+    def __call__(self, sample: Mapping[str, Any]) -> list[list[list[int]]]:
+        """Return of every sentence of a batch its drafts, as token ids.
+
+        Raises:
+            ConfigurationError: for a file that does not fit.
+        """
+        if self._drafts is None:
+            self._drafts = [self._read(path) for path in self._paths]
+        numbers = sample["id"].tolist() if "id" in sample else self._numbers.popleft()
+        for path, drafts in zip(self._paths, self._drafts, strict=True):
+            if max(numbers) >= len(drafts):
+                raise ConfigurationError(
+                    f"--drafts {path}: has {len(drafts)} lines, and there is a sentence {max(numbers) + 1}; give a "
+                    "draft a line, an empty line for none"
+                )
+        return [[drafts[number] for drafts in self._drafts] for number in numbers]
+
+    def _read(self, path: str) -> list[list[int]]:
+        dictionary, subsets = self._task.target_dictionary, self._task.datasets
+        if subsets:
+            ((subset, dataset),) = subsets.items()
+            lines = read_drafts(path, len(dataset), f"--gen-subset {subset}")
+        else:
+            lines = read_drafts(path)
+        drafts = [self._cut(line) if isinstance(line, str) else line for line in lines]
         check_known(path, drafts, dictionary.__contains__)
-        columns.append([[dictionary.index(token) for token in draft] for draft in drafts])
-    return [list(of_sentence) for of_sentence in zip(*columns, strict=True)]
+        return [[dictionary.index(token) for token in draft] for draft in drafts]
+
+    def _cut(self, line: str) -> list[str]:
+        for tool in getattr(self._task, "text_tools", ()):
+            line = line if tool is None else tool.encode(line)
+        return line.split()

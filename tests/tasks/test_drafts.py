@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
-from tests.support import run_in_process
+from tests.support import REPOSITORY, run_in_process
 
 
 def generate(corpus: Corpus, options: str, command: str = "generate") -> str:
@@ -57,5 +58,45 @@ def test_files_that_do_not_fit_are_refused(corpus: Corpus, tmp_path: Path) -> No
             generate(corpus, f"--task spec_dec --decoder reuse --drafts {files}")
     with pytest.raises(ConfigurationError, match="--decoder reuse: has no drafts; add --drafts FILE"):
         generate(corpus, "--task spec_dec --decoder reuse")
-    with pytest.raises(ConfigurationError, match="is for fairseq-generate; give spec-dec-translate"):
-        generate(corpus, f"--task spec_dec --decoder reuse --drafts {few}", "interactive")
+
+
+def interact(corpus: Corpus, options: str) -> str:
+    files = f"--input {corpus.text}/test.src --buffer-size 7 --batch-size 3"
+    return generate(corpus, f"--task spec_dec --decoder reuse --fixed-width {files} {options}", "interactive")
+
+
+def test_lines_of_interactive_have_drafts(corpus: Corpus, greedy: list[str], tmp_path: Path) -> None:
+    """Sentences are numbered through, although fairseq begins anew in every block."""
+    right, few = tmp_path / "right.tgt", tmp_path / "few.tgt"
+    right.write_text("".join(f"{line}\n" for line in greedy))
+    few.write_text("".join(f"{line}\n" for line in greedy[:20]))
+    output = interact(corpus, f"--drafts {right}")
+    assert hypotheses(output) == greedy
+    least = sum(len(line.split()) + 1 for line in greedy) / len(greedy)
+    assert float(re.findall(r"([\d.]+) mean accepted tokens", output)[0]) == pytest.approx(least, abs=0.01)
+    with pytest.raises(ConfigurationError, match="few.tgt: has 20 lines, and there is a sentence 21; give a draft a"):
+        interact(corpus, f"--drafts {few}")
+
+
+def test_raw_text_is_cut_with_bpe(tmp_path: Path) -> None:
+    folder = REPOSITORY / "checkpoints" / "multi30k.en-de"
+    cut = sentencepiece.SentencePieceProcessor(model_file=str(folder / "subwords.model"))
+    for language in ("en", "de"):
+        captions = ["Two dogs play in the snow.", "A man is riding a bicycle."]
+        pieces = (" ".join(cut.encode(caption, out_type=str)) + "\n" for caption in captions)
+        (tmp_path / f"test.{language}").write_text("".join(pieces))
+    dictionaries = f"--srcdict {folder}/dict.en.txt --tgtdict {folder}/dict.de.txt"
+    languages = f"--source-lang en --target-lang de --testpref {tmp_path}/test --destdir {tmp_path}/data --workers 1"
+    run_in_process("preprocess", f"{languages} {dictionaries}")
+    options = f"{tmp_path}/data --path {folder}/verifier.pt --cpu"
+    bpe = f"--bpe sentencepiece --sentencepiece-model {folder}/subwords.model"
+    stock = run_in_process("generate", f"{options} {bpe} --task translation --beam 1 --required-batch-size-multiple 1")
+    raw = tmp_path / "old.de"
+    texts = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", stock.stdout, re.MULTILINE))
+    raw.write_text("".join(texts[number] + "\n" for number in ("0", "1")))
+    reuse = f"--task spec_dec --decoder reuse --fixed-width --drafts {raw}"
+    ours = run_in_process("generate", f"{options} {bpe} {reuse}")
+    assert hypotheses(ours.stdout) == hypotheses(stock.stdout)
+    assert "2 sentences, 2 iterations" in ours.stderr or " 2 iterations" in ours.stderr
+    with pytest.raises(ConfigurationError, match="old.de: .* tokens are not in the target's dictionary"):
+        run_in_process("generate", f"{options} {reuse}")

@@ -57,8 +57,9 @@ class ReuseOptions(FallbackOptions):
 
     drafts: Optional[str] = option(
         None,
-        "drafts of the sentences of --gen-subset, a line for each, cut into subwords as the target is; several files "
-        "with colons between them are several drafts; an empty line is no draft",
+        "drafts, a line for each sentence of --gen-subset or line of fairseq-interactive: raw text with --bpe, else "
+        "cut into subwords as the target is; several files with colons between them are several drafts; an empty line "
+        "is no draft",
     )
     fixed_width: bool = option(
         False, "verify all tokens that are copied; without it, on a CPU, only those that pay (the output is the same)"
