@@ -1,4 +1,4 @@
-"""Random models with something to decode, for property tests."""
+"""Random models and batches for property tests."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,11 +54,11 @@ class Case:
         return make_sample(self.task, self.sources, self.seed)
 
     def fairseq(self, **search: Any) -> list:
-        """What fairseq's own generator returns at beam 1, with these generation options beside the case's."""
+        """Decode with fairseq's own generator at beam 1, with further generation options."""
         return fairseq_greedy([self.verifier], self.task, self.sample, **{**self.search, **search})
 
     def decode(self, how: Options, **more: Any) -> tuple[list, list[SentenceStats]]:
-        """What our generator returns, and its statistics; other arguments as for `support.decode`."""
+        """Decode with our generator; return hypotheses and statistics. Other arguments as for `support.decode`."""
         return decode([self.verifier], self.task, self.sample, how, self.drafter, **{**self.search, **more})
 
 
@@ -69,7 +69,7 @@ def cases(
     sources: st.SearchStrategy[list[int]] = SOURCES,
     searches: st.SearchStrategy[dict[str, Any]] = SEARCHES,
 ) -> st.SearchStrategy[Case]:
-    """Random cases, of one of these vocabularies, without drafter by default."""
+    """Return a strategy of random cases with one of these vocabularies, by default without drafter."""
     return st.builds(
         Case,
         transformers,

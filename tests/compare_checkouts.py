@@ -2,8 +2,8 @@
 
     python tests/compare_checkouts.py OLD NEW DATA_BIN --path VERIFIER.pt --drafter-path DRAFTER.pt
 
-OLD and NEW are folders with a checkout each. Every decoder runs in both at several batch sizes, each checkout in a
-process of its own; a line says for each what differs. The exit status is 1 where token ids or iterations do.
+OLD and NEW are folders of checkouts. Every decoder runs in both at several batch sizes, each checkout in its own
+process; a line for each lists the differences. The exit status is 1 if token ids or iterations differ.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def get_parser() -> argparse.ArgumentParser:
 
 
 def dump(args: argparse.Namespace, checkout: Path) -> None:
-    """Decode with the checkout that is imported here, and write what it says."""
+    """Decode with the imported checkout, and write its outputs."""
     sys.path.insert(0, str(checkout))
     from fairseq import checkpoint_utils, options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -106,7 +106,7 @@ def decode(generator: Any, models: list, dataset: Any, size: int, limit: int) ->
 
 
 def run(args: argparse.Namespace, checkout: Path) -> dict[str, Outputs]:
-    """What one checkout says, decoded in a process of its own."""
+    """Return the outputs of one checkout, decoded in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outputs.json"
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace, checkout: Path) -> dict[str, Outputs]:
 
 
 def compare(old: dict[str, Outputs], new: dict[str, Outputs]) -> bool:
-    """Print a line for every decoder and batch size; returns whether ids and iterations are the same."""
+    """Print a line for every decoder and batch size; return whether ids and iterations are the same."""
     same = True
     for name in {**old, **new}:
         if name not in old or name not in new:

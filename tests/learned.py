@@ -1,4 +1,4 @@
-"""Models that know a few sentences by heart after seconds of training: with random ones no draft is ever right."""
+"""Models that overfit a few sentences in seconds: random drafters are never right."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +23,15 @@ def learned_drafter(
     updates: int = 60,
     **options: Any,
 ) -> BlockNat:
-    """A drafter that learnt a verifier's outputs, in eval mode.
+    """Train a drafter on a verifier's outputs; return it in eval mode.
 
     Args:
-        task: gives the dictionary, and draws the blocks.
+        task: for the dictionary and training blocks.
         verifier: the model to draft for.
         sample: the batch.
         outputs: the verifier's for it, with EOS.
-        sentences: so many of them, the first ones, are learnt.
-        updates: how long to train.
+        sentences: number of sentences to train on, the first ones.
+        updates: number of updates.
         options: as for `make_drafter`.
     """
     torch.manual_seed(0)
@@ -47,7 +47,7 @@ def learned_drafter(
 
 
 def learned_rewriter(task: SpecDecTask, sample: dict[str, Any]) -> TransformerModel:
-    """A stock Transformer that learnt to copy the sources of a batch, with another word amid every second one."""
+    """Train a stock Transformer to copy the sources of a batch, with one word changed in every second one."""
     dictionary = task.target_dictionary
     outputs = []
     for row, source in enumerate(sample["net_input"]["src_tokens"].tolist()):
@@ -66,7 +66,7 @@ def learned_rewriter(task: SpecDecTask, sample: dict[str, Any]) -> TransformerMo
 
 
 def _batch(task: SpecDecTask, sample: dict[str, Any], outputs: list[list[int]]) -> dict[str, Any]:
-    """The first sentences of a batch with targets, as for training."""
+    """Return the first sentences of a batch with targets, as in training."""
     pad, eos = task.target_dictionary.pad(), task.target_dictionary.eos()
     width = max(map(len, outputs))
     target = torch.tensor([output + [pad] * (width - len(output)) for output in outputs])

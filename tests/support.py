@@ -51,7 +51,7 @@ quick_seeds.install()
 
 
 def make_dictionary(size: int) -> Dictionary:
-    """A dictionary of `size` symbols, fairseq's four special ones included."""
+    """Return a dictionary of `size` symbols, including fairseq's four special ones."""
     dictionary = Dictionary()
     for index in range(size - len(dictionary)):
         dictionary.add_symbol(f"w{index}")
@@ -59,14 +59,14 @@ def make_dictionary(size: int) -> Dictionary:
 
 
 def make_task(size: int = 40, **options: Any) -> SpecDecTask:
-    """A task over a dictionary of `size` symbols, without data."""
+    """Return a task over a dictionary of `size` symbols, without data."""
     dictionary = make_dictionary(size)
     config = SpecDecConfig(**{"glancing_updates": 10, **options})
     return SpecDecTask(config, dictionary, dictionary)
 
 
 def make_args(**options: Any) -> Namespace:
-    """Options of a very small Transformer."""
+    """Return options of a very small Transformer."""
     sizes = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
@@ -76,7 +76,7 @@ def make_args(**options: Any) -> Namespace:
 
 
 def make_transformer(task: SpecDecTask, seed: int = 0, ending: bool = True, **options: Any) -> TransformerModel:
-    """A random stock Transformer in eval mode, whose outputs vary; `ending` lets many of them end early."""
+    """Return a random stock Transformer in eval mode with varied outputs; `ending` lets many of them end early."""
     torch.manual_seed(seed)
     args = make_args(**options)
     base_architecture(args)
@@ -87,7 +87,7 @@ def make_transformer(task: SpecDecTask, seed: int = 0, ending: bool = True, **op
 
 
 def liven(model: nn.Module) -> Any:
-    """Scale random weights so that the state depends on token, place and source: fairseq's own loop on one token."""
+    """Scale random weights so that states depend on token, position and source; else outputs repeat one token."""
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -107,11 +107,11 @@ def liven(model: nn.Module) -> Any:
 
 
 _endings: dict[tuple, int] = {}
-"""Arguments of a model -> the token that changes places with EOS, which takes longer to find than a model to make."""
+"""Arguments of a model -> the token exchanged with EOS, cached: finding it is slow."""
 
 
 def _let_outputs_end(model: TransformerModel, task: SpecDecTask, arguments: tuple) -> None:
-    """Let EOS change places with the token that comes up after the most different times."""
+    """Exchange EOS with the token whose first position varies most."""
     if arguments not in _endings:
         steps = 30
         tokens = _endless_outputs(model, task, make_sample(task, list(range(0, 24, 2))), steps)
@@ -124,7 +124,7 @@ def _let_outputs_end(model: TransformerModel, task: SpecDecTask, arguments: tupl
 
 
 def _endless_outputs(model: TransformerModel, task: SpecDecTask, sample: dict[str, Any], steps: int) -> Tensor:
-    """Greedy outputs without EOS, (batch, steps). Which token they make EOS is all that depends on them."""
+    """Return greedy outputs without EOS, [B, steps]; they only decide which token is exchanged with EOS."""
     found, _ = decode([model], task, sample, Options("greedy"), max_len_b=steps, min_len=steps)
     return torch.tensor(ids(found))[:, :steps]
 
@@ -132,7 +132,7 @@ def _endless_outputs(model: TransformerModel, task: SpecDecTask, sample: dict[st
 def make_drafter(
     task: SpecDecTask, seed: int = 0, block_size: int = 25, verifier: nn.Module | None = None, **options: Any
 ) -> BlockNat:
-    """A random drafter in eval mode."""
+    """Return a random drafter in eval mode."""
     torch.manual_seed(seed)
     args = make_args(block_size=block_size, **options)
     block_nat_base(args)
@@ -140,7 +140,7 @@ def make_drafter(
 
 
 def make_sample(task: SpecDecTask, lengths: list[int], seed: int = 0) -> dict[str, Any]:
-    """A left-padded batch of random sources with so many tokens before EOS."""
+    """Return a left-padded batch of random sources with these numbers of tokens before EOS."""
     generator = torch.Generator().manual_seed(seed)
     dictionary = task.source_dictionary
     width = max(lengths) + 1
@@ -157,19 +157,19 @@ def make_sample(task: SpecDecTask, lengths: list[int], seed: int = 0) -> dict[st
 
 
 def fairseq_greedy(models: list[nn.Module], task: SpecDecTask, sample: dict[str, Any], **options: Any) -> list:
-    """What fairseq's own generator returns at beam 1; options of its constructor, prefix_tokens and bos_token."""
+    """Decode with fairseq's own generator at beam 1; options of its constructor, prefix_tokens and bos_token."""
     return fairseq_beam(models, task, sample, 1, **options)
 
 
 def fairseq_beam(models: list[nn.Module], task: SpecDecTask, sample: dict[str, Any], beam: int, **options: Any) -> list:
-    """The same at any beam."""
+    """Decode with fairseq's own generator at any beam."""
     per_batch = _per_batch(options)
     generator = SequenceGenerator(models, task.target_dictionary, beam_size=beam, **options)
     return generator.generate(models, sample, **per_batch)
 
 
 def make_state(tokens: Tensor, lengths: list[int], max_len: int, **constraints: Any) -> DecodingState:
-    """The state of a batch that has these tokens [B, any], the first symbol included, of an ordinary dictionary."""
+    """Return the state of a batch with these tokens [B, any], which start with the first symbol."""
     return DecodingState(
         tokens=tokens,
         lengths=torch.tensor(lengths),
@@ -181,7 +181,7 @@ def make_state(tokens: Tensor, lengths: list[int], max_len: int, **constraints: 
 
 
 class RecordedStats(DecodingStats):
-    """Statistics that keep what they are told of every sentence."""
+    """Statistics that keep those of every sentence."""
 
     def __init__(self) -> None:
         super().__init__("test")
@@ -206,7 +206,7 @@ class Options:
         self.given = f"{decoder} {block_size} {int8} {options}"
         self.spec = methods.find(decoder)
         if "fixed_width" in {field.name for field in fields(self.spec.options)}:
-            # What is drafted must not depend on running times (tests/decoding/engine/native/test_policy.py).
+            # Drafts must not depend on running times (tests/decoding/engine/native/test_policy.py).
             options = {"fixed_width": True, **options}
         if block_size is not None:
             options["block_size"] = block_size
@@ -225,7 +225,7 @@ class Options:
         temperature: float = 1.0,
         beam: int = 1,
     ) -> MethodContext:
-        """Return what the method is built from; on the compiled kernels, unless an engine for PyTorch is given."""
+        """Return the context of the method: for the compiled kernels, unless an engine for PyTorch is given."""
         weights = None if isinstance(engine, Engine) else engine
         if engine is None:
             weights = NativeWeights(precision=Precision.INT8_WEIGHTS if self.int8 else Precision.FP32)
@@ -236,7 +236,7 @@ class Options:
         )
 
     def build(self, *arguments: Any, **more: Any) -> Method:
-        """The method in PyTorch, of the same arguments as `context`."""
+        """Build the method for PyTorch; arguments as for `context`."""
         assert self.spec.build is not None
         return self.spec.build(self.context(*arguments, **more), self.options)
 
@@ -251,7 +251,7 @@ def decode(
     engine: Engine | NativeWeights | None = None,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
-    """What our generator returns, and its statistics; arguments as for `make_generator`, of one batch."""
+    """Decode one batch with our generator; return hypotheses and statistics. Arguments as for `make_generator`."""
     return decode_all(models, task, [sample], method, model, rule, engine, **options)
 
 
@@ -265,7 +265,7 @@ def decode_all(
     engine: Engine | NativeWeights | None = None,
     **options: Any,
 ) -> tuple[list, list[SentenceStats]]:
-    """What one generator returns for all batches, one after the other, and its statistics.
+    """Decode batches one after the other with one generator; return hypotheses and statistics.
 
     Args:
         samples: fairseq batches.
@@ -288,17 +288,16 @@ def make_generator(
     trace: TraceWriter | None = None,
     **options: Any,
 ) -> tuple[DraftVerifyGenerator, "RecordedStats"]:
-    """Return a generator of ours, and the statistics that it fills.
+    """Return one of our generators, and its statistics.
 
     Args:
         models: the verifiers.
-        task: gives the dictionary.
-        method: a method by its options, one put together, or a drafter to be put together with `rule`.
+        task: for the dictionary.
+        method: options of a method, a built method, or a drafter to use with `rule`.
         model: the trained drafter for methods that have one.
-        rule: what is accepted, when a drafter is given.
-        engine: what PyTorch's operations run with, on the loop in PyTorch; or how the compiled kernels hold weights
-            (default: the fastest backend).
-        trace: takes down every iteration.
+        rule: acceptance rule for a given drafter.
+        engine: engine of the loop in PyTorch, or weight format of the compiled kernels (default: the fastest backend).
+        trace: records every iteration.
         options: as for fairseq's generator.
     """
     temperature = options.get("temperature", 1.0)
@@ -333,7 +332,7 @@ Script = Callable[[int, int, int], list[int]]
 
 
 class ScriptedDrafter(StatelessDrafter):
-    """Drafts what a script says, a different number of tokens for every sentence if it likes."""
+    """Drafts the tokens of a script, whose number may differ between sentences."""
 
     def __init__(self, script: Script, width: int) -> None:
         self.script = script
@@ -359,12 +358,12 @@ class ScriptedDrafter(StatelessDrafter):
 
 
 def always_right(outputs: list[list[int]]) -> Script:
-    """Drafts the known outputs."""
+    """Return a script that drafts the known outputs."""
     return lambda sentence, done, width: outputs[sentence][done : done + width]
 
 
 def always_wrong(outputs: list[list[int]], words: int = 4) -> Script:
-    """Drafts ordinary words, never the known output's; `words` is the first of them."""
+    """Return a script that drafts wrong ordinary words, from id `words` on."""
 
     def script(sentence: int, done: int, width: int) -> list[int]:
         right = [*outputs[sentence][done : done + width], *[0] * width][:width]
@@ -374,7 +373,7 @@ def always_wrong(outputs: list[list[int]], words: int = 4) -> Script:
 
 
 def right_then_wrong(outputs: list[list[int]], right: int) -> Script:
-    """Drafts so many tokens of the known outputs and then wrong ones."""
+    """Return a script that drafts `right` tokens of the known outputs and then wrong ones."""
     wrong = always_wrong(outputs)
 
     def script(sentence: int, done: int, width: int) -> list[int]:
@@ -385,12 +384,12 @@ def right_then_wrong(outputs: list[list[int]], right: int) -> Script:
 
 
 def ids(hypotheses: list) -> list[list[int]]:
-    """Token ids of the best hypotheses."""
+    """Return token ids of the best hypotheses."""
     return [hypothesis[0]["tokens"].tolist() for hypothesis in hypotheses]
 
 
 def _in_the_order_of(own: list, other: list, rounding: float = 2e-6) -> list:
-    """Hypotheses, with neighbours of scores that differ by rounding exchanged where the others have them so."""
+    """Return hypotheses in the order of the others, where scores of neighbours differ by rounding only."""
     own = list(own)
     for place, its in enumerate(other[: len(own) - 1]):
         mine, following = own[place : place + 2]
@@ -402,28 +401,28 @@ def _in_the_order_of(own: list, other: list, rounding: float = 2e-6) -> list:
 
 
 def all_ids(hypotheses: list) -> list[list[list[int]]]:
-    """Token ids of all hypotheses of every sentence."""
+    """Return token ids of all hypotheses of every sentence."""
     return [[hypothesis["tokens"].tolist() for hypothesis in found] for found in hypotheses]
 
 
 def scores(hypotheses: list) -> list[Tensor]:
-    """Positional scores of the best hypotheses."""
+    """Return positional scores of the best hypotheses."""
     return [hypothesis[0]["positional_scores"] for hypothesis in hypotheses]
 
 
 def emitted_per_iteration(stats: Sequence[SentenceStats]) -> float:
-    """The papers' mean accepted tokens; 1 where no draft is of any use."""
+    """Return tokens per iteration; 1 without useful drafts."""
     return sum(sentence.tokens for sentence in stats) / sum(sentence.iterations for sentence in stats)
 
 
 def assert_same_output(ours: list, theirs: list, tolerance: float = 1e-4) -> None:
-    """Same tokens for every sentence, same positional scores and score within `tolerance`; of one hypothesis each."""
+    """Compare tokens, positional scores and score within `tolerance`; one hypothesis per sentence."""
     assert all(len(own) == len(other) == 1 for own, other in zip(ours, theirs, strict=True))
     assert_same_hypotheses(ours, theirs, tolerance)
 
 
 def assert_same_hypotheses(ours: list, theirs: list, tolerance: float = 1e-4) -> None:
-    """The same of all hypotheses of every sentence, in this order; where rounding decides, neighbours may swap."""
+    """Compare all hypotheses of every sentence in order; neighbours may swap if their scores differ by rounding."""
     for own, other in zip(ours, theirs, strict=True):
         own = _in_the_order_of(own, other)
         assert all_ids([own]) == all_ids([other])
@@ -444,14 +443,14 @@ def _command_line(command: str, arguments: str, more: Sequence[str], plugin: boo
 def start_command(
     command: str, arguments: str, *more: str, plugin: bool = True, programs: Path | None = None
 ) -> subprocess.Popen:
-    """Start `fairseq-<command>` in a process of its own, its output on pipes.
+    """Start `fairseq-<command>` in a new process, with output on pipes.
 
     Args:
         command: such as generate.
         arguments: on one line.
-        more: further arguments, as they are.
+        more: further arguments.
         plugin: whether it gets our --user-dir.
-        programs: folder of quick commands, in place of those that import everything anew (see `command_server`).
+        programs: folder of fast commands without their imports (see `command_server`).
     """
     name, *rest = _command_line(command, arguments, more, plugin)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
@@ -462,7 +461,7 @@ def start_command(
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        # Jobs in the background of a shell ignore it, and so would what they start.
+        # Background jobs of a shell ignore SIGINT, and so would their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -476,19 +475,19 @@ def finish_command(process: subprocess.Popen) -> subprocess.CompletedProcess:
 def run_command(
     command: str, arguments: str, *more: str, plugin: bool = True, programs: Path | None = None
 ) -> subprocess.CompletedProcess:
-    """Run `fairseq-<command>` in a process of its own, as a user does; see `start_command`."""
+    """Run `fairseq-<command>` in a new process; see `start_command`."""
     return finish_command(start_command(command, arguments, *more, plugin=plugin, programs=programs))
 
 
 def run_in_process(
     command: str, arguments: str, *more: str, input: str = "", plugin: bool = True
 ) -> subprocess.CompletedProcess:
-    """Run `fairseq-<command>` in this process, which spares three seconds of imports; errors are raised."""
+    """Run `fairseq-<command>` in this process, without the slow imports; errors are raised."""
     argv = _command_line(command, arguments, more, plugin)
     if command in ("generate", "validate"):
-        # By default they start a process that reads the data: starting and ending it takes seconds.
+        # Without a data worker, whose start and end take seconds.
         argv[1:1] = ["--num-workers", "0"]
-    # What was there before stays: collecting garbage at the end need not look at it.
+    # Excludes existing objects from the garbage collection below.
     gc.freeze()
     out, err = io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(err)
@@ -500,16 +499,16 @@ def run_in_process(
         contextlib.redirect_stderr(err),
     ):
         root.addHandler(handler)
-        # Commands of this project that other tests ran have set the level of the whole process.
+        # Commands of other tests set the level of the whole process.
         level = root.level
         root.setLevel(logging.INFO)
-        # fairseq-train remembers the best score of a process here.
+        # fairseq-train keeps the best score of a process here.
         vars(checkpoint_utils.save_checkpoint).pop("best", None)
-        # And here the files of TensorBoard, by the names of curves: the next training would write to the first one's.
+        # And here TensorBoard's writers, which the next training would reuse.
         (progress_bar._tensorboard_writers or {}).clear()
         try:
             importlib.import_module(f"fairseq_cli.{command}").cli_main()
-            # A process would end here, and with it the generator, which then says its summary.
+            # The generator prints its summary when it is collected.
             gc.collect()
         finally:
             root.removeHandler(handler)

@@ -51,7 +51,7 @@ def test_measures_output_speed_memory_and_profile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("ctranslate2")
-    # Memory is measured in processes of their own, one for every row.
+    # Memory is measured in a separate process for every row.
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     names = f"{CTRANSLATE2_GREEDY},gad,iad,gad fp32 drafts,gad int8,greedy int8"
     arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
@@ -65,7 +65,7 @@ def test_measures_output_speed_memory_and_profile(
         assert len(rows[name]["latencies"]) == 6 and len(rows[name]["seconds"]["4"]) == 2
         assert rows[name]["bleu"] == rows[BEAM_1]["bleu"]
     assert rows["gad"]["lossless"] and not rows[CTRANSLATE2_GREEDY]["lossless"]
-    # Embeddings, positions and layers of a model this small: some tens of kilobytes.
+    # Embeddings, positions and layers of this small model take some tens of kilobytes.
     assert rows["gad"]["weights"] > rows[BEAM_1]["weights"] > 10_000
     assert rows["gad"]["peak_memory"].keys() == {"1", "4"} and all(rows["gad"]["peak_memory"].values())
     # On paper: the model's weights, and keys and values of its one decoder layer for sources of up to 15 tokens.

@@ -1,4 +1,4 @@
-"""`spec-dec-compare`: one small real run, the arithmetic of the table, and what it refuses."""
+"""`spec-dec-compare`: one small real run, the arithmetic of the table, and refusals."""
 
 import json
 from argparse import Namespace
@@ -32,7 +32,7 @@ def _train(*arguments: str) -> None:
     train.main(convert_namespace_to_omegaconf(args))
 
 
-# Models that are trained once for all of them.
+# The models are trained once for all tests.
 pytestmark = pytest.mark.xdist_group("compare")
 
 
@@ -164,7 +164,7 @@ def test_int8_rows_are_called_lossy(trained: Namespace, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str], precision: str) -> None:
-    """Lossless rows are compared with greedy, which is there even if nobody asks for it."""
+    """Lossless rows are compared with greedy, which is always included."""
     arguments = [*_quick(trained), "--drafter-path", trained.drafter, "--block-size", "2", f"--{precision}"]
     assert compare.main([*arguments, "--blockwise-path", trained.heads, "--decoders", "gad,blockwise,jacobi"]) == 0
     printed, log = capsys.readouterr()

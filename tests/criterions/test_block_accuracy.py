@@ -1,4 +1,4 @@
-"""Accuracy at single positions of a block, counted by hand."""
+"""Accuracy by position in a block, counted by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Reliability of a drafter's probabilities in validation, counted by hand and added up as fairseq does."""
+"""Reliability of a drafter's probabilities in validation, counted by hand and summed as in fairseq."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ PAD, EOS = 1, 2
 
 
 def two_blocks() -> Blocks:
-    """Of two sentences two blocks of three each; eight targets."""
+    """Return two blocks of three for each of two sentences; eight targets."""
     target = torch.tensor([[5, 6, 7, 8, EOS], [9, EOS, PAD, PAD, PAD]])
     blocks = sample_blocks(target, target, 3, 2, "prefix-causal", pad=PAD, mask=20)
     blocks.targets = torch.tensor([[5, 6, 7, 8, EOS, PAD], [9, EOS, PAD, EOS, PAD, PAD]])
@@ -19,7 +19,7 @@ def two_blocks() -> Blocks:
 
 
 SAID = torch.tensor([0.95, 0.55, 0.15, 0.92, 0.35, 0.75, 0.65, 0.05])
-# In the first block the third target comes after a wrong one; the second block begins anew.
+# In the first block the third target follows a wrong one; the second block is independent.
 RIGHT = torch.tensor([True, False, True, True, False, False, True, True])
 REACHED = [0, 1, 3, 4, 5, 7]
 
@@ -34,12 +34,12 @@ def test_counts_up_to_the_first_wrong_token_of_a_block() -> None:
 
 
 def test_counts_of_batches_and_workers_are_summed() -> None:
-    """The error is that of all tokens together, not the mean of those of batches."""
+    """The error is over all tokens, not the mean over batches."""
     other = ~RIGHT
     logs = [reliability_counts(SAID, right, two_blocks(), PAD) for right in (RIGHT, other, RIGHT)]
     with metrics.aggregate(new_root=True) as meters:
         log_reliability(logs[:2])  # of two workers
-        log_reliability([{"loss": 1.0}])  # of a batch that counted nothing
+        log_reliability([{"loss": 1.0}])  # a batch without counts
         log_reliability(logs[2:])
     counts = logged_reliability(meters)
     assert counts.total == sum(int(log["_reliability_tokens"].sum()) for log in logs)

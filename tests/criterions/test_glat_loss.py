@@ -1,4 +1,4 @@
-"""The losses: normalisation that does not depend on how a batch is split, and what is logged."""
+"""The losses: normalisation independent of the split of a batch, and logs."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def part_of(sample: dict[str, Any], rows: slice) -> dict[str, Any]:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_split_batches_give_the_same_gradient(smoothing: float) -> None:
-    """--update-freq and workers add up losses and sample sizes, and fairseq divides once."""
+    """--update-freq and workers sum losses and sample sizes, and fairseq divides once."""
     task = make_task(30)
     model = make_drafter(task, 0)
     criterion = GlatLoss(task, smoothing)

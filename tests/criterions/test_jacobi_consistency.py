@@ -1,4 +1,4 @@
-"""Consistency training: the loss by hand, where its gradient comes from, and what it does to Jacobi iterations."""
+"""Consistency training: loss and gradient by hand, and its effect on Jacobi iterations."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ PAD, EOS, UNK = 1, 2, 3
 
 
 def training_batch(seed: int = 0) -> tuple[SpecDecTask, TransformerModel, dict[str, Any]]:
-    """A random model in training mode, without dropout, and its own translations, two of them altered."""
+    """Return a random model in training mode without dropout, and its own translations, two of them altered."""
     task = make_task(30)
     model = make_transformer(task, seed)
     sample = make_sample(task, [9, 1, 4, 6, 12, 3])
@@ -32,7 +32,7 @@ def training_batch(seed: int = 0) -> tuple[SpecDecTask, TransformerModel, dict[s
 def by_hand(
     model: TransformerModel, sample: dict[str, Any], length: int, block: int, source: bool
 ) -> tuple[Tensor, int]:
-    """Consistency loss and its rows, sentence by sentence and token by token; draws as the criterion does."""
+    """Return consistency loss and number of rows, computed token by token with the criterion's random draws."""
     target = sample["target"]
     draws = torch.rand(len(target), 1).squeeze(1)
     passes = int(torch.randint(length, ()))
@@ -67,7 +67,7 @@ def by_hand(
 
 @pytest.mark.parametrize(("length", "block", "source"), [(1, 0, False), (3, 0, False), (3, 3, False), (2, 0, True)])
 def test_loss_and_gradient_are_those_by_hand(length: int, block: int, source: bool) -> None:
-    """In the reference the distributions at the fixed point are constants."""
+    """The reference treats the distributions at the fixed point as constants."""
     task, model, sample = training_batch()
     init = "source" if source else "unk"
     seen = 0
@@ -99,7 +99,7 @@ def test_without_consistency_the_loss_is_label_smoothed_cross_entropy() -> None:
     torch.testing.assert_close(logged["nll_loss"], nll.detach())
     is_target = sample["target"].flatten() != PAD
     smooth = -logits[is_target].log_softmax(1).sum()
-    # fairseq shares epsilon out among the other words.
+    # fairseq distributes epsilon over the other words.
     epsilon = 0.1 / (logits.size(1) - 1)
     torch.testing.assert_close(loss, (1 - 0.1 - epsilon) * nll + epsilon * smooth)
     assert logged["rows"] == 0
@@ -111,7 +111,7 @@ def test_rows_between_first_state_and_model_differences() -> None:
     state = torch.tensor([[4, 8, 6, 7, 2], [8, 5, 6, 7, 2], [4, 5, 8, 7, 2], [8, 8, 8, 1, 1]])
     converged = torch.tensor([[1], [0], [2], [0]])
     rows = consistent_rows(target, best, state, converged, PAD)
-    # What differs before the converged tokens end is no difference: nothing there is still open.
+    # Differences in converged tokens do not count.
     assert rows.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 1, 1, 0], [0, 0, 0, 1, 1], [0, 1, 1, 0, 0]]
     assert consistent_rows(target, best, state, converged, PAD, 2).int().sum(1).tolist() == [1, 1, 1, 1]
     assert not consistent_rows(target, best, target, converged, PAD).any()
@@ -119,7 +119,7 @@ def test_rows_between_first_state_and_model_differences() -> None:
 
 @pytest.mark.parametrize("init", ["unk", "source"])
 def test_validation_counts_the_iterations_of_the_decoder(init: str) -> None:
-    """Of sentences that end within the window; seed 17 has four of them."""
+    """Checks sentences that end within the window; seed 17 has four of them."""
     task, model, sample = training_batch(17)
     _, stats = decode([model.eval()], task, sample, Options("jacobi", jacobi_init=init), max_len_b=60)
     short = [row for row, sentence in enumerate(stats) if sentence.tokens < 20]
@@ -136,7 +136,7 @@ def test_validation_counts_the_iterations_of_the_decoder(init: str) -> None:
 
 
 def test_training_lowers_iterations_and_is_deterministic() -> None:
-    """Of a model that learns to copy a few sentences; the output is the same with and without consistency."""
+    """A model learns to copy a few sentences; its output is the same with and without consistency."""
     task = make_task(30)
     copied = make_sample(task, [9, 7, 4, 6, 12, 10])
     outputs = [[token for token in row if token != PAD] for row in copied["net_input"]["src_tokens"].tolist()]
@@ -160,7 +160,7 @@ def test_a_drafter_and_pytorchs_data_parallelism_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="give --arch transformer"):
         JacobiConsistency(task, 0.1)(make_drafter(task), sample)
     wrapped = torch.nn.Module()
-    # Without a process group there is no other way to make one.
+    # DistributedDataParallel needs a process group.
     wrapped.module = DistributedDataParallel.__new__(DistributedDataParallel)
     torch.nn.Module.__init__(wrapped.module)
     wrapped.module.module = model

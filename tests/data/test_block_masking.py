@@ -12,7 +12,7 @@ PAD, EOS, MASK = 1, 2, 50
 
 
 def make_batch(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets of so many words and EOS, and fairseq's decoder input for them."""
+    """Return targets with these numbers of words and EOS, and fairseq's decoder input for them."""
     width = max(lengths) + 1
     target = torch.full((len(lengths), width), PAD)
     previous = torch.full((len(lengths), width), PAD)
@@ -113,6 +113,6 @@ def test_glancing_reveals_a_share_of_the_errors(
 
 @pytest.mark.parametrize("attention", ["full", "prefix-causal"])
 def test_no_attention_row_is_empty(attention: str) -> None:
-    """A row of attention without anything to see would be NaN."""
+    """An empty row of attention would give NaN."""
     blocks, _ = draw([0, 5, 2], 4, 1, attention, 0)
     assert blocks.visible.any(2).all()

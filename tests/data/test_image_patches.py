@@ -1,4 +1,4 @@
-"""Patches of photographs as sequences of intensities, and what the image model knows of them from the start."""
+"""Patches of photographs as sequences of intensities."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def gradient(width: int, height: int) -> Image.Image:
-    """Red counts columns, green rows: a pixel says where it comes from."""
+    """Return an image whose red and green encode column and row."""
     image = np.zeros((height, width, 3), np.uint8)
     image[:, :, 0] = np.arange(width)
     image[:, :, 1] = np.arange(height)[:, None]
@@ -71,7 +71,7 @@ def test_pictures_are_cut_and_joined(tiles: int) -> None:
         pictures = join(patches, tiles)
         assert [picture.shape for picture in pictures] == [(tiles * side, tiles * side, 3)] * 2
         for picture in pictures:
-            # As much of the 108 columns as fits: 6 or 2 pixels of the photograph for one of the output.
+            # Covers the 108 columns: 6 or 2 pixels of the photograph per output pixel.
             step = (108 // (16 * tiles)) * 16 // side
             columns, rows = picture[..., 0].astype(int), picture[..., 1].astype(int)
             assert np.abs(np.diff(columns, axis=1) - step).max() <= 1 and np.ptp(columns, axis=0).max() == 0

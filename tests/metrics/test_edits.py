@@ -1,4 +1,4 @@
-"""Edits between a sentence and its correction, against examples worked by hand and against the edit distance."""
+"""Edits between a sentence and its correction, against examples by hand and against the edit distance."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,11 +23,11 @@ def edits(source: str, target: str) -> list[tuple[int, int, str]]:
         ("a c", "a b c", [(1, 1, "b")]),
         ("a", "", [(0, 1, "")]),
         ("", "a b", [(0, 0, "a b")]),
-        # Neighbouring operations are one edit, others are not.
+        # Adjacent operations are one edit.
         ("a b c d", "a x y d", [(1, 3, "x y")]),
         ("a b c d", "x b c y", [(0, 1, "x"), (3, 4, "y")]),
         ("a b c d", "a x y z d", [(1, 3, "x y z")]),
-        # One of two equal words goes: which one is decided from the left, always alike.
+        # Of two equal words the first is matched from the left.
         ("a a b", "a b", [(1, 2, "")]),
         ("a b", "a a b", [(1, 1, "a")]),
         (
@@ -64,7 +64,7 @@ def test_f_measure_by_hand() -> None:
     assert counts.precision == pytest.approx(2 / 3) and counts.recall == pytest.approx(2 / 5)
     assert counts.f() == pytest.approx((1.25 * 4 / 15) / (1 / 6 + 2 / 5))
     assert counts.f(1.0) == pytest.approx(0.5)
-    # Nothing to do and nothing done is perfect; nothing done where something was to do finds nothing.
+    # No edits needed and none made: perfect. Edits needed and none made: recall 0.
     assert Counts().f() == 1.0
     assert Counts(missed=2).f() == 0.0 and Counts(missed=2).precision == 1.0
     assert Counts(wrong=2).f() == 0.0
@@ -83,7 +83,7 @@ def test_corpus_by_hand() -> None:
     # 1: "goes" right, "the" missed. 2: "has" for "have", where the reference has "has a": wrong, and missed. 3: wrong.
     lines = [[line.split() for line in text] for text in (sources, hypotheses, references)]
     assert corpus_edits(lines[0], lines[1], [lines[2]]) == Counts(right=1, wrong=2, missed=2)
-    # A second reference that agrees with the second and third sentences is taken for these.
+    # A second reference agrees with the second and third sentences and is used for these.
     second = [line.split() for line in ("he went to school", "she has cat", "all is good")]
     assert corpus_edits(lines[0], lines[1], [lines[2], second]) == Counts(right=3, wrong=0, missed=1)
     with pytest.raises(ValueError, match="zip"):

@@ -1,4 +1,4 @@
-"""`spec-dec-metrics`: values against the upstream tools, hand-worked examples, and what it refuses."""
+"""`spec-dec-metrics`: values against upstream tools, examples by hand, and refusals."""
 
 import json
 import re
@@ -136,7 +136,7 @@ def test_tokenised_bleu_equals_fairseq_score(
 
 
 def test_tokens_given(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Moses tokens give the values of the raw text they were made from."""
+    """Moses tokens give the values of their raw text."""
     tokenizer = sacremoses.MosesTokenizer(lang="de")
     for name, lines in (("sys", HYPOTHESIS), ("ref", REFERENCE)):
         tokens = [tokenizer.tokenize(line, return_str=True) for line in lines]
@@ -150,7 +150,7 @@ def test_tokens_given(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("stemmer", [False, True])
 def test_rouge_equals_rouge_score(stemmer: bool, files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of several references the best counts, and `<q>` parts sentences for the summary-level variant."""
+    """The best of several references counts, and `<q>` separates sentences for ROUGE-Lsum."""
     english = {
         "h": ["the cats sat<q>a dog barked loudly", "he was running"],
         "r": ["a dog barks<q>the cat sat down", "he runs"],
@@ -221,7 +221,7 @@ def test_sari_by_hand_two_references() -> None:
 
 
 def test_sari_of_a_corpus() -> None:
-    """The mean of the sentences, by either count of references; copying the source is no simplification."""
+    """The mean over sentences, for one and two references; copying the source scores low."""
     sources, outputs = [["a", "b"], ["a", "b", "c"]], [["a", "c"], ["a", "b", "d"]]
     references = [[["a", "c"], ["a", "b", "d"]]]
     scores = [sentence_sari(sources[i], outputs[i], [references[0][i]]).score for i in range(2)]
@@ -294,7 +294,7 @@ def test_identical(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_generate_output(files: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Same values as plain text, in whatever order the sentences stand; references come with it."""
+    """Same values as plain text, in any order of sentences; references come from T- lines."""
     _run("--hypotheses", files.hypothesis, "--references", files.reference, "--json", f"{files.folder}/plain.json")
     _run("--hypotheses", files.generated, "--json", f"{files.folder}/generated.json")
     plain, generated = (json.loads((files.folder / f"{name}.json").read_text()) for name in ("plain", "generated"))

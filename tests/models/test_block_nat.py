@@ -1,4 +1,4 @@
-"""The drafter: training and decoding agree, blocks do not disturb each other, checkpoints fit or are refused."""
+"""The drafter: training equals decoding, blocks are independent, unsuitable checkpoints are refused."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def make_targets(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random targets with EOS and fairseq's decoder input for them."""
+    """Return random targets with EOS and fairseq's decoder input for them."""
     width = max(lengths) + 1
     target = torch.full((len(lengths), width), 1)
     for row, length in enumerate(lengths):
@@ -78,7 +78,7 @@ def test_training_equals_decoding(options: dict[str, Any], attention: str) -> No
 
 @torch.no_grad()
 def test_source_copy_by_hand() -> None:
-    """--src-embedding-copy: positions of the target attend to position and embedding of the source's words."""
+    """--src-embedding-copy: target positions attend to positions and embeddings of the source."""
     model = make_drafter(make_task(30), 1, src_embedding_copy=True)
     sample = make_sample(make_task(30), [4, 1])
     encoder_out = model.encoder(**sample["net_input"])
@@ -172,7 +172,7 @@ def test_glancing_counts_the_first_pass() -> None:
     glanced = model(**sample["net_input"], blocks=blocks, glancing_ratio=1.0)
     assert int(glanced["glanced_total"]) == plain["targets"].numel()
     assert int(glanced["glanced_correct"]) == int((plain["logits"].argmax(-1) == plain["targets"]).sum())
-    # With ratio 1 every wrong prediction is revealed: as many targets stay as were right.
+    # With ratio 1 the remaining targets are as many as the right predictions.
     assert glanced["targets"].numel() == int(glanced["glanced_correct"])
 
 
@@ -200,7 +200,7 @@ def save_checkpoint(path: Path, args: Namespace, model: torch.nn.Module) -> None
 
 
 def save_stock_checkpoint(task: SpecDecTask, path: Path) -> TransformerModel:
-    """Write a random Transformer; returns it."""
+    """Write a random Transformer; return it."""
     args = make_args(arch="transformer", _name="transformer")
     base_architecture(args)
     model = make_transformer(task, 4, ending=False)
@@ -270,7 +270,7 @@ def test_given_sizes_are_kept_without_copied_layers() -> None:
 
 
 def test_initial_decoder_of_a_deeper_drafter(tmp_path: Path) -> None:
-    """The first layers, and what the reader makes for these and for the input."""
+    """Copies the first layers, with their part of the reader and that of the input."""
     task, path = make_task(30), tmp_path / "drafter.pt"
     options = {"drafter_context": "features", "feature_layers": "0,2", "activation_fn": "relu"}
     deep = make_drafter(task, 1, block_size=4, verifier=make_transformer(task, 0), decoder_layers=3, **options)

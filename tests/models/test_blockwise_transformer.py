@@ -1,4 +1,4 @@
-"""The blockwise model: what it takes over from a base model, and what it refuses."""
+"""The blockwise model: sizes and weights of its base, and refusals."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -28,7 +28,7 @@ def build(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
 
 @pytest.mark.parametrize("identity", [True, False])
 def test_new_heads_predict_as_the_base(corpus: Corpus, identity: bool) -> None:
-    """Sizes and weights come from the base; the heads begin as its own prediction."""
+    """Sizes and weights come from the base; new heads give its own prediction."""
     task, path = make_task(corpus.data), str(corpus.verifier)
     model = build(task, base_path=path, blockwise_heads=3, identity_first_head=identity).eval()
     assert len(model.decoder.layers) == 1 and model.decoder.heads == 3

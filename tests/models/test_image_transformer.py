@@ -1,4 +1,4 @@
-"""The image model: near intensities and near places are alike before any training."""
+"""The image model: similar intensities and positions have similar embeddings before training."""
 
 from argparse import Namespace
 
@@ -51,7 +51,7 @@ def test_similar_intensities_have_similar_embeddings() -> None:
 
 
 def test_untrained_model_enlarges_its_input() -> None:
-    """Given the pixels before, an untrained model says about what the input has in the place of the next."""
+    """Given the earlier pixels, an untrained model predicts about the input's intensity at the next position."""
     values = {"embed_dim": 64, "attention_heads": 4, "normalize_before": True}
     of_both = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in values.items()}
     task, model = build(**of_both)

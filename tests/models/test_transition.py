@@ -1,4 +1,4 @@
-"""Scores of a token given the drafted one before it: paths, and what training shows them."""
+"""Transition scores: paths, and training with the true previous token."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_unscored_tokens_are_never_chosen(vocabulary: int, rank: int, state: int
 @pytest.mark.parametrize("state", [0, 5])
 @torch.no_grad()
 def test_path_is_greedy(state: int) -> None:
-    """Among all tokens, by the scores that the loss trains; however low a token's own score is."""
+    """The path considers all tokens, by the scores that the loss trains."""
     transition = make_scores(50, 4, state, 1)
     logits, hidden, first = torch.randn(3, 5, 50), torch.randn(3, 5, WIDTH), torch.tensor([0, 3, 7])
     tokens, log_probs = transition.choose(logits, hidden, first, with_log_probs=True)
@@ -66,7 +66,7 @@ def test_path_is_greedy(state: int) -> None:
 @pytest.mark.parametrize("rank", [0, 4])
 @torch.no_grad()
 def test_survival_is_exact_in_half_precision(rank: int) -> None:
-    """The logarithm of the sum over a vocabulary is rounded to 1/16 in bfloat16, by which all of them would be off."""
+    """In bfloat16 the log of the sum over a vocabulary is rounded to 1/16, which would shift all probabilities."""
     decoder = make_drafter(make_task(30), 1, transition_rank=rank).decoder.bfloat16()
     if rank:
         torch.nn.init.zeros_(decoder.transition.after.weight)
@@ -106,7 +106,7 @@ def test_training_equals_decoding(state: int) -> None:
     is_target = blocks.targets != 1
     trained = decoder.block_logits(hidden, blocks, is_target)
     plain = decoder.output_layer(hidden)
-    true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that nothing else is drafted
+    true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that no other token is drafted
     constraints = Constraints(pad=1, unk=3, eos=2, max_len=9)
     decoding = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], constraints, torch.zeros(1, 1))
     make_draft = draft_maker(

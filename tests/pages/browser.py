@@ -1,4 +1,4 @@
-"""A page that is open in a real browser, for tests of what people look at."""
+"""A page in a real browser, for tests of pages."""
 
 import shutil
 import time
@@ -10,7 +10,7 @@ import pytest
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHROMEDRIVER = shutil.which("chromedriver")
 NEEDS_BROWSER = [
-    # One browser, and what is measured in seconds not beside another.
+    # One browser at a time: tests measure seconds.
     pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(
         CHROMIUM is None or CHROMEDRIVER is None,
@@ -26,20 +26,20 @@ UP, DOWN, LEFT, RIGHT, HOME, END, TAB, ESCAPE = "\ue013\ue015\ue012\ue014\ue011\
 
 
 class Page:
-    """A page that is open in the browser."""
+    """A page open in the browser."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def open(self, path: Path, address: str = "") -> float:
-        """Open a file, as if for the first time; return the seconds until it could be used."""
+        """Open a file anew; return the seconds until it is loaded."""
         self.driver.get("about:blank")
         started = time.perf_counter()
         self.driver.get(path.as_uri() + address)
         return time.perf_counter() - started
 
     def look(self, width: int = 1280, height: int = 900, theme: str = "light") -> None:
-        """Show it on a screen of so many pixels, to somebody who has chosen a light or a dark one."""
+        """Set the size of the window in pixels, and the system's theme."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         scheme = {"name": "prefers-color-scheme", "value": theme}
@@ -58,17 +58,17 @@ class Page:
         return self.script("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", css)
 
     def place(self, css: str) -> dict[str, float]:
-        """Where the first such element is on the screen: left, top, right and bottom in pixels."""
+        """Return the rectangle of the first matching element: left, top, right and bottom in pixels."""
         return self.script("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", css)
 
     def press(self, *keys: str, into: str = "body") -> None:
         self.one(into).send_keys(*keys)
 
     def press_on(self, *keys: str) -> None:
-        """Press keys where the focus is."""
+        """Send keys to the focused element."""
         self.driver.switch_to.active_element.send_keys(*keys)
 
     @property
     def address(self) -> str:
-        """What stands after the file's name: #17/2."""
+        """Return the fragment of the address: #17/2."""
         return self.script("return location.hash")

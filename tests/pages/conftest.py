@@ -24,7 +24,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(driver: Any) -> Iterator[Page]:
-    """A page; after the test the console must be empty, and nothing may have been asked for from elsewhere."""
+    """A page; after the test the console must be empty, and nothing may have been requested."""
     driver.get_log("browser")
     driver.get_log("performance")
     page = Page(driver)

@@ -1,4 +1,4 @@
-"""DDGviz: Jacobi iterations against fairseq's own decoding, the dependency graph, and what the drawings look like."""
+"""DDGviz: Jacobi iterations against fairseq's own decoding, the dependency graph, and drawings."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def test_the_fixed_point_is_the_greedy_output(seed: int, initial: str) -> None:
     greedy = fairseq_greedy([model], task, sample, max_len_b=50)
     assert solved.tokens == ids(greedy)[0]
     assert all(0 <= value <= 1 + 1e-6 for row in solved.probability for value in row)
-    # Where all before a token was final already, its probability is the one of greedy decoding.
+    # If all tokens before it were final, a token's probability is that of greedy decoding.
     settled = sum(k < solved.final_at[-1] for k in solved.final_at) + 1
     probability, expected = torch.tensor(solved.probability[-1]), scores(greedy)[0].exp()
     torch.testing.assert_close(probability[:settled], expected[:settled], rtol=0, atol=1e-4)
@@ -84,7 +84,7 @@ def test_iterates_are_those_of_the_model_run_by_fairseq(seed: int) -> None:
     task = make_task()
     model = make_transformer(task, seed=seed)
     sample = make_sample(task, [8], seed=seed)
-    # fairseq's own forward pass hides pads from attention, so the first guess is another one here.
+    # fairseq's own forward pass hides pads from attention, so the first guess is not pad here.
     solved = solve([model], task, sample, "unk", max_len_b=40)
     dictionary = task.target_dictionary
     guess = torch.full((1, len(solved.tokens)), dictionary.unk())
@@ -103,7 +103,7 @@ def test_iterates_are_those_of_the_model_run_by_fairseq(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_never_more_iterations_than_tokens(seed: int) -> None:
-    """Proposition 1, and what follows: every iteration makes at least one more token final."""
+    """Proposition 1: every iteration makes at least one more token final."""
     task = make_task()
     model = make_transformer(task, seed=seed)
     solved = solve([model], task, make_sample(task, [seed + 1], seed=seed), max_len_b=40)
@@ -183,7 +183,7 @@ SENTENCES = {
 
 
 def texts(figure: Figure) -> list[Text]:
-    """All that is written in a figure."""
+    """Return all texts of a figure."""
     return [text for axes in figure.axes for text in axes.findobj(Text) if text.get_text() and text.get_visible()]
 
 
@@ -193,7 +193,7 @@ all_glyphs = pytest.mark.filterwarnings("error:Glyph")
 
 @cache
 def drawn(name: str) -> Figure:
-    """The figure of a sentence, for several tests: drawing takes longest."""
+    """Return the figure of a sentence, cached: drawing is slow."""
     figure = ddgviz_figure.draw(SENTENCES[name])
     figure.canvas.draw()
     return figure
@@ -316,7 +316,9 @@ def page_of(*names: str) -> str:
 
 
 def test_page_is_self_contained() -> None:
-    page = page_of("latin", "arabic").replace('<link rel="icon" href="data:,">', "")  # keeps browsers from asking
+    page = page_of("latin", "arabic").replace(
+        '<link rel="icon" href="data:,">', ""
+    )
     addresses = set(re.findall(r"[a-z]+://[^\s\"'<>]*", page))
     assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not fetched
     assert not re.search(r"<link|<img|\bsrc=|@import|fetch\(|XMLHttpRequest|import\(", page)
@@ -337,7 +339,7 @@ def test_tokens_cannot_break_the_page() -> None:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """A command sets up logging for its process, which here is that of the other tests as well."""
+    """Restore logging: a command sets it up for the process of all tests."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     yield

@@ -1,4 +1,4 @@
-"""DDGviz in a real browser: its drawing, keys, addresses, and what stays in sight."""
+"""DDGviz in a real browser: drawing, keys, addresses and visible parts."""
 
 import dataclasses
 from pathlib import Path
@@ -23,12 +23,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(page: Page) -> str:
-    """The choice as it is shown, without what is said of it."""
+    """Return the chosen sentence as shown, without its description."""
     return page.script("return byId('choice').selectedOptions[0].textContent").split(" ")[0]
 
 
 def focused(page: Page) -> str:
-    """What is said of the token or cell that has the focus."""
+    """Return the description of the focused token or cell."""
     return page.script("return document.activeElement.getAttribute('aria-label')") or ""
 
 
@@ -55,7 +55,7 @@ def test_the_address_names_the_sentence(opened: Page, page: Path) -> None:
 
 def test_keys_choose_the_sentence(opened: Page, page: Path) -> None:
     opened.open(page)
-    opened.press(LEFT)  # there is none before
+    opened.press(LEFT)  # the first one
     assert shown(opened) == "10" and not opened.one("#before").is_enabled()
     opened.press(RIGHT)
     assert shown(opened) == "20"
@@ -69,7 +69,7 @@ def test_keys_move_between_cells(opened: Page, page: Path) -> None:
     opened.open(page, "#20")
     opened.script("document.querySelector('.token').focus()")
     assert focused(opened).startswith("token 1: ▁Ein")
-    opened.press_on(UP)  # there is nothing above
+    opened.press_on(UP)  # the top row
     opened.press_on(RIGHT, DOWN, DOWN)
     assert focused(opened).startswith("iteration 2, token 2: ▁Mann") and shown(opened) == "20"
     assert opened.one("#tip").is_displayed() and opened.one("#tip").text.startswith("iteration 2, token 2")
@@ -77,7 +77,7 @@ def test_keys_move_between_cells(opened: Page, page: Path) -> None:
     assert not opened.one("#tip").is_displayed()
     opened.press(LEFT)
     assert shown(opened) == "10"
-    # Arabic runs from right to left, and the keys go as the eye does.
+    # Arabic runs from right to left, and arrow keys move visually.
     opened.script("document.querySelector('.token').focus()")
     opened.press_on(LEFT)
     assert focused(opened).startswith("token 2: ")

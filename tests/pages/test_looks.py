@@ -42,7 +42,7 @@ def ground_and_text(page: Page) -> tuple[float, float]:
 @pytest.mark.parametrize("name", ["trace", "ddgviz", "report"])
 def test_pages_follow_the_systems_theme(opened: Page, pages: dict[str, Path], name: str) -> None:
     opened.open(pages[name])
-    for theme in ("light", "dark", "light"):  # it may change while the page is open
+    for theme in ("light", "dark", "light"):  # the theme may change while the page is open
         opened.look(theme=theme)
         ground, text = ground_and_text(opened)
         assert (ground < 0.2 and text > 0.8) if theme == "dark" else (ground > 0.9 and text < 0.2)

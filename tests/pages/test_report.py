@@ -1,4 +1,4 @@
-"""`spec-dec-report`: what it counts, by hand; the files it writes; and what it refuses."""
+"""`spec-dec-report`: counts by hand, files and refusals."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def runs(tmp_path: Path) -> list[str]:
     return files
 
 
-# What is counted
+# Counts
 
 
 def test_reads_files_of_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_speed_up_in_iterations() -> None:
 
 
 def test_speed_up_in_time() -> None:
-    """Only sentences that both runs have are compared."""
+    """Only common sentences are compared."""
     assert speed_ups(_run_of([4], [4], seconds=0.25), _run_of([1] * 4, seconds=1.0)) == {0: 4.0}
     with pytest.raises(ConfigurationError, match="no sentence number in common"):
         speed_ups(_run_of([1]), Run("other", "other.jsonl", {7: _sentence(7, [1])}))
@@ -87,7 +87,7 @@ def test_acceptance_by_position() -> None:
     """Gains 3, 1 and then, at the end of sentences, 2 and 4.
 
     Position 1: accepted in 3, 2 and 4, rejected in 1: 3/4. Position 2: accepted in 3 and 4; the sentence that ended
-    with 2 tells nothing of it: 1. Position 3: rejected in 3, accepted in 4: 1/2.
+    with 2 is not counted: 1. Position 3: rejected in 3, accepted in 4: 1/2.
     """
     given, together = acceptance_by_position(_run_of([3, 2], [1, 4]))
     assert given == [3 / 4, 1, 1 / 2]
@@ -105,7 +105,7 @@ def test_edit_ratio() -> None:
 
 
 def test_speed_up_by_edit_ratio() -> None:
-    """Ranges hold their upper end; unchanged sentences are on their own."""
+    """Ranges include their upper end; unchanged sentences have their own."""
     ratios, gains = [0.0, 0.0, 0.05, 0.06, 0.1, 0.1, 0.7], [10.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     assert speed_up_by_edits(ratios, gains) == [
         ("0 (unchanged)", 2, 8.0),
@@ -145,10 +145,10 @@ def test_report_in_iterations(runs: list[str], tmp_path: Path, capsys: pytest.Ca
 
 
 def test_report_is_self_contained(runs: list[str], tmp_path: Path) -> None:
-    """The HTML file has all figures inside and asks for nothing."""
+    """The HTML file contains all figures and requests nothing."""
     assert report.main([*runs[1:], "--baseline", runs[0], "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    for attribute in ("src", "srcset"):  # what a light page shows, and a dark one
+    for attribute in ("src", "srcset"):  # for light and dark pages
         sources = re.findall(rf'\b{attribute}="([^"]+)"', page)
         assert len(set(sources)) == 4 and all(source.startswith("data:image/png;base64,") for source in sources)
     assert re.findall(r'href="([^"]+)"', page) == ["data:,"] and "@@" not in page

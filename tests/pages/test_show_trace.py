@@ -1,4 +1,4 @@
-"""The terminal view, the page's data, and what the command says to bad input."""
+"""The terminal view, the page's data, and errors of the command."""
 
 import io
 import json

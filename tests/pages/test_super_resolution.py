@@ -18,7 +18,7 @@ def plain(value: int, size: int = 8) -> np.ndarray:
 
 
 def write_output(file: Path, outputs: dict[int, np.ndarray]) -> Path:
-    """What fairseq-generate prints of images whose input is 8 x 8 and white, and whose original is all 100."""
+    """Return fairseq-generate's output for images with a white 8 x 8 input and an original of all 100."""
     lines = ["INFO"]
     for number, image in outputs.items():
         lines += [f"S-{number}\t{as_line(plain(255))}", f"T-{number}\t{as_line(plain(100, 16))}"]

@@ -1,4 +1,4 @@
-"""The page of a trace in a real browser: it opens, steps, searches and sorts, and its console stays silent."""
+"""The page of a trace in a real browser: opening, stepping, searching and sorting, without console messages."""
 
 import time
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_steps_through_iterations(opened: Page, paper: Path) -> None:
     opened.one("#next").click()
     assert opened.one("#status").text.startswith("Iteration 3 of 3") and marked(opened, "own") == []
     assert not opened.one("#next").is_enabled()
-    opened.press(LEFT, LEFT, LEFT)  # left arrow, once more than there are steps
+    opened.press(LEFT, LEFT, LEFT)  # left arrow, once more than there are iterations
     assert opened.one("#status").text.startswith("Iteration 1 of 3")
     opened.all("#pills button")[1].click()
     assert opened.one("#status").text.startswith("Iteration 2 of 3")
@@ -187,7 +187,7 @@ def test_a_phone_shows_the_draft_first(opened: Page, hundred: Path) -> None:
     assert abs(opened.place("nav")["top"]) < 2
     opened.script("document.querySelectorAll('.row')[5].click()")  # at once: scrolling draws the rows anew
     assert opened.one("#heading").text != "Sentence 42" and opened.script("return scrollY") == 0
-    # Steps stay in sight while the output is looked at, and so does the pill of the iteration.
+    # The steps and the current iteration's button stay visible while the output is scrolled.
     opened.one("#output").location_once_scrolled_into_view  # noqa: B018  (it scrolls)
     opened.press(END, into="#list")
     for _ in range(len(opened.all("#pills button")) - 1):

@@ -1,4 +1,4 @@
-"""Made-up traces for tests of what shows them."""
+"""Synthetic traces for tests of their pages."""
 
 import json
 import random
@@ -24,7 +24,7 @@ def header(source: Sequence[str], target: Sequence[str], decoder: str = "gad++",
 
 
 def note(draft: list[int], verifier: list[int], accepted: int, emitted: int) -> dict[str, Any]:
-    """One iteration; what was accepted though the verifier chose another is top-beta."""
+    """Return an iteration; accepted tokens that are not the verifier's are top-beta."""
     why = ["top-1" if draft[i] == verifier[i] else "top-beta" for i in range(accepted)]
     return {
         "draft": draft,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.decoding.methods.iad import source_copy_drafter
-from tests.decoding.methods.alone import blocks_of, drafts_of
+from tests.decoding.methods.without_model import blocks_of, drafts_of
 from tests.learned import learned_drafter, learned_rewriter
 from tests.support import (
     Options,

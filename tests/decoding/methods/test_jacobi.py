@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.methods.jacobi import JacobiDrafter
-from tests.decoding.methods.alone import blocks_of
+from tests.decoding.methods.without_model import blocks_of
 from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import (
     Options,

@@ -10,7 +10,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.methods.reuse import drafts_of as usable_drafts
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
-from tests.decoding.methods.alone import blocks_of, drafts_of
+from tests.decoding.methods.without_model import blocks_of, drafts_of
 from tests.decoding.test_native_backend import NATIVE, PREFIXES, prefixed
 from tests.learned import learned_drafter
 from tests.strategies import DRAFTERS, FEATURE_DRAFTERS, UNSHRUNK, example_count
