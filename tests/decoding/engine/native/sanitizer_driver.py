@@ -164,7 +164,9 @@ _makes = (batches.greedy, batches.beams, batches.trained, batches.heads, reads_f
 def wrong_drafts(choose: random.Random) -> str:
     """Drafts for another batch, or ids that no dictionary has, are refused; new ones wait for the next batch."""
     call = _call(batches.copies)
-    made, drafter = call.made(), call.parts["drafter"]
+    drafter = call.parts["drafter"]
+    drafter.take([])
+    made = call.made()
     arguments = {name: value for name, value in call.batch.items() if name != "source"}
     sentences = choose.choice([len(call.batch["source"]), choose.randint(0, 6)])
     known = [5, 6, batches.EOS] * 20
