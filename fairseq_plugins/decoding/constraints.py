@@ -149,7 +149,7 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
             )
 
 
-def refuse_unless_honoured(generator: Any, searches_beams: bool) -> None:
+def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
     """Refuse settings of a `SequenceGenerator` that change the output and are not supported here.
 
     Args:

@@ -12,7 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from fairseq_plugins.decoding.backends import Backend
-from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unless_honoured
+from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -62,7 +62,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
-        refuse_unless_honoured(self, spec.searches_beams)
+        refuse_unsupported_settings(self, spec.searches_beams)
         self.spec = spec
         self.stats = stats
         self.trace = trace

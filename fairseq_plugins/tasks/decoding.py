@@ -19,7 +19,11 @@ from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend, choose_backend
 from fairseq_plugins.decoding.checks import check_finite, check_fit, check_task_options
-from fairseq_plugins.decoding.constraints import check_search_numbers, refuse_search_options, refuse_unless_honoured
+from fairseq_plugins.decoding.constraints import (
+    check_search_numbers,
+    refuse_search_options,
+    refuse_unsupported_settings,
+)
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
@@ -316,7 +320,7 @@ def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
             f"--decoder {spec.name}: the task {type(task).__name__} decodes with a {kind.__name__}, not with fairseq's "
             "beam search; use --decoder beam"
         )
-    refuse_unless_honoured(own, spec.searches_beams)
+    refuse_unsupported_settings(own, spec.searches_beams)
     if _repeat_ngram_size(own) and not spec.runs_verifier:
         raise ConfigurationError(
             f"--no-repeat-ngram-size: is not for --decoder {spec.name}; leave it out or use --decoder gad"

@@ -64,7 +64,7 @@ def test_the_fixed_point_is_the_greedy_output(seed: int, initial: str) -> None:
         {"max_len_b": 200, "min_len": 60},
     ],
 )
-def test_generation_options_are_honoured(options: dict[str, Any]) -> None:
+def test_generation_options_apply(options: dict[str, Any]) -> None:
     task = make_task()
     model = make_transformer(task, seed=5)
     sample = make_sample(task, [4])
