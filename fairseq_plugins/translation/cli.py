@@ -1,10 +1,10 @@
-"""Translate raw text, a sentence a line, from a file or standard input to a file or standard output.
+"""Translate raw text, one sentence per line, from a file or standard input to a file or standard output.
 
     spec-dec-translate checkpoints/multi30k.en-de <captions.en >captions.de
     spec-dec-translate checkpoints/ua-gec --decoder iad --input essays.txt --output corrected.txt
 
-With --input and --output a run that was interrupted goes on where it was: until the translation is whole it is in a
-folder beside the output, and several processes (--processes, torchrun, a Slurm array) share the work.
+With --input and --output an interrupted run can be resumed, and several processes share the work (--processes,
+torchrun, a Slurm array). Until the translation is complete, its parts are in a folder beside the output.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from fairseq_plugins.api.files import find_files
 from fairseq_plugins.api.model import BATCH_SIZE
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.api.spelling import on_command_line
-from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import Destination, destination, sha256, unwritable
 from fairseq_plugins.commands.invalid_text import mend_lines
 from fairseq_plugins.commands.parsing import positive
@@ -40,20 +40,22 @@ from fairseq_plugins.translation.parts import CHUNK, Part, Parts, remove_finishe
 NAME = "spec-dec-translate"
 
 
-def get_parser() -> argparse.ArgumentParser:
-    """Options of the command."""
-    parser = argparse.ArgumentParser(
-        prog=NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+def get_parser() -> CommandParser:
+    """Return the parser of the command."""
+    description = (
+        "Translate raw text, one sentence per line. With --input and --output an interrupted run can be resumed, and\n"
+        "several processes share the work."
     )
+    example = f"{NAME} checkpoints/ua-gec --decoder iad --input essays.txt --output corrected.txt"
+    parser = CommandParser(NAME, description, example)
     text = parser.add_argument_group("text").add_argument
-    text("--input", metavar="FILE", help="raw text, a sentence a line (default: standard input)")
-    text("--output", metavar="FILE", help="where the translation goes (default: standard output)")
+    text("--input", metavar="FILE", help="raw text, one sentence per line (default: standard input)")
+    text("--output", metavar="FILE", help="file of the translation (default: standard output)")
     text(
         "--output-format",
         choices=["text", "jsonl"],
         default="text",
-        help="jsonl: of every sentence text, tokens, "
-        "scores (natural logarithms), iterations, and the tokens that each of them emitted",
+        help="jsonl: for every sentence text, tokens, scores (natural logarithms), iterations and tokens per iteration",
     )
     text(
         "--buffer-size",
@@ -64,14 +66,14 @@ def get_parser() -> argparse.ArgumentParser:
     )
     model = parser.add_argument_group("model").add_argument
     model("folder", nargs="?", metavar="FOLDER", help="verifier.pt, drafter.pt, dictionaries and subwords")
-    model("--verifier", metavar="MODEL.pt", help="the verifier, where it is not in FOLDER")
-    model("--drafter", metavar="MODEL.pt", help="the drafter")
-    model("--data", metavar="FOLDER", help="the folder of the dictionaries")
-    model("--task", default="spec_dec", metavar="NAME", help="of fairseq, for a model whose task adds languages")
+    model("--verifier", metavar="MODEL.pt", help="the verifier, if it is not in FOLDER")
+    model("--drafter", metavar="MODEL.pt", help="the drafter, if it is not in FOLDER")
+    model("--data", metavar="FOLDER", help="folder of the dictionaries, if not FOLDER")
+    model("--task", default="spec_dec", metavar="NAME", help="fairseq's task, for a model whose task adds languages")
     model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt")
-    model("--tokenizer", choices=["moses"], help="cuts text before subwords")
-    model("--source-lang", metavar="NAME", help="where files do not say it; of multilingual models always")
-    model("--target-lang", metavar="NAME", help="the same of the target")
+    model("--tokenizer", choices=["moses"], help="splits text before subwords")
+    model("--source-lang", metavar="NAME", help="if the files do not name it; always for multilingual models")
+    model("--target-lang", metavar="NAME", help="likewise for the target")
     decoding = parser.add_argument_group("decoding").add_argument
     decoding(
         "--decoder",
@@ -90,7 +92,7 @@ def get_parser() -> argparse.ArgumentParser:
     decoding(
         "--memory",
         metavar="FOLDER",
-        help="earlier outputs, of which those of similar sources are drafts for --decoder reuse",
+        help="folder of earlier outputs; those of similar sources are drafts for --decoder reuse",
     )
     decoding("--memory-add", action="store_true", help="add the output to --memory, for later runs and later sentences")
     decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
@@ -99,7 +101,7 @@ def get_parser() -> argparse.ArgumentParser:
         type=positive,
         default=1,
         metavar="N",
-        help="hypotheses written of each sentence, the others as alternatives of --output-format jsonl (default: 1)",
+        help="hypotheses written for each sentence, further ones as alternatives in jsonl (default: 1)",
     )
     decoding("--block-size", type=positive, metavar="K", help="tokens per draft")
     decoding(
@@ -110,8 +112,8 @@ def get_parser() -> argparse.ArgumentParser:
         help="any other option of decoding, such as lenpen=0.6 or preset=high-quality: docs/options.md",
     )
     decoding("--batch-size", type=positive, default=BATCH_SIZE, metavar="N", help=f"(default: {BATCH_SIZE})")
-    decoding("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
-    decoding("--threads", type=positive, metavar="N", help="of the CPU (default: as many as torch takes)")
+    decoding("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+    decoding("--threads", type=positive, metavar="N", help="threads of the CPU (default: torch's)")
     decoding("--precision", choices=["fp32", "fp16", "bf16"], default="fp32", help="of the weights (default: fp32)")
     decoding(
         "--processes",
