@@ -25,6 +25,7 @@ TOOLS = {
     "model-card": "model_card.write",
     "model-options": "models.model_options",
     "recombine": "recombine.write",
+    "reuse-table": "reuse_table.reuse_table",
     "short-table": "short_table.short_table",
     "size-options": "models.size_options",
     "split-verifier": "models.split_verifier",

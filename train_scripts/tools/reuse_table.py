@@ -1,0 +1,71 @@
+"""Tokens per iteration where earlier outputs are drafts: the table of docs/reuse.md."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from tabulate import tabulate
+
+import fairseq_plugins
+from fairseq_plugins.errors import ConfigurationError
+
+
+def reuse_table(
+    folder: str,
+    source: Path,
+    *,
+    older: str,
+    sentences: int = 200,
+    batch_size: int = 1,
+    measure: Literal["iterations", "seconds"] = "iterations",
+) -> str:
+    """Decode with drafts as users have them, and without; return a table in Markdown.
+
+    Args:
+        folder: a model as spec-dec-translate takes it.
+        source: text, a sentence a line.
+        older: a folder with an earlier version of the model, whose outputs are drafts of one row.
+        sentences: lines that are read; a tenth of these grow word by word.
+        batch_size: sentences decoded together.
+        measure: iterations = of drafts that are verified whole; seconds = with the policy, on this machine.
+
+    Raises:
+        ConfigurationError: for files that do not fit, and if an output is not that of greedy.
+    """
+    lines = source.read_text(encoding="utf-8").splitlines()[:sentences]
+    greedy = fairseq_plugins.load(folder, decoder="greedy")
+    reuse = fairseq_plugins.load(folder, decoder="reuse", fixed_width=measure == "iterations")
+    archive = fairseq_plugins.load(older, decoder="greedy").translate(lines)
+    growing = [" ".join(words[:count]) for words in map(str.split, lines[::10]) for count in range(1, len(words) + 1)]
+    cases: dict[str, tuple[list[str], Sequence[str | None]]] = {
+        "the output of an older model": (lines, archive),
+        "the output before a word of the source was replaced": (replaced(lines), greedy.translate(lines)),
+        "the output before the last word came, word by word": (growing, [None, *greedy.translate(growing)[:-1]]),
+    }
+    header = ["draft", "sentences", "tokens", "iterations", "tokens per iteration"]
+    rows = []
+    for name, (texts, drafts) in cases.items():
+        expected = greedy.translate(texts, batch_size=batch_size)
+        without = greedy.statistics
+        if reuse.translate(texts, drafts=drafts, batch_size=batch_size) != expected:
+            raise ConfigurationError(f"{folder}: reuse and greedy differ ({name})")
+        found = reuse.statistics
+        per_iteration = f"{found.tokens / found.iterations:.2f}"
+        rows.append([name, str(len(texts)), str(found.tokens), str(found.iterations), per_iteration])
+        if measure == "seconds":
+            rows[-1] += [f"{without.seconds:.2f}", f"{found.seconds:.2f}", f"{without.seconds / found.seconds:.2f}"]
+    if measure == "seconds":
+        header += ["seconds of greedy", "of reuse", "times as fast"]
+    alignment = ["left"] + ["right"] * (len(header) - 1)
+    return tabulate(rows, header, tablefmt="github", colalign=alignment, disable_numparse=True)
+
+
+def replaced(lines: Sequence[str]) -> list[str]:
+    """Return the lines, one word of each replaced by one of another line."""
+    choose, found = random.Random(1), []
+    for line in lines:
+        words = line.split()
+        words[choose.randrange(len(words))] = choose.choice(choose.choice(lines).split())
+        found.append(" ".join(words))
+    return found
