@@ -114,7 +114,7 @@ def test_method_of_the_page_drafts(
     assert emitted_per_iteration(stats.recorded) > least
 
 
-def test_method_of_the_page_is_known_by_what_it_says(echo: MethodSpec) -> None:
+def test_method_of_the_page_is_in_help_and_tables(echo: MethodSpec) -> None:
     config = methods.with_method_options(_DecodingOptions)
     option = next(option for option in fields(config) if option.name == "echo_width")
     assert (option.default, option.metadata["help"]) == (8, "echo: draft at most this many tokens")

@@ -44,7 +44,7 @@ def test_a_half_precision_file_decodes_as_the_original(corpus: Corpus, tmp_path:
     assert outputs[0] == outputs[1] and len(outputs[0]) == 36
 
 
-def test_what_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ["--output", str(tmp_path / "mean.pt")]
     for inputs, message in (
         ([str(tmp_path)], "has fewer than 10 numbered checkpoints; "),

@@ -39,13 +39,13 @@ def run(python: str | Path, program: str, redirection: str, unbuffered: str = ""
 
 
 @pytest.mark.parametrize("redirection", REDIRECTIONS)
-def test_ends_as_a_process_of_its_own_does(programs: Path, redirection: str) -> None:
+def test_exit_status_is_that_of_a_process(programs: Path, redirection: str) -> None:
     for program in PROGRAMS:
         wanted = run(sys.executable, program, redirection)
         assert run(programs / "python", program, redirection) == wanted, program
 
 
-def test_prints_at_once_if_that_is_wanted(programs: Path) -> None:
+def test_unbuffered_output(programs: Path) -> None:
     for unbuffered in ("", "1"):
         wanted = run(sys.executable, "print('out'); os._exit(0)", "", unbuffered)
         assert run(programs / "python", "print('out'); os._exit(0)", "", unbuffered) == wanted

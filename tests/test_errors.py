@@ -32,7 +32,7 @@ def test_message_is_one_line() -> None:
     assert explain(error, None) == "--tau 3: too much"
 
 
-def test_memory_of_a_gpu_that_runs_out() -> None:
+def test_gpu_out_of_memory() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
     message = explain(error, None)
     assert message is not None and message.startswith("out of memory on the GPU (CUDA out of memory. Tried to allocate")
@@ -47,6 +47,6 @@ def test_errors_elsewhere_keep_their_traceback(error: Exception) -> None:
     assert explained(fail) is None
 
 
-def test_wrong_weights_of_our_own_making_keep_their_traceback() -> None:
+def test_internal_errors_keep_their_traceback() -> None:
     layer = torch.nn.Linear(2, 3)
     assert explained(layer.load_state_dict, torch.nn.Linear(3, 3).state_dict()) is None

@@ -41,7 +41,7 @@ print([name for name in sys.modules if name.split(".")[-1] in left_out])
 """
 
 
-def test_extensions_of_torchs_kind_are_left_out(tmp_path: Path) -> None:
+def test_torch_extensions_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(SETUP)
     (tmp_path / "ordinary.c").write_text(SOURCE)
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
@@ -51,7 +51,7 @@ def test_extensions_of_torchs_kind_are_left_out(tmp_path: Path) -> None:
     assert [file.name.split(".")[0] for file in tmp_path.glob("*.so")] == ["ordinary"]
 
 
-def test_nothing_imports_what_is_left_out(programs: Path) -> None:
+def test_left_out_extensions_are_not_imported(programs: Path) -> None:
     """In a process that has all commands of fairseq imported, too."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([programs / "python", "-c", IMPORTS], env=environment, capture_output=True, text=True)

@@ -15,7 +15,7 @@ from fairseq_plugins.pages import report
 from tests.help_texts import commands, texts
 
 
-def test_texts_are_those_of_the_parsers() -> None:
+def test_texts_match_the_parsers() -> None:
     written = {file.name: file.read_text(encoding="utf-8") for file in help_texts.FOLDER.glob("*.txt")}
     assert written == texts(), "write them anew: python -m tests.help_texts"
     assert len(written) == len(commands()) + 5
@@ -28,7 +28,7 @@ def test_own_options_come_after_example_and_required_ones() -> None:
     assert "--trace-file" not in text and len(text.splitlines()) < 70
 
 
-def test_all_options_are_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_shows_all_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         compare.main(["--help-all"])
     text = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_missing_argument_is_one_line(command: ModuleType, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["merge", "-h"]])
-def test_answers_come_before_torch(tmp_path: Path, arguments: list[str]) -> None:
+def test_help_does_not_import_torch(tmp_path: Path, arguments: list[str]) -> None:
     """In a process in which torch cannot be imported."""
     (tmp_path / "torch.py").write_text("raise ImportError('too slow')")
     script = tmp_path / "spec-dec-distill"

@@ -99,7 +99,7 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
 IMPORTS = imports_of(Path(fairseq_plugins.__file__).parent)
 
 
-def test_every_shelf_has_its_layer() -> None:
+def test_every_package_has_a_layer() -> None:
     shelves = [shelf for layer in LAYERS for shelf in layer]
     assert sorted(shelves) == sorted({shelf_of(module) for module in IMPORTS})
 

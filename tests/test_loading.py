@@ -36,7 +36,7 @@ def test_language_tokens_are_refused_by_the_option_that_named_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["translation", "spec_dec", "translation_from_pretrained_xlm", "denoising", None])
-def test_plain_translation_is_not(name: str | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_plain_translation_is_accepted(name: str | None, caplog: pytest.LogCaptureFixture) -> None:
     check_task(Namespace(task=name), make_task(), "--path")
     assert not caplog.records
 

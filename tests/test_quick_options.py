@@ -153,7 +153,7 @@ def test_options_that_are_registered_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert convert_namespace_to_omegaconf(args).criterion.more == 7
 
 
-def test_what_another_process_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one has parsed and composed another keeps, and does neither again."""
     args = parsed(*LINES[0])
     expected = convert_namespace_to_omegaconf(args)

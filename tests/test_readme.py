@@ -16,12 +16,12 @@ PAGES += MANUAL + NOTEBOOK
 
 
 @pytest.mark.parametrize("name", ["decoding", "decoders", "training"])
-def test_tables_of_options_are_made_of_the_code(name: str) -> None:
+def test_option_tables_are_current(name: str) -> None:
     found = marked(PAGE.read_text(encoding="utf-8"), name)[2]
     assert found == options_page.tables()[name], "write it anew: python -m tests.options_page"
 
 
-def test_results_are_those_of_the_model_cards() -> None:
+def test_results_match_the_model_cards() -> None:
     found = marked(README.read_text(encoding="utf-8"), "results")[2]
     assert found == readme_results.table(), "write it anew: python -m tests.readme_results"
     assert len(found.splitlines()) >= 9
@@ -31,7 +31,7 @@ def test_how_it_works_stays_short() -> None:
     assert len((REPOSITORY / "docs" / "how-it-works.md").read_text(encoding="utf-8").splitlines()) <= 90
 
 
-def test_the_index_has_every_page() -> None:
+def test_index_has_every_page() -> None:
     for pages in (MANUAL, NOTEBOOK):
         linked = set(re.findall(r"\]\(([a-z0-9-]+\.md)\)", (pages[0].parent / "index.md").read_text(encoding="utf-8")))
         assert linked == {page.name for page in pages} - {"index.md"}
@@ -61,14 +61,14 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_links_to_headings_lead_somewhere(page: Path) -> None:
+def test_heading_links_exist(page: Path) -> None:
     for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
         linked = page.parent / target if target else page
         assert heading in anchors(linked), (target, heading)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert "://" in target or (page.parent / target).exists(), target

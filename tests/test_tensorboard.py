@@ -55,7 +55,7 @@ def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return folder / "events", train(corpus, folder, "--tensorboard-logdir", str(folder / "events"))
 
 
-def test_glancing_arrives(trained: tuple[Path, str]) -> None:
+def test_glancing_is_logged(trained: tuple[Path, str]) -> None:
     events = read(trained[0] / "train_inner")
     ratios = scalars(events, "glancing_ratio")
     assert len(ratios) == 6
@@ -64,7 +64,7 @@ def test_glancing_arrives(trained: tuple[Path, str]) -> None:
     assert all(0 <= value <= 100 for value in scalars(events, "glancing_accuracy").values())
 
 
-def test_accuracy_by_position_arrives(trained: tuple[Path, str]) -> None:
+def test_accuracy_by_position_is_logged(trained: tuple[Path, str]) -> None:
     events = read(trained[0] / "valid")
     names = {name for name in events.Tags()["scalars"] if name.startswith("accuracy_at_")}
     assert names == {"accuracy_at_1", "accuracy_at_2", "accuracy_at_4", "accuracy_at_6"}
@@ -74,7 +74,7 @@ def test_accuracy_by_position_arrives(trained: tuple[Path, str]) -> None:
         assert all(0 <= value <= 100 for value in values.values())
 
 
-def test_reliability_arrives(trained: tuple[Path, str]) -> None:
+def test_reliability_is_logged(trained: tuple[Path, str]) -> None:
     """The number of every validation, with the diagram and its bins of which it can be computed."""
     errors = scalars(read(trained[0] / "valid"), "calibration_error")
     assert list(errors) == list(scalars(read(trained[0] / "valid"), "loss"))
@@ -92,7 +92,7 @@ def test_reliability_arrives(trained: tuple[Path, str]) -> None:
     assert all(picture.width > 500 and picture.encoded_image_string.startswith(b"\x89PNG") for picture in pictures)
 
 
-def test_without_matplotlib_the_bins_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bins_are_logged_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     cfg = make_task().cfg
     counts = Reliability.of(torch.tensor([0.25, 0.75]), torch.tensor([False, True]))
@@ -106,13 +106,13 @@ def test_without_matplotlib_the_bins_arrive(tmp_path: Path, monkeypatch: pytest.
     assert not events.Tags()["images"]
 
 
-def test_mean_accepted_tokens_arrives(trained: tuple[Path, str]) -> None:
+def test_mean_accepted_tokens_are_logged(trained: tuple[Path, str]) -> None:
     values = scalars(read(trained[0] / "valid"), "mean_accepted_tokens")
     assert len(values) >= 2 and all(1 <= value <= 7 for value in values.values())
     assert f"mean_accepted_tokens {round(list(values.values())[-1], 3):g} " in trained[1]
 
 
-def test_one_sample_a_validation(trained: tuple[Path, str]) -> None:
+def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
     events = read(trained[0] / tensorboard.SAMPLES)
     samples = texts(events, "draft_and_verify")
     assert list(samples) == list(scalars(read(trained[0] / "valid"), "loss"))
@@ -133,7 +133,7 @@ def test_one_sample_a_validation(trained: tuple[Path, str]) -> None:
         assert gained[: gained.index("&lt;/s&gt;")] == output
 
 
-def test_nothing_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_logs_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("called without --tensorboard-logdir")
 
@@ -169,7 +169,7 @@ def test_decoding_runs(corpus: Corpus, tmp_path: Path) -> None:
         assert scalars(events, "decoding/iterations_per_sentence")[sentences] == pytest.approx(iterations / sentences)
 
 
-def test_fairseqs_own_search_writes_nothing(corpus: Corpus, tmp_path: Path) -> None:
+def test_no_logs_of_fairseqs_search(corpus: Corpus, tmp_path: Path) -> None:
     arguments = f"{corpus.data} --task spec_dec --path {corpus.verifier} --tensorboard-logdir {tmp_path / 'x'} --cpu"
     run_in_process("generate", arguments)
     assert not (tmp_path / "x").exists()
@@ -203,7 +203,7 @@ def test_names_of_runs(tmp_path: Path) -> None:
     assert tensorboard.unused(str(tmp_path / "gad")) == str(tmp_path / "gad-3")
 
 
-def test_settings_made_by_hand_log_nothing() -> None:
+def test_no_logs_with_unresolved_settings() -> None:
     task = make_task()
     assert tensorboard.logdir(task.cfg) is None
     greedy = Options("greedy")

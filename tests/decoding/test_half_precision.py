@@ -90,7 +90,7 @@ SHORT = SEARCHES.map(lambda search: {**search, "max_len_a": 0, "max_len_b": min(
     decoder=DECODERS,
     active=st.sampled_from([0, 2]),
 )
-def test_greedy_to_the_last_bit(engine: str, case: Case, decoder: Options, active: int) -> None:
+def test_output_equals_greedy_bit_for_bit(engine: str, case: Case, decoder: Options, active: int) -> None:
     make, dtype = ENGINES[engine]
     # Some drafters contain the verifier's weights: build both before rounding.
     for model in (case.verifier, case.drafter):
@@ -123,7 +123,7 @@ def test_ensembles_and_many_rows(engine: str) -> None:
 
 
 @pytest.mark.parametrize("identity", [True, False])
-def test_heads(engine: str, identity: bool) -> None:
+def test_blockwise_heads(engine: str, identity: bool) -> None:
     """Compare `blockwise` and `greedy` on the same model, with and without an identity first head.
 
     Without the identity `greedy` runs in PyTorch, so `blockwise` on one sentence at a time is the reference.
@@ -172,7 +172,7 @@ def test_an_unknown_encoder_sees_one_sentence_at_a_time(engine: str) -> None:
     assert outputs(decode([model], task, sample, Options("jacobi"), engine=make(), max_len_b=20)[0]) == alone
 
 
-def test_without_it_half_precision_differs() -> None:
+def test_half_precision_differs_without_fixed_shapes() -> None:
     """The comparison can fail: PyTorch's operations give other bits in other shapes."""
     task = make_task(50)
     model = make_transformer(task, 3).to(torch.bfloat16)
@@ -251,7 +251,7 @@ def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compile
     assert len(task.decoding._computed) == 1
 
 
-def test_bf16_where_fairseq_does_not_heed_it() -> None:
+def test_bf16_beside_fairseq_generate() -> None:
     """fairseq-generate ignores --bf16 and passes a model in fp32."""
     task = make_task(50)
     model = make_transformer(task, 4)
@@ -276,9 +276,7 @@ def test_bf16_where_fairseq_does_not_heed_it() -> None:
         ("meta", torch.float32, torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_which_weights_are_copied(
-    device: str, held: torch.dtype, dtype: torch.dtype, computes_in: torch.dtype | None
-) -> None:
+def test_copied_weights(device: str, held: torch.dtype, dtype: torch.dtype, computes_in: torch.dtype | None) -> None:
     task = make_task(50)
     model = make_transformer(task, 4).to(device, held)
     context = Options("greedy").context([model], None, task)
@@ -287,7 +285,7 @@ def test_which_weights_are_copied(
     assert next(used.parameters()).dtype == (computes_in or held) and next(model.parameters()).dtype == held
 
 
-def test_weights_are_read_anew() -> None:
+def test_refresh_reads_the_weights() -> None:
     task = make_task(50)
     half = make_transformer(task, 4).half()
     sample = make_sample(task, [4, 0, 12, 7], 1)
@@ -300,7 +298,7 @@ def test_weights_are_read_anew() -> None:
     assert ids(generator.generate([half], sample)) == ids(fresh) != before
 
 
-def test_not_together_with_int8() -> None:
+def test_int8_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--int8: rounds fp32 weights; leave out --bf16"):
         SpecDecTask.setup_task(make_task(9, int8=True, decoding_method="greedy", bf16=True).cfg)
 
