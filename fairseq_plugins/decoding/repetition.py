@@ -1,4 +1,4 @@
-"""`--no-repeat-ngram-size`: no output has the same n tokens in a row twice."""
+"""`--no-repeat-ngram-size`: forbid repeated n-grams in outputs."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ def forbid_repetition(log_probs: Tensor, tokens: Tensor, lengths: Tensor, size: 
 
     Args:
         log_probs: [B, T, V]; column t is the token after `lengths` + t tokens.
-        tokens: [B, L] with the beginning of the sentence first, which is part of n-grams; L >= `lengths` + T.
-        lengths: [B], tokens after the beginning that column 0 sees.
+        tokens: [B, L], starting with the beginning-of-sentence symbol, which is part of n-grams; L >= `lengths` + T.
+        lengths: [B], number of tokens after that symbol before column 0.
         size: n.
     """
     width = tokens.size(1)
@@ -18,11 +18,11 @@ def forbid_repetition(log_probs: Tensor, tokens: Tensor, lengths: Tensor, size: 
         return
     last = lengths[:, None] + torch.arange(log_probs.size(1), device=tokens.device)
     begin = last - (size - 2)  # of the n - 1 tokens before a column
-    places = (begin[:, :, None] + torch.arange(size - 1, device=tokens.device)).clamp(min=0)
-    before = tokens.gather(1, places.flatten(1)).view(*last.shape, size - 1)
+    positions = (begin[:, :, None] + torch.arange(size - 1, device=tokens.device)).clamp(min=0)
+    before = tokens.gather(1, positions.flatten(1)).view(*last.shape, size - 1)
     grams = tokens.unfold(1, size, 1)
     ends = torch.arange(size - 1, width, device=tokens.device)
-    again = (grams[:, None, :, :-1] == before[:, :, None]).all(-1)
-    again &= (ends <= last[:, :, None]) & (begin >= 0)[:, :, None]
-    row, column, gram = again.nonzero().unbind(1)
+    repeats = (grams[:, None, :, :-1] == before[:, :, None]).all(-1)
+    repeats &= (ends <= last[:, :, None]) & (begin >= 0)[:, :, None]
+    row, column, gram = repeats.nonzero().unbind(1)
     log_probs[row, column, grams[row, gram, -1]] = -torch.inf

@@ -1,4 +1,4 @@
-"""Copy texts, such as the source or earlier outputs, from where the output is in them."""
+"""Draft by copying texts, such as the source or earlier outputs, after a match with the output."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,32 +11,33 @@ from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.decoding.suffix_match import continuation, latest_match, suffix_match, unique_match
 
-_BEGIN = 1 << 40  # stands for the beginning of texts and outputs, which no dictionary symbol equals
+_BEGIN = 1 << 40  # marks the beginning of texts and outputs; larger than any token id
 
-# As in csrc/drafters/copying.cpp: to the nearest match, a token of the common suffix outweighs a shift by WORTH
-# positions.
+# As in csrc/drafters/copying.cpp. In a score of `nearest` a matching token outweighs a shift by WORTH positions.
 NEAREST_MAX_MATCH, WORTH = 4, 8
 
 
 class CopyDrafter:
-    """Copy texts after a suffix of the output that stands in them; at first a whole text. Else nothing is drafted.
+    """Copies texts after a suffix of the output that occurs in them, at first from their beginning.
 
-    unique: after the suffix that stands once (Aggressive Decoding, Algorithm 1).
-    recent: in texts and the output so far, after the most recent of the longest matches.
-    nearest: after the position with the best score, 8 for every token of the common suffix (at most 4 tokens), less the
-        distance from where the copy would be had every token been replaced by another. After an insertion or deletion
-        a match therefore leads back.
+    Without a match the draft is empty. The position is chosen by `lookup`:
+
+    unique: after the longest suffix that occurs exactly once (Aggressive Decoding, Algorithm 1).
+    recent: after the most recent of the longest matches in texts and output.
+    nearest: at the best score: 8 for every token of the common suffix (at most 4 tokens), minus the distance to the
+        expected position, which assumes that tokens were replaced one by one. After an insertion or a deletion the next
+        match corrects the expected position.
 
     Args:
-        texts_of: makes of a batch the texts [B, M, N] of every sentence: ids from column 1 on, -1 after the last one.
+        texts_of: returns the texts [B, M, N] of a batch's sentences: ids from column 1 on, -1 after the last one.
         lookup: "unique", "recent" or "nearest".
-        width: the most tokens of a draft; None for no limit.
+        width: most tokens of a draft; None for no limit.
     """
 
     def __init__(self, texts_of: Callable[[dict[str, Any]], Tensor], lookup: str, width: int | None = None) -> None:
         self.texts_of, self.lookup, self.width = texts_of, lookup, width
         self.texts = torch.empty(0, 0, 0, dtype=torch.long)
-        # [B, M], how much further on the last match was in a text than in the output.
+        # [B, M], position of the last match in a text minus that in the output.
         self.shifts = torch.empty(0, 0, dtype=torch.long)
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
@@ -47,11 +48,11 @@ class CopyDrafter:
     def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         texts, shifts = self.texts, self.shifts
         self.start(sample, encoder_out)
-        most, longest = (max(texts.size(dim), self.texts.size(dim)) for dim in (1, 2))
+        count, longest = (max(texts.size(dim), self.texts.size(dim)) for dim in (1, 2))
         self.texts = torch.cat(
-            [F.pad(some, (0, longest - some.size(2), 0, most - some.size(1)), value=-1) for some in (texts, self.texts)]
+            [F.pad(ids, (0, longest - ids.size(2), 0, count - ids.size(1)), value=-1) for ids in (texts, self.texts)]
         )
-        self.shifts = torch.cat([F.pad(some, (0, most - some.size(1))) for some in (shifts, self.shifts)])
+        self.shifts = torch.cat([F.pad(shift, (0, count - shift.size(1))) for shift in (shifts, self.shifts)])
 
     def draft(self, state: DecodingState) -> Draft:
         width = state.max_len - state.span.shortest
@@ -65,7 +66,7 @@ class CopyDrafter:
         if self.lookup == "nearest":
             position, found = self._nearest(text, output, state.lengths)
         elif self.lookup == "recent":
-            # Without its beginning, which ends what can be copied, and its last token, which would match itself.
+            # Without the output's first column, which ends a copy, and its last token, which would match itself.
             column = torch.arange(output.size(1), device=output.device)
             outside = (column == 0) | (column >= state.lengths[:, None])
             text = torch.cat([text, output.masked_fill(outside, -1)], dim=1)
@@ -81,7 +82,7 @@ class CopyDrafter:
         self.texts, self.shifts = self.texts[rows], self.shifts[rows]
 
     def _nearest(self, text: Tensor, output: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The best position [B] in the texts one after the other, and whether there is any [B]."""
+        """Return the best position [B] in the concatenated texts, and whether there is any [B]."""
         size = self.texts.size(2)
         match = suffix_match(text, output, lengths, NEAREST_MAX_MATCH).view_as(self.texts)
         expected = lengths[:, None, None] + self.shifts[:, :, None]
@@ -104,10 +105,10 @@ def source_texts(sample: Mapping[str, Any], pad: int) -> Tensor:
 
 def draft_texts(drafts: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     """Return the drafts of every sentence, [B, M, N] as texts of a `CopyDrafter`."""
-    most = max(1, *map(len, drafts))
-    longest = max((len(draft) for some in drafts for draft in some), default=0)
-    texts = torch.full((len(drafts), most, longest + 2), -1)
-    for row, some in enumerate(drafts):
-        for number, draft in enumerate(some):
+    count = max(1, *map(len, drafts))
+    longest = max((len(draft) for of_sentence in drafts for draft in of_sentence), default=0)
+    texts = torch.full((len(drafts), count, longest + 2), -1)
+    for row, of_sentence in enumerate(drafts):
+        for number, draft in enumerate(of_sentence):
             texts[row, number, 1 : len(draft) + 1] = torch.tensor(draft)
     return texts

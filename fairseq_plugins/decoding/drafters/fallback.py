@@ -1,4 +1,4 @@
-"""A trained drafter for sentences where there is nothing to copy (--iad-fallback)."""
+"""A trained drafter for sentences without anything to copy (--iad-fallback)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 class FallbackDrafter:
-    """Draft with `first`, and with `second` for sentences where that has nothing."""
+    """Drafts with `first`, and with `second` for sentences whose first draft is empty."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self.first, self.second = first, second
@@ -41,9 +41,9 @@ class FallbackDrafter:
         width = max(draft.tokens.size(1) for draft in drafts)
         first, second = (F.pad(draft.tokens, (0, width - draft.tokens.size(1))) for draft in drafts)
         num_first, num_second = map(_counts, drafts)
-        nothing = num_first == 0
-        tokens = torch.where(nothing[:, None], second, first)
-        return Draft(tokens, torch.where(nothing, num_second, num_first), from_fallback=nothing)
+        is_empty = num_first == 0
+        tokens = torch.where(is_empty[:, None], second, first)
+        return Draft(tokens, torch.where(is_empty, num_second, num_first), from_fallback=is_empty)
 
     def observe(self, advance: Advance) -> None:
         self.first.observe(advance)
@@ -55,27 +55,27 @@ class FallbackDrafter:
 
 
 def _counts(draft: Draft) -> Tensor:
-    """Tokens of every draft, [B]."""
+    """Return the number of tokens of every draft, [B]."""
     counts = draft.num_drafted
     return draft.tokens.new_full((draft.tokens.size(0),), draft.tokens.size(1)) if counts is None else counts
 
 
 @dataclass(frozen=True)
 class FallbackOptions(TrainedDrafterOptions):
-    """Options of methods that copy, and of the drafter that helps out."""
+    """Options of methods that copy, and of their fallback drafter."""
 
     iad_fallback: ChoiceEnum(["none", "gad"]) = option(  # type: ignore[valid-type]
-        "none", "who drafts where there is nothing to copy; gad = the model of --drafter-path"
+        "none", "drafter for sentences without anything to copy; gad = the model of --drafter-path"
     )
 
 
 def has_fallback(options: FallbackOptions) -> bool:
-    """Whether a trained drafter helps out."""
+    """Return whether a trained drafter is the fallback."""
     return str(options.iad_fallback) == "gad"
 
 
 def check_fallback(options: FallbackOptions) -> None:
-    """Refuse options of a trained drafter where there is none.
+    """Refuse options of a trained drafter without one.
 
     Raises:
         ConfigurationError: naming the option.
@@ -99,15 +99,15 @@ def check_fallback_fit(context: MethodContext, options: FallbackOptions) -> None
 
 
 def with_fallback(drafter: Drafter, context: MethodContext, options: FallbackOptions) -> Drafter:
-    """Return the drafter, helped by a trained one where the options ask for that."""
+    """Return the drafter, with a trained one as fallback if the options name one."""
     return FallbackDrafter(drafter, trained_drafter(context, options)) if has_fallback(options) else drafter
 
 
 def native_with_fallback(drafter: Any, context: MethodContext, options: FallbackOptions) -> Any:
-    """The same for the compiled kernels.
+    """Return the drafter for the compiled kernels, with a trained one as fallback if the options name one.
 
     Raises:
-        NotNative: for a drafter that the kernels do not run.
+        NotNative: for a drafter that the kernels do not support.
     """
     if not has_fallback(options):
         return drafter
