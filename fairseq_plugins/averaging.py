@@ -53,7 +53,8 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
         files: checkpoints of one model.
 
     Returns:
-        the last checkpoint with averaged weights, without optimiser state. Integer tensors are the last's.
+        the last checkpoint with averaged weights, without optimiser state. Integer tensors are the last's. Tied
+        weights stay one tensor, so that a file has them once.
 
     Raises:
         ConfigurationError: if a file cannot be read, or weights differ in name or shape.
@@ -72,9 +73,15 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
                 total[name] += value.double()
             else:
                 total[name] = value.double() if value.is_floating_point() else value
-    state["model"] = {
-        name: (value / len(files)).float() if value.is_floating_point() else value for name, value in total.items()
-    }
+    mean: dict[str, Tensor] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, value in state["model"].items():
+        tied = first.setdefault((value.data_ptr(), value.shape, value.stride()), name)
+        if tied != name:
+            mean[name] = mean[tied]
+        else:
+            mean[name] = (total[name] / len(files)).float() if value.is_floating_point() else total[name]
+    state["model"] = mean
     state["last_optimizer_state"] = None
     # Only what loading needs: the rest describes the run's data and machine.
     iterator = {"epoch": state["extra_state"]["train_iterator"]["epoch"]}
@@ -88,7 +95,11 @@ def to_half(state: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: if a weight is too large.
     """
-    halves = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
+    once: dict[int, Tensor] = {}
+    halves = {
+        name: once.setdefault(id(value), value.half()) if value.is_floating_point() else value
+        for name, value in state["model"].items()
+    }
     for name, value in halves.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise ConfigurationError(f"{name}: not all of it fits half precision; add --fp32")

@@ -44,6 +44,16 @@ def test_a_half_precision_file_decodes_as_the_original(corpus: Corpus, tmp_path:
     assert outputs[0] == outputs[1] and len(outputs[0]) == 36
 
 
+def test_tied_weights_are_written_once(corpus: Corpus, tmp_path: Path) -> None:
+    state = torch.load(corpus.verifier)
+    state["model"]["copy"] = state["model"]["tied"] = state["model"]["encoder.embed_tokens.weight"].clone()
+    torch.save(state, tmp_path / "tied.pt")
+    assert averaging.main([str(tmp_path / "tied.pt"), "--output", str(tmp_path / "half.pt")]) == 0
+    weights = torch.load(tmp_path / "half.pt")["model"]
+    assert weights["copy"].data_ptr() == weights["tied"].data_ptr()
+    assert torch.equal(weights["copy"], state["model"]["copy"].half())
+
+
 def test_invalid_input_is_refused(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ["--output", str(tmp_path / "mean.pt")]
     for inputs, message in (
