@@ -1,6 +1,5 @@
 """A memory of earlier outputs: the targets of similar sources are drafts."""
 
-import fcntl
 import json
 import threading
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import IO, overload
 
 from rapidfuzz import fuzz, process
 
-from fairseq_plugins.commands.files import unwritable
+from fairseq_plugins.commands.files import lock, unwritable
 from fairseq_plugins.errors import ConfigurationError
 
 FILE = "memory.jsonl"
@@ -62,13 +61,13 @@ class Memory:
         """Append outputs that are new; blank ones are left out.
 
         Raises:
-            ConfigurationError: where the folder cannot be written to; or as `Memory`.
+            ConfigurationError: where the folder cannot be written to or locked; or as `Memory`.
         """
         pairs = dict(zip(sources, targets, strict=True))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock, open(self.path, "a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock(file, self.path, wait=True)
                 rest = self._read(file)
                 if _pair(rest) is None:
                     # Part of a line, of a process that was killed.

@@ -10,6 +10,7 @@ What exists is not made again. The variable LOCK names a file that other runs wa
 """
 
 import argparse
+import errno
 import os
 import re
 import shlex
@@ -134,6 +135,12 @@ def main(argv: Sequence[str]) -> int:
         if error.log:
             show_end(error.log)
         return error.status
+    except OSError as error:
+        if error.filename is None:
+            raise
+        remedy = "make room there" if error.errno == errno.ENOSPC else "run it in a clone that can be written to"
+        print(f"error: {error.filename}: cannot be written ({error.strerror}); {remedy}", file=sys.stderr)
+        return 2
     except TimeIsUp:
         print("Stopped by SIGUSR1. The same command goes on from here.", file=sys.stderr, flush=True)
         requeue()
