@@ -15,12 +15,14 @@ if is_tool():
     watch_output()
     lower_log_level()
 
+from fairseq_plugins.deferred import deferred_imports  # noqa: E402
 from fairseq_plugins.safe_loading import allow_fairseq_checkpoints  # noqa: E402
 
 # At import fairseq asks for tensorboardX, which only its speech tasks need.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-allow_fairseq_checkpoints()
+with deferred_imports():
+    allow_fairseq_checkpoints()  # which imports fairseq
 
 # fairseq imports tasks/ and models/ of a --user-dir, but not criterions/.
 from fairseq_plugins import criterions, models, tasks  # noqa: E402

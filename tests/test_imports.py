@@ -11,7 +11,7 @@ import fairseq_plugins
 # below it. "" is the package itself.
 LAYERS = (
     ("help_texts", "output"),
-    ("ending", "errors", "fingerprints", "safe_loading", "stopping"),
+    ("deferred", "ending", "errors", "fingerprints", "safe_loading", "stopping"),
     ("commands", "loading"),
     ("data",),
     ("models",),
