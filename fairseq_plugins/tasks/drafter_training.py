@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
-from torch import nn
+from torch import distributed, nn
 
 from fairseq_plugins import tensorboard
 from fairseq_plugins.commands.session import options_of
@@ -30,9 +30,31 @@ from fairseq_plugins.tasks.decoding import DecodesWithDrafts, drafter_in, genera
 _DEFAULT_BLOCK_SIZE = 25
 
 
+class BatchSeeds:
+    """Seed what is drawn for a batch by its number in the update, so that several processes draw what one would.
+
+    fairseq seeds all processes alike at every update, and deals batches out in turns.
+    """
+
+    def __init__(self) -> None:
+        self._update, self._seed, self._batches = -1, 0, 0
+
+    def seed_batch(self, update: int) -> None:
+        """Seed the next batch of an update; the first one of all processes keeps fairseq's seed."""
+        if update != self._update:
+            self._update, self._seed, self._batches = update, torch.initial_seed(), 0
+        is_alone = not distributed.is_initialized()
+        rank, world = (0, 1) if is_alone else (distributed.get_rank(), distributed.get_world_size())
+        number = self._batches * world + rank
+        self._batches += 1
+        if number > 0:
+            torch.manual_seed(self._seed + 1_000_003 * number)
+
+
 class TrainsDrafters(DecodesWithDrafts):
     """Mixin of tasks whose options have those of `DrafterTrainingOptions` and `DecodingOptions`."""
 
+    _batch_seeds: BatchSeeds | None = None
     _verifier: FairseqEncoderDecoderModel | None = None
     _validation: DraftVerifyGenerator | None = None
 
@@ -114,6 +136,9 @@ class TrainsDrafters(DecodesWithDrafts):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[Any, ...]:
+        if self._batch_seeds is None:
+            self._batch_seeds = BatchSeeds()
+        self._batch_seeds.seed_batch(update_num)
         self._add_blocks(sample, model, self.glancing_ratio(update_num) if drafter_in(model) is not None else 0.0)
         if self._options.cpu_bf16:
             criterion = _in_bf16(criterion)
