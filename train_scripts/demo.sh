@@ -5,11 +5,11 @@
 #   DATA=folder NAME=mytext.en-de train_scripts/demo.sh         a folder of raw text: train, valid (val, dev) and test
 #
 # The recipe that takes least time: the verifier is its own teacher, nothing is swept. Training ends after so many epochs, so that
-# results repeat; MINUTES ends it by the clock. A first table comes after FIRST_UPDATES updates (300; 0: none), a few minutes.
+# results repeat; MINUTES ends it by the clock. Of the test set in DATA the first TEST_SENTENCES count (200).
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
-recipe_stages=text,binarise,first,verifier,decode,merge,drafter,blockwise,table,card
+recipe_stages=text,binarise,verifier,decode,merge,drafter,blockwise,table,card
 
 [ -n "${NAME:-}" ] || NAME=${DATA:+missing}
 : "${NAME:=generated.en-de}"
@@ -41,7 +41,7 @@ fi
 : "${WIDTH:=128}" "${HEADS:=4}" "${VERIFIER_LR:=0.002}" "${DRAFTER_LR:=0.002}" "${DRAFTER_DROPOUT:=$VERIFIER_DROPOUT}" "${MAX_TOKENS:=4000}"
 : "${BLOCKWISE_HEADS:=4}" "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}" "${DISTIL_MAX_TOKENS:=3000}"
 : "${AVERAGE:=0}" "${TENSORBOARD:=0}" # a few checkpoints, far apart: their average is worse than the best of them
-: "${FIRST_UPDATES:=300}" # those of the verifier are among its epochs
+: "${TEST_SENTENCES:=200}" # every decoder translates them
 : "${FP16:=0}"             # in full precision lossless decoders are identical on a GPU too
 : "${DECODING_THREADS:=1}" # with more, the many small operations of decoding one sentence cost more than they gain, fairseq's too
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.command_server import REPOSITORY
-from train_scripts.runner.recipe import recommended
-from train_scripts.runner.settings import batch, count_gpus, read_settings, trainer
+from train_scripts.runner.recipe import advice, later_work, recommended
+from train_scripts.runner.settings import Settings, batch, count_gpus, read_settings, trainer
 from train_scripts.runner.stages import Refused
 from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint
 
@@ -184,6 +184,30 @@ def test_time_that_is_left(options: str, shown: str, capsys: pytest.CaptureFixtu
     assert "update 50" in first and "left" not in first
     # 80 updates in 20 seconds, 270 to go.
     assert shown in second and second.endswith(", about 1:07 min left")
+
+
+def test_time_that_is_left_for_all() -> None:
+    """The verifier's 20 epochs are followed by 30 of other models, and about one for decoding."""
+    s = Settings(VERIFIER_EPOCHS="20", DRAFTER_EPOCHS="20", BLOCKWISE_EPOCHS="10")
+    assert [later_work(s, name) for name in ("verifier", "drafter", "blockwise")] == [31 / 20, 11 / 20, 1 / 10]
+    assert later_work(s, "teacher") == later_work(Settings(), "verifier") == 0
+    now = 0.0
+    progress = Progress(0, {"update": 100}, later=1.5, clock=lambda: now)
+    values = {"epoch": 1, "update": 0.5, "loss": "9.2", "wall": "150"}
+    progress.describe({**values, "num_updates": "10"})
+    now = 60.0
+    said = progress.describe({**values, "num_updates": "20"})
+    assert said.endswith(", about 8:00 min left, 23:00 for all")
+
+
+@pytest.mark.parametrize(("gad", "is_said"), [(90, True), (105, True), (150, False), (None, False)])
+def test_what_to_change_where_drafts_do_not_pay(tmp_path: Path, gad: int | None, is_said: bool) -> None:
+    rates = {"greedy": 100, "gad": gad}
+    rows = [{"name": name, "sentences_per_second": {"1": rate}} for name, rate in rates.items() if rate]
+    (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
+    said = advice(tmp_path / "table.json")
+    assert ("Drafts do not pay here yet" in said) == is_said
+    assert all(len(line) <= 100 for line in said.splitlines())
 
 
 # ---------------------------------------------------------------------------------------- settings

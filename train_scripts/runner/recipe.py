@@ -29,15 +29,14 @@ class Recipe:
     Args:
         settings: all of them.
         wanted: names of the stages that are not left out.
-        part: name of the folders in those of the recipe, for models that are not the final ones.
     """
 
-    def __init__(self, settings: Settings, wanted: Collection[str], part: str = "") -> None:
+    def __init__(self, settings: Settings, wanted: Collection[str]) -> None:
         s = self.settings = settings
         self.wanted = wanted
-        self.data, self.models = Path("data-bin", s.NAME), Path("checkpoints", s.NAME, part)
-        self.logs, self.runs = (Path("checkpoints", s.NAME, folder, part) for folder in ("logs", "training"))
-        self.results, self.raw = Path("results", s.NAME, part), self.data / "raw"
+        self.data, self.models = Path("data-bin", s.NAME), Path("checkpoints", s.NAME)
+        self.logs, self.runs = self.models / "logs", self.models / "training"
+        self.results, self.raw = Path("results", s.NAME), self.data / "raw"
         self.verifier, self.drafter = self.models / "verifier.pt", self.models / "drafter.pt"
         self.base = self.verifier  # what the drafter's training starts from
         self.languages = f"--source-lang {s.src} --target-lang {s.tgt}"
@@ -96,8 +95,10 @@ class Recipe:
         self.step("table", table, "compare decoders on the test set", self.compare, *models)
         self.step("card", card, "write the model card", self.write_card, table, newer=table)
         if not is_dry_run() and table.exists():
-            say(f"\n{table.read_text(encoding='utf-8')}")
-            say(f"The table is also in {table} and table.json; remove table.md to measure again.")
+            say()
+            run(f"{TOOL} short-table {table}")
+            say(advice(self.results / "table.json"))
+            say(f"\nAll columns are in {table} and table.json; remove table.md to measure again.")
         say(f"Finished in {minutes(time.monotonic() - start)} min.")
 
     def check_origin(self) -> None:
@@ -131,20 +132,18 @@ class Recipe:
             self.train_model("teacher", name, self.data, options, dictionary)
         teacher = ":".join(f"{self.models}/{name}.pt" for name in teachers) or s.TEACHER
         if not teacher:
-            if s.FIRST_UPDATES != "0" and not (self.runs / "verifier").exists():
-                title = f"a first table, of models after {s.FIRST_UPDATES} updates"
-                self.step("first", self.results / "first/table.md", title, self.first_table, dictionary)
             self.train_model("verifier", "verifier", self.data, self.verifier_options, dictionary)
             self.distil(str(self.verifier), s.DISTIL_DECODER, distilled)
         elif s.DRAFTER_DATA == "verifier":
-            self.distil(teacher, s.DISTIL_DECODER, taught, s.DISTIL_RATIO)
+            self.distil(teacher, s.DISTIL_DECODER, taught, s.DISTIL_RATIO, s.KEEP_RAW)
             if s.FROM:
                 self.tune_verifier(taught)
             else:
                 self.train_model("verifier", "verifier", taught, self.verifier_options, taught)
-            self.distil(str(self.verifier), "greedy", distilled)
+            if self.wanted != {"decode"} or taught.exists() or is_dry_run():  # merging and the verifier come between
+                self.distil(str(self.verifier), "greedy", distilled)
         else:
-            self.distil(teacher, s.DISTIL_DECODER, distilled, s.DISTIL_RATIO)
+            self.distil(teacher, s.DISTIL_DECODER, distilled, s.DISTIL_RATIO, s.KEEP_RAW)
             self.train_model("verifier", "verifier", distilled, self.verifier_options, distilled)
         self.train_drafter("drafter", "drafter", self.verifier, distilled, self.drafter_updates(distilled))
         if s.BLOCKWISE_HEADS != "0":
@@ -155,8 +154,8 @@ class Recipe:
         folder, file, log = self.runs / model, self.models / f"{model}.pt", self.logs / f"{model}.log"
         title, keep = model.replace("blockwise", "blockwise heads"), int(self.settings.AVERAGE)
         command = self.training_command(model, data, options)
-        limit = float(getattr(self.settings, f"{name.upper()}_MINUTES"))
-        self.step(name, folder, f"train the {title}", lambda: train(folder, log, limit, command, keep), *needs)
+        limit, later = float(getattr(self.settings, f"{name.upper()}_MINUTES")), later_work(self.settings, name)
+        self.step(name, folder, f"train the {title}", lambda: train(folder, log, limit, command, keep, later), *needs)
 
         def average() -> None:
             checkpoints = f"{folder} --last {keep}" if keep else f"{folder}/checkpoint_best.pt"
@@ -226,37 +225,10 @@ class Recipe:
             f"{s.blockwise_training} {batch(s, s.VERIFIER_TOKENS, s.MAX_TOKENS)}"
         ), self.verifier, data)  # fmt: skip
 
-    def first_table(self) -> None:
-        """Compare decoders after FIRST_UPDATES updates, from where the verifier's training goes on.
-
-        The drafter learns from the text itself, and is trained again for the final verifier.
-        """
-        s, updates = self.settings, int(self.settings.FIRST_UPDATES)
-        changes = {"AVERAGE": "0", "BLOCKWISE_HEADS": "0", "COMPARED": "fairseq beam 5,greedy,gad", "REPEATS": "1"}
-        first = Recipe(Settings(**{**vars(s), **changes, "FIRST_MINUTES": "0"}), self.wanted, "first")
-        run(f"mkdir -p {first.models} {first.logs} {first.runs} {first.results}")
-
-        def train_verifier() -> None:
-            folder, log, limit, keep = self.runs / "verifier", self.logs / "verifier.log", s.VERIFIER_MINUTES, s.AVERAGE
-            command = self.training_command("verifier", self.data, f"{self.verifier_options} --max-update {updates}")
-            train(folder, log, float(limit), command, int(keep), partly=True)
-            last = f"{folder}.partial/checkpoint_last.pt"
-            run(f"spec-dec-average {last} --output {first.verifier}", log=first.logs / "average-verifier.log")
-
-        # A stage of its own: a resumed training adds an update, and the drafter learns with the verifier as it was.
-        title = f"train the verifier for {updates} updates; later it goes on from there"
-        self.step("first", first.verifier, title, train_verifier)
-        options = f"--max-update {updates} --warmup-updates {updates // 10}"
-        first.train_drafter("first", "drafter", first.verifier, self.data, options)
-        first.compare()
-        if not is_dry_run():
-            say()
-            run(f"{TOOL} short-table {first.results}/table.md")
-            say("\nThe models of this table learned for some minutes only; it is made again with those that come now.")
-
-    def distil(self, teacher: str, decoder: str, output: Path, ratio: str = "") -> None:
+    def distil(self, teacher: str, decoder: str, output: Path, ratio: str = "", keep_raw: str = "") -> None:
         """Translate training and validation set, without pairs whose lengths differ by more than `ratio`.
 
+        With `keep_raw` the verifier learns from the text itself, too.
         The drafter learns what its verifier repeats without end, too: there drafts save most.
         """
         s, shards = self.settings, Path(f"{output}-shards")
@@ -268,7 +240,7 @@ class Recipe:
             search = f"--decoder {decoder} --beam {s.DISTIL_BEAM} --max-tokens {s.DISTIL_MAX_TOKENS}"
             options = f"{s.task_options} {s.distil_options} {s.DECODING_OPTIONS} {self.precision}"
             run(f"spec-dec-distill decode {self.data} {sets} --path {path} --output {shards} {search} {options}")
-        limits = (f"--max-length-ratio {ratio} " if ratio else "") + ("--keep-raw" if s.KEEP_RAW else "")
+        limits = (f"--max-length-ratio {ratio} " if ratio else "") + ("--keep-raw" if keep_raw else "")
         merge = f"spec-dec-distill merge {self.data} {sets} {limits} --shards {shards} --destdir {output}"
         title = "check, merge and binarise the translations"
         self.step("merge", output, title, lambda: run(f"{merge} --workers {s.WORKERS}"), shards)
@@ -330,6 +302,36 @@ class Recipe:
         script = shlex.quote((f"FROM={s.FROM} " if s.FROM else "") + s.recipe)
         card = f"model-card {s.NAME} --languages {s.src} {s.tgt} --subwords {s.SUBWORDS}"
         run(f"{TOOL} {card} --licence {shlex.quote(s.licence)} --recipe {script}")
+
+
+def later_work(s: Settings, name: str) -> float:
+    """Return a guess of what comes after a training, in durations of that training; 0 where epochs do not end it.
+
+    An epoch takes about as long with every model, and so do decoding the training set and comparing decoders together.
+    """
+    order = ["verifier", "drafter", "blockwise"]
+    if name not in order or not getattr(s, f"{name.upper()}_EPOCHS"):
+        return 0
+    epochs, *later = (float(getattr(s, f"{model.upper()}_EPOCHS") or 0) for model in order[order.index(name) :])
+    return (sum(later) + 1) / epochs
+
+
+def advice(table: Path) -> str:
+    """Return what to change where drafts do not pay.
+
+    Args:
+        table: table.json of spec-dec-compare.
+    """
+    rows = {row["name"]: row for row in json.loads(table.read_text(encoding="utf-8"))["rows"]}
+    greedy, gad = (rows.get(name, {}).get("sentences_per_second", {}).get("1") for name in ("greedy", "gad"))
+    if not greedy or not gad or gad >= 1.1 * greedy:
+        return ""
+    return (
+        f"\nDrafts do not pay here yet: gad has {gad / greedy:.2f} times the speed of greedy. More text and longer\n"
+        "training let it accept more (VERIFIER_EPOCHS=40 DRAFTER_EPOCHS=40), and a larger verifier makes\n"
+        "each accepted token worth more (WIDTH=256 FFN_WIDTH=1024); give another NAME. Where the output\n"
+        "repeats the input, iad drafts without a model: docs/decoders.md, docs/drafters.md."
+    )
 
 
 def is_older(file: Path, other: Path) -> bool:

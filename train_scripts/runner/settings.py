@@ -11,14 +11,14 @@ from train_scripts.runner.stages import Refused
 
 # For what recipe and user leave open. MINUTES of training: 0 for any number.
 DEFAULTS = {
-    "AVERAGE": "10", "SEED": "1", "MINUTES": "0", "FIRST_UPDATES": "0", "SAVE_INTERVAL_UPDATES": "1000",
+    "AVERAGE": "10", "SEED": "1", "MINUTES": "0", "SAVE_INTERVAL_UPDATES": "1000",
     "TENSORBOARD": "1", "DISTIL_DECODER": "fast-beam", "DISTIL_BEAM": "5", "DISTIL_MAX_TOKENS": "12000",
     "BLOCKS_PER_SENTENCE": "4", "ACTIVATION": "relu", "MAX_LENGTH": "0", "MAX_RATIO": "0", "TEACHERS": "0",
     "DRAFTER": "features", "DRAFTER_LAYERS": "2", "DRAFTER_DATA": "teacher", "BLOCKWISE_HEADS": "0", "FP16": "1",
     "TOP_BETAS": "1,3,5", "TAUS": "1,2,3,4,5", "REPEATS": "3", "TIMING_SENTENCES": "100",
     "recipe_stages": "text,binarise,teacher,decode,merge,verifier,drafter,blockwise,sweep,test,table,card",
 }  # fmt: skip
-LIMITS = [f"{model}_MINUTES" for model in ("TEACHER", "VERIFIER", "DRAFTER", "BLOCKWISE", "FIRST")]
+LIMITS = [f"{model}_MINUTES" for model in ("TEACHER", "VERIFIER", "DRAFTER", "BLOCKWISE")]
 # The value of another setting.
 FOLLOWING = {
     **dict.fromkeys(LIMITS, "MINUTES"),
@@ -29,7 +29,7 @@ CHOICES = {
     "DRAFTER_DATA": "teacher, verifier",
     "SUBWORDS": "unigram, bpe, moses, gpt2",
 }
-NUMBERS = ["AVERAGE", "SEED", "TEACHERS", "FIRST_UPDATES", "VERIFIER_TOKENS", "TEACHER_TOKENS", "DRAFTER_TOKENS"]
+NUMBERS = ["AVERAGE", "SEED", "TEACHERS", "VERIFIER_TOKENS", "TEACHER_TOKENS", "DRAFTER_TOKENS"]
 NUMBERS += ["GPUS", "MAX_TOKENS", "DRAFTER_MAX_TOKENS", *LIMITS]
 
 

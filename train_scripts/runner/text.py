@@ -84,9 +84,13 @@ def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
     if s.FROM:
         run(f"cp -r data-bin/{s.FROM}/raw/. {part}")
     elif s.DATA:
-        copies = {prefix: part / ("whole" if s.HOLD_OUT and name == "train" else name) for name, prefix in sets.items()}
+        cut = {"train": "whole"} if s.HOLD_OUT else {}
+        cut |= {"test": "all"} if s.TEST_SENTENCES else {}
+        copies = {prefix: part / cut.get(name, name) for name, prefix in sets.items()}
         files = [f"{file}.{language}" for pair in copies.items() for language in languages for file in pair]
         run(f"{TOOL} clean-lines {shlex.join(files)}")
+        for language in languages if s.TEST_SENTENCES else ():
+            run(f"head -n {s.TEST_SENTENCES} {part}/all.{language}", out=part / f"test.{language}")
         if s.HOLD_OUT:
             divided = f"{part}/whole {part}/valid {part}/train --languages {s.src} {s.tgt}"
             run(f"{TOOL} hold-out {divided} --one-in {s.HOLD_OUT}")

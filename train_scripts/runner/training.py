@@ -20,7 +20,7 @@ from train_scripts.runner.stages import CommandFailed, TimeIsUp, is_dry_run, min
 INTERVAL = 20  # seconds between two lines of progress in a file
 
 
-def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, partly: bool = False) -> None:
+def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, later: float = 0) -> None:
     """Train or resume, with the checkpoints in FOLDER.partial, which is renamed at the end.
 
     Args:
@@ -29,7 +29,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, pa
         limit: minutes of training, those before an interruption included; 0 for any.
         command: fairseq-train and its options.
         keep: number of checkpoints that stay beside the best and the last.
-        partly: leave FOLDER.partial, for a longer training to go on with.
+        later: what comes after the training, in durations of it; 0 where that is not known.
 
     Raises:
         CommandFailed: when fairseq-train fails.
@@ -45,7 +45,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, pa
     mend_last_checkpoint(partial)
     if (partial / "checkpoint_last.pt").exists():
         say(f"       going on from {partial}/checkpoint_last.pt")
-    progress, stop = Progress(limit, ends_of(shlex.split(command))), partial.absolute() / "stop"
+    progress, stop = Progress(limit, ends_of(shlex.split(command)), later), partial.absolute() / "stop"
     stop.unlink(missing_ok=True)
     files = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     asked = {**os.environ, "SPEC_DEC_STOP_FILE": str(stop)}  # fairseq_plugins/stopping.py
@@ -65,10 +65,9 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, pa
     clear_line()
     if child.wait():
         raise CommandFailed(child.returncode, log)
-    if not partly:
-        if not keep:
-            remove_numbered(partial)
-        partial.rename(folder)
+    if not keep:
+        remove_numbered(partial)
+    partial.rename(folder)
 
 
 def remove_numbered(folder: Path) -> None:
@@ -116,11 +115,13 @@ class Progress:
     Args:
         limit: minutes after which it ends; 0 for none.
         ends: where it ends by itself (see `ends_of`).
+        later: what comes after it, in durations of it; 0 where that is not known.
         clock: returns seconds.
     """
 
     limit: float
     ends: dict[str, int]
+    later: float = 0
     clock: Callable[[], float] = time.monotonic
     first: tuple[float, float] | None = None
     shown: float = float("-inf")
@@ -155,6 +156,7 @@ class Progress:
         share, now = max((done[unit] / end for unit, end in self.ends.items()), default=0), self.clock()
         self.first = self.first or (share, now)
         if share > self.first[0]:
-            left = (now - self.first[1]) * (1 - share) / (share - self.first[0])
-            text += f", about {minutes(left)} min left"
+            whole = (now - self.first[1]) / (share - self.first[0])
+            text += f", about {minutes(whole * (1 - share))} min left"
+            text += f", {minutes(whole * (1 - share + self.later))} for all" if self.later else ""
         return text
