@@ -113,22 +113,28 @@ def test_an_array_with_gaps(cluster: Slurm, translated: list[str]) -> None:
     assert sum("all of text is in out" in log for log in logs) == 1
 
 
-@pytest.mark.parametrize("how", ["scancel", "scontrol requeue", "scancel --signal=USR1 --batch"])
+@pytest.mark.parametrize("how", ["scancel", "scontrol requeue", "scancel --signal=USR1 --batch", "node gone"])
 def test_an_interrupted_translation(cluster: Slurm, translated: list[str], how: str) -> None:
     """Byte-identical, and begun where it was."""
-    write_lines(cluster.folder, 7000)
+    write_lines(cluster.folder, 5000)
     partial, log = cluster.folder / "out.parts/0-of-1.partial", cluster.folder / "log.4294967294"
     job = cluster.translate("--export=ALL,REQUEUE=1" if "USR1" in how else "")
     until(lambda: partial.exists() and partial.stat().st_size)
-    cluster.run(f"{how} {job}")
+    if how == "node gone":
+        node = f"NodeName={cluster.run(f'squeue --noheader --job={job} --format=%N').strip()}"
+        cluster.run(f"scontrol update {node} State=DOWN Reason=gone")
+        until(lambda: cluster.states(job)[0][0] == "RUNNING")  # on the other one
+        cluster.run(f"scontrol update {node} State=RESUME")
+    else:
+        cluster.run(f"{how} {job}")
     if how == "scancel":
         until(lambda: cluster.states(job)[0][0] == "CANCELLED")
         assert not (cluster.folder / "out").exists()
         job = cluster.translate()
     cluster.wait(job)
-    assert is_whole(cluster.folder, 7000, translated)
+    assert is_whole(cluster.folder, 5000, translated)
     said = log.read_text()
-    assert re.search(r"going on after \d+ of 7000 lines", said)
+    assert re.search(r"going on after \d+ of 5000 lines", said)
     assert ("stopped by SIGUSR1; what is finished is kept" in said) == ("USR1" in how)
 
 
