@@ -118,7 +118,7 @@ class Batch:
             finished: which rows have ended.
             method: decodes the batch.
             hypotheses: ended hypotheses of beam search, each with the index of its sentence among the active ones.
-            ended: [B], `finished` on the device as non-zero numbers; None if it is on the host only.
+            ended: [B], `finished` on the device as 0 or 1; None if it is on the host only.
         """
         state = self.state
         for row in range(0, len(state.sentences), self.beam):
@@ -137,7 +137,8 @@ class Batch:
         if ended is None and self.delays_removal:
             ended = from_host([int(has_ended) for has_ended in finished], state.tokens.device)
         if ended is not None:
-            state.ended = ended != 0 if state.ended is None else state.ended | (ended != 0)
+            # A copy: the next iteration may overwrite it.
+            state.ended = ended.clone() if state.ended is None else state.ended | ended
         if not self.delays_removal or _FREE_ROWS_DIVISOR * sum(state.host_ended) >= len(finished):
             self._remove_ended(method)
 
@@ -151,7 +152,7 @@ class Batch:
             rows = from_host(remaining, state.tokens.device)
         else:
             # Computed on the device: no copy from the host.
-            rows = state.ended.long().argsort(stable=True)[: len(remaining)]
+            rows = state.ended.argsort(stable=True)[: len(remaining)]
         state.ended, state.host_ended = None, [False] * len(remaining)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]
         state.host_lengths = [state.host_lengths[row] for row in remaining]

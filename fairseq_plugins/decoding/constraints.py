@@ -32,52 +32,66 @@ class Constraints:
     no_repeat_ngram_size: int = 0
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
-        """Mask in `log_probs` [B, T, V], in place, the tokens that fairseq's generator forbids at these positions.
+        """Set the log-probabilities [B, T, V] of forbidden tokens to -inf, in place, as fairseq's generator does.
 
         Args:
-            log_probs: of the tokens after T columns of every sentence.
-            lengths: [B], number of tokens of each sentence; `shortest` and `longest` of them.
+            log_probs: of the token after each of T columns.
+            lengths: [B], output lengths; `shortest` and `longest` are their extremes.
         """
+        self.apply_at(log_probs, *self.edges(lengths, shortest, longest, log_probs.size(1)))
+
+    def edges(self, lengths: Tensor, shortest: int, longest: int, width: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return where [B, T] fairseq forbids EOS, and where it allows nothing else; None for nowhere.
+
+        Args:
+            lengths, shortest, longest: as for `apply`.
+            width: T.
+        """
+        has_early, has_late = shortest < self.min_len, longest + width > self.max_len
+        if not (has_early or has_late):
+            return None, None
+        position = lengths[:, None] + torch.arange(width, device=lengths.device)
+        return self.forbids_eos(position) if has_early else None, position >= self.max_len if has_late else None
+
+    def apply_at(self, log_probs: Tensor, early: Tensor | None, late: Tensor | None) -> None:
+        """`apply` with the result of `edges`."""
         log_probs.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             log_probs[..., self.unk] -= self.unk_penalty
-        width = log_probs.size(1)
-        if shortest >= self.min_len and longest + width <= self.max_len:
-            return
-        position = lengths[:, None] + torch.arange(width, device=log_probs.device)
-        end = log_probs[..., self.eos].masked_fill(self._forbids_eos(position), -torch.inf)
-        log_probs.masked_fill_((position >= self.max_len)[:, :, None], -torch.inf)
-        log_probs[..., self.eos] = end
+        end = log_probs[..., self.eos]
+        if early is not None:
+            end.masked_fill_(early, -torch.inf)
+        if late is not None:
+            end = end.clone()
+            log_probs.masked_fill_(late[:, :, None], -torch.inf)
+            log_probs[..., self.eos] = end
 
-    def _forbids_eos(self, position: Tensor) -> Tensor:
+    def forbids_eos(self, position: Tensor) -> Tensor:
         """Return positions [B, T] where EOS is forbidden; fairseq ignores the minimum length in a given prefix."""
-        forced_until = 0 if self.prefix is None else min(self.prefix.size(1), self.max_len)
-        return (position < self.min_len) & (position >= forced_until)
+        early = position < self.min_len
+        return early if self.prefix is None else early & (position >= min(self.prefix.size(1), self.max_len))
 
-    def best(self, scores: Tensor, lengths: Tensor, shortest: int, longest: int) -> Tensor:
-        """Return the allowed tokens [B, T] with the highest `scores` [B, T, V]; the scores are left unchanged.
+    def best(self, scores: Tensor, early: Tensor | None, late: Tensor | None) -> Tensor:
+        """Return the allowed tokens [B, T] with the highest scores [B, T, V], which are unchanged afterwards.
 
         The argmax of log-probabilities is the same unless rounding makes two of them equal.
 
         Args:
-            scores, lengths, shortest, longest: as for `apply`, before softmax.
+            scores: before softmax.
+            early, late: as from `edges`.
         """
-        has_early = shortest < self.min_len
-        changed = {self.pad, *([self.unk] if self.unk_penalty else []), *([self.eos] if has_early else [])}
+        changed = {self.pad, *([self.unk] if self.unk_penalty else []), *([self.eos] if early is not None else [])}
         # Saves the changed columns only: the scores are the largest tensor of a step.
         before = {token: scores.select(2, token).clone() for token in changed}
         scores.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             scores.select(2, self.unk).sub_(self.unk_penalty)
-        position = None
-        if has_early or longest + scores.size(1) > self.max_len:
-            position = lengths[:, None] + torch.arange(scores.size(1), device=scores.device)
-            if has_early:
-                scores.select(2, self.eos).masked_fill_(self._forbids_eos(position), -torch.inf)
+        if early is not None:
+            scores.select(2, self.eos).masked_fill_(early, -torch.inf)
         best = scores.argmax(-1)
         for token, values in before.items():
             scores.select(2, token).copy_(values)
-        return best if position is None else best.masked_fill(position >= self.max_len, self.eos)
+        return best if late is None else best.masked_fill(late, self.eos)
 
     def penalised(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Subtract the unknown-word penalty from log-probabilities [...] of tokens [...], as `apply` does."""

@@ -182,12 +182,14 @@ class Verification:
         hidden: Tensor | None = None,
         features: Tensor | None = None,
         log_probs_of_best: Tensor | Callable[[int], Tensor] | None = None,
+        accepted: "Accepted | None" = None,
     ) -> None:
         self._log_probs = log_probs
         self.best = best
         self.hidden = hidden
         self.features = features
         self.log_probs_of_best = log_probs_of_best
+        self.accepted = accepted
 
     @property
     def log_probs(self) -> Tensor:
@@ -205,6 +207,21 @@ class Verification:
         if of_best is not None and not isinstance(self._log_probs, Tensor):
             return of_best(width)
         return self.log_probs[:, :width].gather(2, tokens[:, :width, None]).squeeze(2)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What an iteration emits.
+
+    Attributes:
+        tokens: [B, T], the output path; its first `counts[:, 0]` tokens are emitted.
+        counts: [B, 3] of each sentence: emitted tokens, accepted tokens, and 1 if its output has ended.
+        log_probs: [B, T] of the tokens; None if they have to be looked up.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    log_probs: Tensor | None = None
 
 
 @dataclass

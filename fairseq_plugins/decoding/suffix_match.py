@@ -5,6 +5,8 @@ from torch import Tensor
 
 # Longer suffixes count as this many tokens, which bounds the work for long texts.
 MAX_MATCH = 64
+# On a GPU, this many rows without a copied token cost less than waiting for how many tokens were copied.
+MAX_EMPTY_ROWS = 256
 
 
 def suffix_match(text: Tensor, output: Tensor, lengths: Tensor, max_match: int = MAX_MATCH) -> Tensor:
@@ -71,6 +73,8 @@ def continuation(text: Tensor, position: Tensor, found: Tensor, width: int) -> t
     columns = position[:, None] + 1 + torch.arange(min(width, size), device=text.device)
     copied = text.gather(1, columns.clamp(max=size - 1)).masked_fill(columns >= size, -1)
     counts = (copied >= 0).long().cumprod(1).sum(1) * found
-    # One synchronisation: without any copy the verifier runs a single row.
-    longest = int(counts.max())
+    longest = copied.size(1)
+    if text.device.type == "cpu" or copied.numel() > MAX_EMPTY_ROWS:
+        # One synchronisation: without any copy the verifier runs a single row.
+        longest = int(counts.max())
     return copied[:, :longest].clamp(min=0), counts

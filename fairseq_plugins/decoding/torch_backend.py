@@ -10,9 +10,10 @@ from fairseq_plugins.decoding.batch import Batch
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.method import Method
+from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, Decoded, Draft, StepOutput
 from fairseq_plugins.decoding.trace_writer import TracedSearch, Tracer
-from fairseq_plugins.decoding.verifier import DrafterIsVerifier
+from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -39,6 +40,8 @@ class TorchBackend:
         self.method, self.name, self.reason = method, name, reason
         self.trace = trace
         self.active_sentences, self.beam = active_sentences, beam
+        if isinstance(method.verifier, Verifier) and isinstance(method.search, GreedySearch):
+            method.verifier.accept = method.search.accept
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
         """Decode as `Backend.decode` does."""

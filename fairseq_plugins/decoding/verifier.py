@@ -2,19 +2,25 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
+from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import EncoderOut, FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
+from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.repetition import forbid_repetition
-from fairseq_plugins.decoding.state import Candidates, DecodingState, Draft, Verification
+from fairseq_plugins.decoding.state import Accepted, Candidates, DecodingState, Draft, Verification
+
+# (draft, verification, end-of-sentence symbol, ended sentences) -> what is emitted.
+Accept = Callable[[Draft, Verification, int, Tensor | None], Accepted]
 
 
 class AnyVerifier(Protocol):
@@ -58,7 +64,7 @@ class ModelEnsemble:
         self.encoders = [FusedEncoder(model.encoder, engine) for model in models]
         self.decoders: list[CachedDecoder] = [cached_decoder(model.decoder, engine, beam=beam) for model in models]
         self.temperature = temperature
-        self.feature_layers = feature_layers
+        self.feature_layers = tuple(feature_layers)
 
     def start(self, sample: dict[str, Any]) -> EncoderOut:
         """Encode the sources of a batch; return the first model's encoder output, for drafters that share it."""
@@ -86,10 +92,11 @@ class ModelEnsemble:
             decoder.step(tokens, layout, states=None if number else states)
             for number, decoder in enumerate(self.decoders)
         ]
-        scores = [decoder.project(h) for decoder, h in zip(self.decoders, hidden, strict=True)]
-        if self.temperature != 1.0:
-            scores = [score / self.temperature for score in scores]
-        return hidden[0], scores
+        return hidden[0], [self._scores_of(decoder, h) for decoder, h in zip(self.decoders, hidden, strict=True)]
+
+    def _scores_of(self, decoder: CachedDecoder, hidden: Tensor) -> Tensor:
+        scores = decoder.project(hidden)
+        return scores if self.temperature == 1.0 else scores / self.temperature
 
     def _mean_log_probs(self, scores: list[Tensor]) -> Tensor:
         """Return log-probabilities of the ensemble: fairseq averages probabilities, not scores."""
@@ -103,10 +110,20 @@ class ModelEnsemble:
 
 
 class Verifier(ModelEnsemble):
-    """Runs the last token and the draft through one or several autoregressive models."""
+    """Runs the last token and the draft through one or several autoregressive models.
+
+    Attributes:
+        accept: `GreedySearch.accept` of the search that follows, for steps that also accept; None for none.
+    """
+
+    accept: Accept | None = None
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
+        decoder, limits = self.decoders[0], state.constraints
+        is_plain = limits.prefix is None and not limits.no_repeat_ngram_size and draft.log_probs is None
+        if isinstance(decoder, GraphedDecoder) and len(self.decoders) == 1 and is_plain and self.accept is not None:
+            return self._verify_and_accept(decoder, state, draft)
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
         layout = Chain(state.lengths, state.span, tokens.size(1))
         # Only the first model's states are read, and only by some drafters.
@@ -118,8 +135,65 @@ class Verifier(ModelEnsemble):
             forbid_repetition(log_probs, _seen(state, draft), state.lengths, state.constraints.no_repeat_ngram_size)
             return verification(state, log_probs, self.engine, hidden, features)
         if len(scores) == 1:
-            return verification_of_scores(state, scores[0], self.engine, hidden, features)
+            constraints, span = state.constraints, state.span
+            edges = constraints.edges(state.lengths, span.shortest, span.longest, tokens.size(1))
+            is_first = span.longest == 0
+            return verification_of_scores(constraints, edges, scores[0], self.engine, hidden, features, is_first)
         return verification(state, self._mean_log_probs(scores), self.engine, hidden, features)
+
+    def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
+        """`verify`, and acceptance in the same graph."""
+        rows, width = draft.tokens.size(0), draft.tokens.size(1) + 1
+        # Without what differs between batches.
+        limits = replace(state.constraints, max_len=0)
+        inputs = {
+            "drafted": decoder.column(width - 1, rows) if draft.num_drafted is None else draft.num_drafted[:, None],
+            "max_len": decoder.column(state.max_len, rows),
+            "ended": decoder.column(0, rows) if state.ended is None else state.ended[:, None],
+        }
+        hidden, best, path, counts, log_probs, features = decoder.step_and(
+            partial(self._accept_step, limits),
+            limits,
+            [state.last_tokens(), draft.tokens],
+            Chain(state.lengths, state.span, width),
+            inputs,
+            with_states=bool(self.feature_layers),
+        )
+        assert hidden is not None and best is not None and path is not None
+        assert counts is not None and log_probs is not None
+        lengths, span = state.lengths, state.span
+
+        def all_log_probs() -> Tensor:
+            values = self.engine.log_softmax(self._scores_of(decoder, hidden))
+            state.constraints.apply(values, lengths, span.shortest, span.longest)
+            return values
+
+        best, path, log_probs = best[:, :width], path[:, :width], log_probs[:, :width]
+        features = None if features is None else features[:, :width]
+        return Verification(all_log_probs, best, hidden, features, accepted=Accepted(path, counts, log_probs))
+
+    def _accept_step(
+        self, limits: Constraints, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """Follow a step of one model without waiting for the device.
+
+        Args:
+            limits: constraints; those on the length are among the inputs.
+            hidden, states, inputs: of the step, as for `engine.graphed_decoder.After`.
+
+        Returns:
+            best [B, T], path [B, T], counts [B, 3], log-probabilities [B, T] of the path, features.
+        """
+        assert self.accept is not None
+        tokens = inputs["tokens"]
+        position = inputs["lengths"] + torch.arange(tokens.size(1), device=tokens.device)
+        edges = limits.forbids_eos(position), position >= inputs["max_len"]
+        features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
+        scores = self._scores_of(self.decoders[0], hidden)
+        verified = verification_of_scores(limits, edges, scores, self.engine, hidden, features)
+        draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
+        accepted = self.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
+        return verified.best, accepted.tokens, accepted.counts, verified.log_probs_of(accepted.tokens), features
 
 
 def _seen(state: DecodingState, draft: Draft) -> Tensor:
@@ -151,16 +225,27 @@ class DrafterIsVerifier:
 
 
 def verification_of_scores(
-    state: DecodingState, scores: Tensor, engine: Engine, hidden: Tensor, features: Tensor | None
+    constraints: Constraints,
+    edges: tuple[Tensor | None, Tensor | None],
+    scores: Tensor,
+    engine: Engine,
+    hidden: Tensor,
+    features: Tensor | None,
+    is_first: bool = False,
 ) -> Verification:
-    """Return the verification of one model's scores [B, T, V]; softmax is computed on first use."""
-    constraints, lengths, span = state.constraints, state.lengths, state.span
-    best = constraints.best(scores, lengths, span.shortest, span.longest)
-    best = constraints.force_prefix(best, is_first=span.longest == 0)
+    """Return the verification of one model's scores [B, T, V]; softmax is computed on first use.
+
+    Args:
+        constraints, edges: fairseq's, and where they apply; see `Constraints.edges`.
+        scores, hidden, features: as for `Verification`.
+        engine: computes log-probabilities.
+        is_first: whether this is the first iteration, which a given prefix is for.
+    """
+    best = constraints.force_prefix(constraints.best(scores, *edges), is_first)
 
     def log_probs() -> Tensor:
         values = engine.log_softmax(scores)
-        constraints.apply(values, lengths, span.shortest, span.longest)
+        constraints.apply_at(values, *edges)
         return values
 
     def of_best(width: int) -> Tensor:

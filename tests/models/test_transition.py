@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.data.block_masking import sample_blocks
-from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.path import draft_maker
 from fairseq_plugins.decoding.drafters.vocabulary import scatter_scores
-from fairseq_plugins.decoding.state import DecodingState
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.transition import TransitionScores
 from tests.strategies import DETERMINISTIC, example_count
@@ -72,9 +70,8 @@ def test_survival_is_exact_in_half_precision(rank: int) -> None:
         torch.nn.init.zeros_(decoder.transition.after.weight)
     scores = torch.zeros(1, 3, 30, dtype=torch.bfloat16)
     scores[:, :, 7] = 8 - 3 * torch.arange(3)
-    state = DecodingState(torch.tensor([[2]]), torch.zeros(1, dtype=torch.long), [0], None, torch.zeros(1, 1))
     make_draft = draft_maker(decoder, lambda _: scores, DraftOptions(with_survival=True), None)
-    survival = make_draft(torch.zeros(1, 3, 16, dtype=torch.bfloat16), state).survival
+    survival = make_draft(torch.zeros(1, 3, 16, dtype=torch.bfloat16), torch.tensor([[2]])).survival
     wanted = scores.double().softmax(2).amax(2).cumprod(1).float()
     torch.testing.assert_close(survival, wanted, rtol=1e-3, atol=0)
 
@@ -107,12 +104,10 @@ def test_training_equals_decoding(state: int) -> None:
     trained = decoder.block_logits(hidden, blocks, is_target)
     plain = decoder.output_layer(hidden)
     true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that no other token is drafted
-    constraints = Constraints(pad=1, unk=3, eos=2, max_len=9)
-    decoding = DecodingState(blocks.masks[:, :1], torch.zeros(1, dtype=torch.long), [0], constraints, torch.zeros(1, 1))
     make_draft = draft_maker(
         decoder, lambda h: decoder.output_layer(h) + true_path, DraftOptions(keep_log_probs=True), None
     )
-    draft = make_draft(hidden, decoding)
+    draft = make_draft(hidden, blocks.masks[:, :1])
     assert torch.equal(draft.tokens, blocks.targets)
     assert is_target.any()
     wanted = (trained + true_path[is_target]).log_softmax(-1)

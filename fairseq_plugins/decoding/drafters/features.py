@@ -69,8 +69,8 @@ class FeatureDrafter:
         if width <= 0:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
-        last, masks = state.last_tokens(), width - 1
-        return self.make_draft(self.decoder.step(last, layout, masks=masks, added=self.newest), state)
+        tokens = [state.last_tokens()]
+        return self.decoder.draft(self.make_draft, width, tokens, layout, masks=width - 1, added=self.newest)
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None

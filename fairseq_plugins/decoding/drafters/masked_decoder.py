@@ -1,15 +1,22 @@
 """The decoder of both kinds of trained drafters: a cached decoder with mask embeddings."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.graphed_decoder import cached_decoder
+from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.engine.mask_inputs import MaskInputs
+from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
+
+# From hidden states [B, K, D] of a block and the last tokens [B, 1] to a draft.
+MakeDraft = Callable[[Tensor, Tensor], Draft]
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,37 @@ class MaskedDecoder:
         self.cached.select_rows(rows)
         self.inputs.select_rows(rows)
 
+    def draft(
+        self,
+        make: MakeDraft,
+        width: int,
+        tokens: Sequence[Tensor],
+        layout: Chain,
+        ends: Tensor | None = None,
+        masks: int = 0,
+        added: Tensor | None = None,
+    ) -> Draft:
+        """Run a step and draft from the states of its block.
+
+        Args:
+            make: makes a draft of hidden states [B, K, D] and last tokens [B, 1].
+            width: K.
+            tokens, layout, masks, added: as for `GraphedDecoder.step_and`.
+            ends: [B], output lengths, where the block begins after the last token of the output; None where it begins
+                with it.
+        """
+        block = partial(_draft_of_block, make, width)
+        inputs = {} if ends is None else {"ends": ends[:, None]}
+        if isinstance(self.cached, GraphedDecoder):
+            _, *found = self.cached.step_and(block, width, tokens, layout, inputs, masks, self.inputs, added)
+        else:
+            joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
+            inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
+            found = list(block(self.step(joined, layout, masks, added), None, inputs))
+        drafted, survival, log_probs = found
+        assert drafted is not None
+        return Draft(drafted, survival=survival, log_probs=log_probs)
+
     def step(self, tokens: Tensor, layout: Chain, masks: int = 0, added: Tensor | None = None) -> Tensor:
         """Return hidden states [B, T, D]; arguments as for `CachedDecoder.step`."""
         return self.cached.step(tokens, layout, masks=masks, mask_inputs=self.inputs, added=added)
@@ -66,3 +104,18 @@ class MaskedDecoder:
     def project(self, hidden: Tensor) -> Tensor:
         """Return scores [..., N] of hidden states [..., D]."""
         return self.cached.project(hidden)
+
+
+def _draft_of_block(
+    make: MakeDraft, width: int, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Return tokens [B, K] of a block of `width`, and survival and log-probabilities if the draft has them."""
+    tokens = inputs["tokens"]
+    if "ends" in inputs:
+        # Rows of padding may have any numbers.
+        last = (inputs["ends"] - inputs["lengths"]).clamp(0, hidden.size(1) - width - 1)
+        columns = last + torch.arange(1, width + 1, device=last.device)
+        hidden = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.size(2)))
+        tokens = tokens.gather(1, last)
+    draft = make(hidden[:, :width], tokens[:, :1])
+    return draft.tokens, draft.survival, draft.log_probs

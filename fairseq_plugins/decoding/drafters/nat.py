@@ -84,18 +84,13 @@ class NatDrafter:
             tokens, slot = self._ragged_input(state, width)
         lengths = state.lengths[:1, None] if aligned else state.lengths[:, None]
         visible = torch.where(slot <= lengths, slot if self.caches_prefix else lengths + width, lengths + width)
-        hidden = self.decoder.step(tokens, Chain(self.lengths, self.span, tokens.size(1), visible))
-        if aligned:
-            hidden = hidden[:, -width:]
-        else:
-            first = (lengths + 1 - self.lengths[:, None])[:, :, None]
-            columns = first + torch.arange(width, device=slot.device)[:, None]
-            hidden = hidden.gather(1, columns.expand(-1, -1, hidden.size(2)))
+        layout = Chain(self.lengths, self.span, slot.size(1), visible)
+        draft = self.decoder.draft(self.make_draft, width, [tokens], layout, ends=state.lengths)
         if self.caches_prefix:
             self.lengths = state.lengths + 1
             self.span = Span(span.shortest + 1, span.longest + 1)
             self.num_uncached = 0
-        return self.make_draft(hidden, state)
+        return draft
 
     def observe(self, advance: Advance) -> None:
         self.num_uncached += advance.tokens.size(1)

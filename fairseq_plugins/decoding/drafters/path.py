@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
+from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions, MakeDraft
 from fairseq_plugins.decoding.drafters.vocabulary import scatter_scores
-from fairseq_plugins.decoding.state import DecodingState, Draft
+from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
 
@@ -16,8 +16,8 @@ def draft_maker(
     project: Callable[[Tensor], Tensor],
     options: DraftOptions,
     vocabulary: Tensor | None,
-) -> Callable[[Tensor, DecodingState], Draft]:
-    """Return a function that makes a draft from a block's hidden states [B, K, D] and the state.
+) -> MakeDraft:
+    """Return a function that makes a draft from a block's hidden states [B, K, D] and the last tokens [B, 1].
 
     Args:
         decoder: the drafter's; with transition scores it chooses tokens one after the other, else independently.
@@ -29,7 +29,7 @@ def draft_maker(
     size = decoder.embed_tokens.num_embeddings
     if transition is None:
 
-        def choose_independently(hidden: Tensor, state: DecodingState) -> Draft:
+        def choose_independently(hidden: Tensor, last: Tensor) -> Draft:
             scores = project(hidden)
             best = scores.argmax(-1)
             survival = log_probs = None
@@ -44,8 +44,8 @@ def draft_maker(
 
         return choose_independently
 
-    def choose_path(hidden: Tensor, state: DecodingState) -> Draft:
-        scores, last = project(hidden), state.last_tokens()
+    def choose_path(hidden: Tensor, last: Tensor) -> Draft:
+        scores = project(hidden)
         tokens, conditional = transition.choose(scores, hidden, last[:, 0], options.with_survival, vocabulary)
         draft = Draft(tokens, survival=None if conditional is None else conditional.cumsum(1).exp())
         if options.keep_log_probs:

@@ -18,7 +18,7 @@ from fairseq_plugins.decoding.engine.fixed_shapes import FixedAttention, padding
 from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
-from fairseq_plugins.decoding.engine.rows import cat_padded, rows_of
+from fairseq_plugins.decoding.engine.rows import cat_padded, may_have_padding, rows_of
 from fairseq_plugins.decoding.engine.weights import (
     Precision,
     in_precision,
@@ -35,7 +35,7 @@ from fairseq_plugins.models.support import unsupported_reason
 logger = logging.getLogger(__name__)
 
 # Slots that a cache grows by: with every step it would be copied, and leave holes in memory that fit nothing else.
-ROOM = 32
+SLOT_INCREMENT = 32
 
 
 class CachedDecoder:
@@ -108,7 +108,7 @@ class CachedDecoder:
         for layer, part in zip(self.layers, self.cross, strict=True):
             assert layer.cross_key_value is not None
             part.copy_(self.engine.apply(memory, layer.cross_key_value).view_as(part))
-        has_padding = bool(padding) and bool(padding[0].any())
+        has_padding = bool(padding) and may_have_padding(padding[0])
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
 
@@ -156,7 +156,7 @@ class CachedDecoder:
             layout: where the rows stand.
             states: a list to which the states [B, T, D] or [R, D] before the first and after every layer are added.
             masks: of a chain: so many masks stand after the tokens.
-            mask_inputs: what masks are fed, where there are any.
+            mask_inputs: embeddings of the masks, None for none.
             added: [B, 1, D] or [B, T, D], added to the embedded input of a chain.
 
         Returns:
@@ -164,8 +164,8 @@ class CachedDecoder:
         """
         assert self.cache is not None and self.cross is not None, "call start() first"
         self._grow(layout.slots)
-        fed = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
-        x = self._run_layers(tokens, layout, states, masks, fed, added)
+        mask_embeddings = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
+        x = self._run_layers(tokens, layout, states, masks, mask_embeddings, added)
         return x if self.project_out is None else self.project_out(x)
 
     def _run_layers(
@@ -174,11 +174,11 @@ class CachedDecoder:
         layout: Chain | StepLayout | BeamLayout,
         states: list[Tensor] | None,
         masks: int,
-        fed: Tensor | None,
+        mask_embeddings: Tensor | None,
         added: Tensor | None,
     ) -> Tensor:
         position = self._position_embeddings(layout)
-        x = self._embed(tokens, layout, masks, fed)
+        x = self._embed(tokens, layout, masks, mask_embeddings)
         if position is not None:
             x = x + position
         if added is not None:
@@ -238,14 +238,14 @@ class CachedDecoder:
 
     @property
     def capacity(self) -> int:
-        """Slots of the cache for every sentence: the longest so far and one draft, rounded up to `ROOM`."""
+        """Slots of the cache for every sentence: the longest so far and one draft, rounded up (`SLOT_INCREMENT`)."""
         return 0 if self.cache is None else self.cache.size(2)
 
     def _grow(self, slots: int) -> None:
         assert self.cache is not None
         old = self.cache
         if slots > self.capacity:
-            slots += -slots % ROOM
+            slots += -slots % SLOT_INCREMENT
             # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
             self.cache = old.new_zeros(*old.shape[:2], slots, *old.shape[3:])
             self.cache[:, :, : old.size(2)] = old
@@ -262,21 +262,27 @@ class CachedDecoder:
         # No output is longer than the table, so after its end nothing can be accepted: any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
-    def _embed(self, tokens: Tensor, layout: Chain | StepLayout | BeamLayout, masks: int, fed: Tensor | None) -> Tensor:
+    def _embed(
+        self, tokens: Tensor, layout: Chain | StepLayout | BeamLayout, masks: int, mask_embeddings: Tensor | None
+    ) -> Tensor:
         """Embeddings of the tokens, and what masks are fed in their place."""
         decoder = self.decoder
         weight = decoder.embed_tokens.weight
-        if fed is None:
+        if mask_embeddings is None:
             x = F.embedding(tokens, weight) * decoder.embed_scale
         elif masks:
             x = F.embedding(tokens, weight) * decoder.embed_scale
-            of_masks = _at(fed, layout)
-            of_masks = of_masks[..., -masks:, :] if fed.dim() == 3 else fed.expand(tokens.size(0), masks, -1)
+            of_masks = _at(mask_embeddings, layout)
+            of_masks = (
+                of_masks[..., -masks:, :]
+                if mask_embeddings.dim() == 3
+                else mask_embeddings.expand(tokens.size(0), masks, -1)
+            )
             x = torch.cat([x, of_masks], dim=-2)
         else:
             mask_id = weight.size(0)
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
-            x = torch.where((tokens == mask_id)[..., None], _at(fed, layout), x)
+            x = torch.where((tokens == mask_id)[..., None], _at(mask_embeddings, layout), x)
         return x if self.project_in is None else self.project_in(x)
 
 

@@ -15,6 +15,7 @@ from fairseq_plugins.decoding.engine.attention import additive
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
+from fairseq_plugins.decoding.engine.rows import may_have_padding
 from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
@@ -59,7 +60,7 @@ class FusedEncoder:
         encoder = self.encoder
         tokens = net_input["src_tokens"]
         padding = tokens == encoder.padding_idx
-        mask = ~padding[:, None, None, :] if bool(padding.any()) else None
+        mask = ~padding[:, None, None, :] if may_have_padding(padding) else None
         embedding = encoder.embed_scale * F.embedding(tokens, encoder.embed_tokens.weight)
         x = embedding
         if mask is None and self.positions is not None and tokens.size(1) <= len(self.positions):

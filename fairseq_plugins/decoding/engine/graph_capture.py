@@ -11,8 +11,8 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Hidden states [B, T, D], and [layers + 1, B, T, D] where the states between the layers are wanted.
-Outputs = tuple[Tensor, Tensor | None]
+# What a function returns that is captured.
+Outputs = tuple[Tensor | None, ...]
 Run = Callable[[], Outputs]
 # Of a function, one that runs its kernels again and leaves the result in the same outputs.
 Capture = Callable[[Run], Run]

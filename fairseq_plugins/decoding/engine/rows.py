@@ -13,6 +13,11 @@ def from_host(numbers: Sequence[int], device: torch.device) -> Tensor:
     return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
 
 
+def may_have_padding(padding: Tensor) -> bool:
+    """Whether any of a mask [B, S] is True; on a GPU always, because asking would wait."""
+    return padding.device.type != "cpu" or bool(padding.any())
+
+
 def rows_of(sentences: Tensor, beam: int) -> Tensor:
     """The rows [B * beam] of sentences [B] that have `beam` of them each."""
     return (sentences[:, None] * beam + torch.arange(beam, device=sentences.device)).flatten()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.decoding.search.rules import Rule, accepted_prefix, exact
-from fairseq_plugins.decoding.state import Advance, BeamAdvance, DecodingState, Draft, Verification
+from fairseq_plugins.decoding.state import Accepted, Advance, BeamAdvance, DecodingState, Draft, Verification
 
 
 class Search(Protocol):
@@ -35,18 +35,19 @@ class GreedySearch:
         self.rule = rule
 
     def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
-        tokens, counts = self._accept(draft, verification, state.constraints.eos)
-        if state.ended is not None:
-            counts = counts * ~state.ended
+        accepted = verification.accepted or self.accept(draft, verification, state.constraints.eos, state.ended)
+        tokens, counts = accepted.tokens, accepted.counts
         # The one synchronisation of an iteration.
-        emitted, _, finished = counts.tolist()
-        path = slice(max(emitted))
+        emitted, _, finished = map(list, zip(*counts.tolist(), strict=True))
+        longest = max(emitted)
+        path = slice(longest)
+        log_probs = accepted.log_probs
         return Advance(
             tokens=tokens[:, path],
-            log_probs=verification.log_probs_of(tokens, max(emitted)),
-            num_emitted=counts[0],
+            log_probs=verification.log_probs_of(tokens, longest) if log_probs is None else log_probs[:, path],
+            num_emitted=counts[:, 0],
             host_emitted=emitted,
-            num_accepted=counts[1],
+            num_accepted=counts[:, 1],
             finished=[end == 1 for end in finished],
             hidden=None if verification.hidden is None else verification.hidden[:, path],
             features=None if verification.features is None else verification.features[:, path],
@@ -54,11 +55,17 @@ class GreedySearch:
             verification=verification,
             before=state.lengths,
             span_before=state.span,
-            ended=counts[2],
+            ended=counts[:, 2],
         )
 
-    def _accept(self, draft: Draft, verification: Verification, eos: int) -> tuple[Tensor, Tensor]:
-        """Return the output path, tokens [B, T], and counts [3, B]: emitted, accepted, finished."""
+    def accept(self, draft: Draft, verification: Verification, eos: int, ended: Tensor | None) -> Accepted:
+        """Return what is emitted, without waiting for the device.
+
+        Args:
+            draft, verification: as for `advance`.
+            eos: end-of-sentence symbol.
+            ended: [B], 1 for sentences that have ended before, else 0; None if none has.
+        """
         best = verification.best
         width = best.size(1)
         # Without a verifier the last drafted token takes the position of the verifier's own.
@@ -73,4 +80,5 @@ class GreedySearch:
         before_last = torch.minimum(accepted, (tokens != eos).long().cumprod(1).sum(1))
         emitted = before_last + 1
         finished = tokens.gather(1, before_last[:, None])[:, 0] == eos
-        return tokens, torch.stack([emitted, torch.minimum(accepted, emitted), finished.long()])
+        counts = torch.stack([emitted, torch.minimum(accepted, emitted), finished.long()], dim=1)
+        return Accepted(tokens, counts if ended is None else counts * (1 - ended)[:, None])

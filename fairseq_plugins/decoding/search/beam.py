@@ -67,7 +67,7 @@ class BeamSearch:
         return BeamAdvance(
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
-            num_emitted=1 if state.ended is None else (~state.ended).long(),
+            num_emitted=1 if state.ended is None else 1 - state.ended,
             host_emitted=[0 if has_ended else 1 for has_ended in already_ended],
             finished=finished,
             parents=chosen.parents,

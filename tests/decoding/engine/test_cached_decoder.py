@@ -12,7 +12,7 @@ from fairseq.models.transformer import TransformerModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.engine.cached_decoder import ROOM, CachedDecoder
+from fairseq_plugins.decoding.engine.cached_decoder import SLOT_INCREMENT, CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain, Span
@@ -69,7 +69,7 @@ def test_steps_of_any_size_equal_fairseqs_decoder(
         outputs.append(cached.project(hidden))
         done += width
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=2e-5)
-    assert cached.capacity - ROOM < sum(cuts) <= cached.capacity
+    assert cached.capacity - SLOT_INCREMENT < sum(cuts) <= cached.capacity
 
 
 @torch.no_grad()
@@ -151,10 +151,10 @@ def test_cache_holds_the_sentence_and_one_draft(
     script = always_right(outputs) if right else always_wrong(outputs)
     decode([model], task, sample, ScriptedDrafter(script, width), engine=engine, max_len_b=40)
     longest = max(map(len, outputs))
-    assert max(capacity for capacity, _, _ in seen) < longest + width + ROOM
+    assert max(capacity for capacity, _, _ in seen) < longest + width + SLOT_INCREMENT
     # Slots 0 .. length - 1 are final; the last token and the draft stand after them.
     for index, (capacity, _, _) in enumerate(seen):
-        assert capacity < max(length for _, length, _ in seen[: index + 1]) + 1 + width + ROOM
+        assert capacity < max(length for _, length, _ in seen[: index + 1]) + 1 + width + SLOT_INCREMENT
     assert len({rows for *_, rows in seen}) > 1, "finished sentences leave the cache"
 
 

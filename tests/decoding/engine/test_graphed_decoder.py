@@ -552,11 +552,11 @@ def test_what_other_batches_leave_in_memory_is_not_read(monkeypatch: pytest.Monk
         assert_same_output(generator.generate([], sample), wanted)
         with torch.inference_mode():
             for decoder in decoders(generator):
-                for name in ("cache", "cross", "fed", "hidden"):
-                    if name in decoder.rooms:
-                        decoder.rooms[name].fill_(torch.nan)
-    assert recorder.replays > 0 and all("cache" in decoder.rooms for decoder in decoders(generator))
-    assert any("fed" in decoder.rooms for decoder in decoders(generator))
+                for name in ("cache", "cross", "mask_embeddings", "output 0"):
+                    if name in decoder.buffers:
+                        decoder.buffers[name].fill_(torch.nan)
+    assert recorder.replays > 0 and all("cache" in decoder.buffers for decoder in decoders(generator))
+    assert any("mask_embeddings" in decoder.buffers for decoder in decoders(generator))
 
 
 def test_memory_is_that_of_the_largest_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,11 +570,11 @@ def test_memory_is_that_of_the_largest_shape(monkeypatch: pytest.MonkeyPatch) ->
     for sources in ([40] * 6, [3] * 5, [7], [22] * 3, [40] * 6):
         generator.generate([], make_sample(task, sources))
         (decoder,) = decoders(generator)
-        sizes.append({name: (room.data_ptr(), room.numel()) for name, room in decoder.rooms.items()})
+        sizes.append({name: (room.data_ptr(), room.numel()) for name, room in decoder.buffers.items()})
     assert sizes[0] == sizes[-1] and all(size == sizes[0] for size in sizes)
     layers, batch, slots, width = 2, 8, 64, 16
     assert sizes[0]["cache"][1] == layers * batch * slots * 2 * width
-    assert sizes[0]["hidden"][1] == batch * width
+    assert sizes[0]["output 0"][1] == batch * width
 
 
 def test_the_graph_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
