@@ -115,7 +115,8 @@ def test_ids_and_budgets(monkeypatch: pytest.MonkeyPatch, name: str, precision: 
         engine = Engine(graphs=graphs, batch_invariant=is_half)
         generator, _ = make_generator([verifier], task, how, drafter, engine=engine, **search)
         # Right at the beginning, and wrong after that.
-        generator.drafts = [[output[:3] + [9, 9]] for output in expected]
+        drafts = [[output[:3] + [9, 9]] for output in expected]
+        generator.drafts = lambda sample: [drafts[number] for number in sample["id"].tolist()]
         on_gpu = moved(sample)
         for _ in range(2):
             assert ids(generator.generate([verifier], on_gpu)) == expected
