@@ -316,9 +316,7 @@ def page_of(*names: str) -> str:
 
 
 def test_page_is_self_contained() -> None:
-    page = page_of("latin", "arabic").replace(
-        '<link rel="icon" href="data:,">', ""
-    )
+    page = page_of("latin", "arabic").replace('<link rel="icon" href="data:,">', "")
     addresses = set(re.findall(r"[a-z]+://[^\s\"'<>]*", page))
     assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not fetched
     assert not re.search(r"<link|<img|\bsrc=|@import|fetch\(|XMLHttpRequest|import\(", page)
