@@ -63,7 +63,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def echo(package: Path, monkeypatch: pytest.MonkeyPatch) -> MethodSpec:
     """The method as the package finds it when the folder of methods has its files, too."""
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(package / METHODS)])
-    monkeypatch.setattr(methods, "METHODS", methods._found())
+    monkeypatch.setattr(methods, "METHODS", methods._discover())
     return methods.find("echo")
 
 

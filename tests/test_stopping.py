@@ -60,12 +60,13 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
     run.send_signal(signal.SIGUSR1)
     _, said = run.communicate(timeout=100)
     assert said == "Stopped by SIGUSR1. The same command goes on from here.\n" and run.returncode == 138
-    saved = re.findall(r"Saved checkpoint \S*checkpoint_last.pt \(epoch \d+ @ (\d+) updates", log.read_text())
-    assert len(saved) == 1 and not stopped.exists()
+    # At the end of an epoch the best one is saved, and copied as the last one.
+    saved = re.findall(r"Saved checkpoint \S*checkpoint_(?:best|last).pt \(epoch \d+ @ (\d+) updates", log.read_text())
+    assert saved and Path(f"{stopped}.partial", "checkpoint_last.pt").exists() and not stopped.exists()
     assert "begin validation" not in log.read_text().partition("Stopping training")[2]
-    updates = int(saved[0]) + 3
+    updates = int(saved[-1]) + 3
     assert train(corpus, programs, stopped, updates, processes).wait(100) == 0
-    assert re.search(rf"Loaded checkpoint .*@ {saved[0]} updates\)", log.read_text())
+    assert re.search(rf"Loaded checkpoint .*@ {saved[-1]} updates\)", log.read_text())
     if processes == 1:
         assert train(corpus, programs, whole, updates).wait(100) == 0
         models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (stopped, whole)]

@@ -1,5 +1,6 @@
 """The configuration of `load` with another task than spec_dec: what a command line of fairseq-generate makes of it."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +53,10 @@ def task_configuration(
     try:
         cfg = as_config(parse_arguments(generation_parser("load"), arguments))
     except ConfigurationError as error:
-        raise ConfigurationError(
-            str(error).replace(" (see load --help)", f"; they are those of --task {task}")
-        ) from None
+        message = str(error).removesuffix(" (see load --help)")
+        if message.startswith("unrecognized arguments"):
+            unknown = ", ".join(re.findall(r"--([\w-]+)", message)).replace("-", "_")
+            message = f"{unknown}: no option of the task {task} or of decoding; leave it out"
+        raise ConfigurationError(message) from None
     OmegaConf.set_struct(cfg, False)
     return cfg

@@ -15,7 +15,7 @@ _FILES = ("verifier", "drafter")
 _PROGRAM = re.compile(r"(?:fairseq-|spec-dec-|python -m )[^;()]*")
 _SUBJECT = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^:]+))?(?=: )")
 _DECODERS = "|".join(re.escape(name) for name in methods.DECODERS)
-_MENTION = re.compile(rf"--([a-z][a-z0-9-]*)(?: (\S+\.pt|high-[a-z]+|(?:{_DECODERS})(?![\w+-])))?")
+_MENTION = re.compile(rf"--([a-z][a-z0-9-]*)(?: (\S+\.pt|high-[a-z]+|[a-z]+_[a-z_]+|(?:{_DECODERS})(?![\w+-])))?")
 
 
 def in_python(message: str) -> str:

@@ -72,9 +72,10 @@ def continuation(text: Tensor, position: Tensor, found: Tensor, width: int) -> t
     size = text.size(1)
     columns = position[:, None] + 1 + torch.arange(min(width, size), device=text.device)
     copied = text.gather(1, columns.clamp(max=size - 1)).masked_fill(columns >= size, -1)
-    counts = (copied >= 0).long().cumprod(1).sum(1) * found
+    valid = (copied >= 0).long().cumprod(1)
+    counts = valid.sum(1) * found
     longest = copied.size(1)
     if text.device.type == "cpu" or copied.numel() > MAX_EMPTY_ROWS:
         # One synchronisation: without any copy the verifier runs a single row.
         longest = int(counts.max())
-    return copied[:, :longest].clamp(min=0), counts
+    return (copied * valid)[:, :longest], counts

@@ -100,6 +100,6 @@ def test_kernels_choose_the_same_path_as_pytorch(
     emitted = [count for sentence in same for count in sentence.emitted]
     assert seen == tried and sum(right) >= sum(emitted) - len(emitted)
     # Most drafts are allowed: no padding, no early EOS.
-    assert width < 3 or max(sources) < 3 or max(emitted) > 2
+    assert width < 3 or max(sources) < 3 or max(emitted) > 1
     bins = kernels().BINS
     assert_in_bins([seen[t * bins : (t + 1) * bins] for t in range(width)], watched.seen)

@@ -255,8 +255,9 @@ bool Worker::choose(size_t index, int64_t rows, float* row) {
             next = {work.drafts.token(index, t), best_token(row, batch.limits, b, position).log_prob};
         } else if (search.acceptance && is_drafted) {
             to_log_probs(row, batch.limits, b, position);
-            const int64_t drafted = work.drafts.token(index, t);
-            next.token = kernels().first_best(row, vocabulary);
+            const int64_t drafted = work.drafts.token(index, t), given = batch.limits.forced(b, position);
+            // A given token may have no score.
+            next.token = given >= 0 ? given : kernels().first_best(row, vocabulary);
             const bool may_stand = drafted != next.token && row[drafted] > -HUGE_VALF;
             if (may_stand && search.acceptance->accepts(row, vocabulary, t, drafted, next.token)) next.token = drafted;
             next.log_prob = row[next.token];
