@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034  # what is set here the runner reads
 # Sourced by recipes for little data, where the papers have no numbers: options of the trainings, from settings of the recipe. Adam's
 # betas and label smoothing are those of Vaswani et al. 2017, all else is ours.
-size="--encoder-layers $LAYERS --encoder-embed-dim $WIDTH --encoder-ffn-embed-dim $FFN_WIDTH --encoder-attention-heads $HEADS
+size="--encoder-layers ${ENCODER_LAYERS:=$LAYERS} --encoder-embed-dim $WIDTH --encoder-ffn-embed-dim $FFN_WIDTH --encoder-attention-heads $HEADS
     --decoder-layers $LAYERS --decoder-embed-dim $WIDTH --decoder-ffn-embed-dim $FFN_WIDTH --decoder-attention-heads $HEADS
     --share-all-embeddings"
 training="--optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler cosine --warmup-updates $WARMUP_UPDATES --label-smoothing 0.1
