@@ -106,7 +106,7 @@ def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[
 
     Returns:
         0, or 2 after a one-line error for what the user can mend, or 130 after Ctrl-C, or 138 after SIGUSR1, or 1,
-        without a word, where nobody reads the output any more (`| head`).
+        without a message, after the reader of the output has ended (`| head`).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments == ["--version"]:

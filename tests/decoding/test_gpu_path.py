@@ -34,7 +34,7 @@ class Case:
         how: the decoder.
         outside, in_graphs: launches outside of graphs and inside.
         drafter: options of the trained drafter.
-        active: of the sentences, so many are decoded at a time; 0 for all.
+        active: sentences decoded at a time; 0 for all.
         waits: of the host.
     """
 

@@ -6,13 +6,17 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.features import FeatureDrafter, fused_reader
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.engine.weights import linear, read_decoder_layer, without_query
-from fairseq_plugins.decoding.method import MethodContext, MethodOptions, option
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, option
+from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.search.rules import Rule, exact
+from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
 
@@ -78,9 +82,18 @@ def drafted_tokens(drafter: BlockNat, block_size: int | None) -> int:
     return block_size or int(drafter.decoder.trained_block_size)
 
 
-def feature_layers(drafter: BlockNat | None) -> tuple[int, ...]:
-    """Return the verifier's layers whose states the drafter reads; none for a drafter that reads tokens."""
-    return tuple(drafter.decoder.reader.feature_layers) if drafter is not None and drafter.reads_features else ()
+def verified(context: MethodContext, drafter: Drafter, rule: Rule = exact) -> Method:
+    """Return the method that verifies what a drafter drafts.
+
+    Args:
+        context: whose trained drafter, if there is one, may read the verifier's states.
+        drafter: drafts.
+        rule: of acceptance.
+    """
+    trained = context.drafter
+    layers = tuple(trained.decoder.reader.feature_layers) if trained is not None and trained.reads_features else ()
+    verifier = Verifier(context.models, context.engine, context.temperature, layers)
+    return Method(verifier, drafter, GreedySearch(rule))
 
 
 def trained_drafter(

@@ -5,21 +5,18 @@ from dataclasses import dataclass, replace
 from fairseq.dataclass import ChoiceEnum
 
 from fairseq_plugins.decoding.checks import check_thresholds
-from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.drafters.trained import (
     TrainedDrafterOptions,
     check_draft_vocabulary,
     check_drafter,
-    feature_layers,
     native_drafter,
     native_policy,
     trained_drafter,
+    verified,
 )
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import Rule, TopBeta, exact
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError
 
 # The settings of GAD Table 1, (top-beta, tau).
@@ -81,13 +78,8 @@ def _check_fit(context: MethodContext, options: TrainedDrafterOptions) -> None:
     check_drafter(context, options.block_size, options.draft_vocabulary)
 
 
-def _method(context: MethodContext, drafter: Drafter, rule: Rule) -> Method:
-    verifier = Verifier(context.models, context.engine, context.temperature, feature_layers(context.drafter))
-    return Method(verifier, drafter, GreedySearch(rule))
-
-
 def _build(context: MethodContext, options: ExactOptions) -> Method:
-    return _method(context, trained_drafter(context, options), exact)
+    return verified(context, trained_drafter(context, options))
 
 
 def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod:
@@ -97,7 +89,7 @@ def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod
 
 def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
     drafter = trained_drafter(context, options, reads_log_probs=options.accept_score == "drafter")
-    return _method(context, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
+    return verified(context, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
 
 
 def _build_relaxed_native(context: MethodContext, options: RelaxedOptions) -> NativeMethod:

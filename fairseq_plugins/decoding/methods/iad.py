@@ -13,11 +13,9 @@ from fairseq_plugins.decoding.drafters.fallback import (
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.drafters.trained import feature_layers
+from fairseq_plugins.decoding.drafters.trained import verified
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
-from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.suffix_match import MAX_MATCH
-from fairseq_plugins.decoding.verifier import Verifier
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ def source_copy_drafter(pad: int, lookup: str = "unique") -> CopyDrafter:
 
 def _build(context: MethodContext, options: SourceCopyOptions) -> Method:
     drafter = source_copy_drafter(context.target.pad(), str(options.iad_lookup))
-    verifier = Verifier(context.models, context.engine, context.temperature, feature_layers(context.drafter))
-    return Method(verifier, with_fallback(drafter, context, options), GreedySearch())
+    return verified(context, with_fallback(drafter, context, options))
 
 
 def _build_native(context: MethodContext, options: SourceCopyOptions) -> NativeMethod:

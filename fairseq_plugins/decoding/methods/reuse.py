@@ -16,10 +16,8 @@ from fairseq_plugins.decoding.drafters.fallback import (
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.drafters.trained import drafted_tokens, feature_layers
+from fairseq_plugins.decoding.drafters.trained import drafted_tokens, verified
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 
 DEFAULT_WIDTH = 32
@@ -95,8 +93,7 @@ def reuse_drafter(target: Dictionary, width: int) -> CopyDrafter:
 
 def _build(context: MethodContext, options: ReuseOptions) -> Method:
     drafter = reuse_drafter(context.target, options.block_size or DEFAULT_WIDTH)
-    verifier = Verifier(context.models, context.engine, context.temperature, feature_layers(context.drafter))
-    return Method(verifier, with_fallback(drafter, context, _of_fallback(context, options)), GreedySearch())
+    return verified(context, with_fallback(drafter, context, _of_fallback(context, options)))
 
 
 def _build_native(context: MethodContext, options: ReuseOptions) -> NativeMethod:
