@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
 
 
 def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -66,29 +66,6 @@ class ChainAttention:
         query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
         x = F.scaled_dot_product_attention(query, key, value, attn_mask=self.source_mask)
         return x.transpose(1, 2).flatten(2)
-
-
-class PackedAttention:
-    """Attention of R rows, each with a copy of its sentence's keys and values: the reference, and no more than that."""
-
-    def __init__(self, layout: StepLayout, readable: Tensor | None, dtype: torch.dtype) -> None:
-        self.layout = layout
-        slots = torch.arange(layout.slots, device=layout.slot.device)
-        self.mask = additive((slots <= layout.last_visible[:, None])[:, None, None], dtype)
-        self.source_mask = additive(None if readable is None else readable[layout.sentence], dtype)
-
-    def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
-        """As `ChainAttention.own`, of qkv [R, 3 * D]."""
-        qkv = qkv.unflatten(-1, (3, heads, -1))
-        cache[self.layout.sentence, self.layout.slot] = qkv[:, 1:]
-        key, value = cache[self.layout.sentence, : self.layout.slots].permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(qkv[:, 0, :, None], key, value, attn_mask=self.mask).flatten(1)
-
-    def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
-        """As `ChainAttention.source`, of query [R, D]."""
-        key, value = cross[self.layout.sentence].permute(2, 0, 3, 1, 4)
-        query = query.unflatten(-1, (heads, -1))[:, :, None]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.source_mask).flatten(1)
 
 
 class BeamAttention:

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttention, PackedAttention
+from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import FixedAttention, padding_last
 from fairseq_plugins.decoding.engine.layers import transformer_layer
-from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.rows import cat_padded, may_have_padding, rows_of
 from fairseq_plugins.decoding.engine.weights import (
@@ -142,7 +142,7 @@ class CachedDecoder:
     def step(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout | BeamLayout,
+        layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
         masks: int = 0,
         mask_inputs: MaskInputs | FixedInputs | None = None,
@@ -151,7 +151,7 @@ class CachedDecoder:
         """Run the rows of a step and write their keys and values.
 
         Args:
-            tokens: ids, [B, T - masks] with a `Chain` and [R] with other layouts; a drafter's masks are the id one
+            tokens: ids, [B, T - masks] with a `Chain` and [R] with a `BeamLayout`; a drafter's masks are the id one
                 past the dictionary.
             layout: where the rows stand.
             states: a list to which the states [B, T, D] or [R, D] before the first and after every layer are added.
@@ -171,7 +171,7 @@ class CachedDecoder:
     def _run_layers(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout | BeamLayout,
+        layout: Chain | BeamLayout,
         states: list[Tensor] | None,
         masks: int,
         mask_embeddings: Tensor | None,
@@ -204,15 +204,13 @@ class CachedDecoder:
         return x if self.final_norm is None else self.final_norm(x)
 
     def _attention(
-        self, layout: Chain | StepLayout | BeamLayout, dtype: torch.dtype, source: int
-    ) -> ChainAttention | PackedAttention | BeamAttention | FixedAttention:
+        self, layout: Chain | BeamLayout, dtype: torch.dtype, source: int
+    ) -> ChainAttention | BeamAttention | FixedAttention:
         if isinstance(layout, BeamLayout):
             return BeamAttention(layout, self.cross_mask, dtype)
         if self.engine.batch_invariant:
             return FixedAttention(layout, self.cross_mask, source)
-        if isinstance(layout, Chain):
-            return ChainAttention(layout, self.cross_mask, dtype)
-        return PackedAttention(layout, self.cross_mask, dtype)
+        return ChainAttention(layout, self.cross_mask, dtype)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
         """Write keys and values that something else than `step` has made.
@@ -250,7 +248,7 @@ class CachedDecoder:
             self.cache = old.new_zeros(*old.shape[:2], slots, *old.shape[3:])
             self.cache[:, :, : old.size(2)] = old
 
-    def _position_embeddings(self, layout: Chain | StepLayout | BeamLayout) -> Tensor | None:
+    def _position_embeddings(self, layout: Chain | BeamLayout) -> Tensor | None:
         """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""
         if self.positions is None:
             return None
@@ -262,9 +260,7 @@ class CachedDecoder:
         # No output is longer than the table, so after its end nothing can be accepted: any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
-    def _embed(
-        self, tokens: Tensor, layout: Chain | StepLayout | BeamLayout, masks: int, mask_embeddings: Tensor | None
-    ) -> Tensor:
+    def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, masks: int, mask_embeddings: Tensor | None) -> Tensor:
         """Embeddings of the tokens, and what masks are fed in their place."""
         decoder = self.decoder
         weight = decoder.embed_tokens.weight
@@ -286,13 +282,11 @@ class CachedDecoder:
         return x if self.project_in is None else self.project_in(x)
 
 
-def _at(table: Tensor, layout: Chain | StepLayout | BeamLayout) -> Tensor:
+def _at(table: Tensor, layout: Chain | BeamLayout) -> Tensor:
     """What a table [B, P, D] has at the positions of the rows; one of [D] is the same everywhere."""
     if table.dim() == 1:
         return table
     assert not isinstance(layout, BeamLayout), "hypotheses of a beam have no masks"
-    if isinstance(layout, StepLayout):
-        return table[layout.sentence, layout.position]
     if layout.span.uniform:
         return table[:, layout.span.longest : layout.slots]
     return table.gather(1, layout.slot()[:, :, None].expand(-1, -1, table.size(2)))

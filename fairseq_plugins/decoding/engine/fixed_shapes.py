@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_plugins.decoding.engine.layout import Chain, StepLayout
+from fairseq_plugins.decoding.engine.layout import Chain
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _attend(query: Tensor, key_value: Tensor, hidden: Tensor) -> Tensor:
 
 
 class FixedAttention:
-    """Attention of a step, as `ChainAttention` and `PackedAttention` have it; sources begin with their first token.
+    """Attention of a step as `ChainAttention` computes it; sources begin with their first token.
 
     Args:
         layout: of the step.
@@ -121,41 +121,23 @@ class FixedAttention:
         source: S.
     """
 
-    def __init__(self, layout: Chain | StepLayout, readable: Tensor | None, source: int) -> None:
-        self.slots = layout.slots
-        self.sentence: Tensor | None = None
-        if isinstance(layout, Chain):
-            slot = layout.slot()
-            rows = torch.arange(len(slot), device=slot.device)
-            last = slot if layout.last_visible is None else layout.last_visible.expand_as(slot)
-        else:
-            # One row each, with a copy of its sentence's keys and values.
-            slot, rows, last = layout.slot[:, None], layout.sentence, layout.last_visible[:, None]
-            self.sentence = rows
-        self.cell, self.last = (rows[:, None], slot), last
-        if readable is None:
-            last_of_source = torch.full_like(rows, source - 1)
-        else:
-            last_of_source = readable.sum((1, 2, 3)) - 1
-            last_of_source = last_of_source if self.sentence is None else last_of_source[self.sentence]
+    def __init__(self, layout: Chain, readable: Tensor | None, source: int) -> None:
+        slot = layout.slot()
+        rows = torch.arange(len(slot), device=slot.device)
+        self.slots, self.cell = layout.slots, (rows[:, None], slot)
+        self.last = slot if layout.last_visible is None else layout.last_visible.expand_as(slot)
+        last_of_source = torch.full_like(rows, source - 1) if readable is None else readable.sum((1, 2, 3)) - 1
         self.last_of_source = last_of_source[:, None].expand_as(slot)
 
     def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
-        """As `ChainAttention.own`, of qkv [B, T, 3 * D] or [R, 3 * D]."""
-        shape = qkv.shape[:-1]
-        qkv = qkv.view(*self.last.shape, 3, heads, -1)
+        """As `ChainAttention.own`."""
+        qkv = qkv.unflatten(-1, (3, heads, -1))
         cache[self.cell] = qkv[:, :, 1:]
-        attended = attention(qkv[:, :, 0], self._of_rows(cache[:, : self.slots]), self.last)
-        return attended.reshape(*shape, attended.size(2))
+        return attention(qkv[:, :, 0], cache[:, : self.slots], self.last)
 
     def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
-        """As `ChainAttention.source`, of query [B, T, D] or [R, D]."""
-        shape = query.shape
-        query = query.view(*self.last.shape, heads, -1)
-        return attention(query, self._of_rows(cross), self.last_of_source).reshape(shape)
-
-    def _of_rows(self, key_value: Tensor) -> Tensor:
-        return key_value if self.sentence is None else key_value[self.sentence]
+        """As `ChainAttention.source`."""
+        return attention(query.unflatten(-1, (heads, -1)), cross, self.last_of_source)
 
 
 def padding_last(padding: Tensor) -> Tensor:

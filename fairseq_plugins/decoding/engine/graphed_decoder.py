@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder, cross_mask_of
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, cannot_be_captured, out_of_memory_in
-from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span, StepLayout
+from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.shapes import Shape, rounded_up
 from fairseq_plugins.decoding.engine.weights import Precision
@@ -65,7 +65,7 @@ class _Graph:
 class GraphedDecoder(CachedDecoder):
     """A `CachedDecoder` whose steps have rounded shapes, and are captured when a shape comes up again.
 
-    What a step returns is overwritten by the next one. Steps laid out as a `Chain` or a `BeamLayout` are captured.
+    What a step returns is overwritten by the next one.
 
     Args:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
@@ -96,15 +96,13 @@ class GraphedDecoder(CachedDecoder):
     def step(
         self,
         tokens: Tensor,
-        layout: Chain | StepLayout | BeamLayout,
+        layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
         masks: int = 0,
         mask_inputs: MaskInputs | FixedInputs | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """As `CachedDecoder.step`; the hidden states and `states` are valid until the next step."""
-        if isinstance(layout, StepLayout):
-            return super().step(tokens, layout, states, masks, mask_inputs, added)
         rows = tokens if isinstance(layout, Chain) else tokens[:, None]
         hidden, stacked = self._run(None, None, states is not None, [rows], layout, {}, masks, mask_inputs, added)
         assert hidden is not None

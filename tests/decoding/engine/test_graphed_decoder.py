@@ -24,12 +24,10 @@ from torch.utils._pytree import tree_leaves
 from fairseq_plugins.decoding.engine import cached_decoder as cached_decoder_module
 from fairseq_plugins.decoding.engine import graphed_decoder
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
-from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, capture_on_cuda
 from fairseq_plugins.decoding.engine.graph_capture import Run as Launch
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, Shape, cached_decoder
-from fairseq_plugins.decoding.engine.layout import Chain, Span
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.strategies import (
@@ -637,29 +635,6 @@ def test_waiting_for_the_device_cannot_be_recorded(monkeypatch: pytest.MonkeyPat
     generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=40, engine=engine)
     generator.generate([], make_sample(task, [5, 7]))
     assert engine.graphs.failed
-
-
-@torch.no_grad()
-def test_packed_steps_between_steps_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run without a graph, on the same keys and values."""
-    task = make_task(60)
-    model = make_transformer(task, 8)
-    recorder = Recorder()
-    engines = (Engine(), graphing(monkeypatch, recorder, EAGER_USES=0, _MIN_SLOTS=1))
-    tokens = torch.randint(4, 60, (3, 40), generator=torch.Generator().manual_seed(1))
-    results = []
-    for engine in engines:
-        decoder, outputs = cached_decoder(model.decoder, engine), []
-        decoder.start(FusedEncoder(model.encoder, engine)(make_sample(task, [5, 2, 9])["net_input"]))
-        for begin in range(0, 40, 2):
-            chain = Chain(torch.full((3,), begin), Span(begin, begin), 2)
-            packed = begin % 3 == 0
-            given = tokens[:, begin : begin + 2]
-            hidden = decoder.step(given.flatten() if packed else given, chain.to_packed() if packed else chain)
-            outputs.append(hidden.view(3, 2, -1).clone())
-        results.append(torch.cat(outputs, dim=1))
-    assert recorder.replays == 13
-    torch.testing.assert_close(*results, rtol=1e-4, atol=2e-5)
 
 
 def test_switch() -> None:
