@@ -13,9 +13,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from fairseq_plugins.benchmarks import ctranslate, gpu_use, long_run, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import ctranslate, gpu_use, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.compare import notes, profile_sections, publish, records, warn_if_lossy
-from fairseq_plugins.benchmarks.contenders import lossy_note
 from fairseq_plugins.benchmarks.measuring import Plan, measure, profiles
 from fairseq_plugins.benchmarks.setting import Setting, configure
 from fairseq_plugins.benchmarks.speed_figure import speed_figure
@@ -54,10 +53,6 @@ def run(argv: Sequence[str]) -> None:
     args, bench = setting.args, setting.bench
     contenders = bench.runnable(setting.wanted)
     last = origin(setting, argv, load)
-    if args.long_run is not None:
-        runs = long_run.measure(bench, contenders, args.long_run, args.varied)
-        lines = [long_run.note(bench, args.varied), *lossy_note(contenders), *last]
-        return publish(args.results, "long_run", [("A long run", long_run.table(runs))], lines, long_run.records(runs))
     plan = Plan(
         args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds, args.timing_sentences
     )

@@ -131,12 +131,6 @@ def benchmark_parser(contenders: Sequence[Contender]) -> CommandParser:
     add = group.add_argument
     add("--threads", type=positive, help="threads on the CPU (default: OMP_NUM_THREADS)")
     add("--no-memory", action="store_true", help="do not measure memory, which loads the models again")
-    long_run = "instead decode N sentences, repeating the subset, at --batch-size, and report speed and memory of "
-    long_run += "every tenth of the run"
-    add("--long-run", type=positive, metavar="N", help=long_run)
-    varied = "with --long-run: draw size (up to --batch-size) and block size (up to --block-size, default: 5) of every "
-    varied += "batch, and compare all outputs with fairseq's beam 1 (in half precision with our greedy)"
-    add("--varied", action="store_true", help=varied)
     _add_replay_options(group)
     return parser
 
@@ -174,20 +168,10 @@ def configure(argv: Sequence[str]) -> Setting:
     if first.replay_tokens is not None:
         rows = [replace(row, replay=first.replay_tokens) if row.replay and row.lossless else row for row in rows]
     args, cfg = parse(benchmark_parser(rows), arguments)
-    if args.varied and args.long_run is None:
-        raise ConfigurationError("--varied: is for a long run; add --long-run N")
-    if args.varied and cfg.generation.max_len_a != 0:
-        raise ConfigurationError(
-            f"--varied: with --max-len-a {cfg.generation.max_len_a:g} outputs depend on what else is in the batch; add "
-            "--max-len-a 0 --max-len-b N"
-        )
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     named = args.decoders or ",".join(row.name for row in rows if row.name not in _NOT_BY_DEFAULT)
     wanted = choose(named, rows, kind=precision(cfg))
-    if args.long_run is not None:
-        # Without fairseq's search, which would take most of the time.
-        wanted = [row for row in wanted if row.name in [name.strip() for name in named.split(",")]]
     return Setting(args, Bench(cfg, args.blockwise_path, made_here), wanted)
 
 

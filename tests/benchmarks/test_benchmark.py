@@ -5,23 +5,18 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
-from fairseq_plugins.benchmarks import benchmark, compare, ctranslate, gpu_use, long_run, peak_memory, replay, tables
+from fairseq_plugins.benchmarks import benchmark, compare, ctranslate, gpu_use, peak_memory, replay, tables
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.benchmarks.gpu_use import GpuUse
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import (
@@ -337,104 +332,6 @@ def test_feature_drafter_has_no_nat_row(tmp_path: Path, capsys: pytest.CaptureFi
     printed, log = capsys.readouterr()
     assert "| gad " in printed and "| nat " not in printed
     assert log.count("left out") == 1 and "reads the verifier's states and cannot decode alone: left out nat" in log
-
-
-# Long runs
-
-
-def test_long_run(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
-    arguments += ["--long-run", "45", "--batch-size", "4", "--decoders", "gad,greedy int8", "--results", str(tmp_path)]
-    assert benchmark.main(arguments) == 0
-    printed, log = capsys.readouterr()
-    assert printed.startswith("## A long run\n")
-    assert (tmp_path / "long_run.md").read_text(encoding="utf-8") in printed
-    assert "its 36 sentences repeatedly" in printed and "Lossy, weights rounded to int8" in printed
-    lines = [line for line in printed.splitlines() if line.startswith("| ")]
-    assert [line.split("|")[1].strip() for line in lines] == [
-        "sentences",
-        *("1 to 4", "5 to 9", "10 to 13", "14 to 18", "19 to 22"),
-        *("23 to 27", "28 to 31", "32 to 36", "37 to 40", "41 to 45"),
-        "last / first",
-    ]
-    rows = {row["name"]: row for row in json.loads((tmp_path / "long_run.json").read_text(encoding="utf-8"))["rows"]}
-    assert list(rows) == ["gad", "greedy int8"]
-    for row in rows.values():
-        first, last = row["parts"][0], row["parts"][-1]
-        assert sum(part["sentences"] for part in row["parts"]) == 45
-        speed = (last["sentences"] / last["seconds"]) / (first["sentences"] / first["seconds"])
-        assert row["speed_ratio"] == pytest.approx(speed)
-    assert not (tmp_path / "benchmark.md").exists()
-
-
-@pytest.mark.parametrize("precision", [[], ["--bf16"]])
-def test_varied_long_run(
-    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: list[str]
-) -> None:
-    """Batches and block sizes are drawn, and every output is compared."""
-    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--drafter-path", str(corpus.drafter), "--cpu"]
-    arguments += ["--long-run", "60", "--varied", "--active-sentences", "3", "--batch-size", "9", "--block-size", "3"]
-    seen: list[tuple[int, int]] = []
-    original = DraftVerifyGenerator._generate
-
-    def spy(self: DraftVerifyGenerator, sample: dict[str, Any], *rest: Any, **more: Any) -> Any:
-        result = original(self, sample, *rest, **more)
-        assert isinstance(self.backend, NativeBackend)
-        policy = self.backend.method.policy
-        seen.append((sample["nsentences"], 0 if policy is None else policy.width))
-        return result
-
-    with mock.patch.object(DraftVerifyGenerator, "_generate", spy):
-        decoders = ["--decoders", "gad,greedy", "--results", str(tmp_path)]
-        assert benchmark.main([*arguments, *precision, *decoders]) == 0
-    printed = capsys.readouterr().out
-    reference = "greedy" if precision else "fairseq beam 1"
-    said = "batches of 1 to 9, 3 sentences decoded at a time, block sizes 1, 2, 3, both drawn"
-    assert f"{said}; *identical* to {reference};" in printed
-    rows = json.loads((tmp_path / "long_run.json").read_text(encoding="utf-8"))["rows"]
-    for row in rows:
-        assert [part["identical"] for part in row["parts"]] == [6] * 10
-    last = next(line for line in printed.splitlines() if line.startswith("| last / first"))
-    assert last.count("60 of 60") == 2
-    assert {width for _, width in seen} >= {1, 2, 3} and len({size for size, _ in seen}) > 3
-
-
-def test_varied_long_run_detects_wrong_outputs(corpus: Corpus, tmp_path: Path) -> None:
-    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--long-run", "10", "--varied"]
-    wrong = (3, 4, 5)
-    with mock.patch.object(long_run, "_expected", lambda bench: dict.fromkeys(bench.order, wrong)):
-        assert benchmark.main([*arguments, "--decoders", "greedy", "--results", str(tmp_path)]) == 0
-    (row,) = json.loads((tmp_path / "long_run.json").read_text(encoding="utf-8"))["rows"]
-    assert sum(part["identical"] for part in row["parts"]) == 0
-
-
-def test_sentences_of_a_long_run() -> None:
-    numbers = long_run.repeated([3, 5, 8], 8)
-    assert sorted(numbers[:3]) == sorted(numbers[3:6]) == [3, 5, 8] and set(numbers[6:]) < {3, 5, 8}
-    assert numbers == long_run.repeated([3, 5, 8], 8)
-    assert len({tuple(numbers[begin : begin + 3]) for begin in range(0, 30, 3)}) > 1
-    assert len({tuple(long_run.repeated(range(9), 90)[begin : begin + 9]) for begin in range(0, 90, 9)}) == 10
-
-
-def test_long_run_table() -> None:
-    parts = [long_run.RunPart(100, 2.0, 4_000_000), long_run.RunPart(100, 4.0, 6_000_000)]
-    assert long_run.last_to_first(parts) == (0.5, 1.5)
-    on_gpu = [replace(part, reserved=8_000_000 * number) for number, part in enumerate(parts, 1)]
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in long_run.table({"gad": on_gpu}).splitlines()]
-    assert lines[0] == ["sentences", "gad, sentences/s", "MB", "MB reserved"]
-    assert lines[2] == ["1 to 100", "50.0", "4.0", "8.0"] and lines[-1] == ["last / first", "0.500", "1.500", "2.000"]
-    unknown = [long_run.RunPart(100, 2.0, None), long_run.RunPart(100, 4.0, None)]
-    assert long_run.last_to_first(unknown) == (0.5, None)
-    lines = long_run.table({"a": parts, "b": unknown}).splitlines()
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert cells[2] == ["1 to 100", "50.0", "4.0", "50.0", "not measured"]
-    assert cells[4] == ["last / first", "0.500", "1.500", "0.500", "-"]
-
-
-def test_too_short_long_run_is_refused(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(corpus.data), "--path", str(corpus.verifier), "--cpu", "--long-run", "9", "--decoders", "greedy"]
-    assert benchmark.main(arguments) == 2
-    assert "error: --long-run 9: give at least 10 sentences" in capsys.readouterr().err
 
 
 def test_cost_at_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
