@@ -152,8 +152,10 @@ def record(name: str, **values: object) -> str:
 
 
 def test_progress_of_training(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(4.5, {})
-    inner = {"epoch": 2, "update": 1.119, "loss": "9.253", "wps": "3403.5", "num_updates": "375", "wall": "150"}
+    now = 0.0
+    progress = Progress(4.5, {}, before=120, clock=lambda: now)
+    now = 30.0
+    inner = {"epoch": 2, "update": 1.119, "loss": "9.253", "wps": "3403.5", "num_updates": "375"}
     valid = {"epoch": 2, "valid_loss": "7.502", "valid_num_updates": "191", "valid_mean_accepted_tokens": "3.21"}
     progress.read("2026-11-21 12:00:00 | INFO | fairseq.trainer | begin training epoch 1\n")
     progress.read(record("train_inner", **inner))
@@ -165,6 +167,16 @@ def test_progress_of_training(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_the_clock_goes_on(tmp_path: Path) -> None:
+    """From where the training does: its last checkpoint."""
+    seconds, line = tmp_path / "model.partial/seconds", record("train_inner", epoch=1, update=1, num_updates=5, loss=9)
+    seconds.parent.mkdir()
+    seconds.write_text("6000")
+    script = f"cat <<'END'\n{line}END\necho '| Saved checkpoint'"
+    said = run(tmp_path, "train", "model", "train", "log", "0", "bash", "-c", script).stdout
+    assert "words/s, 100:" in said and 6000 <= int((tmp_path / "model/seconds").read_text()) < 6100
+
+
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
@@ -174,12 +186,12 @@ def test_progress_of_training(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_time_that_is_left(options: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Guessed from the progress since the first line that was seen, and shown every 20 seconds."""
-    clock = iter(range(0, 1000, 10))
+    now, clock = 0, iter(range(0, 1000, 10))
     progress = Progress(0, ends_of(["fairseq-train", *options.split()]), clock=lambda: now)
     for updates in (50, 110, 130, 150):
         now = next(clock)
         values = {"epoch": 1 + updates // 100, "update": updates / 100, "num_updates": str(updates)}
-        progress.read(record("train_inner", **values, loss="9.2", wps="34.5", wall="150"))
+        progress.read(record("train_inner", **values, loss="9.2", wps="34.5"))
     first, second = capsys.readouterr().out.splitlines()
     assert "update 50" in first and "left" not in first
     # 80 updates in 20 seconds, 270 to go.
@@ -193,7 +205,7 @@ def test_time_that_is_left_for_all() -> None:
     assert later_work(s, "teacher") == later_work(Settings(), "verifier") == 0
     now = 0.0
     progress = Progress(0, {"update": 100}, later=1.5, clock=lambda: now)
-    values = {"epoch": 1, "update": 0.5, "loss": "9.2", "wall": "150"}
+    values = {"epoch": 1, "update": 0.5, "loss": "9.2"}
     progress.describe({**values, "num_updates": "10"})
     now = 60.0
     said = progress.describe({**values, "num_updates": "20"})

@@ -51,6 +51,16 @@ def test_lines_are_cleaned(tmp_path: Path) -> None:
         assert read(tmp_path / "clean") == CLEAN_LINES
 
 
+def test_an_interrupted_tool_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recipe says one line."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("train_scripts.tools.text.example_text", interrupted)
+    assert run("example-text") == 130 and capsys.readouterr().err == ""
+
+
 def test_example_text(tmp_path: Path) -> None:
     """The first pairs of each set; all sentences of a language differ, so that no set holds one of another."""
     assert run("example-text", tmp_path / "all", "--train", 48000, "--valid", 500, "--test", 500) == 0

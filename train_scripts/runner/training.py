@@ -45,22 +45,30 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     mend_last_checkpoint(partial)
     if (partial / "checkpoint_last.pt").exists():
         say(f"       going on from {partial}/checkpoint_last.pt")
-    progress, stop = Progress(limit, ends_of(shlex.split(command)), later), partial.absolute() / "stop"
+    stop, seconds = partial.absolute() / "stop", partial / "seconds"
+    before = float(seconds.read_text() or 0) if seconds.exists() else 0.0
+    progress = Progress(limit, ends_of(shlex.split(command)), later, before)
     stop.unlink(missing_ok=True)
     files = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     asked = {**os.environ, "SPEC_DEC_STOP_FILE": str(stop)}  # fairseq_plugins/stopping.py
     with open(log, "ab", 0) as file, started(command, env=asked, **files) as child:
         lines: Iterable[bytes] = child.stdout or ()
+
+        def is_saved(line: bytes) -> bool:
+            """Log a line; the clock goes on from where the training does."""
+            file.write(line)
+            if b"| Saved checkpoint " not in line:
+                return False
+            seconds.write_text(f"{progress.elapsed():.0f}")
+            return True
+
         try:
             for line in lines:
-                file.write(line)
+                is_saved(line)
                 progress.read(line.decode(errors="replace"))
         except TimeIsUp:
             stop.touch()
-            for line in lines:
-                file.write(line)
-                if b"| Saved checkpoint " in line:
-                    break
+            any(map(is_saved, lines))
             raise
     clear_line()
     if child.wait():
@@ -116,15 +124,24 @@ class Progress:
         limit: minutes after which it ends; 0 for none.
         ends: where it ends by itself (see `ends_of`).
         later: what comes after it, in durations of it; 0 where that is not known.
+        before: seconds of earlier runs of this training.
         clock: returns seconds.
     """
 
     limit: float
     ends: dict[str, int]
     later: float = 0
+    before: float = 0
     clock: Callable[[], float] = time.monotonic
     first: tuple[float, float] | None = None
     shown: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.start = self.clock()
+
+    def elapsed(self) -> float:
+        """Return the seconds of this training; those that fairseq logs stand still after an interruption."""
+        return self.before + self.clock() - self.start
 
     def read(self, line: str) -> None:
         """Show a line of the log that tells how far the training is."""
@@ -151,7 +168,7 @@ class Progress:
         done = {"epoch": float(values["update"]), "update": int(values["num_updates"])}
         epoch, update = (f" of {self.ends[unit]}" if unit in self.ends else "" for unit in done)
         text = f"epoch {values['epoch']}{epoch}, update {done['update']}{update}, loss {float(values['loss']):.2f}, "
-        text += f"{float(values.get('wps', 0)):.0f} words/s, {minutes(float(values['wall']))}"
+        text += f"{float(values.get('wps', 0)):.0f} words/s, {minutes(self.elapsed())}"
         text += f" of at most {minutes(60 * self.limit)} min" if self.limit else ""
         share, now = max((done[unit] / end for unit, end in self.ends.items()), default=0), self.clock()
         self.first = self.first or (share, now)

@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -56,17 +57,19 @@ def parser_of(name: str, function: Callable[..., object]) -> argparse.ArgumentPa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a tool and print what it returns: 0, or 2 after a line about a file that cannot be read or written."""
+    """Run a tool and print what it returns: 0, 2 after a line about a file that cannot be read or written, or 130."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     parser = argparse.ArgumentParser(prog="python -m train_scripts.tools", description="What the recipes do in Python.")
     parser.add_argument("tool", choices=TOOLS, help="TOOL --help has its options")
     module, _, function = TOOLS[parser.parse_args([name]).tool].partition(".")
-    tool = getattr(import_module(f"train_scripts.tools.{module}"), function)
     try:
+        tool = getattr(import_module(f"train_scripts.tools.{module}"), function)
         result = tool(**vars(parser_of(name, tool).parse_args(arguments)))
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # the recipe says what is to be said
+        return 128 + signal.SIGINT
     if result is not None:
         print(result)
     return 0
