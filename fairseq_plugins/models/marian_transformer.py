@@ -1,16 +1,14 @@
-"""Marian's Transformer (OPUS-MT): fairseq's with a bias on the vocabulary projection, and SiLU ("swish").
-
-fairseq's own `--activation-fn swish` applies the class `torch.nn.SiLU` in place of the function.
-"""
+"""Marian's Transformer (OPUS-MT): fairseq's with a bias on the vocabulary projection, and SiLU ("swish")."""
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder, TransformerEncoder, TransformerModel, base_architecture
 from torch import nn
+
+from fairseq_plugins.models.activation import set_activation
 
 
 class MarianDecoder(TransformerDecoder):
@@ -28,9 +26,7 @@ class MarianTransformer(TransformerModel):
 
     def __init__(self, args: Any, encoder: TransformerEncoder, decoder: MarianDecoder) -> None:
         super().__init__(args, encoder, decoder)
-        if args.activation_fn == "swish":
-            for layer in (*encoder.layers, *decoder.layers):
-                layer.activation_fn = F.silu
+        set_activation(args.activation_fn, encoder, decoder)
 
     @classmethod
     def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> MarianDecoder:

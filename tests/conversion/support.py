@@ -16,7 +16,7 @@ with pytest.MonkeyPatch.context() as patch:
     models = [getattr(transformers, f"{name}ForConditionalGeneration") for name in ("Bart", "M2M100", "MBart")]
     TOKENIZERS = {
         name: getattr(transformers, name)
-        for name in ("M2M100Tokenizer", "MBart50Tokenizer", "MarianTokenizer", "NllbTokenizer")
+        for name in ("BartTokenizer", "M2M100Tokenizer", "MBart50Tokenizer", "MarianTokenizer", "NllbTokenizer")
     }
     CLASSES = {model.__name__: model for model in (*models, transformers.MarianMTModel)}
 
@@ -66,7 +66,7 @@ def save_model(name: str, folder: Path, **changed: Any) -> Any:
     )
     torch.manual_seed(3)
     model = model_class(config)
-    _liven(model)
+    liven(model)
     if name == "bart":
         model.generation_config.forced_bos_token_id = 0
     model.save_pretrained(folder)
@@ -115,7 +115,7 @@ def names(name: str) -> dict[int, str]:
 
 
 @torch.no_grad()
-def _liven(model: Any) -> None:
+def liven(model: Any) -> None:
     """Let outputs depend on source and place, and end after different numbers of tokens."""
     eos, has_bias = model.config.eos_token_id, model.config.model_type in ("marian", "bart")
     for name, weight in model.named_parameters():

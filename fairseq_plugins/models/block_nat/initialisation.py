@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fairseq import utils
 from torch import Tensor
 
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import build_model, read_checkpoint
+from fairseq_plugins.models.activation import activation_function
 from fairseq_plugins.models.verifier_features import FeatureReader
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, T
         # A drafter of another verifier cannot be built here; its weights suffice.
         prefix = f"{part}."
         weights = {n.removeprefix(prefix): v for n, v in state["model"].items() if n.startswith(prefix)}
-        return weights, utils.get_activation_fn(cfg.activation_fn)
+        return weights, activation_function(cfg.activation_fn)
     source = getattr(build_model(state, cfg, path, task, flag), part)
     return source.state_dict(), source.layers[0].activation_fn
 

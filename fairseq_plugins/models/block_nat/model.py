@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.fingerprints import weights_fingerprint
+from fairseq_plugins.models.activation import set_activation
 from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
 from fairseq_plugins.models.block_nat.initialisation import initialise
 from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults
@@ -29,6 +30,7 @@ class BlockNat(TransformerModel):
 
     def __init__(self, args: Namespace, encoder: nn.Module, decoder: BlockNatDecoder) -> None:
         super().__init__(args, encoder, decoder)
+        set_activation(args.activation_fn, encoder, decoder)
         self.shares_encoder: bool = args.share_encoder
         self.tunes_verifier: bool = args.tune_verifier
         # The decoder whose states are read. Like the encoder it is frozen and not saved, except with --tune-verifier.
