@@ -64,7 +64,7 @@ NOT_OF_FAIRSEQ_TRAIN = (
 
 
 def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
-    """Return the error of a dictionary, a sentencepiece model or a sentence that fairseq cannot read, or None."""
+    """Return the error of a dictionary, a sentencepiece model, a sentence or scores that cannot be used, or None."""
     reason = " ".join(str(error).split())[:200]
     file = _local(trace, "data/dictionary.py", "add_from_file", "f")
     if isinstance(file, str) and not isinstance(error, OSError):
@@ -80,8 +80,11 @@ def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
             f"sentence {number} (from 0) has {size} tokens, and at most {limit} can be read; split it, or leave it "
             "out with --skip-invalid-size-inputs-valid-test"
         )
-    if isinstance(error, ValueError) and reason == "a source token is outside of the vocabulary":
+    embedded = _local(trace, "torch/nn/modules/sparse.py", "forward", "input")
+    if reason == "a source token is outside of the vocabulary" or (embedded is not None and "out of range" in reason):
         return "the data has tokens that its dictionary does not; binarise it again with the verifier's dictionaries"
+    if reason.startswith("the model's scores are not numbers"):
+        return f"{reason}; decode in fp32, or give an earlier checkpoint"
     return None
 
 

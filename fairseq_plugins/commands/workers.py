@@ -1,6 +1,7 @@
 """Which parts of the work a process takes, and the start of one process for each GPU."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import TypeVar
 
 from torch import distributed
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from fairseq_plugins.commands.files import HeldByAnother
@@ -134,11 +136,17 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
 
     Raises:
         ConfigurationError: when one of them failed; it has said why.
+        KeyboardInterrupt: after Ctrl-C.
+        SystemExit: after SIGTERM, as `scancel` sends it.
     """
     sys.stdout.flush()
     arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
     try:
         torchrun.main(arguments)
+    except SignalException as error:  # torchrun has ended the processes
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from error
+        raise SystemExit(128 + error.sigval) from error
     except ChildFailedError as error:
         raise ConfigurationError(
             f"{len(error.failures)} of {count} processes failed, for the reason given above; mend it and run the same "

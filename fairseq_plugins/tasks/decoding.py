@@ -96,6 +96,8 @@ class Decoding:
                     "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
                 )
         check_search_numbers(args, spec.searches_beams and spec.build is not None)
+        if not in_training:
+            check_finite(models)
         if cfg.trace_file is not None:
             check_traceable(cfg.trace_file, spec, scores_reference, is_one_run)
             if task.source_dictionary is None:
@@ -138,8 +140,6 @@ class Decoding:
             counts_survival=self.counts_survival,
             no_repeat_ngram_size=_repeat_ngram_size(own),
         )
-        if not in_training:
-            check_finite(models)
         check_fit(spec, options, context)
         stats = tensorboard.decoding_stats(cfg, spec, options, is_one_run)
         if context.engine.has_graphs(next(models[0].parameters()).device):

@@ -1,13 +1,16 @@
 """Processes of torchrun that train together, or would not."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from fairseq_plugins.commands import workers
-from fairseq_plugins.commands.workers import Place, check_trains_together
+from fairseq_plugins.commands.cli import run_command
+from fairseq_plugins.commands.workers import Place, check_trains_together, start_processes
 from fairseq_plugins.errors import ConfigurationError
 from tests.support import REPOSITORY, run_in_process
 
@@ -43,3 +46,20 @@ def test_processes_that_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
     check_trains_together(Place())
     with pytest.raises(ConfigurationError, match="torchrun started 4 processes, and --distributed-world-size is 2"):
         check_trains_together(Place(world=4, spawned=True))
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, ""), (signal.SIGINT, "spec-dec-x: interrupted\n")])
+def test_processes_that_are_ended_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals, said: str
+) -> None:
+    """`scancel` and Ctrl-C: no traceback of torchrun, which turns both into an exception of its own."""
+
+    def ended(_: object) -> None:
+        raise SignalException("Process 7 got signal", number)
+
+    monkeypatch.setattr(workers.torchrun, "main", ended)
+    try:
+        status: object = run_command("spec-dec-x", lambda argv: start_processes(2, "module", argv), [])
+    except SystemExit as end:
+        status = end.code
+    assert status == 128 + number and capsys.readouterr().err == said
