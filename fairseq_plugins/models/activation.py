@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch.nn.functional as F
 from fairseq import utils
-from torch import Tensor, nn
+from fairseq.models import FairseqDecoder, FairseqEncoder
+from torch import Tensor
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
@@ -12,7 +13,7 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     return F.silu if name == "swish" else utils.get_activation_fn(name)
 
 
-def set_activation(name: str, *stacks: nn.Module) -> None:
+def set_activation(name: str, *stacks: FairseqEncoder | FairseqDecoder) -> None:
     """Let the layers of fairseq's encoders or decoders apply an activation function."""
     for stack in stacks:
         for layer in stack.layers.children():  # iterating itself, LayerDrop would leave some out
