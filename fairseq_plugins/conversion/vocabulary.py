@@ -51,7 +51,7 @@ class Vocabulary:
         # fairseq's BART reads text as numbers of byte-level subwords.
         is_numbered = (folder / "merges.txt").is_file() and (folder / "vocab.json").is_file()
         self.symbols = [
-            f"madeupword{number}" if name is None else str(number) if is_numbered and not name.startswith("<") else name
+            f"madeupword{number}" if name is None else str(number) if is_numbered and name != "<mask>" else name
             for number, name in (
                 (number, names.get(number)) for number in self.order[len(SPECIAL) :] if number is not None
             )

@@ -1,0 +1,167 @@
+"""Raw text in and out: ids and text of Hugging Face's greedy `generate`, with its own tokenizers.
+
+SPEC_DEC_SENTENCES=500 compares as many sentences of each family.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+
+import fairseq_plugins
+from tests.conversion.support import CLASSES, TOKENIZERS, liven
+from tests.support import REPOSITORY
+
+SENTENCES = int(os.environ.get("SPEC_DEC_SENTENCES", "12"))
+BATCH_SIZE = 50
+LONGEST = 25
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+LANGUAGES = {
+    "m2m100": {"source_lang": "en", "target_lang": "de"},
+    "nllb": {"source_lang": "eng_Latn", "target_lang": "deu_Latn"},
+    "mbart50": {"source_lang": "en_XX", "target_lang": "de_DE"},
+}
+MODELS = {
+    "marian": ("MarianMTModel", "MarianTokenizer"),
+    "m2m100": ("M2M100ForConditionalGeneration", "M2M100Tokenizer"),
+    "nllb": ("M2M100ForConditionalGeneration", "NllbTokenizer"),
+    "mbart50": ("MBartForConditionalGeneration", "MBart50Tokenizer"),
+    "bart": ("BartForConditionalGeneration", "BartTokenizer"),
+}
+TEXT = (REPOSITORY / "docs" / "glossary.md").read_text(encoding="utf-8")
+
+
+def sentences() -> list[str]:
+    """Return sentences of one to twelve words of the manual."""
+    words = [word for word in TEXT.replace("|", " ").split() if word.isascii() and word.isalpha()]
+    return [
+        " ".join(words[(7 * number + place) % len(words)] for place in range(1 + number % 12))
+        for number in range(SENTENCES)
+    ]
+
+
+def save_tokenizer(name: str, folder: Path) -> Any:
+    """Write the files that models of this family come with; return Hugging Face's tokenizer."""
+    if name == "bart":
+        from tokenizers import ByteLevelBPETokenizer
+
+        trained = ByteLevelBPETokenizer()
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        trained.train_from_iterator(TEXT.splitlines(), vocab_size=400, special_tokens=special, show_progress=False)
+        trained.save_model(str(folder))
+        return TOKENIZERS["BartTokenizer"].from_pretrained(folder)
+    prefix = str(folder / "trained")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.splitlines()),
+        model_prefix=prefix,
+        model_type="bpe" if name == "nllb" else "unigram",
+        vocab_size=200,
+        character_coverage=1.0,
+        minloglevel=2,
+    )
+    model = Path(f"{prefix}.model").read_bytes()
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+    words = [pieces.id_to_piece(number) for number in range(3, len(pieces))]
+    for file in ("source.spm", "target.spm") if name == "marian" else ("sentencepiece.bpe.model",):
+        (folder / file).write_bytes(model)
+    options: dict[str, Any] = {"src_lang": LANGUAGES[name]["source_lang"]} if name in LANGUAGES else {}
+    if name == "nllb":
+        options["extra_special_tokens"] = list(LANGUAGES[name].values())
+    if name == "marian":
+        options = {"source_lang": "en", "target_lang": "de"}
+    if name in ("marian", "m2m100"):
+        vocabulary = ["</s>", "<unk>", *words, "<pad>"] if name == "marian" else [*SPECIAL, *words]
+        (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(vocabulary)}))
+    tokenizer = TOKENIZERS[MODELS[name][1]].from_pretrained(folder, **options)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def forced_token(name: str, tokenizer: Any) -> int | None:
+    """Return the id that outputs of a family begin with."""
+    if name not in LANGUAGES:
+        return 0 if name == "bart" else None
+    language = LANGUAGES[name]["target_lang"]
+    found: int = tokenizer.get_lang_id(language) if name == "m2m100" else tokenizer.convert_tokens_to_ids(language)
+    return found
+
+
+def save_model(name: str, folder: Path, tokenizer: Any) -> Any:
+    """Save a random model for a tokenizer; return it."""
+    kind = CLASSES[MODELS[name][0]]
+    sizes = {
+        f"{side}_{size}": value
+        for side in ("encoder", "decoder")
+        for size, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+    }
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    size = 1 + max(len(tokenizer), *getattr(tokenizer, "id_to_lang_token", {0: ""}))
+    config = kind.config_class(
+        vocab_size=size,
+        d_model=32,
+        max_position_embeddings=128,
+        decoder_start_token_id=pad if name == "marian" else eos,
+        pad_token_id=pad,
+        eos_token_id=eos,
+        bos_token_id=0,
+        **sizes,
+    )
+    torch.manual_seed(3)
+    model = kind(config)
+    liven(model)
+    # No trained model says a language, `<unk>` or a token without a name, which decoding would leave out.
+    words = 200 if name != "bart" else len(tokenizer)
+    never = {*range(words, size), *tokenizer.all_special_ids} - {eos}
+    with torch.no_grad():
+        shared = model.get_input_embeddings().weight
+        shared[sorted(never)] *= 0.01
+        if name in LANGUAGES:
+            shared[eos] *= 0.5
+    if name == "bart":
+        model.generation_config.forced_bos_token_id = 0
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@torch.no_grad()
+def generated(model: Any, tokenizer: Any, text: list[str], forced: int | None) -> list[tuple[list[int], str]]:
+    """Return ids without special ones, and text, of Hugging Face's greedy search."""
+    found = model.generate(
+        **tokenizer(text, return_tensors="pt", padding=True),
+        num_beams=1,
+        do_sample=False,
+        max_new_tokens=LONGEST,
+        forced_bos_token_id=forced,
+        forced_eos_token_id=None,
+        bad_words_ids=[[tokenizer.pad_token_id]],
+    )
+    special = {*tokenizer.all_special_ids, forced}
+    words = [[number for number in row if number not in special] for row in found.tolist()]
+    return list(zip(words, tokenizer.batch_decode(words), strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
+    folder, text = tmp_path / "hf", sentences()
+    folder.mkdir()
+    if name == "bart":
+        text[0] = "1 < 2 </ 3"  # whose names look like those of special tokens
+    tokenizer = save_tokenizer(name, folder)
+    model = save_model(name, folder, tokenizer)
+    forced = forced_token(name, tokenizer)
+    batches = (text[first : first + BATCH_SIZE] for first in range(0, SENTENCES, BATCH_SIZE))
+    expected = [pair for batch in batches for pair in generated(model, tokenizer, batch, forced)]
+    assert len({one for _, one in expected}) > SENTENCES // 2
+    fairseq_plugins.conversion.convert(folder, tmp_path / "out")
+    own = fairseq_plugins.load(
+        tmp_path / "out", decoder="greedy", device="cpu", max_len_b=LONGEST, **LANGUAGES.get(name, {})
+    )
+    found = own.translate(text, return_scores=True)
+    # fairseq's BART has numbers for names.
+    name_of = str if name == "bart" else tokenizer.convert_ids_to_tokens
+    assert [one.tokens for one in found] == [[name_of(number) for number in ids] for ids, _ in expected]
+    assert [one.text.strip() for one in found] == [one.strip() for _, one in expected]
