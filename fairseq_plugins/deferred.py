@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-# For two of fairseq's criterions and a task.
-_MODULES = ("sklearn", "sklearn.metrics", "scipy.stats")
+# For two of fairseq's criterions, a task and its progress bar.
+_MODULES = ("sklearn", "sklearn.metrics", "scipy.stats", "torch.utils.tensorboard")
 
 
 class _Deferred(ModuleType):

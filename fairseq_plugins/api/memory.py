@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, overload
 
-from rapidfuzz import fuzz, process
-
 from fairseq_plugins.commands.files import lock, unwritable
 from fairseq_plugins.errors import ConfigurationError
 
@@ -84,6 +82,8 @@ class Memory:
             raise unwritable(self.path, "memory", error) from error
 
     def _similar(self, text: str) -> list[str]:
+        from rapidfuzz import fuzz, process  # 46 modules that others do not need
+
         if text in self._targets:
             return [self._targets[text]]
         found = process.extract(text, self._sources, scorer=fuzz.ratio, limit=MAX_DRAFTS, score_cutoff=MIN_SIMILARITY)

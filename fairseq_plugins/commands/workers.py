@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import distributed
-from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from fairseq_plugins.commands.files import HeldByAnother
 from fairseq_plugins.errors import ConfigurationError
@@ -139,6 +136,11 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
         KeyboardInterrupt: after Ctrl-C.
         SystemExit: after SIGTERM, as `scancel` sends it.
     """
+    # Fifty modules that one process does not need.
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     sys.stdout.flush()
     arguments = ["--standalone", "--nproc-per-node", str(count), "-m", module, *argv]
     try:

@@ -4,8 +4,6 @@ The texts are the output of the commands' parsers; `python -m tests.help_texts` 
 """
 
 import sys
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -13,6 +11,9 @@ FOLDER = Path(__file__).parent
 
 def version() -> str:
     """Return name and version of this package, of fairseq and of torch."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
     versions = []
     for name in ("fairseq-spec-dec", "fairseq-fixed", "torch"):
         try:
