@@ -1,0 +1,49 @@
+"""examples/translate_with_ray.py: blocks of lines over actors give the translation of one process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairseq_plugins
+from examples import translate_with_ray
+from tests.support import REPOSITORY
+
+MODEL = REPOSITORY / "checkpoints" / "ua-gec"
+LINES = (REPOSITORY / "examples" / "ua-gec" / "test.src").read_text(encoding="utf-8").splitlines()[:7]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A file with a blank line, a character that ends lines elsewhere, and no end of the last line."""
+    path = tmp_path / "text"
+    path.write_text("\n".join([*LINES[:3], "", "Він\u2028іде .", *LINES[3:]]), encoding="utf-8")
+    return path
+
+
+def expected(text: Path) -> str:
+    lines = text.read_text(encoding="utf-8").split("\n")
+    return "".join(f"{line}\n" for line in fairseq_plugins.load(MODEL).translate(lines))
+
+
+def test_blocks_are_the_whole_file(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translate_with_ray, "LINES", 2)
+    blocks = list(translate_with_ray.blocks(str(text)))
+    assert len(blocks) == 5 and sum(block["size"] for block in blocks) == text.stat().st_size
+    translator = translate_with_ray.Translator(str(MODEL), str(text))
+    batch = {name: [block[name] for block in blocks] for name in ("begin", "size")}
+    assert "".join(translator(batch)["text"]) == expected(text)
+
+
+@pytest.mark.slow
+def test_two_actors(text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="pip install 'ray[data]' runs it")
+    program = REPOSITORY / "examples" / "translate_with_ray.py"
+    subprocess.run(
+        [sys.executable, program, MODEL, text, tmp_path / "out", "--actors", "2"],
+        check=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert (tmp_path / "out").read_text(encoding="utf-8") == expected(text)
