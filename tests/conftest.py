@@ -158,3 +158,11 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: tests that collect garbage need not look at its 300,000 objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def device_guard(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let PyTorch ask a pretended GPU which device is current."""
+    from tests.pretended_gpu import build_device_guard, load_device_guard
+
+    load_device_guard(made_once(tmp_path_factory, "device-guard", build_device_guard))

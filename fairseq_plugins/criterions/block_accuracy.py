@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_plugins.criterions.sums import add_up
 from fairseq_plugins.data.block_masking import Blocks
 
 
@@ -35,12 +36,10 @@ def shown_positions(block_size: int) -> list[int]:
 
 def accuracies(logging_outputs: Sequence[dict[str, Any]]) -> dict[str, tuple[float, int]]:
     """Return percentage and weight of `accuracy_at_1` and so on, from the sums of `accuracy_by_position`."""
-    names = dict.fromkeys(name for log in logging_outputs for name in log if name.startswith("total_at_"))
+    sums = add_up(logging_outputs, dict.fromkeys(name for log in logging_outputs for name in log if "_at_" in name))
     result = {}
-    for name in names:
+    for name, total in sums.items():
         position = name.removeprefix("total_at_")
-        total = int(sum(log.get(name, 0) for log in logging_outputs))
-        right = int(sum(log.get(f"correct_at_{position}", 0) for log in logging_outputs))
-        if total > 0:
-            result[f"accuracy_at_{position}"] = (100 * right / total, total)
+        if name != position and total > 0:
+            result[f"accuracy_at_{position}"] = (100 * sums[f"correct_at_{position}"] / total, int(total))
     return result

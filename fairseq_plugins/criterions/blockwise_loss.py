@@ -13,6 +13,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.criterions.sums import add_up
 from fairseq_plugins.loading import unwrap
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
@@ -58,9 +59,8 @@ class BlockwiseLoss(FairseqCriterion):
         for head, scores in zip(heads, model(**net_input, heads=heads), strict=True):
             # Position t of head i predicts target t + i - 1, if the sentence has one.
             targets = torch.nn.functional.pad(target, (0, head - 1), value=self.padding_idx)[:, head - 1 :]
-            log_probs = utils.log_softmax(scores, dim=-1)
-            is_target = targets != self.padding_idx
-            log_probs, targets = log_probs[is_target], targets[is_target]
+            rows = (targets != self.padding_idx).flatten().nonzero()[:, 0]
+            log_probs, targets = utils.log_softmax(scores, dim=-1).flatten(0, 1)[rows], targets.flatten()[rows]
             loss, nll_loss = label_smoothed_nll_loss(log_probs, targets[:, None], self.label_smoothing)
             total, nll_total, size = total + loss, nll_total + nll_loss.detach(), size + targets.numel()
             logging_output[f"correct_{head}"] = (log_probs.argmax(-1) == targets).sum()
@@ -71,20 +71,15 @@ class BlockwiseLoss(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the loss, and in validation the accuracy of every head."""
-
-        def total(name: str) -> float:
-            value = sum(log.get(name, 0) for log in logging_outputs)
-            return value.item() if torch.is_tensor(value) else value
-
-        size = max(total("sample_size"), 1)
-        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
-        metrics.log_scalar("nll_loss", total("nll_loss") / size / math.log(2), size, round=3)
+        total = add_up(logging_outputs, {name for log in logging_outputs for name in log})
+        size = max(total["sample_size"], 1)
+        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
+        metrics.log_scalar("nll_loss", total["nll_loss"] / size / math.log(2), size, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
-        heads = sorted({int(name[6:]) for log in logging_outputs for name in log if name.startswith("total_")})
-        for head in heads:
-            count = total(f"total_{head}")
+        for head in sorted(int(name[6:]) for name in total if name.startswith("total_")):
+            count = total[f"total_{head}"]
             if count > 0:
-                metrics.log_scalar(f"accuracy_{head}", 100 * total(f"correct_{head}") / count, count, round=2)
+                metrics.log_scalar(f"accuracy_{head}", 100 * total[f"correct_{head}"] / count, count, round=2)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

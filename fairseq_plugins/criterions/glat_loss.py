@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from fairseq_plugins.criterions.block_accuracy import accuracies, accuracy_by_position
 from fairseq_plugins.criterions.block_reliability import log_reliability, reliability_counts
+from fairseq_plugins.criterions.sums import add_up
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tensorboard import logdir
 
 # Sums that workers add up; everything logged is derived from them.
 _SUMS = (
     *("loss", "nll_loss", "ntokens", "nsentences", "sample_size", "targets"),
-    *("correct", "glanced_correct", "glanced_total", "verifier_nll"),
+    *("correct", "glanced_correct", "glanced_total", "glancing_ratio", "verifier_nll"),
 )
 
 
@@ -147,8 +148,7 @@ class GlatLoss(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log loss, accuracy of the masked tokens, and glancing."""
-        total = {name: sum(log.get(name, 0) for log in logging_outputs) for name in (*_SUMS, "glancing_ratio")}
-        total = {name: value.item() if torch.is_tensor(value) else value for name, value in total.items()}
+        total = add_up(logging_outputs, _SUMS)
         size = max(total["sample_size"], 1)
         metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
         targets = max(total["targets"], 1)

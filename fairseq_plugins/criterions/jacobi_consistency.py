@@ -16,6 +16,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.criterions.sums import add_up
 from fairseq_plugins.decoding.methods.jacobi import first_window
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import unwrap
@@ -165,8 +166,7 @@ class JacobiConsistency(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log both losses, and in validation the tokens per iteration of Jacobi decoding."""
-        total = {name: sum(log.get(name, 0) for log in logging_outputs) for name in _SUMS}
-        total = {name: value.item() if torch.is_tensor(value) else value for name, value in total.items()}
+        total = add_up(logging_outputs, _SUMS)
         size = max(total["sample_size"], 1)
         metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
         metrics.log_scalar("nll_loss", total["nll_loss"] / size / math.log(2), size, round=3)

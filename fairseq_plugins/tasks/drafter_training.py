@@ -16,6 +16,7 @@ from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import choose_backend
 from fairseq_plugins.decoding.drafters.trained import store_survival
+from fairseq_plugins.decoding.engine.arithmetic import without_cudnn_attention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import MethodContext
@@ -142,11 +143,13 @@ class TrainsDrafters(DecodesWithDrafts):
         self._add_blocks(sample, model, self.glancing_ratio(update_num) if drafter_in(model) is not None else 0.0)
         if self._options.cpu_bf16:
             criterion = _in_bf16(criterion)
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        with without_cudnn_attention():
+            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample: dict[str, Any], model: nn.Module, criterion: Any) -> tuple[Any, ...]:
         self._add_blocks(sample, model, 0.0, seed=1)
-        loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
+        with without_cudnn_attention():
+            loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
         if self._validation is None:
             self._validation = self._acceptance_generator(model)
         if self._validation is not None:
@@ -198,7 +201,8 @@ class TrainsDrafters(DecodesWithDrafts):
         sample["blocks"] = sample_blocks(
             target,
             sample["net_input"]["prev_output_tokens"],
-            int(drafter.decoder.trained_block_size),
+            # The trained block size; `trained_block_size` would have to be read from the device.
+            drafter.decoder.survival_counts.size(1),
             self._options.blocks_per_sentence,
             drafter.decoder.drafter_attention,
             pad=self.target_dictionary.pad(),

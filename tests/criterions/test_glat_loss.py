@@ -12,7 +12,8 @@ from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
-from tests.support import make_args, make_drafter, make_sample, make_task
+from tests.pretended_gpu import moved, pretended_gpu
+from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer
 
 
 def training_sample(
@@ -92,6 +93,23 @@ def test_logging_outputs_of_workers_are_summed() -> None:
     assert values[0]["glancing_ratio"] == pytest.approx(0.4)
     assert 0 <= values[0]["glancing_accuracy"] <= 100
     assert {"loss", "nll_loss", "ppl", "accuracy"} <= values[0].keys()
+
+
+@pytest.mark.usefixtures("device_guard")
+def test_an_update_waits_for_the_device_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the number of targets and for what is logged; what fairseq waits for is not counted."""
+    task = make_task(30)
+    model = make_drafter(task, 0, verifier=make_transformer(task), drafter_context="features", transition_rank=4)
+    criterion = GlatLoss(task, 0.1, position_decay=3.0, soft_targets=0.3)
+    sample = training_sample(task, [5, 2], None)
+    with pretended_gpu(monkeypatch) as gpu, torch.no_grad(), metrics.aggregate():
+        on_gpu = moved(sample)
+        task._add_blocks(on_gpu, moved(model).train(), 0.5)
+        *_, logged = criterion(model, on_gpu)
+        criterion.reduce_metrics([logged])
+    ours = {place: count for (_, place), count in gpu.waits.items() if "transformer" not in place}
+    assert sorted(place.split(":")[0] for place in ours) == ["model.py", "sums.py"]
+    assert set(ours.values()) == {1}
 
 
 def make_blockwise(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:

@@ -18,8 +18,7 @@ from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.torch_backend import TorchBackend
 from tests.decoding.methods.test_blockwise import make_blockwise
-from tests.pretended_gpu import PretendedGpu, build_device_guard, load_device_guard, moved, pretended_gpu
-from tests.sharing import made_once
+from tests.pretended_gpu import PretendedGpu, moved, pretended_gpu
 from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -65,11 +64,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="session")
-def _device_guard(tmp_path_factory: pytest.TempPathFactory) -> None:
-    load_device_guard(made_once(tmp_path_factory, "device-guard", build_device_guard))
-
-
 def counted(gpu: PretendedGpu, generator: DraftVerifyGenerator, sample: dict[str, Any]) -> tuple[int, int, int]:
     """Return the median of launches outside and inside of graphs, and the maximum of waits, after the first iteration.
 
@@ -89,7 +83,7 @@ def counted(gpu: PretendedGpu, generator: DraftVerifyGenerator, sample: dict[str
 
 @pytest.mark.parametrize("precision, batch", [("fp32", 1), ("fp16", 8)])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.usefixtures("_device_guard")
+@pytest.mark.usefixtures("device_guard")
 def test_ids_and_budgets(monkeypatch: pytest.MonkeyPatch, name: str, precision: str, batch: int) -> None:
     """Launched, captured and replayed; an operation on tensors of two devices or a wait in a capture is an error."""
     case, is_half = CASES[name], precision != "fp32"
@@ -129,7 +123,8 @@ def test_ids_and_budgets(monkeypatch: pytest.MonkeyPatch, name: str, precision: 
     assert waits <= case.waits
 
 
-def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPatch, _device_guard: None) -> None:
+@pytest.mark.usefixtures("device_guard")
+def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pretended GPU raises the errors of a GPU."""
     host = torch.ones(3)
     with pretended_gpu(monkeypatch) as gpu:
@@ -142,7 +137,8 @@ def test_mixed_devices_waits_and_captures_are_seen(monkeypatch: pytest.MonkeyPat
             gpu.capture(lambda: (on_gpu[: int(on_gpu.sum())], None))
 
 
-def test_a_graph_runs_again_on_the_same_memory(monkeypatch: pytest.MonkeyPatch, _device_guard: None) -> None:
+@pytest.mark.usefixtures("device_guard")
+def test_a_graph_runs_again_on_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pretended_gpu(monkeypatch) as gpu:
         value, kept = moved(torch.ones(2)), moved(torch.zeros(2))
         replay = gpu.capture(lambda: (kept.copy_(value * 2 + 1), None))

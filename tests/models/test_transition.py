@@ -101,7 +101,7 @@ def test_training_equals_decoding(state: int) -> None:
     blocks = sample_blocks(target, previous, 3, 1, "features", 1, decoder.mask_id, torch.Generator().manual_seed(4))
     hidden = torch.randn(1, 3, 16)
     is_target = blocks.targets != 1
-    trained = decoder.block_logits(hidden, blocks, is_target)
+    trained = decoder.block_logits(hidden, blocks, is_target.flatten().nonzero()[:, 0])
     plain = decoder.output_layer(hidden)
     true_path = 100 * torch.nn.functional.one_hot(blocks.targets, 30)  # so that no other token is drafted
     make_draft = draft_maker(

@@ -23,9 +23,6 @@ _ARITHMETIC = (
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
     """Decode with TF32 and reductions in half precision off, and without cuDNN's attention; without effect on a CPU.
 
-    cuDNN's attention makes a plan for every new shape, of which decoding has many. What remains is flash attention,
-    memory-efficient attention, and PyTorch's plain operations where neither can run the width of the heads.
-
     Args:
         device: where models and batches are.
     """
@@ -33,14 +30,27 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
         yield
         return
     before = [_switched_off(owner, name) for owner, name in _ARITHMETIC]
-    uses_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        with without_cudnn_attention():
+            yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Run without cuDNN's attention, which makes a plan for every new shape: decoding and training have many.
+
+    What remains is flash attention, memory-efficient attention, and PyTorch's plain operations where neither can run
+    the width of the heads.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(uses_cudnn)
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _switched_off(owner: Any, name: str) -> tuple[Any, str, Any]:
@@ -52,5 +62,9 @@ def _switched_off(owner: Any, name: str) -> tuple[Any, str, Any]:
         # From torch 2.9 on, where somebody has set the same by its newer name, the older one cannot be read.
         name, off = "fp32_precision", "ieee"
         value = getattr(owner, name)
+    # In newer versions of PyTorch setting a reduction also sets its split-K, True unless given.
+    split_k = getattr(owner, f"{name}_split_k", None)
+    if split_k is not None:
+        off, value = (off, split_k), (value, split_k)
     setattr(owner, name, off)
     return owner, name, value

@@ -67,27 +67,32 @@ class BlockNatDecoder(TransformerDecoder):
         # Independent of the values of `positions`, to avoid a synchronisation.
         table = position_table(self, max(self.max_positions(), positions.size(1), source.size(1)))
         assert table is not None
-        query = self.copy_attention(table[positions.clamp(max=table.size(0) - 1)])
+        query = self.copy_attention(table[positions.clamp(max=table.size(0) - 1)])[:, None]
         padding = encoder_out["encoder_padding_mask"][0]
         # Left-padded sources: the first real token has position 0.
         position = ((~padding).cumsum(1) - 1).clamp(min=0, max=table.size(0) - 1)
-        copied = F.scaled_dot_product_attention(query, source + table[position], source, attn_mask=~padding[:, None, :])
-        return self.mask_vector + copied
+        # With a dimension for heads: without one a GPU takes plain operations instead of a fused kernel.
+        key, value, mask = (source + table[position])[:, None], source[:, None], ~padding[:, None, None]
+        return self.mask_vector + F.scaled_dot_product_attention(query, key, value, attn_mask=mask)[:, 0]
 
-    def block_logits(self, hidden: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:
+    def block_logits(self, hidden: Tensor, blocks: Blocks, targets: Tensor | None = None) -> Tensor:
         """Scores [n, V] of the n targets, given the true tokens before them.
 
         Args:
             hidden: [B, N*K, D], of `block_hidden`.
             blocks: the blocks.
-            is_target: [B, N*K], the positions to score.
+            targets: [n], indices into the B*N*K positions; None for all.
         """
-        logits = self.output_layer(hidden[is_target])
+
+        def chosen(states: Tensor) -> Tensor:
+            return states if targets is None else states.index_select(0, targets)
+
+        logits = self.output_layer(chosen(hidden.flatten(0, 1)))
         if self.transition is None:
             return logits
         by_block = (-1, blocks.block_size)
         factors = self.transition.factors(hidden.reshape(*by_block, hidden.size(2)), blocks.previous.reshape(by_block))
-        return torch.addmm(logits, factors.view(*is_target.shape, -1)[is_target], self.transition.after.weight.t())
+        return torch.addmm(logits, chosen(factors.flatten(0, 1)), self.transition.after.weight.t())
 
     def block_hidden(
         self, blocks: Blocks, encoder_out: dict[str, list[Tensor]], features: Tensor | None = None

@@ -194,24 +194,23 @@ class BlockNat(TransformerModel):
             raise ConfigurationError("--soft-targets: needs the verifier's states; add --drafter-context features")
         pad = self.decoder.padding_idx
         if self.training:
-            seen = blocks.targets[blocks.targets != pad]
-            self.decoder.target_counts.index_add_(0, seen, torch.ones_like(seen))
+            self.decoder.target_counts.index_add_(0, blocks.targets.flatten(), (blocks.targets != pad).flatten().long())
         zero = blocks.targets.new_zeros(())
         correct, total = zero, zero
         if glancing_ratio > 0:
             with torch.no_grad():
                 hidden = self.decoder.block_hidden(blocks, encoder_out, features)
-                everywhere = torch.ones_like(blocks.targets, dtype=torch.bool)
-                predicted = self.decoder.block_logits(hidden, blocks, everywhere).argmax(-1).view_as(blocks.targets)
+                predicted = self.decoder.block_logits(hidden, blocks).argmax(-1).view_as(blocks.targets)
                 correct = ((predicted == blocks.targets) & (blocks.targets != pad)).sum()
                 total = (blocks.targets != pad).sum()
                 blocks = glance(blocks, predicted, glancing_ratio, pad)
-        is_target = blocks.targets != pad
         hidden = self.decoder.block_hidden(blocks, encoder_out, features)
+        # The one synchronisation of an update before its gradients: how many targets there are.
+        targets = (blocks.targets != pad).flatten().nonzero()[:, 0]
         output = {
-            "logits": self.decoder.block_logits(hidden, blocks, is_target),
-            "targets": blocks.targets[is_target],
-            "draft_positions": blocks.draft_positions.expand_as(is_target)[is_target],
+            "logits": self.decoder.block_logits(hidden, blocks, targets),
+            "targets": blocks.targets.flatten()[targets],
+            "draft_positions": blocks.draft_positions[targets % blocks.targets.size(1)],
             "glanced_correct": correct,
             "glanced_total": total,
         }
@@ -220,16 +219,16 @@ class BlockNat(TransformerModel):
             output["verifier_logits"] = self.verifier_decoder.output_layer(last)
         if soft_targets:
             assert last is not None
-            output["verifier_log_probs"] = self._verifier_log_probs(last, blocks, is_target)
+            output["verifier_log_probs"] = self._verifier_log_probs(last, blocks, targets)
         return output
 
     @torch.no_grad()
-    def _verifier_log_probs(self, last: Tensor, blocks: Blocks, is_target: Tensor) -> Tensor:
+    def _verifier_log_probs(self, last: Tensor, blocks: Blocks, targets: Tensor) -> Tensor:
         """Return the verifier's log-probabilities [n, V] at the n targets, from teacher-forced states [B, M, D]."""
         assert self.verifier_decoder is not None
         positions = blocks.positions[:, blocks.prefix_width :].clamp(max=last.size(1) - 1)
-        states = last.gather(1, positions[:, :, None].expand(-1, -1, last.size(2)))[is_target]
-        return self.verifier_decoder.output_layer(states).float().log_softmax(-1)
+        states = last.gather(1, positions[:, :, None].expand(-1, -1, last.size(2))).flatten(0, 1)
+        return self.verifier_decoder.output_layer(states[targets]).float().log_softmax(-1)
 
     def train(self, mode: bool = True) -> "BlockNat":
         super().train(mode)

@@ -27,6 +27,11 @@ def switches() -> list[Any]:
     ]
 
 
+def split_k() -> list[Any]:
+    """Of PyTorch's newer versions."""
+    return [getattr(MATMUL, f"allow_{kind}_reduced_precision_reduction_split_k", None) for kind in ("fp16", "bf16")]
+
+
 @pytest.fixture
 def settings() -> Iterator[None]:
     """PyTorch as it was, after the test."""
@@ -48,6 +53,15 @@ def test_switches_are_off_and_come_back(tf32: bool) -> None:
     assert switches() == before and any(before)
     with exact_arithmetic(torch.device("cpu")):
         assert switches() == before
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.skipif(split_k()[0] is None, reason="a setting of newer versions of PyTorch")
+def test_split_k_comes_back() -> None:
+    MATMUL.allow_fp16_reduced_precision_reduction = MATMUL.allow_bf16_reduced_precision_reduction = (False, False)
+    with exact_arithmetic(GPU):
+        assert split_k() == [False, False]
+    assert split_k() == [False, False]
 
 
 @pytest.mark.usefixtures("settings")
