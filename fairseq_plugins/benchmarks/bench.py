@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from fairseq import utils
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
-from fairseq_plugins.benchmarks.replay import replay_drafts
+from fairseq_plugins.benchmarks.replay import Replay, replay_drafts
 from fairseq_plugins.commands.session import Session, change, options_of, precision
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
@@ -50,6 +51,7 @@ class Bench:
         self.dataset = self.session.load(self.subset)
         self.session.join_subwords()  # fails before decoding if text tools are missing
         self._greedy_outputs: dict[bool, dict[int, Tokens]] = {}
+        self._replays: WeakKeyDictionary[Any, Replay] = WeakKeyDictionary()
 
     @property
     def models(self) -> list[torch.nn.Module]:
@@ -99,7 +101,8 @@ class Bench:
             change(options_of(self.task), **before)
         if contender.replay is not None:
             first = self.task.target_dictionary.nspecial
-            replay_drafts(generator, self.greedy_outputs(contender), contender.replay, (first, first + 1))
+            outputs = self.greedy_outputs(contender)
+            self._replays[generator] = replay_drafts(generator, outputs, contender.replay, (first, first + 1))
         return generator
 
     def _ctranslate2(self, contender: Contender) -> ctranslate.CTranslate2Generator:
@@ -181,12 +184,15 @@ class Bench:
         """Decode as `decode` does; return the seconds of every batch."""
         outputs: dict[int, Tokens] = {}
         seconds = []
+        replay = self._replays.get(generator)
         for sample in self.session.batches(self.dataset, numbers, batch_size):
             self._synchronise()
             start = time.perf_counter()
             hypotheses = self.session.decode(generator, sample)
             self._synchronise()
             seconds.append(time.perf_counter() - start)
+            if replay is not None:
+                replay.learn(sample, hypotheses)
             for number, sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
                 outputs[number] = tuple(sentence[0]["tokens"].tolist())
             if bar is not None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from fairseq_plugins.benchmarks.gpu_use import GpuUse
 from fairseq_plugins.benchmarks.measuring import Row
 from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
 from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
+from tests.pretended_gpu import moved, pretended_gpu
 from tests.support import (
     Options,
     fairseq_greedy,
@@ -247,6 +250,26 @@ def test_drawn_lengths_have_the_stated_mean() -> None:
         replay.acceptance_probability(6.13, 5)
 
 
+@pytest.mark.usefixtures("device_guard")
+def test_replayed_drafts_take_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the drafts of a GPU cost besides is not the drafter's: a start takes one launch, and nothing waits."""
+    replayed = replay.Replay({3: [4, 5, 6, 7], 5: [6, 7]}, (4, 5))
+    replayed.draw(1.0, 3)
+    with pretended_gpu(monkeypatch) as gpu:
+        sample = moved({"id": torch.tensor([5, 3])})
+        state = Namespace(lengths=moved(torch.tensor([0, 2])))
+        drafter = Namespace(start=lambda *given: None, draft=lambda state: Draft(moved(torch.zeros(2, 3))))
+        replayed.on(sample["id"].device)
+        gpu.launches.clear()
+        gpu.waits.clear()
+        gpu.pageable.clear()
+        drafts = replay.ReplayedDrafter(drafter, replayed)
+        drafts.start(sample, None)
+        tokens = drafts.draft(state).tokens
+        assert gpu.launches == {"outside": 1 + 2} and not gpu.waits and not gpu.pageable
+        assert tokens.tolist() == [[6, 7, 4], [6, 7, 7]]
+
+
 BACKENDS = pytest.mark.parametrize("engine", [None, Engine()], ids=["native", "torch"])
 
 
@@ -286,9 +309,11 @@ def test_replayed_drafts_follow_changed_verifier_output(engine: Engine | None) -
     emitted = []
     for recorded in (expected, other):
         generator, stats = make_generator([verifier], task, Options("gad"), drafter, engine=engine, max_len_b=30)
-        replay.replay_drafts(generator, dict(enumerate(recorded)), 5.0, (4, 5))
+        replayed = replay.replay_drafts(generator, dict(enumerate(recorded)), 5.0, (4, 5))
         for _ in range(2):
-            assert ids(generator.generate([verifier], sample)) == expected
+            output = generator.generate([verifier], sample)
+            assert ids(output) == expected
+            replayed.learn(sample, output)
             emitted.append([sentence.emitted for sentence in stats.recorded])
             stats.recorded.clear()
     right, again, lost, learned = emitted
