@@ -31,9 +31,9 @@ class _DecodingOptions(FairseqDataclass):
     active_sentences: int = field(
         default=0,
         metadata={
-            "help": "decode so many sentences of a batch at a time: where some are finished, others of the batch come "
-            "in, so that it does not drain; give a --batch-size several times as large (default: 0, the whole batch). "
-            "All decoders but beam; the same output"
+            "help": "decode this many sentences of a batch at a time; others replace finished ones, so that the batch "
+            "does not drain; give a --batch-size several times as large (default: 0, the whole batch). All decoders "
+            "but beam; the same output. The compiled kernels replace sentences by themselves and ignore it"
         },
     )
     no_compiled_steps: bool = field(
