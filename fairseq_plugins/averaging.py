@@ -27,10 +27,9 @@ _NUMBERED = re.compile(r"checkpoint(?:_\d+_)?(\d+)\.pt")
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:
-    """Return the last numbered checkpoints of a training run: by updates, or by epochs if there are none by updates.
+    """Return the last `count` checkpoints of a training run: by updates, or else by epochs.
 
-    Raises:
-        ConfigurationError: if there are fewer than `count`.
+    Raises ConfigurationError if there are fewer.
     """
     for pattern in ("checkpoint_*_*.pt", "checkpoint*.pt"):
         by_number = {}
@@ -47,17 +46,10 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 
 
 def average(files: Sequence[Path]) -> dict[str, Any]:
-    """Average the weights of checkpoints.
+    """Return the last of several checkpoints of one model with averaged weights, without optimiser state.
 
-    Args:
-        files: checkpoints of one model.
-
-    Returns:
-        the last checkpoint with averaged weights, without optimiser state. Integer tensors are the last's. Tied
-        weights stay one tensor, so that a file has them once.
-
-    Raises:
-        ConfigurationError: if a file cannot be read, or weights differ in name or shape.
+    Integer tensors are the last's. Tied weights stay one tensor, so that a file has them once. Raises
+    ConfigurationError if a file cannot be read, or weights differ in name or shape.
     """
     total: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
@@ -90,11 +82,7 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def to_half(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint with half-precision weights.
-
-    Raises:
-        ConfigurationError: if a weight is too large.
-    """
+    """Return the checkpoint with half-precision weights; raises ConfigurationError if one is too large."""
     once: dict[int, Tensor] = {}
     halves = {
         name: once.setdefault(id(value), value.half()) if value.is_floating_point() else value
@@ -107,13 +95,7 @@ def to_half(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_checkpoint(path: Path, state: dict[str, Any], option: str) -> int:
-    """Write a checkpoint atomically; return its size in bytes.
-
-    Args:
-        path: of the file.
-        state: the checkpoint.
-        option: the option that named the file, for errors.
-    """
+    """Write a checkpoint atomically; return its size in bytes. `option` named the file, for errors."""
     content = io.BytesIO()
     torch.save(state, content)
     write_atomically(path, content.getvalue(), option)

@@ -19,17 +19,9 @@ _OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
 
 
 def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
-    """Read a checkpoint on the CPU.
+    """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model.
 
-    Args:
-        path: checkpoint file.
-        option: the option that named the file, for errors.
-
-    Returns:
-        its state (weights under "model"), and the options of its model.
-
-    Raises:
-        ConfigurationError: for a missing or truncated file.
+    `option` named the file. Raises ConfigurationError for a missing or truncated file.
     """
     if not os.path.exists(path):
         raise ConfigurationError(
@@ -54,17 +46,10 @@ def model_name(model_cfg: Any) -> str:
 
 
 def check_task(model_cfg: Any, task: Any, option: str) -> None:
-    """Refuse a model whose own task adds tokens that `task` does not; warn if its task is unknown.
+    """Raise ConfigurationError for a model whose task adds tokens that `task` does not; warn of an unknown task.
 
-    Without its language tokens, forced first token or own EOS a multilingual model translates wrongly.
-
-    Args:
-        model_cfg: options of the model in its checkpoint, including those of its task.
-        task: the task that decodes it as a plain translation.
-        option: the option that named the checkpoint, for errors.
-
-    Raises:
-        ConfigurationError: naming the checkpoint's task.
+    Without its language tokens, forced first token or own EOS a multilingual model translates wrongly. `model_cfg` has
+    the options of the model and its task in the checkpoint.
     """
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
@@ -96,12 +81,11 @@ def load_model(path: str, task: Any, option: str, required: type[nn.Module] | No
     Args:
         path: checkpoint file.
         task: task that gives the dictionaries.
-        option: the option that named the file, for errors.
+        option: option that named the file, for errors.
         required: class that the model must have.
-        build: further arguments for the model's `build_model`.
+        build: further arguments of the model's `build_model`.
 
-    Raises:
-        ConfigurationError: for a missing, truncated or unsuitable file.
+    Raises ConfigurationError for a missing, truncated or unsuitable file.
     """
     return build_model(*read_checkpoint(path, option), path, task, option, required, **build)
 

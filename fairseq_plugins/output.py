@@ -102,9 +102,7 @@ def flush_failure() -> OSError | None:
 def say_output_failure(error: BaseException, command: str = "") -> None:
     """Print that standard output cannot be written, except for a broken pipe (`| head`).
 
-    Args:
-        error: from printing or flushing.
-        command: name of the command and a colon, to begin the line.
+    `command` begins the line: a name and a colon.
     """
     if not isinstance(error, BrokenPipeError):
         reason = getattr(error, "strerror", None) or error

@@ -30,15 +30,10 @@ _REPLAY_BATCH_SIZE = 16
 
 
 class Bench:
-    """Decodes sentences with any contender; models are loaded once, on first use.
+    """Decode sentences with any contender; models are loaded on first use.
 
-    Args:
-        cfg: fairseq's configuration, as for fairseq-generate.
-        blockwise_path: checkpoint of a `blockwise_transformer`, for its row.
-        conversions: folder of models converted for CTranslate2.
-
-    Raises:
-        ConfigurationError: for a missing or unsuitable subset.
+    `blockwise_path` is a checkpoint for the row `blockwise`, `conversions` a folder for models in CTranslate2's format.
+    Raises ConfigurationError for a missing or unsuitable subset.
     """
 
     def __init__(self, cfg: DictConfig, blockwise_path: str | None = None, conversions: Path | None = None) -> None:
@@ -73,11 +68,7 @@ class Bench:
 
     @cached_property
     def order(self) -> list[int]:
-        """The sentences that the models can read, sorted by length as in fairseq.
-
-        Raises:
-            ConfigurationError: if there are none.
-        """
+        """The sentences that the models can read, sorted by length as in fairseq; ConfigurationError without any."""
         order = self.session.usable(self.dataset)
         if not order:
             raise ConfigurationError(f"--gen-subset {self.subset}: has no sentences; choose another")

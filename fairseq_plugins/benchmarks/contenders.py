@@ -145,13 +145,11 @@ def choose(
     """Return the chosen contenders and their reference rows, in the order of the table.
 
     Args:
-        names: comma-separated, value of --decoders.
+        names: value of --decoders; None chooses the `usual` rows (default: all).
         among: available rows.
-        usual: rows without --decoders (default: all).
-        kind: the precision.
+        kind: precision.
 
-    Raises:
-        ConfigurationError: for an unknown name.
+    Raises ConfigurationError for an unknown name.
     """
     known = [contender.name for contender in among]
     usual = among if usual is None else usual

@@ -25,18 +25,10 @@ def version() -> str:
 
 
 def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
-    """Convert a stock fairseq Transformer, or reuse an earlier conversion.
+    """Convert a stock fairseq Transformer, or reuse an earlier conversion; return the folder of the converted model.
 
-    Args:
-        checkpoint: of the verifier.
-        task_cfg: settings of the task: data folder and languages.
-        folder: of converted models, named by the checksum of their checkpoint.
-
-    Returns:
-        the folder of the converted model.
-
-    Raises:
-        ConfigurationError: if CTranslate2 does not support the model.
+    `task_cfg` gives data folder and languages. Models in `folder` are named by the hash of their checkpoint. Raises
+    ConfigurationError if CTranslate2 does not support the model.
     """
     from ctranslate2.converters import FairseqConverter
 
@@ -60,14 +52,9 @@ def convert(checkpoint: str, task_cfg: Any, folder: Path) -> Path:
 
 
 class CTranslate2Generator:
-    """Decodes fairseq batches with CTranslate2; returns hypotheses as fairseq's generator, with tokens only.
+    """Decode fairseq batches with CTranslate2; return hypotheses as fairseq's generator, with tokens only.
 
-    Args:
-        folder: the converted model.
-        source, target: dictionaries.
-        generation: fairseq's generation options; `beam`, lengths and `lenpen` apply.
-        compute_type: float32, int8, float16.
-        cuda: whether to run on the GPU.
+    Of fairseq's `generation` options `beam`, lengths and `lenpen` apply. `compute_type` is float32, int8 or float16.
     """
 
     def __init__(

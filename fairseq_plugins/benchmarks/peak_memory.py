@@ -33,14 +33,7 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 def add_memory(rows: Sequence[Row], batch_sizes: Sequence[int], numbers: Sequence[int], argv: Sequence[str]) -> None:
-    """Measure weights and peak memory of every row; print a warning if that fails.
-
-    Args:
-        rows: one per contender.
-        batch_sizes: to decode at.
-        numbers: the sentences to decode.
-        argv: arguments of spec-dec-bench.
-    """
+    """Measure weights and peak memory of every row, decoding sentences `numbers`; print a warning if that fails."""
     lists = (",".join(map(str, values)) for values in (batch_sizes, numbers))
     measured = [*lists, *argv]
     for row in rows:

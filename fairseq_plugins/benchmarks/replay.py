@@ -48,11 +48,9 @@ _SEED = 1
 
 
 class Replay:
-    """The verifier's own outputs with errors at random positions.
+    """The verifier's own outputs (sentence id -> token ids) with errors at random positions.
 
-    Args:
-        outputs: sentence id -> token ids of the verifier's output.
-        words: two ordinary symbols to use as wrong tokens.
+    `words` are two ordinary symbols; one of them replaces a right token.
     """
 
     def __init__(self, outputs: Mapping[int, Sequence[int]], words: tuple[int, int]) -> None:
@@ -148,8 +146,7 @@ class ReplayedDrafter(Drafter):
 def acceptance_probability(tokens: float, block_size: int) -> float:
     """Return p with 1 + p + p^2 + ... + p^k = `tokens`, the mean tokens per iteration, by bisection.
 
-    Raises:
-        ConfigurationError: for a mean above k + 1.
+    Raises ConfigurationError for a mean above k + 1.
     """
     if not 1 <= tokens < block_size + 1:
         raise ConfigurationError(
@@ -166,10 +163,9 @@ def acceptance_probability(tokens: float, block_size: int) -> float:
 def replay_drafts(
     generator: DraftVerifyGenerator, outputs: Mapping[int, Sequence[int]], tokens: float, words: tuple[int, int]
 ) -> Replay:
-    """Make a generator decode with replayed drafts; return them, so that they can `learn` from its outputs.
+    """Make a generator of `gad` or `gad++` decode with replayed drafts; return them, so that they can `learn`.
 
     Args:
-        generator: of `gad` or `gad++`; changed in place.
         outputs: sentence id -> token ids of the verifier's greedy output.
         tokens: mean tokens per iteration to draw.
         words: two ordinary symbols.
@@ -206,15 +202,13 @@ def replay_drafts(
 def prepare(
     folder: Path, shape: str, drafter: str, sentences: int, lengths: Sequence[int], vocabulary: int
 ) -> list[str]:
-    """Write random models and a random test set, unless they are there, and return the arguments that name them.
+    """Write random models and a random test set, unless they exist, and return the arguments that name them.
 
     Args:
-        folder: where.
-        shape: a key of `SHAPES`.
-        drafter: what the drafter reads, "tokens" or "features": see --drafter-context.
-        sentences: of the test set.
-        lengths: shortest and longest source, in tokens; lengths are drawn uniformly. Outputs get as long as sources.
-        vocabulary: symbols of the one dictionary.
+        shape: key of `SHAPES`.
+        drafter: value of --drafter-context, "tokens" or "features".
+        lengths: shortest and longest source in tokens, drawn uniformly; outputs get as long as sources.
+        vocabulary: size of the shared dictionary.
     """
     target = folder / f"{shape}-{drafter}-{sentences}x{lengths[0]}-{lengths[1]}-v{vocabulary}"
     if not target.exists():

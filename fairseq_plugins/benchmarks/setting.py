@@ -42,15 +42,7 @@ _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 def get_parser(
     prog: str, description: str, contenders: Sequence[Contender], repeats: int, batch_sizes: Sequence[int]
 ) -> CommandParser:
-    """Return fairseq-generate's parser with the options of a comparison added.
-
-    Args:
-        prog: name of the command.
-        description: its purpose.
-        contenders: available rows.
-        repeats: default of --repeats.
-        batch_sizes: default of --timing-batch-sizes.
-    """
+    """Return fairseq-generate's parser with the options of a comparison; `repeats` and `batch_sizes` are defaults."""
     example = f"{prog} data-bin --path verifier.pt --drafter-path drafter.pt --results results"
     parser = generation_parser(prog, description, example)
     add = parser.add_argument_group("comparison").add_argument
@@ -73,10 +65,9 @@ def conversions(results: str | None) -> Path:
 
 
 def parse(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, DictConfig]:
-    """Return our own options and fairseq's configuration, and check the files that they name.
+    """Return our own options and fairseq's configuration.
 
-    Raises:
-        ConfigurationError: for a missing file, or an option for a single decoder.
+    Raises ConfigurationError for a missing file, or an option for a single decoder.
     """
     args = parse_arguments(parser, argv)
     cfg = as_config(args)
@@ -99,13 +90,7 @@ def leave_the_decoder_to_us(cfg: DictConfig) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings of a benchmark.
-
-    Attributes:
-        args: our own options.
-        bench: models and data.
-        wanted: the requested rows.
-    """
+    """Options, models and data, and the requested rows of a benchmark."""
 
     args: argparse.Namespace
     bench: Bench

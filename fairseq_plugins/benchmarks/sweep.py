@@ -42,16 +42,7 @@ from fairseq_plugins.pages.sweep_figure import quality_figure
 
 
 def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], Result]) -> Results:
-    """Measure the baselines and settings that the journal lacks, those of the same outcome once.
-
-    Args:
-        cells: baselines and settings.
-        journal: keeps finished ones.
-        measure: decodes with a setting.
-
-    Returns:
-        a result for every cell.
-    """
+    """Measure the cells that the journal lacks, those of equal outcome once; return a result for every cell."""
     for cell in dict.fromkeys(cell.effective for cell in cells):
         if cell not in journal.results:
             journal.add(cell, measure(cell))
@@ -59,7 +50,7 @@ def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], Res
 
 
 def contender(cell: Cell, beam: int) -> Contender:
-    """The decoder that a cell names."""
+    """Return the decoder that a cell names."""
     if cell.baseline == GREEDY:
         return Contender(cell.baseline, "greedy")
     if cell.baseline:
@@ -73,7 +64,7 @@ def contender(cell: Cell, beam: int) -> Contender:
 def measure(
     bench: Bench, cell: Cell, numbers: Sequence[int], references: Mapping[int, str], repeats: int, bar: tqdm
 ) -> Result:
-    """Decode with a setting after a short warm-up: quality and speed come from the same passes."""
+    """Decode with a setting after a short warm-up; quality and speed come from the same passes."""
     bar.set_description(str(cell), refresh=False)
     chosen = contender(cell, bench.cfg.generation.beam)
     bench.decode(bench.generator(chosen), numbers[-measuring.WARM_UP_SENTENCES :], bench.batch_size)
@@ -94,7 +85,7 @@ def taus(text: str) -> list[float]:
 
 
 def get_parser() -> CommandParser:
-    """fairseq-generate's parser with our own options added."""
+    """Return fairseq-generate's parser with the options of a sweep."""
     description = "Decode with every block size, top-beta and tau; say which setting is fastest for its quality."
     example = "spec-dec-sweep data-bin --path verifier.pt --drafter-path drafter.pt --output sweep"
     parser = generation_parser("spec-dec-sweep", description, example)
@@ -113,7 +104,7 @@ def get_parser() -> CommandParser:
 
 
 def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int, str], list[Cell]]:
-    """Sentences, references and cells of a sweep, checked before anything is decoded."""
+    """Return sentences, references and cells of a sweep; raise ConfigurationError for what cannot be decoded."""
     numbers = bench.order if args.sentences is None else bench.first(args.sentences)
     references = bench.references(args.reference)
     if references is None:
@@ -161,7 +152,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def say_what_is_there(journal: Journal, todo: int) -> None:
-    """Tell what of an earlier sweep is used and what is not."""
+    """Print how many settings of an earlier sweep are reused, and how many are not."""
     if journal.results or journal.foreign:
         print(f"{journal.file}: {len(journal.results)} settings finished before, {todo} to do", file=sys.stderr)
     if journal.foreign:

@@ -19,14 +19,10 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 class Journal:
-    """The finished settings of a folder, in a JSON-lines file that is replaced as a whole whenever one is added.
+    """The finished settings of a folder: a JSON-lines file, rewritten whenever one is added.
 
-    Args:
-        file: `cells.jsonl`.
-        circumstances: all that must be the same for a finished setting to count: checkpoints, data, options, machine.
-
-    Raises:
-        ConfigurationError: when the file was not written by a sweep.
+    A finished setting counts only under equal `circumstances` (checkpoints, data, options, machine). Raises
+    ConfigurationError for a file that no sweep wrote.
     """
 
     def __init__(self, file: Path, circumstances: Mapping[str, Any]) -> None:
@@ -60,11 +56,7 @@ class Journal:
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Keep a second sweep out of the folder.
-
-    Raises:
-        ConfigurationError: when one is running there, or the folder cannot be written or locked.
-    """
+    """Lock the folder; raises ConfigurationError if another sweep has it, or if it cannot be written or locked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w", encoding="utf-8")
@@ -76,7 +68,7 @@ def sole_use(folder: Path) -> Iterator[None]:
 
 
 def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
-    """All that the measured values depend on, besides the setting itself."""
+    """Return all that a measurement depends on, besides the setting itself."""
     device = "cpu" if cfg.common.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
     found = {
         "verifier": sha256([Path(path) for path in utils.split_paths(cfg.common_eval.path)]),

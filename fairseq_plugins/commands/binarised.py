@@ -15,14 +15,10 @@ _OF_SENTENCE = 4 + 8  # its length in tokens, and where it begins
 
 
 def check_binarised(data: str, subset: str) -> None:
-    """Refuse files of a subset that are cut off or of another program. Those of fairseq's older formats are not read.
+    """Raise ConfigurationError for files of a subset that are truncated or of another program.
 
-    Args:
-        data: folder that fairseq-preprocess wrote; several have colons between them.
-        subset: such as "test".
-
-    Raises:
-        ConfigurationError: naming the file.
+    `data` is a folder of fairseq-preprocess, or several with colons between. Files of fairseq's older formats are
+    skipped.
     """
     for folder in data.split(":"):
         for index in sorted(Path(folder).glob(f"{subset}.*.idx")):

@@ -25,10 +25,8 @@ class CommandParser(argparse.ArgumentParser):
     """Show in --help: usage, description, example, required options, then the command's other options.
 
     Args:
-        prog: name of the command.
-        description: its purpose in one sentence.
         example: a command line.
-        inherited: fairseq's parser, whose options are understood too and shown by --help-all.
+        inherited: fairseq's parser, whose options are accepted too and shown by --help-all.
         required: options of `inherited` that are always needed.
     """
 
@@ -90,7 +88,7 @@ def _time_is_up(*_: Any) -> None:
 
 
 def requeue() -> None:
-    """Put this job of Slurm into the queue again, where the variable REQUEUE asks for it."""
+    """Requeue this Slurm job if the variable REQUEUE is set."""
     if os.environ.get("REQUEUE") and os.environ.get("SLURM_JOB_ID"):
         sys.stdout.flush()
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
@@ -99,14 +97,8 @@ def requeue() -> None:
 def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run a console command; return its exit status.
 
-    Args:
-        name: of the command, for errors.
-        run: the command, called with its arguments.
-        argv: arguments (default: the process's own).
-
-    Returns:
-        0, or 2 after a one-line error for what the user can mend, or 130 after Ctrl-C, or 138 after SIGUSR1, or 1,
-        without a message, after the reader of the output has ended (`| head`).
+    0, or 2 after a one-line error that the user can mend, 130 after Ctrl-C, 138 after SIGUSR1, or 1, without a message,
+    after the reader of the output has ended (`| head`).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments == ["--version"]:

@@ -8,15 +8,9 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[str | list[str]]:
-    """Return of every line its text; of jsonl its tokens.
+    """Return the text of every line; of jsonl its tokens.
 
-    Args:
-        path: of `--drafts`.
-        sentences: lines that it must have; None for any number.
-        of: what has these sentences, for the message.
-
-    Raises:
-        ConfigurationError: for a file that is missing or in another format, or has another number of lines.
+    Raises ConfigurationError for a missing or unreadable file, or if it has not as many lines as `of` has `sentences`.
     """
     if Path(path).is_dir():
         raise ConfigurationError(f"--drafts {path}: is a folder; give files, and other arguments before the option")
@@ -37,7 +31,7 @@ def read_drafts(path: str, sentences: int | None = None, of: str = "") -> list[s
 
 
 def _tokens(path: str, number: int, line: str) -> list[str]:
-    """The tokens of a line of jsonl, none where the sentence was too long."""
+    """Return the tokens of a line of jsonl; none if the sentence was too long."""
     try:
         values = json.loads(line)
         tokens = values.get("tokens", [] if "error" in values else None)
@@ -52,15 +46,9 @@ def _tokens(path: str, number: int, line: str) -> list[str]:
 
 
 def check_known(path: str, drafts: Iterable[Sequence[str]], knows: Callable[[str], bool]) -> None:
-    """Refuse drafts of which half of the tokens or more are unknown: another language, or text cut in another way.
+    """Raise ConfigurationError if at least half of the tokens are unknown: another language, or other subwords.
 
-    Args:
-        path: of `--drafts`.
-        drafts: tokens of its lines.
-        knows: whether the target's dictionary has a token.
-
-    Raises:
-        ConfigurationError: saying how many it lacks.
+    `knows` tells whether the target's dictionary has a token.
     """
     tokens = [token for draft in drafts for token in draft]
     missing = sum(not knows(token) for token in tokens)

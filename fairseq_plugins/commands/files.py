@@ -34,14 +34,9 @@ class Destination:
 
 
 def destination(path: str | Path, option: str) -> Destination:
-    """Find out how a file can be written; nothing is opened or made.
+    """Find out how a file can be written; nothing is opened or made. `option` named the path, for errors.
 
-    Args:
-        path: where.
-        option: the option that named it, for errors.
-
-    Raises:
-        ConfigurationError: for a folder, or where its folder is missing or cannot be written to.
+    Raises ConfigurationError for a folder, or if its folder is missing or read-only.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -67,7 +62,7 @@ def destination(path: str | Path, option: str) -> Destination:
 
 
 def standard_stream(path: str | Path) -> TextIO | None:
-    """Standard output or error, where the path leads to it: a file that is opened twice would overwrite itself."""
+    """Return standard output or error if the path leads to it: a file opened twice would overwrite itself."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and os.path.samestat(os.stat(path), os.fstat(stream.fileno())):
@@ -78,7 +73,7 @@ def standard_stream(path: str | Path) -> TextIO | None:
 
 
 def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationError:
-    """The error of a file that cannot be written."""
+    """Return the error of a file that cannot be written."""
     remedy = "give a path in a writable folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "make room there, or give a path elsewhere"
@@ -86,11 +81,7 @@ def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationEr
 
 
 class HeldByAnother(ConfigurationError):
-    """Another process writes a file.
-
-    Args:
-        file: that one.
-    """
+    """Another process writes `file`."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(f"{file}: another process writes it; wait for it or end it first")
@@ -98,16 +89,10 @@ class HeldByAnother(ConfigurationError):
 
 
 def lock(file: IO[Any], path: Path, wait: bool = False) -> None:
-    """Lock an open file until it is closed.
+    """Lock an open file until it is closed; `path` is its name for errors. Closes it on failure.
 
-    Args:
-        file: see above; closed where it cannot be locked.
-        path: its name, or that of what it stands for, for errors.
-        wait: until no other process holds it.
-
-    Raises:
-        HeldByAnother: when another process holds it.
-        ConfigurationError: where the file system has no locks.
+    Raises HeldByAnother if another process holds it (unless `wait`), and ConfigurationError if the file system has no
+    locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -123,16 +108,10 @@ def lock(file: IO[Any], path: Path, wait: bool = False) -> None:
 
 
 def hold(file: IO[Any], partial: Path, whole: Path) -> None:
-    """Lock a growing file until it is closed.
+    """Lock a growing file, opened as `partial`, until it is closed; its holder renames it to `whole` at the end.
 
-    Args:
-        file: opened by the name of `partial`.
-        partial: its name while it grows.
-        whole: its name when it is finished, which the process that holds it gives.
-
-    Raises:
-        HeldByAnother: when another process holds it, or finished it since it was opened.
-        ConfigurationError: where the file system has no locks.
+    Raises HeldByAnother if another process holds it, or has finished it since it was opened, and ConfigurationError if
+    the file system has no locks.
     """
     lock(file, partial)
     try:
@@ -147,17 +126,10 @@ def hold(file: IO[Any], partial: Path, whole: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes, option: str) -> None:
-    """Write a file under another name and rename it; folders are made as needed.
+    """Write text (as UTF-8) or bytes under another name and rename the file; make folders as needed.
 
-    What is not a regular file is written to as it is, and of a symbolic link the file that it leads to is replaced.
-
-    Args:
-        path: where.
-        content: text, written as UTF-8, or bytes.
-        option: the option that named the file or its folder, for errors.
-
-    Raises:
-        ConfigurationError: when it cannot be written; what was there before still is.
+    Writes to devices and pipes directly, and replaces the target of a symbolic link. `option` named the path, for
+    errors. Raises ConfigurationError if it cannot be written; the previous content is then kept.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     try:
@@ -183,14 +155,14 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
 
 
 def _write_all(file: object, data: bytes) -> None:
-    """Write to an unbuffered file, which may take less than it is given."""
+    """Write to an unbuffered file, which may accept less than it is given."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]  # type: ignore[attr-defined]
 
 
 def sha256(files: Sequence[Path]) -> str:
-    """One hash of the contents of files."""
+    """Return one hash of the contents of files."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:

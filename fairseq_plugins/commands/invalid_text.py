@@ -35,11 +35,9 @@ def _open_kept(encoding: str, errors: str | None = None) -> Callable[..., IO[Any
 
 
 def mend_lines(lines: Sequence[str], before: int) -> list[str]:
-    """The lines with U+FFFD for bytes that are not UTF-8; each such line is named on standard error.
+    """Return the lines with U+FFFD for bytes that are not UTF-8; name each such line on standard error.
 
-    Args:
-        lines: as they were read.
-        before: how many lines were read before them.
+    `before` is the number of lines read before them.
     """
     mended = []
     for number, line in enumerate(lines, before + 1):

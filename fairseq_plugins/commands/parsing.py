@@ -35,7 +35,7 @@ def positive(text: str) -> int:
 
 
 def not_negative(text: str) -> float:
-    """argparse type: a number that is at least 0."""
+    """Parse a number of at least 0, for argparse."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no number of at least 0")
@@ -57,7 +57,7 @@ def generation_parser(prog: str, description: str = "", example: str = "") -> Co
 
 
 def decoding_options() -> argparse._ArgumentGroup:
-    """The options of the task that steer decoding, those of the methods among them, as a group of a parser."""
+    """Return the decoding options of the task, with those of the methods, as a group of a parser."""
     group = argparse.ArgumentParser(add_help=False).add_argument_group("decoding")
     gen_parser_from_dataclass(group, TASK_DATACLASS_REGISTRY["spec_dec"]())
     others = TRAINING_OPTIONS | {declared.name for declared in fields(TASK_DATACLASS_REGISTRY["translation"])}
@@ -69,9 +69,9 @@ def decoding_options() -> argparse._ArgumentGroup:
 
 
 def help_of_fairseqs_tools() -> None:
-    """Where one of fairseq's tools was asked for help, print the plugin's options before it prints its own.
+    """If one of fairseq's tools was called with --help, print the plugin's options before its own.
 
-    fairseq answers --help before it knows of the task's options, so they would never be shown.
+    fairseq answers --help before it knows the task, and would never show them.
     """
     program = Path(sys.argv[0] if sys.argv else "").name
     if not program.startswith("fairseq-") or {"-h", "--help"}.isdisjoint(sys.argv):
@@ -84,7 +84,7 @@ def help_of_fairseqs_tools() -> None:
 
 
 def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse what a `generation_parser` understands, `--user-dir` and the options of the chosen task included."""
+    """Parse the arguments of a `generation_parser`, with `--user-dir` and the options of the chosen task."""
     if "--help-all" in argv:
         print(parser.format_full_help(decoding_options()))
         parser.exit()
@@ -101,11 +101,7 @@ def as_config(args: argparse.Namespace) -> DictConfig:
 
 
 def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
-    """Refuse files that are not there, before anything is loaded.
-
-    Raises:
-        ConfigurationError: naming option, file and remedy.
-    """
+    """Raise ConfigurationError for missing files, before anything is loaded."""
     if not cfg.common_eval.path:
         raise ConfigurationError("--path is missing; give the checkpoint of the verifier")
     if not Path(str(cfg.task.data)).is_dir():

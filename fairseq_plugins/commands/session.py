@@ -19,16 +19,9 @@ from fairseq_plugins.output import say
 
 
 class Session:
-    """The task, its data, and the models on their device in the wanted precision; models are loaded when first needed.
+    """The task, its data and the models of a command, on their device in the wanted precision.
 
-    Attributes:
-        cfg: fairseq's whole configuration, as fairseq-generate gets it.
-        cuda: whether models and batches are on a GPU.
-        task: the task, set up.
-
-    Args:
-        cfg: see above.
-        device: index of the GPU; None for the current one.
+    `cfg` is fairseq's whole configuration. Models are loaded on first use, to the GPU `device` if there is one.
     """
 
     def __init__(self, cfg: DictConfig, device: int | None = None) -> None:
@@ -41,7 +34,7 @@ class Session:
 
     @cached_property
     def models(self) -> list[FairseqEncoderDecoderModel]:
-        """The models of --path, an ensemble when there are several."""
+        """The models of --path; several are an ensemble."""
         models, _ = checkpoint_utils.load_model_ensemble(
             utils.split_paths(self.cfg.common_eval.path),
             arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
@@ -64,21 +57,21 @@ class Session:
 
     @cached_property
     def max_positions(self) -> tuple[int, int]:
-        """Tokens of source and target that task and models can read."""
+        """Maximal numbers of source and target tokens of task and models."""
         return utils.resolve_max_positions(self.task.max_positions(), *[model.max_positions() for model in self.models])
 
     def load(self, subset: str) -> Any:
-        """The dataset of a subset; see `load_subset`."""
+        """Return the dataset of a subset; see `load_subset`."""
         return load_subset(self.task, subset)
 
     def usable(self, dataset: Any) -> list[int]:
-        """The sentences that the models can read, sorted by length as fairseq does: batches hold similar lengths."""
+        """Return the sentences that the models can read, sorted by length as in fairseq."""
         skip = self.cfg.dataset.skip_invalid_size_inputs_valid_test
         order = self.task.filter_indices_by_size(dataset.ordered_indices(), dataset, self.max_positions, skip)
         return [int(number) for number in order]
 
     def batch(self, dataset: Any, numbers: Sequence[int]) -> dict[str, Any]:
-        """The fairseq sample that holds these sentences, on the device."""
+        """Return the fairseq sample of these sentences, on the device."""
         sample = dataset.collater([dataset[number] for number in numbers])
         return utils.move_to_cuda(sample) if self.cuda else sample
 
@@ -88,24 +81,22 @@ class Session:
             yield self.batch(dataset, numbers[first : first + size])
 
     def generation(self, **changed: Any) -> DictConfig:
-        """A copy of fairseq's generation options, some changed: decoders without beams set the beam to 1 in it."""
+        """Return a copy of fairseq's generation options with changes: decoders may set the beam to 1 in it."""
         options = OmegaConf.create(OmegaConf.to_container(self.cfg.generation))
         assert isinstance(options, DictConfig)
         options.update(changed)
         return options
 
     def generator(self, models: Sequence[FairseqEncoderDecoderModel] | None = None, **generation: Any) -> Any:
-        """Build the task's generator, so that all generation options count.
+        """Build the task's generator with all generation options, changed by `generation`.
 
-        Args:
-            models: to decode with (default: those of --path).
-            generation: fields of fairseq's generation options that differ from the command line's.
+        `models` default to those of --path.
         """
         options = self.generation(**generation)
         return self.task.build_generator(self.models if models is None else models, options)
 
     def decode(self, generator: Any, sample: dict[str, Any]) -> list[list[dict[str, Any]]]:
-        """Decode a batch, after --prefix-size tokens of its target: the hypotheses of each sentence, the best first."""
+        """Decode a batch, after --prefix-size tokens of its target; return the hypotheses, the best first."""
         _set_beam(self.models, getattr(generator, "beam_size", 1))
         size = self.prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
@@ -114,18 +105,18 @@ class Session:
         return found
 
     def steps(self, generator: Any, sample: dict[str, Any]) -> Any:
-        """Decode a batch as `decode` does, iteration by iteration: what `DraftVerifyGenerator.steps` yields."""
+        """Decode a batch iteration by iteration: yield as `DraftVerifyGenerator.steps`."""
         given = _Arguments()
         self.task.inference_step(given, self.models, sample, None)
         return generator.steps(sample, **given.named)
 
     @cached_property
     def prefix_size(self) -> int:
-        """--prefix-size, which a configuration takes longer to say than a batch of one sentence has time for."""
+        """--prefix-size, kept because reading a configuration is slow beside a single sentence."""
         return self.cfg.generation.prefix_size
 
     def join_subwords(self) -> None:
-        """Where no option says how subwords are joined, join them as their marks in the dictionary ask for, and say so.
+        """If no option says how to join subwords, join them by their marks in the dictionary, and print that.
 
         Scores of subwords are higher than those of words, and no paper's.
         """
@@ -140,12 +131,12 @@ class Session:
 
     @cached_property
     def text_tools(self) -> tuple[Any, Any]:
-        """The objects of --tokenizer and --bpe, None where there is none."""
+        """The objects of --tokenizer and --bpe, or None."""
         return self.task.build_tokenizer(self.cfg.tokenizer), self.task.build_bpe(self.cfg.bpe)
 
     @cached_property
     def stripped(self) -> Collection[int]:
-        """Ids of the target that are no text: EOS, and a language that the task lets outputs begin with."""
+        """Target ids that are no text: EOS, and a language token that the task puts first."""
         build = getattr(self.task, "own_generator", self.task.build_generator)
         own = build(self.models, self.generation(beam=1, nbest=1))
         return getattr(own, "symbols_to_strip_from_output", {self.task.target_dictionary.eos()})
@@ -160,7 +151,7 @@ class Session:
 
 
 class _Arguments:
-    """Stands for a generator, to learn which prefix and first token a task gives it."""
+    """Stands for a generator, to record the prefix and first token that a task gives it."""
 
     named: dict[str, Any]
 
@@ -170,7 +161,7 @@ class _Arguments:
 
 
 def precision(cfg: DictConfig) -> str:
-    """What the weights of models are held in: fp16, bf16 or fp32."""
+    """Return the precision of the weights: fp16, bf16 or fp32."""
     return "fp16" if cfg.common.fp16 else "bf16" if cfg.common.bf16 else "fp32"
 
 
@@ -189,11 +180,7 @@ def change(options: Any, **values: Any) -> dict[str, Any]:
 
 
 def load_subset(task: Any, subset: str) -> Any:
-    """The dataset of a subset, checked.
-
-    Raises:
-        ConfigurationError: when it is missing, empty or misaligned.
-    """
+    """Return the dataset of a subset; raises ConfigurationError if it is missing, empty or misaligned."""
     with subset_errors(subset, options_of(task).data):
         task.load_dataset(subset)
     return task.dataset(subset)
@@ -201,11 +188,7 @@ def load_subset(task: Any, subset: str) -> Any:
 
 @contextmanager
 def subset_errors(subset: str, data: str) -> Iterator[None]:
-    """Say what is wrong with a subset that fairseq cannot load from its data folder.
-
-    Raises:
-        ConfigurationError: when it is missing, empty, misaligned or not whole.
-    """
+    """Raise ConfigurationError for a missing, empty, misaligned or truncated subset of a data folder."""
     check_binarised(data, subset)
     try:
         yield
@@ -227,7 +210,7 @@ def subset_errors(subset: str, data: str) -> Iterator[None]:
 
 
 def _set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:
-    """fairseq's BART keeps the beam of its last search in its layers, and never sets it back to 1."""
+    """Set the beam that fairseq's BART keeps in its layers from its last search."""
     for model in models:
         for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
             layer.encoder_attn.set_beam_size(beam)

@@ -7,17 +7,14 @@ from tabulate import tabulate
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], style: str = "github") -> str:
-    """Return a table, the first column to the left, the others to the right; cells are shown as they are.
+    """Return a table of cells as they are, the first column to the left, the others to the right.
 
-    Args:
-        rows: cells.
-        headers: of the columns.
-        style: tabulate's name of one; "pipe" also tells Markdown how columns are aligned.
+    `style` is tabulate's; "pipe" also tells Markdown the alignment.
     """
     alignment = ["left"] + ["right"] * (len(headers) - 1)
     return tabulate(rows, headers=headers, tablefmt=style, colalign=alignment, disable_numparse=True)
 
 
 def shown(value: float | None, form: str) -> str:
-    """Return `value` formatted, or a dash where there is none."""
+    """Return `value` formatted, or a dash for None."""
     return "-" if value is None else format(value, form)

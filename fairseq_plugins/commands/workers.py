@@ -22,32 +22,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among those that share the work.
+    """The rank of a process among those that share the work."""
 
-    Attributes:
-        job, jobs: index of this job in a Slurm array, and how many jobs that has; 0 of 1 elsewhere.
-        rank, world: the same for the processes of a job, as torchrun numbers them.
-        device: index of the GPU to use.
-        spawned: whether torchrun started this process.
-        call: name of the array or of torchrun's run, the same for all of its processes; empty where there is none.
-    """
-
-    job: int = 0
+    job: int = 0  # index of this job in a Slurm array
     jobs: int = 1
-    rank: int = 0
+    rank: int = 0  # of the process in its job, as torchrun numbers them
     world: int = 1
-    device: int = 0
-    spawned: bool = False
-    call: str = ""
+    device: int = 0  # index of the GPU
+    spawned: bool = False  # whether torchrun started this process
+    call: str = ""  # name of the array or of torchrun's run; empty without
 
     @property
     def index(self) -> int:
-        """Number of this process among those of all jobs. In an array with gaps two processes may have the same."""
+        """Number of this process among those of all jobs; not unique in an array with gaps."""
         return self.job * self.world + self.rank
 
     @property
     def width(self) -> int:
-        """How many processes share the work."""
+        """Number of processes that share the work."""
         return self.jobs * self.world
 
 
@@ -73,22 +65,11 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place:
 
 
 def take_parts(place: Place, count: int, is_finished: Callable[[int], bool], begin: Callable[[int], T]) -> Iterator[T]:
-    """Begin this process's share of the unfinished parts, one after the other.
+    """Begin this process's share of the unfinished parts, one after the other; yield what `begin` returns.
 
-    A process prefers parts index, index + width, ..., and takes others where these are finished or held: neither gaps
-    in an array nor a job that failed leave a part that no process takes. Where all that is left is held, it waits.
-
-    Args:
-        place: of this process.
-        count: number of parts.
-        is_finished: whether a part is finished.
-        begin: locks a part and opens it.
-
-    Yields:
-        what `begin` returned.
-
-    Raises:
-        ConfigurationError: when a process that shares the work with no other finds a part held.
+    A process prefers parts index, index + width, ..., and takes others if these are finished or held, so that gaps in
+    an array and failed jobs leave no part. It waits if all other parts are held. `begin` locks a part and opens it.
+    Raises ConfigurationError if a part is held although no other process shares the work.
     """
     order = sorted(range(count), key=lambda part: (part - place.index) % place.width)
     share, is_waiting = -(-count // place.width), False
@@ -112,12 +93,9 @@ def take_parts(place: Place, count: int, is_finished: Callable[[int], bool], beg
 
 
 def check_trains_together(place: Place) -> None:
-    """Refuse processes of torchrun that would each train a model of its own and write it into the same folder.
+    """Raise ConfigurationError if processes of torchrun would each train a model into the same folder.
 
-    fairseq counts on as many processes as there are GPUs, whatever torchrun has started.
-
-    Raises:
-        ConfigurationError: naming fairseq's option.
+    fairseq expects as many processes as GPUs, whatever torchrun has started.
     """
     world = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
     if place.spawned and place.world != world:

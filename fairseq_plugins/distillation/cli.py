@@ -28,7 +28,7 @@ NAME = "spec-dec-distill"
 
 
 def decode_parser() -> CommandParser:
-    """fairseq-generate's parser with our own options added."""
+    """Return fairseq-generate's parser with the options of `decode`."""
     description = "Decode a corpus with a teacher, in shards that several processes or machines share."
     example = f"{NAME} decode data-bin --path teacher.pt --gen-subset train,valid --output shards"
     parser = generation_parser(f"{NAME} decode", description, example)
@@ -80,7 +80,7 @@ def _gpus(cfg: DictConfig) -> int:
 
 
 def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
-    """Number of shards: what was given, or what the folder was begun with, or one for each process."""
+    """Return the number of shards: as given, as begun, or one for each process."""
     begun = shards.number_of_shards(folder, subset)
     if given is not None and begun is not None and begun != given:
         raise ConfigurationError(
@@ -90,7 +90,7 @@ def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
 
 
 def status(argv: Sequence[str]) -> None:
-    """Print how far the shards of a folder are."""
+    """Print the progress of the shards of a folder."""
     parser = CommandParser(f"{NAME} status", "Print how far the shards of a folder are.", f"{NAME} status shards")
     parser.add_argument("folder", metavar="SHARDS", help="the --output of decode")
     parser.add_argument("--gen-subset", default="train,valid,test", metavar="NAME,NAME")
@@ -111,7 +111,7 @@ def status(argv: Sequence[str]) -> None:
 
 
 def merge_parser() -> CommandParser:
-    """Options of `merge`."""
+    """Return the parser of `merge`."""
     description = "Put shards together and binarise them with the same dictionaries."
     example = f"{NAME} merge data-bin --shards shards --destdir distilled --gen-subset train,valid"
     parser = CommandParser(f"{NAME} merge", description, example)

@@ -33,12 +33,7 @@ _IRRELEVANT = {"print_alignment", "print_step", "iter_decode_with_external_reran
 class Teacher:
     """The teacher models, on the device, and the data that they decode.
 
-    Args:
-        cfg: fairseq's whole configuration, as fairseq-generate gets it.
-        device: index of the GPU, where there are any.
-
-    Raises:
-        ConfigurationError: when checkpoints and data do not fit.
+    `cfg` is fairseq's whole configuration. Raises ConfigurationError if checkpoints and data do not fit.
     """
 
     def __init__(self, cfg: DictConfig, device: int) -> None:
@@ -50,7 +45,7 @@ class Teacher:
         self.max_source: int = self.session.max_positions[0]
 
     def decode(self, dataset: Any, numbers: Sequence[int]) -> list[Sentence]:
-        """Translations of a batch of sentences, with fairseq's scores (natural logarithms)."""
+        """Return translations of a batch of sentences, with fairseq's scores (natural logarithms)."""
         sample = self.session.batch(dataset, numbers)
         hypotheses = self.session.decode(self.generator, sample)
         strip = getattr(self.generator, "symbols_to_strip_from_output", {self.generator.eos})
@@ -85,7 +80,7 @@ def _check_dictionaries(path: str, task: Any) -> None:
 
 
 def source_files(data: str, subset: str, source: str, target: str) -> list[Path]:
-    """Files that hold the source side of a subset, and the dictionaries."""
+    """Return the files of the source side of a subset, and the dictionaries."""
     for pair in (f"{source}-{target}", f"{target}-{source}"):
         files = [Path(data) / f"{subset}.{pair}.{source}.{kind}" for kind in ("idx", "bin")]
         if all(file.is_file() for file in files):
@@ -96,7 +91,7 @@ def source_files(data: str, subset: str, source: str, target: str) -> list[Path]
 
 
 def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
-    """All that the translations of a subset depend on; JSON values."""
+    """Return all that the translations of a subset depend on, as JSON values."""
     task = cfg.task
     source, target = task.source_lang, task.target_lang
     if source is None or target is None:
@@ -122,10 +117,9 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
 
 
 def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[list[int]]:
-    """Sentences in batches of similar length, the longest first: what does not fit into memory fails at once.
+    """Yield batches of similar length, the longest first, so that too large a batch fails at once.
 
-    Raises:
-        ConfigurationError: when a sentence is longer than a batch may be.
+    Raises ConfigurationError for a sentence longer than a batch may be.
     """
     max_tokens, max_sentences = cfg.dataset.max_tokens, cfg.dataset.batch_size
     if max_tokens is None and max_sentences is None:
@@ -140,18 +134,17 @@ def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[l
 
 
 def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, folder: Path, place: Place) -> None:
-    """Decode one shard, or this process's share of those that are not finished.
+    """Decode one shard, or this process's share of the unfinished ones.
 
     Args:
         cfg: fairseq's whole configuration.
-        subset: what to decode.
-        shard: the shard to decode; None: a share of all.
+        subset: to decode.
+        shard: shard to decode; None for a share of all.
         count: number of shards; shard i holds sentences i, i + count, i + 2 * count ...
-        folder: where the shards are written.
-        place: of this process among those that share the work.
+        folder: of the shards.
+        place: of this process.
 
-    Raises:
-        ConfigurationError: for what the user can mend.
+    Raises ConfigurationError for what the user can mend.
     """
     made_from = origin(cfg, subset)
     files = [shards.shard_path(folder, subset, number, count) for number in range(count)]

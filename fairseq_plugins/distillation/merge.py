@@ -29,23 +29,14 @@ PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"
 
 @dataclass
 class Counts:
-    """What became of the sentences of a subset.
+    """Numbers of sentences of a subset."""
 
-    Attributes:
-        sentences: all that were decoded.
-        kept: pairs of source and translation that are written.
-        empty: left out, source or translation has no token.
-        too_long: left out, the teacher has no positions for the source.
-        ratio: left out by the ratio of lengths.
-        raw: pairs of the original data added.
-    """
-
-    sentences: int
-    kept: int = 0
-    empty: int = 0
-    too_long: int = 0
-    ratio: int = 0
-    raw: int = 0
+    sentences: int  # decoded
+    kept: int = 0  # written
+    empty: int = 0  # left out: source or translation has no token
+    too_long: int = 0  # left out: the teacher has no positions for the source
+    ratio: int = 0  # left out: lengths differ too much
+    raw: int = 0  # added pairs of the original data
 
     def __str__(self) -> str:
         parts = [f"{self.kept} of {self.sentences} kept", f"{self.empty} empty", f"{self.too_long} too long"]
@@ -54,21 +45,13 @@ class Counts:
 
 
 def check_subset(subset: str) -> None:
-    """Refuse a subset that fairseq-preprocess has no option for.
-
-    Raises:
-        ConfigurationError: naming those that it has.
-    """
+    """Raise ConfigurationError for a subset that fairseq-preprocess has no option for."""
     if subset not in PREFIXES:
         raise ConfigurationError(f"--gen-subset {subset}: choose from {', '.join(PREFIXES)}")
 
 
 def open_task(data: str, source: str | None, target: str | None) -> TranslationTask:
-    """fairseq's translation task on a folder.
-
-    Raises:
-        ConfigurationError: when there is no binarised data.
-    """
+    """Return fairseq's translation task on a folder; raises ConfigurationError without binarised data."""
     try:
         cfg = TranslationConfig(data=data, source_lang=source, target_lang=target)
         # By default references to other parts of fairseq's configuration.
@@ -81,13 +64,9 @@ def open_task(data: str, source: str | None, target: str | None) -> TranslationT
 
 
 def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[Sentence]]:
-    """All translations of a subset, in order.
+    """Return the origin of all translations of a subset, and the translations in order.
 
-    Returns:
-        what they were made from, and the sentences.
-
-    Raises:
-        ConfigurationError: for missing, corrupt or unfitting shards.
+    Raises ConfigurationError for missing, corrupt or unfitting shards.
     """
     number = shards.number_of_shards(folder, subset)
     if number is None:
@@ -113,12 +92,9 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
 def filter_pairs(
     sources: Iterable[str], sentences: Iterable[Sentence], max_ratio: float | None
 ) -> tuple[list[tuple[str, str]], Counts]:
-    """Pairs of source and translation worth learning from, and the counts of what was left out.
+    """Return the pairs of source and translation to learn from, and the counts of those left out.
 
-    Args:
-        sources: subwords with spaces between.
-        sentences: their translations.
-        max_ratio: the longer side may have at most so many times the tokens of the shorter; None: any.
+    The longer side may have `max_ratio` times the tokens of the shorter; None: any number.
     """
     pairs, counts = [], Counts(0)
     for source, sentence in zip(sources, sentences, strict=True):
@@ -151,23 +127,19 @@ def merge(
     keep_raw: bool = False,
     workers: int = 1,
 ) -> dict[str, Counts]:
-    """Merge the shards of subsets into binarised data.
+    """Merge the shards of subsets into binarised data, made as a whole or not at all; return counts by subset.
 
     Args:
-        data: the folder that was decoded.
-        folder: the shards.
+        data: decoded folder.
+        folder: folder of the shards.
         subsets: of "train", "valid", "test".
-        destination: binarised data, made as a whole or not at all.
+        destination: folder to make.
         languages: source and target (default: the data's only pair).
         max_ratio: see `filter_pairs`; for "train" only.
         keep_raw: add the original pairs of "train" after the distilled ones.
         workers: processes that binarise.
 
-    Returns:
-        counts by subset.
-
-    Raises:
-        ConfigurationError: for what the user can mend.
+    Raises ConfigurationError for what the user can mend.
     """
     if destination.exists():
         raise ConfigurationError(f"--destdir {destination}: is there already; remove it or give another folder")
@@ -221,7 +193,7 @@ def merge(
 def _binarise(
     data: str, text: Path, destination: Path, source: str, target: str, subsets: list[str], workers: int
 ) -> None:
-    """fairseq-preprocess with the dictionaries of `data`."""
+    """Run fairseq-preprocess with the dictionaries of `data`."""
     arguments = ["--source-lang", source, "--target-lang", target, "--destdir", str(destination)]
     for option, language in (("--srcdict", source), ("--tgtdict", target)):
         arguments += [option, str(Path(data) / f"dict.{language}.txt")]

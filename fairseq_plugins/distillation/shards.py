@@ -35,12 +35,12 @@ class Sentence:
 
 
 def shard_path(folder: Path, subset: str, shard: int, shards: int) -> Path:
-    """Name of a finished shard."""
+    """Return the name of a finished shard."""
     return folder / f"{subset}.{shard}-of-{shards}.tsv"
 
 
 def shard_files(folder: Path, subset: str) -> dict[int, list[Path]]:
-    """All shard files of a subset, partial ones included, by the number of shards that they count on."""
+    """Return number of shards -> the files of a subset, partial ones included."""
     found: dict[int, list[Path]] = {}
     for file in sorted(folder.glob(f"{subset}.*")):
         match = _NAME.fullmatch(file.name.removeprefix(f"{subset}."))
@@ -50,10 +50,9 @@ def shard_files(folder: Path, subset: str) -> dict[int, list[Path]]:
 
 
 def number_of_shards(folder: Path, subset: str) -> int | None:
-    """Into how many shards a subset was divided; None where nothing was begun.
+    """Return into how many shards a subset was divided, None if it was not begun.
 
-    Raises:
-        ConfigurationError: when there are shards of several divisions.
+    Raises ConfigurationError for shards of several divisions.
     """
     found = shard_files(folder, subset)
     if len(found) > 1:
@@ -63,14 +62,7 @@ def number_of_shards(folder: Path, subset: str) -> int | None:
 
 
 def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
-    """Read a finished shard.
-
-    Returns:
-        what it was made from, and its sentences.
-
-    Raises:
-        ConfigurationError: when the file is not whole.
-    """
+    """Return origin and sentences of a finished shard; raises ConfigurationError if it is not whole."""
     content = file.read_bytes()
     body, footer = content[: content.rfind(b"\n", 0, -1) + 1], content[content.rfind(b"\n", 0, -1) + 1 :]
     header, sentences, end = _parse(body)
@@ -87,7 +79,7 @@ def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
 
 
 def lines_in(file: Path) -> int:
-    """Sentences in a shard that is still being written."""
+    """Return the number of sentences in an unfinished shard."""
     return len(_parse(file.read_bytes())[1])
 
 
@@ -96,7 +88,7 @@ def _footer(count: int, total: Any) -> dict[str, Any]:
 
 
 def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
-    """Header (None when torn), whole sentence lines after it, and where these end."""
+    """Return the header (None if torn), the whole sentences after it, and where these end."""
     end = content.find(b"\n") + 1
     try:
         header = json.loads(content[:end])
@@ -111,23 +103,15 @@ def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Names of the entries in which two records of origin differ."""
+    """Return the names of the entries in which two origins differ."""
     return ", ".join(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
 
 
 class ShardWriter:
-    """Writes a shard, or goes on with one that was interrupted.
+    """Write a shard, or resume an interrupted one; `done` has the numbers of its sentences.
 
-    Args:
-        path: name of the finished shard.
-        made_from: all that the translations depend on; JSON values.
-
-    Attributes:
-        done: numbers of the sentences that are there already.
-
-    Raises:
-        HeldByAnother: when another process writes it.
-        ConfigurationError: when it was begun from something else, or cannot be written.
+    Raises HeldByAnother if another process writes it, and ConfigurationError if its origin differs from `made_from`
+    (JSON values), or if it cannot be written.
     """
 
     def __init__(self, path: Path, made_from: dict[str, Any]) -> None:
@@ -154,11 +138,7 @@ class ShardWriter:
             self._write(json.dumps(made_from, ensure_ascii=False, sort_keys=True).encode() + b"\n")
 
     def add(self, sentences: Iterable[Sentence]) -> None:
-        """Append sentences that are not there yet.
-
-        Raises:
-            ConfigurationError: when they cannot be written.
-        """
+        """Append sentences; raises ConfigurationError if they cannot be written."""
         new = list(sentences)
         lines = "".join(f"{sentence.number}\t{sentence.score}\t{sentence.text}\n" for sentence in new)
         self._write(lines.encode("utf-8"))
@@ -193,11 +173,7 @@ def _cannot_write(file: Path, error: OSError) -> ConfigurationError:
 
 
 def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) -> None:
-    """Refuse a finished shard that was made from something else.
-
-    Raises:
-        ConfigurationError: naming what differs.
-    """
+    """Raise ConfigurationError for a finished shard of another origin."""
     if header != made_from:
         raise ConfigurationError(
             f"{file}: was made from other {differences(made_from, header)}; remove it or choose another --output"
@@ -205,10 +181,9 @@ def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) 
 
 
 def in_order(sentences: Sequence[Sentence], count: int, folder: Path) -> list[Sentence]:
-    """Sentences by number.
+    """Return the sentences by number.
 
-    Raises:
-        ConfigurationError: when not each of 0 to `count` - 1 is there once.
+    Raises ConfigurationError unless each of 0 to `count` - 1 is there once.
     """
     ordered: list[Sentence | None] = [None] * count
     for sentence in sentences:

@@ -43,17 +43,10 @@ class Counts:
 
 
 def edits_between(source: Sequence[str], target: Sequence[str]) -> list[Edit]:
-    """Return the edits that turn the words of a source into those of a target.
+    """Return the edits that turn the words of a source into those of a target, separated by unchanged words.
 
     They follow an alignment of minimal edit distance. Ties prefer matches and replacements from the left, then
     deletions, then insertions, so that equal changes give equal edits.
-
-    Args:
-        source: N words.
-        target: M words.
-
-    Returns:
-        edits from left to right, separated by at least one unchanged word.
     """
     rows, columns = len(source), len(target)
     # distance[i][j] is that of source[i:] and target[j:]: the alignment is read from the left.
@@ -95,13 +88,7 @@ def compare_edits(hypothesis: Sequence[Edit], reference: Sequence[Edit]) -> Coun
 def corpus_edits(
     sources: Sequence[Sequence[str]], hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
 ) -> Counts:
-    """Count edits over a corpus; each sentence is compared with the reference that it agrees with best.
-
-    Args:
-        sources: words of every sentence.
-        hypotheses: words of every correction.
-        references: for each reference the words of every sentence.
-    """
+    """Count edits over a corpus of words; of several references the one with the best agreement counts."""
     total = Counts()
     for source, hypothesis, *targets in zip(sources, hypotheses, *references, strict=True):
         made = edits_between(source, hypothesis)

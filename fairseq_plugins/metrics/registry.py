@@ -49,18 +49,9 @@ def obstacle(metric: str, sample: Sample) -> str | None:
 
 
 def compute(names: Sequence[str], sample: Sample, required: bool) -> tuple[list[Score], list[str]]:
-    """Compute metrics.
+    """Return the scores of metrics, and for each metric left out a line that says what to do.
 
-    Args:
-        names: keys of `METRICS`.
-        sample: the texts to compare.
-        required: whether a metric that cannot be computed is an error.
-
-    Returns:
-        the scores, and for each metric left out a line that says what to do.
-
-    Raises:
-        ConfigurationError: for a required metric that cannot be computed.
+    Raises ConfigurationError for a `required` metric that cannot be computed.
     """
     obstacles = {name: obstacle(name, sample) for name in names}
     left_out = [reason for reason in obstacles.values() if reason is not None]
@@ -72,8 +63,7 @@ def compute(names: Sequence[str], sample: Sample, required: bool) -> tuple[list[
 def choose(names: str | None, rewriting: bool) -> list[str]:
     """Return keys of `METRICS` for a value of `--metrics`; by default all, those of `REWRITING` only with a source.
 
-    Raises:
-        ConfigurationError: for an unknown name.
+    Raises ConfigurationError for an unknown name.
     """
     if names is None:
         return [name for name in METRICS if name not in REWRITING or rewriting]

@@ -6,11 +6,7 @@ from fairseq_plugins.metrics.sample import Sample, Score
 
 
 def repetition_ratio(sentences: Sequence[Sequence[str]]) -> float:
-    """Return the share of tokens that equal the token before them in the sentence (GAD Table 9).
-
-    Args:
-        sentences: tokens of each sentence.
-    """
+    """Return the share of tokens that equal the token before them in the sentence (GAD Table 9)."""
     tokens = sum(map(len, sentences))
     repeated = sum(token == before for line in sentences for before, token in zip(line, line[1:], strict=False))
     return repeated / tokens if tokens else 0.0

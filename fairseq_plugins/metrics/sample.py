@@ -10,21 +10,13 @@ import sacremoses
 
 @dataclass
 class Score:
-    """One score.
+    """One score."""
 
-    Attributes:
-        metric: name as printed in papers.
-        value: the number; higher is better except for TER and repetition.
-        shown: the number as printed.
-        details: parts of the value.
-        signature: how it was computed.
-    """
-
-    metric: str
-    value: float
-    shown: str
-    details: str
-    signature: str
+    metric: str  # name as printed in papers
+    value: float  # higher is better, except for TER and repetition
+    shown: str  # as printed
+    details: str  # parts of the value
+    signature: str  # how it was computed
 
 
 @dataclass

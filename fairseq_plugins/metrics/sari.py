@@ -56,13 +56,7 @@ def sari_tokens(line: str, tokenize: bool = True) -> list[str]:
 
 
 def sentence_sari(source: Sequence[str], output: Sequence[str], references: Sequence[Sequence[str]]) -> Sari:
-    """Return SARI of one sentence, as the authors' script computes it.
-
-    Args:
-        source: tokens of the source.
-        output: tokens of the simplification.
-        references: tokens of every reference.
-    """
+    """Return SARI of one tokenised sentence, as the authors' script computes it."""
     add, keep, delete = [], [], []
     for order in ORDERS:
         operations = _operations(source, output, references, order)

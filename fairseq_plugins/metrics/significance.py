@@ -13,30 +13,20 @@ from fairseq_plugins.metrics.sample import Sample, Settings
 
 @dataclass
 class Difference:
-    """Differences between hypotheses and baseline.
+    """Differences between hypotheses and baseline."""
 
-    Attributes:
-        identical: number of sentences with the same text.
-        sentences: number of all sentences.
-        first: number of the first different sentence, None without any.
-        word: position of the first different word in it, from 1.
-        baseline: text of that sentence in the baseline.
-        hypothesis: text of that sentence in the hypotheses.
-    """
-
-    identical: int
-    sentences: int
-    first: int | None = None
-    word: int | None = None
-    baseline: str = ""
-    hypothesis: str = ""
+    identical: int  # sentences with the same text
+    sentences: int  # all
+    first: int | None = None  # number of the first different sentence
+    word: int | None = None  # position of the first different word in it, from 1
+    baseline: str = ""  # its text in the baseline
+    hypothesis: str = ""  # its text in the hypotheses
 
 
 def significance(names: Sequence[str], sample: Sample) -> list[dict[str, Any]]:
     """Test by paired bootstrap resampling (Koehn 2004) with sacrebleu, for its metrics among `names`.
 
-    Returns:
-        one record per metric: both scores, their bootstrap means and 95 % intervals, and the p-value.
+    Returns a record per metric: both scores, their bootstrap means and 95 % intervals, and the p-value.
     """
     assert sample.baseline is not None
     records = []

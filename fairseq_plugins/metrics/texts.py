@@ -15,32 +15,19 @@ _COLUMNS = {"S": 0, "T": 0, "H": 1, "D": 1}
 
 @dataclass
 class Text:
-    """The sentences of a file by number.
-
-    Attributes:
-        file: path.
-        hypotheses: all lines of a plain text.
-        sources: the S- lines of generate output, empty for plain text.
-        references: the T- lines, empty for plain text.
-        generated: whether the file is generate output.
-    """
+    """The sentences of a file by number."""
 
     file: str
-    hypotheses: dict[int, str]
-    sources: dict[int, str] = field(default_factory=dict)
-    references: dict[int, str] = field(default_factory=dict)
-    generated: bool = False
+    hypotheses: dict[int, str]  # all lines of a plain text
+    sources: dict[int, str] = field(default_factory=dict)  # S- lines of generate output
+    references: dict[int, str] = field(default_factory=dict)  # T- lines of generate output
+    generated: bool = False  # whether the file is generate output
 
 
 def read_lines(file: str, option: str) -> list[str]:
-    """Read the lines of a UTF-8 file, separated by newlines only.
+    """Read the lines of a UTF-8 file, separated by newlines only; `option` named the file.
 
-    Args:
-        file: path.
-        option: the option that named it, for errors.
-
-    Raises:
-        ConfigurationError: if it cannot be read, or is empty.
+    Raises ConfigurationError if it cannot be read, or is empty.
     """
     try:
         lines = Path(file).read_bytes().decode("utf-8").split("\n")
@@ -57,16 +44,10 @@ def read_lines(file: str, option: str) -> list[str]:
 
 
 def read_text(file: str, option: str) -> Text:
-    """Read plain text or generate output, which has H- and D- lines.
+    """Read plain text or generate output; `option` named the file.
 
     In generate output D- lines are preferred to H- lines; of several hypotheses (`--nbest`) the first is taken.
-
-    Args:
-        file: path.
-        option: the option that named it, for errors.
-
-    Raises:
-        ConfigurationError: if it cannot be read, is empty, or is incomplete generate output.
+    Raises ConfigurationError if the file cannot be read, is empty, or is incomplete generate output.
     """
     lines = read_lines(file, option)
     found: dict[str, dict[int, str]] = {kind: {} for kind in _COLUMNS}
@@ -92,16 +73,9 @@ def read_text(file: str, option: str) -> Text:
 
 
 def pick(text: Text, sentences: dict[int, str], numbers: Sequence[int], option: str) -> list[str]:
-    """Return the sentences with these numbers, in this order.
+    """Return the sentences with these numbers, in this order; `option` named the file.
 
-    Args:
-        text: the file that holds them.
-        sentences: its hypotheses, sources or references.
-        numbers: of the sentences.
-        option: the option that named the file, for errors.
-
-    Raises:
-        ConfigurationError: if one is missing.
+    Raises ConfigurationError if one is missing.
     """
     missing = [number for number in numbers if number not in sentences]
     if missing:
@@ -116,9 +90,7 @@ def aligned(text: Text, sentences: dict[int, str], hypotheses: Text, option: str
     """Return one sentence for each hypothesis.
 
     For plain hypotheses the numbers of lines must be equal; for numbered generate output the file may be longer.
-
-    Raises:
-        ConfigurationError: if the numbers of sentences do not fit.
+    Raises ConfigurationError if the numbers of sentences do not fit.
     """
     if not hypotheses.generated and len(sentences) != len(hypotheses.hypotheses):
         raise ConfigurationError(

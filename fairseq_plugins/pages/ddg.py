@@ -30,21 +30,13 @@ _WINDOW_MARGIN = 10
 
 @dataclass(frozen=True)
 class Trace:
-    """Parallel Jacobi iterations of one sentence of m target tokens, up to the fixed point in iteration K.
+    """Parallel Jacobi iterations of a sentence of m target tokens, up to the fixed point in iteration K."""
 
-    Attributes:
-        tokens: m token ids, the fixed point, EOS included.
-        predicted: K rows of m token ids, the most probable ones of every iteration.
-        probability: K rows of m, the probability of the final token in every iteration.
-        final_at: m iterations, from 1, in which the token and all before it become final.
-        iterations: number of iterations, including the last one, which changes nothing (eq. 5); m at most.
-    """
-
-    tokens: list[int]
-    predicted: list[list[int]]
-    probability: list[list[float]]
-    final_at: list[int]
-    iterations: int
+    tokens: list[int]  # m token ids, the fixed point, EOS included
+    predicted: list[list[int]]  # K rows of m token ids, the most probable ones
+    probability: list[list[float]]  # K rows of m, of the final tokens
+    final_at: list[int]  # m iterations, from 1, in which the token and all before it become final
+    iterations: int  # with the last one, which changes nothing (eq. 5); m at most
 
     @property
     def groups(self) -> list[list[int]]:
@@ -68,24 +60,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence to draw.
+    """One sentence to draw."""
 
-    Attributes:
-        number: its number in the subset, as in the H- lines of fairseq-generate.
-        source, output: as text.
-        labels: symbols of the target tokens, with subword marks.
-        predicted: K rows of m symbols, the predictions of every iteration.
-        trace: the iterations.
-        identical: whether the fixed point is fairseq's own output at `--beam 1`.
-    """
-
-    number: int
+    number: int  # in the subset, as in the H- lines of fairseq-generate
     source: str
     output: str
-    labels: list[str]
-    predicted: list[list[str]]
+    labels: list[str]  # m symbols, with subword marks
+    predicted: list[list[str]]  # K rows of m symbols
     trace: Trace
-    identical: bool
+    identical: bool  # whether the fixed point is fairseq's own output at `--beam 1`
 
     @property
     def right_to_left(self) -> bool:
@@ -127,14 +110,10 @@ class Sentence:
 
 @torch.inference_mode()
 def trace(generator: DraftVerifyGenerator, sample: dict[str, Any], initial: str = "pad") -> Trace:
-    """Solve one sentence by Parallel Jacobi iterations (Algorithm 1) and record them.
+    """Solve a batch of one sentence by Parallel Jacobi iterations (Algorithm 1) and record them.
 
     The target length is unknown: iteration continues until the first EOS and all tokens before it are a fixed point.
-
-    Args:
-        generator: a drafting generator on the loop in PyTorch, for its models and generation options.
-        sample: a fairseq batch of one sentence.
-        initial: first guess of every token: "pad" as in the paper, "unk", or "source" for the token at its position.
+    The generator must run the loop in PyTorch. `initial` is the first guess: "pad" as in the paper, "unk", or "source".
     """
     system = _System(generator, sample, initial)
     window = min(system.max_len + 1, math.ceil(_WINDOW_RATIO * system.source.numel()) + _WINDOW_MARGIN)

@@ -14,21 +14,13 @@ REMEDY = "give a file that --stats-file wrote"
 
 @dataclass
 class Run:
-    """One decoding run.
+    """One decoding run."""
 
-    Attributes:
-        label: name in tables and figures.
-        file: its statistics.
-        sentences: by number.
-        hypotheses: its output, if given.
-        trace: file of its trace, if given.
-    """
-
-    label: str
-    file: str
-    sentences: dict[int, SentenceStats]
-    hypotheses: Text | None = None
-    trace: str | None = None
+    label: str  # name in tables and figures
+    file: str  # its statistics
+    sentences: dict[int, SentenceStats]  # by number
+    hypotheses: Text | None = None  # its output
+    trace: str | None = None  # file of its trace
 
     @property
     def origin(self) -> str:
@@ -56,8 +48,7 @@ class Run:
 def read_stats(file: str) -> dict[int, SentenceStats]:
     """Read a file of `--stats-file`; unknown fields are ignored.
 
-    Raises:
-        ConfigurationError: naming file, line and remedy, if it is missing, empty, truncated or another file.
+    Raises ConfigurationError for a missing, empty, truncated or other file.
     """
     try:
         lines = Path(file).read_bytes().decode("utf-8").split("\n")
@@ -119,16 +110,9 @@ def load_runs(
     hypotheses: Sequence[str] | None,
     traces: Sequence[str] | None = None,
 ) -> list[Run]:
-    """Read statistics, outputs and traces of runs.
+    """Read statistics, outputs and traces of runs, one of each per run; labels default to the names of the files.
 
-    Args:
-        files: of `--stats-file`.
-        labels: one per run, default: the names of the files.
-        hypotheses: files of outputs, one per run.
-        traces: files of `--trace-file`, one per run.
-
-    Raises:
-        ConfigurationError: if the numbers of arguments do not match, or for unsuitable files.
+    Raises ConfigurationError if the numbers of arguments differ, or for unsuitable files.
     """
     for option, given in (("--labels", labels), ("--hypotheses", hypotheses), ("--traces", traces)):
         if given is not None and len(given) != len(files):
@@ -154,14 +138,7 @@ def names_of(files: Sequence[str]) -> list[str]:
 
 
 def side(file: str | None, option: str, kind: str, runs: Sequence[Run]) -> dict[int, str] | None:
-    """Return sources or references by sentence number: from a file, else from generate output of a run.
-
-    Args:
-        file: plain text or generate output, or None.
-        option: the option that named it.
-        kind: "sources" or "references".
-        runs: whose hypotheses may contain them.
-    """
+    """Return sources or references (`kind`) by sentence number: from a file, else from the outputs of the runs."""
     if file is not None:
         text = read_text(file, option)
         sentences = getattr(text, kind) if text.generated else text.hypotheses

@@ -99,12 +99,9 @@ def _until(eos: int, tokens: Iterable[tuple[int, str]]) -> list[tuple[int, str]]
 
 
 class TerminalView:
-    """Prints sentences.
+    """Print sentences, with marks instead of colours where the console has none.
 
-    Args:
-        console: where to print. Without colours, marks replace them.
-        trace: the header of the trace.
-        basis: kind of edit ratio to print, "source" or "reference"; None for none.
+    `basis` is the kind of edit ratio to print, "source" or "reference"; None for none.
     """
 
     def __init__(self, console: Console, trace: Trace, basis: str | None = None) -> None:

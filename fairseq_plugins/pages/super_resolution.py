@@ -33,11 +33,9 @@ def psnr(image: np.ndarray, original: np.ndarray) -> float:
 
 
 def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SIDE) -> bytes:
-    """Return a PNG with one row per input and one named column per kind of image.
+    """Return a PNG with a named column per kind of image and a row per input.
 
-    Args:
-        columns: name -> images [side, side, 3], uint8; equally many, of any size.
-        side: of an image in the picture, in pixels.
+    `columns` is name -> images [n, n, 3], uint8, equally many; `side` is the size of an image in the picture in pixels.
     """
     rows = len(next(iter(columns.values())))
     step, title = side + _GAP, side // 6

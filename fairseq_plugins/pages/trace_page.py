@@ -29,14 +29,9 @@ def sample_evenly(count: int, keep: int) -> set[int]:
 
 
 def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
-    """Return the number of sentences of a trace, and of those that fit a page.
+    """Return the number of sentences of a trace, and of those that fit a page, `limit` at most.
 
-    Args:
-        path: the trace.
-        limit: most sentences of the page.
-
-    Raises:
-        ConfigurationError: for a file that cannot be read or is truncated.
+    Raises ConfigurationError for a file that cannot be read or is truncated.
     """
     count, size = count_sentences(path)
     fitting = min(count, MAX_SENTENCES, count * MAX_BYTES // max(size, 1))
@@ -116,7 +111,7 @@ def page(
     Args:
         name: of the trace, for the title.
         trace: its header.
-        sentences: the sentences to show.
+        sentences: sentences to show.
         total: number of sentences of the trace; the page says if it shows fewer.
         edits: kind of edit ratio: "source", "reference" or "auto".
     """

@@ -18,10 +18,9 @@ def count_lines(path: str) -> int:
 
 
 def draft_sources(args: argparse.Namespace) -> "DraftSources | None":
-    """Return what `--drafts` and `--memory` give drafts from, None for neither.
+    """Return the sources of drafts of `--drafts` and `--memory`, None without both.
 
-    Raises:
-        ConfigurationError: for options that contradict each other, and files that do not fit.
+    Raises ConfigurationError for contradicting options, and files that do not fit.
     """
     if args.memory is None and args.memory_add:
         raise ConfigurationError("--memory-add: adds to a memory; give --memory FOLDER")
@@ -36,16 +35,10 @@ def draft_sources(args: argparse.Namespace) -> "DraftSources | None":
 
 
 class DraftSources:
-    """The drafts of every line: those of files beside it, and those that a memory has of similar lines.
+    """The drafts of every line: from files beside it, and from a memory of similar lines.
 
-    Args:
-        paths: of `--drafts`.
-        source: the file that is translated; None for standard input.
-        memory: folder of `--memory`; None for none.
-        adds: of `--memory-add`.
-
-    Raises:
-        ConfigurationError: for files that do not fit.
+    `paths` are those of `--drafts`, `source` is the translated file, and `memory` the folder of `--memory`. Raises
+    ConfigurationError for files that do not fit.
     """
 
     def __init__(self, paths: Sequence[str], source: str | None, memory: str | None, adds: bool) -> None:
@@ -63,20 +56,12 @@ class DraftSources:
         return found
 
     def remember(self, lines: Sequence[str], outputs: Sequence[str]) -> None:
-        """Add outputs to the memory, where `--memory-add` asks for that.
-
-        Raises:
-            ConfigurationError: where it cannot be written.
-        """
+        """Add outputs to the memory with `--memory-add`; raises ConfigurationError if it cannot be written."""
         if self._memory is not None and self._adds:
             self._memory.add(lines, outputs)
 
     def check(self, model: Model) -> None:
-        """Refuse a file in another language.
-
-        Raises:
-            ConfigurationError: naming it.
-        """
+        """Raise ConfigurationError for a file in another language."""
         for path, lines in self._files.items():
             check_known(path, (_cut(line, model) for line in lines[:_SAMPLE]), model.knows)
 

@@ -27,12 +27,7 @@ _FINISHED = "finished"
 
 
 class Part:
-    """What one process translates at a time; made by `Parts.begin`.
-
-    Attributes:
-        index: which part.
-        lines_done: lines of it that an earlier run translated.
-    """
+    """A part that this process translates; `lines_done` of its lines come from an earlier run."""
 
     def __init__(self, parts: "Parts", index: int) -> None:
         self.index = index
@@ -70,20 +65,16 @@ class Part:
 
 
 class Parts:
-    """The folder of the parts.
+    """The folder of the parts of a translation.
 
     Args:
-        output: where the whole is to be.
-        made_from: all that the translation depends on; JSON values.
-        count: number of parts, if they are not begun.
-        call: name of the array or of torchrun's run that this process belongs to; empty where there is none.
+        output: destination of the whole.
+        made_from: all that the translation depends on, as JSON values.
+        count: number of parts of a new translation.
+        call: name of the Slurm array or torchrun's run of this process; empty without.
 
-    Attributes:
-        count: number of parts that the translation was begun with.
-        is_done: whether processes of this call have put the translation together before.
-
-    Raises:
-        ConfigurationError: when it was begun from something else, or cannot be written.
+    `count` becomes the number of parts that the translation was begun with; `is_done` tells whether processes of this
+    call have already joined them. Raises ConfigurationError for another origin, or if it cannot be written.
     """
 
     def __init__(self, output: Destination, made_from: dict[str, Any], count: int, call: str = "") -> None:
@@ -128,23 +119,19 @@ class Parts:
             yield
 
     def whole(self, index: int) -> Path:
-        """Name of a part when it is finished."""
+        """Return the name of a finished part."""
         return self._folder / f"{index}-of-{self.count}"
 
     def is_finished(self, index: int) -> bool:
-        """Whether a part is finished."""
+        """Return whether a part is finished."""
         return self.is_done or self.whole(index).is_file()
 
     def begin(self, index: int) -> Part:
-        """Lock a part and go on where it ends.
-
-        Raises:
-            HeldByAnother: when another process writes it.
-        """
+        """Lock a part and resume it; raises HeldByAnother if another process writes it."""
         return Part(self, index)
 
     def join(self) -> bool:
-        """Put the parts together, if all are finished. Returns whether this process did it."""
+        """Join the parts if all are finished; return whether this process did it."""
         if self.is_done:
             return False
         try:
@@ -177,12 +164,12 @@ class Parts:
 
 
 def folder_of(path: Path) -> Path:
-    """The folder in which a translation is made."""
+    """Return the folder of the parts."""
     return path.with_name(path.name + ".parts")
 
 
 def remove_finished(path: Path) -> None:
-    """Remove the folder that a call left for its processes that come late, once all have ended."""
+    """Remove the folder that a call left for its late processes, after all have ended."""
     if (folder_of(path) / _FINISHED).is_file():
         shutil.rmtree(folder_of(path))
 
