@@ -158,7 +158,7 @@ def native_policy(context: MethodContext, options: TrainedDrafterOptions) -> Any
     drafted, accepted = model.decoder.survival_counts.double().cpu()
     if drafted.any() and not context.counts_survival:
         # Validation verifies every draft in full.
-        policy.learn(drafted.sum(1), drafted, drafted, accepted)
+        policy.learn(drafted, accepted)
     return policy
 
 

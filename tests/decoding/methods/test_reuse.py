@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.drafters.copying import CopyDrafter, draft_texts
 from fairseq_plugins.decoding.engine.engine import Engine
+from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.decoding.methods.reuse import drafts_of as usable_drafts
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
@@ -155,8 +156,8 @@ def test_a_trained_drafter_helps_where_drafts_end(engine: Engine | None, fixed_w
         model = drafter if fallback == "gad" else None
         generator, stats = make_generator([verifier], task, how, model, engine=engine, max_len_b=30)
         if generator.backend.name == "native" and not fixed_width:
-            free = {"step": [(1.0, 9.0)], "draft": [(1.0, 1e-3)], "verify": [(1.0, 1.0), (99.0, 1.0)]}
-            generator.backend.method.policy.costs = free
+            steps, drafts, rows = {1: 9, 2: 18}, {1: 1e-3, 2: 2e-3}, {1: 1, 99: 1}
+            generator.backend.method.policy.costs = kernels().Costs(steps, drafts, rows)
         assert_same_output(generator.generate([verifier], sample), expected)
         found[fallback] = stats.iterations
     assert found["gad"] < 0.8 * found["none"]

@@ -41,9 +41,9 @@ WIDTH = 6
 BINS = SURVIVAL_BINS
 
 
-def linear(first: float, further: float) -> list[tuple[float, float]]:
+def linear(first: float, further: float) -> dict[float, float]:
     """A cost table: seconds of a call with one row, and of every further row."""
-    return [(1.0, first), (101.0, first + 100 * further)]
+    return {1.0: first, 101.0: first + 100 * further}
 
 
 def make_policy(
@@ -55,15 +55,8 @@ def make_policy(
 ) -> Any:
     """A policy that knows these costs."""
     policy = kernels().Policy(width)
-    tables = {"step": linear(*step), "draft": linear(*draft), "verify": linear(*verify)}
-    policy.costs = {**tables, "prepare": [(1.0, prepare)] if prepare else []}
+    policy.costs = kernels().Costs(linear(*step), linear(*draft), linear(*verify), prepare)
     return policy
-
-
-def outcome(drafted: numpy.ndarray, accepted: numpy.ndarray) -> tuple[numpy.ndarray, ...]:
-    """Arguments of `learn` for drafts whose tokens [W, BINS] were all verified."""
-    drafted, accepted = numpy.asarray(drafted, float), numpy.asarray(accepted, float)
-    return drafted.sum(1), drafted, drafted, accepted
 
 
 def drafts_with_rate(rate: float, count: int = 1000, width: int = WIDTH) -> tuple[numpy.ndarray, ...]:
@@ -75,7 +68,7 @@ def drafts_with_rate(rate: float, count: int = 1000, width: int = WIDTH) -> tupl
         bin_number = min(int(survives * BINS), BINS - 1)
         drafted[position, bin_number] = count
         accepted[position, bin_number] = count * survives
-    return outcome(drafted, accepted)
+    return drafted, accepted
 
 
 def test_bins_are_those_of_the_kernels() -> None:
@@ -104,8 +97,8 @@ def test_rows_that_cost_as_much_as_a_step_do_not_pay() -> None:
 def test_a_large_batch_verifies_fewer_tokens_than_a_small_one() -> None:
     """Rows are nearly free until a call has 16 of them."""
     policy = make_policy()
-    table = [(1.0, 1.0), (16.0, 1.15), (116.0, 11.15)]
-    policy.costs = {"step": table, "draft": linear(0.1, 0.001), "verify": table}
+    table = {1.0: 1.0, 16.0: 1.15, 116.0: 11.15}
+    policy.costs = kernels().Costs(table, linear(0.1, 0.001), table)
     policy.learn(*drafts_with_rate(0.8))
     single, many = policy.plan(1), policy.plan(16)
     assert single.pays and single.width > many.width
@@ -129,7 +122,7 @@ def test_plan_is_the_best_of_all_widths_and_thresholds(
     drafted = generator.integers(0, 200, (WIDTH, BINS)).astype(float)
     drafted = drafted * 1000 / drafted.sum(1, keepdims=True)
     accepted = drafted * numpy.sort(generator.random((WIDTH, BINS)), 1)
-    policy.learn(*outcome(drafted, accepted))
+    policy.learn(drafted, accepted)
     # What the policy knows of them: faded to its horizon, with priors.
     _, seen, tried, right = (numpy.array(part) for part in policy.counts())
     drafts = seen.reshape(WIDTH, BINS).sum(1, keepdims=True)
@@ -226,8 +219,8 @@ def test_output_is_fairseqs_whatever_is_drafted(
     how = Options("gad", 12, fixed_width=False)
     generator, _ = make_generator([verifier], task, how, drafter, max_len_b=30)
     if generator.backend.name == "native":
-        tables = {"step": linear(step, row), "draft": linear(0.1, further / 10), "verify": linear(1.0, row)}
-        generator.backend.method.policy.costs = {**tables, "prepare": []}
+        costs = kernels().Costs(linear(step, row), linear(0.1, further / 10), linear(1.0, row))
+        generator.backend.method.policy.costs = costs
     for _ in range(2):
         assert_same_output(generator.generate([verifier], sample), expected)
 
@@ -312,12 +305,12 @@ def test_costs_are_profiled_when_the_generator_is_built(learned: tuple) -> None:
     task, verifier, _, drafter = learned
     how = Options("gad", 5, fixed_width=False)
     policy = choose_backend(how.spec, how.options, how.context([verifier], drafter, task)).method.policy
-    for name in ("step", "draft", "verify", "prepare"):
-        points = policy.costs[name]
-        assert points and all(seconds > 0 for _, seconds in points), name
-        assert points == sorted(points)
-    assert [rows for rows, _ in policy.costs["step"]] == [1, 4, 16]
-    assert [tokens for tokens, _ in policy.costs["draft"]] == [1, 3, 20]
+    costs = policy.costs
+    for table in (costs.step, costs.draft, costs.verify):
+        seconds = list(table.values())
+        assert min(seconds) > 0 and seconds == sorted(seconds)
+    assert list(costs.step) == [1, 4, 16] and list(costs.draft) == [1, 3, 20]
+    assert 0 < costs.prepare < 1
 
 
 def test_costs_of_long_drafts_are_profiled(learned: tuple) -> None:
@@ -331,8 +324,8 @@ def test_costs_of_long_drafts_are_profiled(learned: tuple) -> None:
         costs[width, fallback] = policy.costs
         longest = 31 if width == 32 else 15
         rows = [1 + tokens for tokens in (1, 3, 7, 15, 31) if tokens <= longest]
-        assert sorted({*rows, 32}) == [rows for rows, _ in policy.costs["verify"]]
-    alone, helped = (dict(costs[32, fallback]["draft"])[31] for fallback in ("none", "gad"))
+        assert sorted({*rows, 32}) == list(policy.costs.verify)
+    alone, helped = (costs[32, fallback].draft[31] for fallback in ("none", "gad"))
     assert helped > 2 * alone
 
 
@@ -341,7 +334,7 @@ def test_its_drafts_are_accepted(learned: tuple) -> None:
     task, verifier, sample, drafter = learned
     how = Options("gad", 5, fixed_width=False)
     generator, stats = make_generator([verifier], task, how, drafter, max_len_b=40)
-    generator.backend.method.policy.costs = {"step": linear(9.0, 0), "draft": linear(1e-3, 0), "verify": linear(1.0, 0)}
+    generator.backend.method.policy.costs = kernels().Costs(linear(9.0, 0), linear(1e-3, 0), linear(1.0, 0))
     found = generator.generate([verifier], sample)
     plain, undrafted = decode([verifier], task, sample, Options("greedy"), max_len_b=40)
     assert ids(found) == ids(plain)

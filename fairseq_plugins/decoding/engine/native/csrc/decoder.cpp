@@ -35,15 +35,13 @@ void Decoder::begin(const Sources& new_sources, int64_t new_capacity, int64_t ne
 
 void Decoder::read_sources(const std::vector<int64_t>& sentences) {
     const int64_t inputs = model->layers[0].cross_key_value->inputs;
-    for (size_t first = 0, last; first < sentences.size(); first = last) {
-        // Neighbours together: products of more rows are faster.
-        for (last = first + 1; last < sentences.size() && sentences[last] == sentences[last - 1] + 1;) ++last;
-        const int64_t begin = sources->begins[sentences[first]], end = sources->begins[sentences[last - 1] + 1];
+    by_neighbours(sentences, [&](int64_t first, int64_t last) {
+        const int64_t begin = sources->begins[first], end = sources->begins[last];
         for (size_t layer = 0; layer < model->layers.size(); ++layer) {
             model->layers[layer].cross_key_value->run(sources->encoded.data() + begin * inputs, end - begin,
                                                       source.at(layer, begin));
         }
-    }
+    });
 }
 
 float* Decoder::embed(Rows& rows, const std::function<void(int64_t, float*)>& input, int64_t& longest) const {

@@ -9,7 +9,7 @@
 
 #include "decoder.h"
 #include "limits.h"
-#include "survival.h"
+#include "policy.h"
 
 namespace spec_dec {
 
@@ -80,9 +80,9 @@ public:
         survival[index] *= probability;
         const int bin = bin_of(survival[index]);
         if (seen) {
-            const size_t of_rates = seen->place(position, bin);
-            seen->seen[of_rates] += 1;
-            if (rates && rates->rate[of_rates] < threshold) {
+            const size_t of_token = seen->at(position, bin);
+            seen->seen[of_token] += 1;
+            if (rates && (*rates)[of_token] < threshold) {
                 const int64_t left = position == 0 ? room[index] : 0;
                 end(index);
                 refused[index] = left;
@@ -124,7 +124,7 @@ public:
 
     // Set where a policy decides (policy.h): counts what is made, and ends drafts that are not worth their rows.
     SurvivalCounts* seen = nullptr;
-    const SurvivalRates* rates = nullptr;
+    const std::vector<float>* rates = nullptr;  // of survival
     float threshold = 0;
 
     // Whether the probabilities of tokens are read.

@@ -1,6 +1,7 @@
 #include "greedy_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <mutex>
 #include <numeric>
@@ -13,6 +14,12 @@ namespace {
 
 // Of the sentences that are decoded together, this share is free before others come in: fewer at a time are slower.
 constexpr int64_t REFILL_SHARE = 4;
+
+// Adds a measurement; of several the least counts.
+void add_cost(CostTable& table, double size, double seconds) {
+    double& least = table.try_emplace(size, seconds).first->second;
+    least = std::min(least, seconds);
+}
 
 }  // namespace
 
@@ -43,8 +50,7 @@ int64_t GreedySearch::together(const Batch& batch, const Budget& budget) const {
     if (!policy) return with_drafts(width);
     const int64_t without = std::min(with_drafts(0), batch.sentences());
     const int64_t fewer = std::min(with_drafts(policy->plan(without).width), without);
-    const bool pays = policy->plan(fewer).rate * policy->costs.step.seconds(without) > without;
-    return policy->always_drafts || pays ? fewer : without;
+    return policy->plan(fewer).rate > policy->plan(without).greedy_rate ? fewer : without;
 }
 
 void GreedySearch::run(Batch& batch, const Budget& budget) {
@@ -124,7 +130,7 @@ void GreedySearch::run(Batch& batch, const Budget& budget) {
 }
 
 // Profiles the first iterations of a batch of made-up sources, with drafts half of whose tokens stand.
-void GreedySearch::profile(int64_t sentences, int64_t width) {
+void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
     constexpr int64_t SOURCE = 24, LEAST = 3, MOST = 8;
     constexpr double SECONDS = 0.004;
     Batch batch;
@@ -146,8 +152,7 @@ void GreedySearch::profile(int64_t sentences, int64_t width) {
     std::vector<int64_t> all(sentences);
     std::iota(all.begin(), all.end(), 0);
     worker.admit(all, sentences);
-    Costs& costs = policy->costs;
-    if (width > 0) costs.prepare.add(SOURCE, worker.seconds[PREPARE] / sentences);
+    if (width > 0) costs.prepare = std::min(costs.prepare, worker.seconds[PREPARE] / (sentences * SOURCE));
     double spent = 0;
     for (int64_t i = 0; i < MOST && (i < LEAST || spent < SECONDS); ++i) {
         PartSeconds& took = worker.seconds;
@@ -156,10 +161,10 @@ void GreedySearch::profile(int64_t sentences, int64_t width) {
         const double verifying = took[VERIFY] + took[ACCEPT] + took[OBSERVE];
         spent += took[DRAFT] + verifying;
         if (width == 0) {
-            costs.step.add(sentences, took[DRAFT] + verifying);
+            add_cost(costs.step, sentences, took[DRAFT] + verifying);
         } else {
-            costs.draft.add(sentences * width, took[DRAFT]);
-            costs.verify.add(sentences * (1 + width), verifying);
+            add_cost(costs.draft, sentences * width, took[DRAFT]);
+            add_cost(costs.verify, sentences * (1 + width), verifying);
         }
     }
 }
@@ -168,11 +173,21 @@ void GreedySearch::profile() {
     if (!policy || !drafter || policy->always_drafts) return;
     const int64_t width = policy->width;
     // Larger calls cost what a further row costs here.
-    for (const int64_t sentences : {1, 4, 16}) profile(sentences, 0);
+    Costs costs;
+    costs.prepare = HUGE_VAL;
+    for (const int64_t sentences : {1, 4, 16}) profile(sentences, 0, costs);
     for (const int64_t tokens : {1, 3, 7, 15, 31}) {
-        if (tokens <= width) profile(1, tokens);
+        if (tokens <= width) profile(1, tokens, costs);
     }
-    profile(4, std::min<int64_t>(width, 7));
+    profile(4, std::min<int64_t>(width, 7), costs);
+    // Larger calls never take less time.
+    for (CostTable* table : {&costs.step, &costs.draft, &costs.verify}) {
+        double least = HUGE_VAL;
+        for (auto point = table->rbegin(); point != table->rend(); ++point) {
+            point->second = least = std::min(least, point->second);
+        }
+    }
+    policy->costs = std::move(costs);
 }
 
 }  // namespace spec_dec

@@ -56,7 +56,7 @@ private:
     friend class Worker;
 
     int64_t together(const Batch& batch, const Budget& budget) const;
-    void profile(int64_t sentences, int64_t width);
+    void profile(int64_t sentences, int64_t width, Costs& costs);
 
     std::shared_ptr<const Transformer> model;
     Decoder verifier;

@@ -1,30 +1,59 @@
-// Whether to draft, how much, and which drafted tokens to verify: the choice that promises most tokens a second.
+// Whether to draft, how many tokens, and which of them to verify: what promises most tokens a second. For n sentences
+// that share a call, a draft width and a least survival of verified tokens, the rate is
 //
-// Costs are profiled on the real weights when a generator is built. Survival rates come with the drafter and are
-// recalibrated by the drafts that are verified. The same costs and counts give the same decisions.
+//     n (1 + sum of reach * survival) / (draft(n * width) + verify(n * (1 + sum of reach)))    against    n / step(n)
+//
+// The sums run over the verified tokens: the share of drafts that reach one, and how likely it survives. Costs are
+// profiled on the real weights (greedy_search.cpp). Survival comes with the drafter and is recalibrated by what is
+// verified. The same costs and counts give the same decisions.
 
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
-
-#include "cost_table.h"
-#include "survival.h"
+#include <utility>
+#include <vector>
 
 namespace spec_dec {
 
+using CostTable = std::map<double, double>;  // seconds of calls by their size; at least two
+
 struct Costs {
-    CostTable step;     // an iteration without drafts, by sentences
-    CostTable draft;    // by drafted tokens of all sentences, those that are not worth a row included
-    CostTable verify;   // with acceptance and what the drafter learns, by rows: last tokens and drafted ones
-    CostTable prepare;  // the drafter's work at the start of a sentence, by source tokens
+    CostTable step;      // an iteration without drafts, by sentences
+    CostTable draft;     // by drafted tokens of all sentences, including those that are not worth a row
+    CostTable verify;    // verification, acceptance and what the drafter learns, by rows
+    double prepare = 0;  // the drafter's work at the start of a sentence, for each source token
+};
+
+constexpr int BINS = 20;  // of the probability that a token and all before it are right, as the drafter gives it
+
+// The bin of a probability; NaN is in the first.
+inline int bin_of(float probability) {
+    return probability > 0 ? std::min(static_cast<int>(std::min(probability, 1.0f) * BINS), BINS - 1) : 0;
+}
+
+// What became of drafts of up to `width` tokens.
+struct SurvivalCounts {
+    explicit SurvivalCounts(int64_t width)
+        : drafts(width), seen(width * BINS), tried(width * BINS), right(width * BINS) {}
+
+    // Index of a token; those after the last position count as the last one.
+    size_t at(int64_t position, int bin) const { return std::min<int64_t>(position, drafts.size() - 1) * BINS + bin; }
+
+    std::vector<double> drafts;              // [width], drafts that might have a token there
+    std::vector<double> seen, tried, right;  // [width][BINS], tokens that were made, verified, accepted
 };
 
 struct Plan {
-    int64_t width = 0;    // longest draft, in tokens
-    float threshold = 0;  // least survival rate that is worth a row
-    double rate = 0;      // tokens a second of all sentences of the call
-    bool pays = false;    // whether this beats decoding without drafts
+    int64_t width = 0;                 // longest draft, in tokens
+    double rate = 0, greedy_rate = 0;  // tokens a second of all sentences of a call, with and without drafts
+    float threshold = 0;               // least survival that is worth a row
+    std::shared_ptr<const std::vector<float>> survival;  // [width][BINS]; null where every token is verified
+
+    bool pays() const { return rate > greedy_rate; }
 };
 
 class Policy {
@@ -33,30 +62,30 @@ public:
     explicit Policy(int64_t width, bool always_drafts = false);
 
     // The best way to draft for this many sentences that share a call.
-    Plan plan(double sentences) const;
+    Plan plan(int64_t sentences);
 
-    // Whether to draft for the next sentence of a call: where that pays, and now and then where it does not.
-    //
-    // sentences: sentences that share the call; source: source tokens of this one.
-    bool drafts(double sentences, double source);
+    // Whether to draft for a sentence of `source` tokens in a call of `sentences`: where that pays, and now and then
+    // where it does not.
+    bool drafts(int64_t sentences, int64_t source);
 
     // Adds the outcome of drafts; older counts fade.
     void learn(const SurvivalCounts& more);
     // Adds the lengths of a finished sentence.
     void learn_length(double source, double output);
 
-    std::shared_ptr<const SurvivalRates> rates() const;
     SurvivalCounts counts() const;
 
-    Costs costs;
+    Costs costs;  // set before the first plan
     const int64_t width;
     const bool always_drafts;
 
 private:
-    void update_rates();
+    Plan best_plan(double sentences) const;
+    void update_survival();
 
     SurvivalCounts known;
-    std::shared_ptr<const SurvivalRates> current;
+    std::shared_ptr<const std::vector<float>> survival;
+    std::map<int64_t, Plan> plans;  // by sentences, until more is known
     double output_per_source = 1, credit = 0;
     mutable std::mutex mutex;
 };

@@ -18,50 +18,47 @@ void Sources::read(const int64_t* source, int64_t sentences, int64_t width, int6
     }
 }
 
-void Sources::encode(const Transformer& encoder) {
-    const int64_t width = encoder.width;
+void Sources::begin_encoding(const Transformer& encoder) {
     for (const int64_t token : tokens) {
         if (token < 0 || token >= encoder.embedding.size) {
             throw std::invalid_argument("a source token is outside of the vocabulary");
         }
     }
-    embedding.resize(rows() * width);
-    encoded.resize(rows() * width);
-    if (sentences() == 0) return;
-    // A sentence is not divided: its rows read each other's keys. Keys and values are of no use to the next layer.
-    threads::share(sentences(), rows() / sentences() * encoder.products(), [&](int64_t first, int64_t last) {
-        const int64_t begin = begins[first], count = begins[last] - begin;
-        thread_local Floats weights_memory;
-        std::vector<int64_t> positions(count), whole(MORE_ROWS);
-        float* x = encoded.data() + begin * width;
-        int64_t longest = 0;
-        for (int64_t b = first; b < last; ++b) {
-            longest = std::max(longest, length(b));
-            for (int64_t row = begins[b]; row < begins[b + 1]; ++row) {
-                const int64_t local = row - begin;
-                positions[local] = row - begins[b];
-                float* embedded = embedding.data() + row * width;
-                encoder.embed(tokens[row], embedded);
-                std::copy_n(embedded, width, x + local * width);
-                encoder.add_position(positions[local], x + local * width);
-            }
+    embedding.resize(rows() * encoder.width);
+    encoded.resize(rows() * encoder.width);
+}
+
+void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
+    thread_local Floats weights_memory;
+    const int64_t width = encoder.width, begin = begins[first], count = begins[last] - begin;
+    std::vector<int64_t> positions, whole(MORE_ROWS);
+    float* x = encoded.data() + begin * width;
+    int64_t longest = 0;
+    for (int64_t b = first; b < last; ++b) {
+        longest = std::max(longest, length(b));
+        for (int64_t position = 0; position < length(b); ++position) {
+            const int64_t row = begins[b] + position;
+            positions.push_back(position);
+            encoder.embed(tokens[row], embedding.data() + row * width);
+            std::copy_n(embedding.data() + row * width, width, encoded.data() + row * width);
+            encoder.add_position(position, encoded.data() + row * width);
         }
-        if (encoder.embedding_norm) encoder.embedding_norm.run(x, count, x);
-        float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
-        const auto attend_self = [&](size_t index, const float* qkv, float* out) {
-            const int heads = encoder.layers[index].heads;
-            for (int64_t b = first; b < last; ++b) {
-                const int64_t row = begins[b] - begin;
-                std::fill(whole.begin(), whole.end(), length(b) - 1);
-                in_parts(length(b), MORE_ROWS, [&](int64_t part, int64_t some) {
-                    kernels().attend(some, qkv + (row + part) * 3 * width, 3 * width, qkv + row * 3 * width + width,
-                                     3 * width, whole.data(), heads, static_cast<int>(width) / heads, weights,
-                                     out + (row + part) * width);
-                });
-            }
-        };
-        encoder.run(x, count, positions.data(), attend_self, {}, {});
-    });
+    }
+    if (encoder.embedding_norm) encoder.embedding_norm.run(x, count, x);
+    float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
+    const auto attend_self = [&](size_t index, const float* qkv, float* out) {
+        const int heads = encoder.layers[index].heads;
+        for (int64_t b = first; b < last; ++b) {
+            const int64_t row = begins[b] - begin;
+            std::fill(whole.begin(), whole.end(), length(b) - 1);
+            in_parts(length(b), MORE_ROWS, [&](int64_t part, int64_t some) {
+                kernels().attend(some, qkv + (row + part) * 3 * width, 3 * width, qkv + row * 3 * width + width,
+                                 3 * width, whole.data(), heads, static_cast<int>(width) / heads, weights,
+                                 out + (row + part) * width);
+            });
+        }
+    };
+    encoder.run(x, count, positions.data(), attend_self, {}, {});
 }
 
 void Sources::take(const int64_t* source, const float* given, const float* given_embedding, const uint8_t* padding,

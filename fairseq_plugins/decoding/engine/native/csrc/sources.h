@@ -23,13 +23,26 @@ struct Sources {
     // Takes the tokens [sentences][width] that are not `pad`. Throws std::invalid_argument for an empty sentence.
     void read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad);
 
-    // Encodes the tokens. Throws std::invalid_argument for a token outside of the vocabulary.
-    void encode(const Transformer& encoder);
+    // Has room for the tokens as `encoder` encodes them. Throws std::invalid_argument for a token outside of the
+    // vocabulary.
+    void begin_encoding(const Transformer& encoder);
+
+    // Encodes the sentences `first` .. `last`.
+    void encode(const Transformer& encoder, int64_t first, int64_t last);
 
     // Takes what another encoder returned for the tokens [sentences][width] that are not `padding`: states
     // [sentences][width][dim], and embeddings or null.
     void take(const int64_t* source, const float* encoded, const float* embedding, const uint8_t* padding,
               int64_t sentences, int64_t width, int64_t dim);
 };
+
+// Calls `run(first, last)` for sentences that follow one another: products of more rows are faster.
+template <typename Run>
+void by_neighbours(const std::vector<int64_t>& sentences, const Run& run) {
+    for (size_t first = 0, last; first < sentences.size(); first = last) {
+        for (last = first + 1; last < sentences.size() && sentences[last] == sentences[last - 1] + 1;) ++last;
+        run(sentences[first], sentences[last - 1] + 1);
+    }
+}
 
 }  // namespace spec_dec

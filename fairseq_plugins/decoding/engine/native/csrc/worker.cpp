@@ -83,11 +83,11 @@ void Worker::iterate() {
     const auto has_ended = [&](int64_t b) { return batch.finished[b] != 0; };
     work.active.erase(std::remove_if(work.active.begin(), work.active.end(), has_ended), work.active.end());
     const bool hands_over = ++iterations % LEARN_AFTER == 0 || work.active.empty();
-    if (search.policy && !profiled_width && hands_over) learn();
+    if (!profiled_width && hands_over) learn();
 }
 
 void Worker::learn() {
-    if (!search.policy) return;
+    if (!search.policy || counts.drafts[0] == 0) return;
     search.policy->learn(counts);
     counts = SurvivalCounts(search.policy->width);
 }
@@ -100,15 +100,15 @@ void Worker::draft() {
     drafts.seen = nullptr;
     drafts.rates = nullptr;
     if (search.policy && drafted > 0) {
-        plan_for(sentences);
+        plan = profiled_width ? Plan{*profiled_width, 1, 0, 0, nullptr} : search.policy->plan(sentences);
         // A drafter that misses an iteration of a sentence cannot go on. One by itself is drafted to see how that goes.
-        if (!plan.pays && drafted == sentences && sentences > 1) {
+        if (!plan.pays() && drafted == sentences && sentences > 1) {
             for (const int64_t b : work.active) batch.is_drafted[b] = 0;
             drafted = 0;
         }
         width = profiled_width ? plan.width : std::min(width, plan.width);
         drafts.seen = &counts;
-        drafts.rates = profiled_width ? nullptr : rates.get();
+        drafts.rates = plan.survival.get();
         drafts.threshold = plan.threshold;
     }
     std::vector<int64_t> most;
@@ -119,25 +119,11 @@ void Worker::draft() {
     if (drafted == 0) return;
     for (size_t index = 0; drafts.seen && index < work.active.size(); ++index) {
         if (!batch.is_drafted[work.active[index]]) continue;
-        const int64_t room = std::min(drafts.room_of(index) - drafts.count(index), counts.width());
+        const int64_t room = std::min(drafts.room_of(index) - drafts.count(index), search.policy->width);
         for (int64_t t = 0; t < room; ++t) counts.drafts[t] += 1;
     }
     search.drafter->draft(work);
     if (profiled_width) drafts.fill(batch.limits.pad);
-}
-
-// Plans anew where the number of sentences or what is known of drafts has changed.
-void Worker::plan_for(int64_t sentences) {
-    if (profiled_width) {
-        plan.width = *profiled_width;
-        plan.pays = true;
-        return;
-    }
-    auto newest = search.policy->rates();
-    if (newest == rates && sentences == planned_for) return;
-    rates = std::move(newest);
-    planned_for = sentences;
-    plan = search.policy->plan(sentences);
 }
 
 // The given beginnings of outputs are their first drafts, even where they are empty.
@@ -289,9 +275,9 @@ void Worker::count_drafts() {
         const int64_t b = work.active[index];
         if (!batch.is_drafted[b] || (batch.limits.prefix && batch.lengths[b] == 0)) continue;
         for (int64_t t = 0; t < work.drafts.count(index); ++t) {
-            const size_t place = counts.place(t, work.drafts.bin(index, t));
-            counts.tried[place] += 1;
-            counts.right[place] += t < work.accepted[index];
+            const size_t token = counts.at(t, work.drafts.bin(index, t));
+            counts.tried[token] += 1;
+            counts.right[token] += t < work.accepted[index];
         }
     }
 }

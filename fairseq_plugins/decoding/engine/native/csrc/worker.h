@@ -11,9 +11,8 @@ namespace spec_dec {
 
 class Worker {
 public:
-    Worker(GreedySearch& search, Batch& batch) : search(search), work(batch), batch(batch) {
-        if (search.policy) counts = SurvivalCounts(search.policy->width);
-    }
+    Worker(GreedySearch& search, Batch& batch)
+        : search(search), work(batch), batch(batch), counts(search.policy ? search.policy->width : 0) {}
 
     // Takes sentences that have no output yet. `share`: sentences that a call has together.
     void admit(const std::vector<int64_t>& sentences, int64_t share);
@@ -40,15 +39,13 @@ private:
     bool emit(size_t index, int64_t token, float log_prob);
     void draft_prefix();
     void count_drafts();
-    void plan_for(int64_t sentences);
 
     GreedySearch& search;
     Work work;
     Batch& batch;
     SurvivalCounts counts;
-    int64_t iterations = 0, planned_for = 0;
+    int64_t iterations = 0;
     Plan plan;
-    std::shared_ptr<const SurvivalRates> rates;
     Floats scores, head_states, states_ahead;
     std::vector<BestToken> best;
 };

@@ -28,7 +28,7 @@ public:
         if (encoder) {
             own_sources.begins = batch.sources.begins;
             own_sources.tokens = batch.sources.tokens;
-            own_sources.encode(*encoder);
+            own_sources.begin_encoding(*encoder);
         }
         const int64_t capacity = batch.columns + width + 1;
         decoder.begin(sources(batch), capacity);
@@ -36,7 +36,12 @@ public:
         cached.assign(batch.sentences(), 0);
     }
 
-    void begin(const Batch&, const std::vector<int64_t>& sentences) override { decoder.read_sources(sentences); }
+    void begin(const Batch&, const std::vector<int64_t>& sentences) override {
+        if (encoder) {
+            by_neighbours(sentences, [&](int64_t first, int64_t last) { own_sources.encode(*encoder, first, last); });
+        }
+        decoder.read_sources(sentences);
+    }
 
     void draft(Work& work) override {
         thread_local Rows rows;

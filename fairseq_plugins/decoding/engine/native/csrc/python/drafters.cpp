@@ -9,70 +9,45 @@
 namespace spec_dec {
 namespace {
 
-std::vector<double> doubles(const Array<double, 2>& array, int64_t width) {
-    require(static_cast<int64_t>(array.shape(0)) == width && array.shape(1) == BINS, "counts have another shape");
-    return {array.data(), array.data() + array.size()};
-}
-
-// Between Python's dictionaries of points and tables of costs.
-template <typename Change>
-void of_costs(Costs& costs, const Change& change) {
-    change("step", costs.step);
-    change("draft", costs.draft);
-    change("verify", costs.verify);
-    change("prepare", costs.prepare);
-}
-
 void bind_policy(nb::module_& m) {
     m.attr("BINS") = BINS;
     nb::class_<Plan>(m, "Plan")
         .def_ro("width", &Plan::width)
         .def_ro("threshold", &Plan::threshold)
         .def_ro("rate", &Plan::rate)
-        .def_ro("pays", &Plan::pays);
+        .def_prop_ro("pays", &Plan::pays);
+    nb::class_<Costs>(m, "Costs", "Seconds by size: see policy.h.")
+        .def(nb::init<CostTable, CostTable, CostTable, double>(), "step"_a, "draft"_a, "verify"_a, "prepare"_a = 0)
+        .def_ro("step", &Costs::step)
+        .def_ro("draft", &Costs::draft)
+        .def_ro("verify", &Costs::verify)
+        .def_ro("prepare", &Costs::prepare);
     nb::class_<Policy>(m, "Policy")
         .def(nb::init<int64_t, bool>(), "width"_a, "always_drafts"_a = false)
         .def(
             "learn",
-            [](Policy& self, const Array<double, 1>& drafts, const Array<double, 2>& seen,
-               const Array<double, 2>& tried, const Array<double, 2>& right) {
-                SurvivalCounts counts;
-                const auto width = static_cast<int64_t>(drafts.size());
-                counts.drafts = {drafts.data(), drafts.data() + width};
-                counts.seen = doubles(seen, width);
-                counts.tried = doubles(tried, width);
-                counts.right = doubles(right, width);
+            [](Policy& self, const Array<double, 2>& drafted, const Array<double, 2>& accepted) {
+                SurvivalCounts counts(static_cast<int64_t>(drafted.shape(0)));
+                require(drafted.size() == counts.seen.size() && accepted.size() == drafted.size(),
+                        "counts have another shape");
+                counts.seen.assign(drafted.data(), drafted.data() + drafted.size());
+                counts.tried = counts.seen;
+                counts.right.assign(accepted.data(), accepted.data() + accepted.size());
+                for (size_t i = 0; i < counts.seen.size(); ++i) counts.drafts[i / BINS] += counts.seen[i];
                 self.learn(counts);
             },
-            "drafts"_a, "seen"_a, "tried"_a, "right"_a,
-            "Adds drafts [W] that might have had a token at a place, and tokens [W, BINS] made, verified, accepted.")
+            "drafted"_a, "accepted"_a, "Adds the tokens [W, BINS] of drafts that were all verified.")
         .def(
             "counts",
             [](const Policy& self) {
                 const SurvivalCounts counts = self.counts();
                 return std::make_tuple(counts.drafts, counts.seen, counts.tried, counts.right);
             },
-            "What `learn` has been told, and what was decoded.")
+            "Drafts by position; tokens made, verified and accepted by position and bin.")
         .def("learn_length", &Policy::learn_length, "source"_a, "output"_a)
         .def("plan", &Policy::plan, "sentences"_a)
         .def("drafts", &Policy::drafts, "sentences"_a, "source"_a)
-        .def_ro("width", &Policy::width)
-        .def_prop_rw(
-            "costs",
-            [](Policy& self) {
-                nb::dict result;
-                of_costs(self.costs, [&](const char* name, CostTable& table) { result[name] = table.measured(); });
-                return result;
-            },
-            [](Policy& self, const nb::dict& costs) {
-                self.costs = Costs();
-                of_costs(self.costs, [&](const char* name, CostTable& table) {
-                    if (!costs.contains(name)) return;
-                    for (const auto& [rows, seconds] : nb::cast<std::vector<std::pair<double, double>>>(costs[name]))
-                        table.add(rows, seconds);
-                });
-            },
-            "Seconds by size of each table, (rows, seconds).");
+        .def_rw("costs", &Policy::costs);
 }
 
 }  // namespace

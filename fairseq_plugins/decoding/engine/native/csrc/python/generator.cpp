@@ -69,7 +69,10 @@ public:
         } else {
             require(encoder != nullptr, "a generator without encoder needs encoded sources");
             batch.sources.read(source.data(), sentences, width, pad);
-            batch.sources.encode(*encoder);
+            batch.sources.begin_encoding(*encoder);
+            const int64_t products = batch.sources.rows() / std::max<int64_t>(sentences, 1) * encoder->products();
+            threads::share(sentences, products,
+                           [&](int64_t first, int64_t last) { batch.sources.encode(*encoder, first, last); });
         }
         encoding += seconds_now() - began;
         if (beam <= 0) greedy.begin(batch);
