@@ -35,19 +35,21 @@ class FeatureDrafter:
 
     Args:
         model: the drafter.
-        block_size: tokens per draft, k; set `width` to draft fewer.
+        block_size: tokens per draft, k.
         engine: runs its layers.
-        options: what a draft contains.
+        options: contents of a draft.
     """
 
     def __init__(self, model: BlockNat, block_size: int, engine: Engine, options: DraftOptions | None = None) -> None:
         options = options or DraftOptions()
         self.model = model
-        self.block_size = self.width = block_size
+        self.block_size = block_size
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
-        scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, self.decoder.project, options, scored)
+        cached = self.decoder.cached
+        self.make_draft = draft_maker(model.decoder, cached.project, options, cached.vocabulary)
         self.read = _reader(model, self.decoder.cached.layers, engine)
+        mask_id, device = model.decoder.mask_id, model.decoder.mask_vector.device
+        self.masks = torch.full((1, block_size - 1), mask_id, device=device)
         # Added to the input of the next block, [B, 1, D].
         self.newest: Tensor | None = None
 
@@ -65,18 +67,18 @@ class FeatureDrafter:
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.width, state.max_len - span.shortest)
+        width = min(self.block_size, state.max_len - span.shortest)
         if width <= 0:
             return no_draft(state)
         layout = Chain(state.lengths, span, width)
-        tokens = [state.last_tokens()]
-        return self.decoder.draft(self.make_draft, width, tokens, layout, masks=width - 1, added=self.newest)
+        tokens = [state.last_tokens(), self.masks[:, : width - 1].expand(len(state.lengths), -1)]
+        return self.decoder.draft(self.make_draft, width, tokens, layout, added=self.newest)
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None
         key_value, added = self.read(advance.features)
         # Keys and values beyond a sentence's emitted tokens are overwritten by the next block.
-        self.decoder.write_kv(key_value, advance.before, advance.span_before)
+        self.decoder.cached.write_kv(key_value, advance.before, advance.span_before)
         self.newest = advance.last(added)
 
     def select_rows(self, rows: Tensor) -> None:
@@ -118,15 +120,7 @@ def fused_reader(
 ) -> PlainLinear | None:
     """Fuse the reader and the layers' projections into one linear layer: keys and values, then the input's addend.
 
-    Possible without a norm between reader and projection (post-norm), and if the weight is small enough to be copied.
-
-    Args:
-        reader: of the drafter.
-        layers: of the drafter, with their projections to keys and values.
-        may_be_copied: whether a second copy of a weight is acceptable.
-
-    Returns:
-        weight and bias, None if they cannot be fused.
+    Returns None if a norm comes between reader and projection (pre-norm), or if the weight may not be copied.
     """
     if any(layer.normalize_before for layer in layers) or not may_be_copied(reader.linear.weight):
         return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
-from fairseq_plugins.decoding.engine.layout import Chain, Span
+from fairseq_plugins.decoding.engine.layout import Chain
 from fairseq_plugins.decoding.engine.mask_inputs import MaskInputs
 from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
@@ -21,27 +21,15 @@ MakeDraft = Callable[[Tensor, Tensor], Draft]
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Options of both kinds of trained drafters.
+    """Options of both kinds of trained drafters."""
 
-    Attributes:
-        keep_log_probs: fill `Draft.log_probs`.
-        with_survival: fill `Draft.survival`.
-        vocabulary: ids [N] of the tokens to score, None for all.
-    """
-
-    keep_log_probs: bool = False
-    with_survival: bool = False
-    vocabulary: Tensor | None = None
+    keep_log_probs: bool = False  # fill `Draft.log_probs`
+    with_survival: bool = False  # fill `Draft.survival`
+    vocabulary: Tensor | None = None  # ids [N] of the tokens to score, None for all
 
 
 class MaskedDecoder:
-    """The decoder of a `block_nat` with its cache; masks stand for the tokens to draft.
-
-    Args:
-        decoder: the drafter's.
-        engine: runs its layers.
-        vocabulary: ids [N] of the tokens to score, None for all.
-    """
+    """The decoder of a `block_nat` with cache and mask embeddings; scores the tokens `vocabulary` [N], None for all."""
 
     def __init__(self, decoder: BlockNatDecoder, engine: Engine, vocabulary: Tensor | None) -> None:
         self.cached = cached_decoder(decoder, engine, vocabulary)
@@ -69,7 +57,6 @@ class MaskedDecoder:
         tokens: Sequence[Tensor],
         layout: Chain,
         ends: Tensor | None = None,
-        masks: int = 0,
         added: Tensor | None = None,
     ) -> Draft:
         """Run a step and draft from the states of its block.
@@ -77,33 +64,22 @@ class MaskedDecoder:
         Args:
             make: makes a draft of hidden states [B, K, D] and last tokens [B, 1].
             width: K.
-            tokens, layout, masks, added: as for `GraphedDecoder.step_and`.
+            tokens, layout, added: as for `GraphedDecoder.step_and`.
             ends: [B], output lengths, where the block begins after the last token of the output; None where it begins
                 with it.
         """
         block = partial(_draft_of_block, make, width)
         inputs = {} if ends is None else {"ends": ends[:, None]}
         if isinstance(self.cached, GraphedDecoder):
-            _, *found = self.cached.step_and(block, width, tokens, layout, inputs, masks, self.inputs, added)
+            _, *found = self.cached.step_and(block, width, tokens, layout, inputs, self.inputs, added)
         else:
             joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
             inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
-            found = list(block(self.step(joined, layout, masks, added), None, inputs))
+            hidden = self.cached.step(joined, layout, mask_inputs=self.inputs, added=added)
+            found = list(block(hidden, None, inputs))
         drafted, survival, log_probs = found
         assert drafted is not None
         return Draft(drafted, survival=survival, log_probs=log_probs)
-
-    def step(self, tokens: Tensor, layout: Chain, masks: int = 0, added: Tensor | None = None) -> Tensor:
-        """Return hidden states [B, T, D]; arguments as for `CachedDecoder.step`."""
-        return self.cached.step(tokens, layout, masks=masks, mask_inputs=self.inputs, added=added)
-
-    def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
-        """Write keys and values as `CachedDecoder.write_kv` does."""
-        self.cached.write_kv(key_value, lengths, span)
-
-    def project(self, hidden: Tensor) -> Tensor:
-        """Return scores [..., N] of hidden states [..., D]."""
-        return self.cached.project(hidden)
 
 
 def _draft_of_block(

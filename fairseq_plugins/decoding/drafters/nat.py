@@ -23,7 +23,7 @@ class NatDrafter:
 
     Args:
         model: the drafter.
-        block_size: tokens per draft, k; set `width` to draft fewer.
+        block_size: tokens per draft, k.
         engine: runs its layers.
         options: what a draft contains.
         without_verifier: the drafter decodes alone; no verifier adds a token after the draft.
@@ -40,13 +40,13 @@ class NatDrafter:
         options = options or DraftOptions(keep_log_probs=without_verifier)
         self.model = model
         self.engine = engine
-        self.block_size = self.width = block_size
+        self.block_size = block_size
         self.without_verifier = without_verifier
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
         self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
-        scored = self.decoder.cached.vocabulary
-        self.make_draft = draft_maker(model.decoder, self.decoder.project, options, scored)
+        cached = self.decoder.cached
+        self.make_draft = draft_maker(model.decoder, cached.project, options, cached.vocabulary)
         # Valid slots of the drafter's cache, and the most tokens of a sentence that are not cached.
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
@@ -73,18 +73,19 @@ class NatDrafter:
 
     def draft(self, state: DecodingState) -> Draft:
         span = state.span
-        width = min(self.width, state.max_len - span.shortest + self.without_verifier)
+        width = min(self.block_size, state.max_len - span.shortest + self.without_verifier)
         if width <= 0:
             return no_draft(state)
         # Input of every sentence: its uncached tokens, then the masks.
-        aligned = self.span.uniform and span.uniform
-        if aligned:
-            tokens, slot = self._aligned_input(state, width)
-        else:
-            tokens, slot = self._ragged_input(state, width)
-        lengths = state.lengths[:1, None] if aligned else state.lengths[:, None]
-        visible = torch.where(slot <= lengths, slot if self.caches_prefix else lengths + width, lengths + width)
-        layout = Chain(self.lengths, self.span, slot.size(1), visible)
+        num_uncached = self.num_uncached if self.caches_prefix else span.longest + 1
+        slot = self.lengths[:, None] + torch.arange(num_uncached + width, device=state.tokens.device)
+        lengths = state.lengths[:, None]
+        known = state.tokens.gather(1, slot.clamp(max=state.tokens.size(1) - 1))
+        tokens = torch.where(slot <= lengths, known, self.mask_id)
+        visible = lengths + width
+        if self.caches_prefix:
+            visible = torch.where(slot <= lengths, slot, visible)
+        layout = Chain(self.lengths, self.span, slot.size(1), visible.expand_as(slot))
         draft = self.decoder.draft(self.make_draft, width, [tokens], layout, ends=state.lengths)
         if self.caches_prefix:
             self.lengths = state.lengths + 1
@@ -104,16 +105,3 @@ class NatDrafter:
         if self.model.shares_encoder and encoder_out is not None:
             return encoder_out
         return self.encoder(sample["net_input"])
-
-    def _aligned_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
-        begin, end = self.span.longest, state.host_lengths[0] + 1
-        known = state.tokens[:, begin:end]
-        tokens = torch.cat([known, known.new_full((known.size(0), width), self.mask_id)], dim=1)
-        return tokens, torch.arange(begin, end + width, device=known.device)[None]
-
-    def _ragged_input(self, state: DecodingState, width: int) -> tuple[Tensor, Tensor]:
-        num_uncached = self.num_uncached if self.caches_prefix else state.span.longest + 1
-        offsets = torch.arange(num_uncached + width, device=state.tokens.device)
-        slot = self.lengths[:, None] + offsets
-        known = state.tokens.gather(1, slot.clamp(max=state.tokens.size(1) - 1))
-        return torch.where(slot <= state.lengths[:, None], known, self.mask_id), slot

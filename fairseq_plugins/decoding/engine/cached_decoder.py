@@ -1,7 +1,7 @@
-"""Run many tokens at once through a fairseq Transformer decoder, with a key/value cache that can be rolled back.
+"""Run several tokens at once through a fairseq Transformer decoder, with a KV cache that can be rolled back.
 
-fairseq's incremental decoding takes one token a call and appends to its cache, so a rejected draft cannot be undone.
-Here every call says where its rows stand: stale entries are hidden by the mask and overwritten.
+fairseq's incremental decoding takes one token a call and appends it to the cache, so a rejected draft cannot be undone.
+Here every call names the cache slots of its rows: stale entries are hidden by the mask and overwritten.
 """
 
 import logging
@@ -15,7 +15,6 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import FixedAttention, padding_last
-from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.rows import cat_padded, may_have_padding, rows_of
@@ -34,23 +33,21 @@ from fairseq_plugins.models.support import unsupported_reason
 
 logger = logging.getLogger(__name__)
 
-# Slots that a cache grows by: with every step it would be copied, and leave holes in memory that fit nothing else.
+# Slots that a cache grows by: growing copies it, and fragments memory.
 SLOT_INCREMENT = 32
 
 
 class CachedDecoder:
-    """Key/value cached decoding of several tokens per call, every sentence from its own length.
+    """Decoding of several tokens per call with a KV cache, every sentence from its own length.
 
-    Reads the weights of a fairseq `TransformerDecoder`; fairseq's module stays as it is.
+    Reads the weights of a fairseq `TransformerDecoder` in eval mode, which stays as it is. Raises ConfigurationError if
+    it uses anything that cannot be run here.
 
     Args:
-        decoder: decoder of a trained fairseq Transformer, in eval mode.
-        engine: what it runs on.
+        decoder: of a fairseq Transformer.
+        engine: runs its layers.
         vocabulary: ids [N] of the tokens that `project` scores, None for all.
-        beam: rows of the cache of every sentence, for steps laid out as a `BeamLayout`.
-
-    Raises:
-        ConfigurationError: naming what the decoder uses that cannot be run here.
+        beam: cache rows of each sentence, for steps with a `BeamLayout`.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class CachedDecoder:
         self.beam = beam
         self.layers = [read_decoder_layer(layer) for layer in decoder.layers]
         plain_output = plain_projection(decoder)
-        # Where the projection is not plain, to score all tokens is the only way.
+        # Other output layers can only score all tokens.
         self.vocabulary = None if plain_output is None else vocabulary
         if plain_output is not None and vocabulary is not None:
             weight, bias = plain_output
@@ -90,15 +87,15 @@ class CachedDecoder:
         self.cross_mask: Tensor | None = None
 
     def start(self, encoder_out: dict[str, list[Tensor]]) -> None:
-        """Begin a batch: forget the old cache, compute cross-attention keys and values of all layers.
+        """Begin a batch: clear the cache, compute cross-attention keys and values of all layers.
 
         Args:
-            encoder_out: what a fairseq encoder returns: `encoder_out` [S, B, D], `encoder_padding_mask` [B, S].
+            encoder_out: a fairseq encoder's `encoder_out` [S, B, D] and `encoder_padding_mask` [B, S].
         """
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
         if self.engine.batch_invariant and padding:
-            # Attention adds up in the order of the slots, which must not depend on the longest source of a batch.
+            # The order of additions must not depend on the longest source of a batch.
             order = padding_last(padding[0])
             memory = memory.gather(1, order[:, :, None].expand_as(memory))
             padding = [padding[0].gather(1, order)]
@@ -113,11 +110,7 @@ class CachedDecoder:
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
-        """More sentences come in after those present.
-
-        Args:
-            encoder_out: as for `start`, of the new sentences; their padded length may be another one.
-        """
+        """Append sentences, whose padded length may differ; `encoder_out` as for `start`."""
         cache, cross, mask = self.cache, self.cross, self.cross_mask
         assert cache is not None and cross is not None, "call start() first"
         self.start(encoder_out)
@@ -128,11 +121,7 @@ class CachedDecoder:
         self.cache = torch.cat([cache, cache.new_zeros(len(cache), self.cache.size(1), *cache.shape[2:])], dim=1)
 
     def select_rows(self, rows: Tensor) -> None:
-        """Go on with these sentences only.
-
-        Args:
-            rows: indices [B'] into the sentences of the current batch.
-        """
+        """Keep only these sentences, indices [B'] into the current batch."""
         assert self.cache is not None and self.cross is not None
         self.cache = self.cache.index_select(1, rows if self.beam == 1 else rows_of(rows, self.beam))
         self.cross = self.cross.index_select(1, rows)
@@ -144,19 +133,16 @@ class CachedDecoder:
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        masks: int = 0,
         mask_inputs: MaskInputs | FixedInputs | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """Run the rows of a step and write their keys and values.
 
         Args:
-            tokens: ids, [B, T - masks] with a `Chain` and [R] with a `BeamLayout`; a drafter's masks are the id one
-                past the dictionary.
-            layout: where the rows stand.
+            tokens: ids, [B, T] with a `Chain` and [R] with a `BeamLayout`; the id after the dictionary is a mask.
+            layout: positions and slots of the rows.
             states: a list to which the states [B, T, D] or [R, D] before the first and after every layer are added.
-            masks: of a chain: so many masks stand after the tokens.
-            mask_inputs: embeddings of the masks, None for none.
+            mask_inputs: embeddings of the masks, None without masks.
             added: [B, 1, D] or [B, T, D], added to the embedded input of a chain.
 
         Returns:
@@ -165,20 +151,8 @@ class CachedDecoder:
         assert self.cache is not None and self.cross is not None, "call start() first"
         self._grow(layout.slots)
         mask_embeddings = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
-        x = self._run_layers(tokens, layout, states, masks, mask_embeddings, added)
-        return x if self.project_out is None else self.project_out(x)
-
-    def _run_layers(
-        self,
-        tokens: Tensor,
-        layout: Chain | BeamLayout,
-        states: list[Tensor] | None,
-        masks: int,
-        mask_embeddings: Tensor | None,
-        added: Tensor | None,
-    ) -> Tensor:
         position = self._position_embeddings(layout)
-        x = self._embed(tokens, layout, masks, mask_embeddings)
+        x = self._embed(tokens, layout, mask_embeddings)
         if position is not None:
             x = x + position
         if added is not None:
@@ -187,21 +161,21 @@ class CachedDecoder:
             x = self.embedding_norm(x)
         if states is not None:
             states.append(x)
-        assert self.cache is not None and self.cross is not None
         attention = self._attention(layout, x.dtype, self.cross.size(2))
         for index, layer in enumerate(self.layers):
             if self.positions_every_layer and index > 0 and position is not None:
                 x = x + position
-            x = transformer_layer(
+            x = self.engine.layer(
                 layer,
                 x,
-                self.engine.apply,
                 partial(attention.own, heads=layer.heads, cache=self.cache[index]),
                 partial(attention.source, heads=layer.heads, cross=self.cross[index]),
             )
             if states is not None:
                 states.append(x)
-        return x if self.final_norm is None else self.final_norm(x)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x if self.project_out is None else self.project_out(x)
 
     def _attention(
         self, layout: Chain | BeamLayout, dtype: torch.dtype, source: int
@@ -213,13 +187,7 @@ class CachedDecoder:
         return ChainAttention(layout, self.cross_mask, dtype)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
-        """Write keys and values that something else than `step` has made.
-
-        Args:
-            key_value: [L, B, T, 2, H, D / H], of all L layers.
-            lengths: [B], the slot of the first of T.
-            span: shortest and longest of `lengths`.
-        """
+        """Write keys and values [L, B, T, 2, H, D / H] of all L layers into the slots from `lengths` [B] on."""
         assert self.cache is not None, "call start() first"
         batch, width = key_value.shape[1:3]
         self._grow(span.longest + width)
@@ -230,13 +198,13 @@ class CachedDecoder:
             self.cache[:, rows, lengths[:, None] + torch.arange(width, device=lengths.device)] = key_value
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Scores [..., V] of hidden states [..., D], before softmax; [..., N] of the tokens of `vocabulary`."""
-        # Of rows that do not follow each other, PyTorch makes a product for every sentence.
+        """Return scores [..., V] of hidden states [..., D], before softmax; [..., N] of the tokens of `vocabulary`."""
+        # Flattened: PyTorch multiplies strided rows sentence by sentence.
         return self.output_layer(hidden.flatten(0, -2)).reshape(*hidden.shape[:-1], -1)
 
     @property
     def capacity(self) -> int:
-        """Slots of the cache for every sentence: the longest so far and one draft, rounded up (`SLOT_INCREMENT`)."""
+        """Number of slots of the cache."""
         return 0 if self.cache is None else self.cache.size(2)
 
     def _grow(self, slots: int) -> None:
@@ -244,12 +212,12 @@ class CachedDecoder:
         old = self.cache
         if slots > self.capacity:
             slots += -slots % SLOT_INCREMENT
-            # Zeros, not empty memory: a masked value is multiplied by 0, which leaves NaN as NaN.
+            # Zeros: a masked NaN, multiplied by 0, would stay NaN.
             self.cache = old.new_zeros(*old.shape[:2], slots, *old.shape[3:])
             self.cache[:, :, : old.size(2)] = old
 
     def _position_embeddings(self, layout: Chain | BeamLayout) -> Tensor | None:
-        """Positional embeddings [B, T, D], [T, D] or [R, D] of the rows, None without."""
+        """Return position embeddings [B, T, D], [T, D] or [R, D] of the rows; None if the model has none."""
         if self.positions is None:
             return None
         last = self.positions.size(0) - 1
@@ -257,24 +225,15 @@ class CachedDecoder:
             return self.positions[layout.position.clamp(max=last)]
         if layout.span.uniform and layout.slots <= last + 1:
             return self.positions[layout.span.longest : layout.slots]
-        # No output is longer than the table, so after its end nothing can be accepted: any embedding will do.
+        # Rows after the table's end are never accepted: any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
-    def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, masks: int, mask_embeddings: Tensor | None) -> Tensor:
-        """Embeddings of the tokens, and what masks are fed in their place."""
+    def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, mask_embeddings: Tensor | None) -> Tensor:
+        """Return the embeddings of tokens and masks."""
         decoder = self.decoder
         weight = decoder.embed_tokens.weight
         if mask_embeddings is None:
             x = F.embedding(tokens, weight) * decoder.embed_scale
-        elif masks:
-            x = F.embedding(tokens, weight) * decoder.embed_scale
-            of_masks = _at(mask_embeddings, layout)
-            of_masks = (
-                of_masks[..., -masks:, :]
-                if mask_embeddings.dim() == 3
-                else mask_embeddings.expand(tokens.size(0), masks, -1)
-            )
-            x = torch.cat([x, of_masks], dim=-2)
         else:
             mask_id = weight.size(0)
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
@@ -283,7 +242,7 @@ class CachedDecoder:
 
 
 def _at(table: Tensor, layout: Chain | BeamLayout) -> Tensor:
-    """What a table [B, P, D] has at the positions of the rows; one of [D] is the same everywhere."""
+    """Return the rows of a table [B, P, D] at the positions of a layout; a table [D] is the same everywhere."""
     if table.dim() == 1:
         return table
     assert not isinstance(layout, BeamLayout), "hypotheses of a beam have no masks"
@@ -293,5 +252,5 @@ def _at(table: Tensor, layout: Chain | BeamLayout) -> Tensor:
 
 
 def cross_mask_of(mask: Tensor | None, cross: Tensor) -> Tensor:
-    """Which positions [B, 1, 1, S] of the source to read, all of them where there is no mask."""
+    """Return the mask [B, 1, 1, S] of readable source positions: all of them without a mask."""
     return cross.new_ones(cross.size(1), 1, 1, cross.size(2), dtype=torch.bool) if mask is None else mask

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.attention import additive
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
-from fairseq_plugins.decoding.engine.layers import transformer_layer
 from fairseq_plugins.decoding.engine.rows import may_have_padding
 from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
@@ -26,14 +25,7 @@ EncoderOut = dict[str, list[Tensor]]
 
 
 class FusedEncoder:
-    """Computes what fairseq's Transformer encoder computes.
-
-    Encoders that it does not know, it runs as they are.
-
-    Args:
-        encoder: encoder of a fairseq model, in eval mode.
-        engine: what it runs on.
-    """
+    """Computes the output of a fairseq encoder in eval mode; runs encoders other than the Transformer's as they are."""
 
     def __init__(self, encoder: FairseqEncoder, engine: Engine) -> None:
         self.encoder = encoder
@@ -50,10 +42,10 @@ class FusedEncoder:
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
 
     def __call__(self, net_input: dict[str, Any]) -> EncoderOut:
-        """Encode `src_tokens` [B, S]; returns what decoding reads of fairseq's encoder output.
+        """Encode `src_tokens` [B, S].
 
         Returns:
-            encoder_out: [S, B, D]; encoder_padding_mask: [B, S]; encoder_embedding: [B, S, D].
+            as fairseq's encoder: encoder_out [S, B, D], encoder_padding_mask [B, S] and encoder_embedding [B, S, D].
         """
         if self.layers is None:
             return self._run_unknown(net_input)
@@ -74,7 +66,11 @@ class FusedEncoder:
         x = self._run_batch_invariant(x, padding) if self.engine.batch_invariant else self._run(x, mask)
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return _as_fairseq(embedding, x, padding)
+        return {
+            "encoder_out": [x.transpose(0, 1)],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [embedding],
+        }
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None
@@ -85,11 +81,11 @@ class FusedEncoder:
                 query, key, value = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
                 return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
-            x = transformer_layer(layer, x, self.engine.apply, attend)
+            x = self.engine.layer(layer, x, attend)
         return x
 
     def _run_batch_invariant(self, x: Tensor, padding: Tensor) -> Tensor:
-        """`_run` in fixed shapes; padding [B, S] stands after the sentences meanwhile."""
+        """As `_run`, in fixed shapes; meanwhile padding [B, S] comes after the sentences."""
         assert self.layers is not None
         order = padding_last(padding)[:, :, None].expand_as(x)
         x = x.gather(1, order)
@@ -100,11 +96,11 @@ class FusedEncoder:
                 qkv = qkv.unflatten(-1, (3, heads, -1))
                 return attention(qkv[:, :, 0], qkv[:, :, 1:], last)
 
-            x = transformer_layer(layer, x, self.engine.apply, attend)
+            x = self.engine.layer(layer, x, attend)
         return torch.empty_like(x).scatter_(1, order, x)
 
     def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
-        """An encoder as it is; where a sentence must not depend on the others, each by itself and without padding."""
+        """Run an unknown encoder; if the engine is batch-invariant, on each sentence by itself without padding."""
         if not self.engine.batch_invariant:
             found: EncoderOut = self.encoder.forward_torchscript(net_input)
             return found
@@ -128,17 +124,8 @@ class FusedEncoder:
         return result
 
 
-def _as_fairseq(embedding: Tensor, x: Tensor, padding: Tensor) -> EncoderOut:
-    """What fairseq's encoder returns, of embeddings and encoded sources [B, S, D] and padding [B, S]."""
-    return {
-        "encoder_out": [x.transpose(0, 1)],
-        "encoder_padding_mask": [padding],
-        "encoder_embedding": [embedding],
-    }
-
-
 def is_known_encoder(encoder: FairseqEncoder) -> bool:
-    """Whether an encoder is fairseq's plain Transformer, with nothing that `FusedEncoder` leaves out."""
+    """Return whether an encoder is fairseq's Transformer without additions."""
     if not isinstance(encoder, TransformerEncoderBase) or encoder.quant_noise is not None:
         return False
     methods = ("forward", "forward_scriptable", "forward_embedding", "forward_torchscript")

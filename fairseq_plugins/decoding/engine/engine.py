@@ -1,4 +1,4 @@
-"""How PyTorch's operations run for a generator: made once from the options and handed down to all layers."""
+"""How a generator runs PyTorch's operations; made once from the options and passed to all layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,43 +10,60 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.fixed_shapes import by_rows
 from fairseq_plugins.decoding.engine.fixed_shapes import linear as fixed_linear
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.weights import Linear, Precision, in_floats
+from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, in_floats
+
+# Attention: from projected rows to [..., D].
+Attend = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How layers are run. Without anything it is PyTorch's operations, one after the other: the reference.
+    """How layers run; the defaults are the reference, PyTorch's operations one by one."""
 
-    Attributes:
-        precision: of linear layers.
-        graphs: steps in rounded shapes as CUDA graphs, None for one operation after the other in any shape; without
-            effect on a CPU.
-        batch_invariant: use fixed shapes, so that the result of a row does not depend on the other rows of a step.
-            Half precision needs this: rounding would flip tokens.
-    """
-
-    precision: Precision = Precision.FP32
-    graphs: Graphs | None = None
+    precision: Precision = Precision.FP32  # of linear layers
+    graphs: Graphs | None = None  # captures steps in rounded shapes as CUDA graphs; without effect on a CPU
+    # Use fixed shapes, so that the result of a row does not depend on the other rows of a step. Half precision needs
+    # this: rounding would flip tokens.
     batch_invariant: bool = False
 
     def has_graphs(self, device: torch.device) -> bool:
-        """Whether steps on a device have rounded shapes and memory that stays, as graphs want them."""
+        """Return whether steps on a device have the rounded shapes and fixed memory of graphs."""
         return self.graphs is not None and device.type == self.graphs.device_type
 
     def linear(self, layer: Linear) -> Callable[[Tensor], Tensor]:
-        """A linear layer as a function of x [..., inputs]."""
+        """Return a linear layer as a function of x [..., inputs]."""
         return lambda x: self.apply(x, layer)
 
     def apply(self, x: Tensor, layer: Linear) -> Tensor:
         """Apply a linear layer to x [..., inputs]."""
         return (fixed_linear if self.batch_invariant else F.linear)(x, *in_floats(layer))
 
+    def layer(self, layer: Layer, x: Tensor, attend: Attend, attend_source: Attend | None = None) -> Tensor:
+        """Run a Transformer layer on x [..., D], with layer normalisation before or after its parts.
+
+        Args:
+            attend: self-attention, from queries, keys and values [..., 3 * D] to [..., D].
+            attend_source: cross-attention, from queries [..., D] to [..., D]; None in an encoder.
+        """
+        before = layer.normalize_before
+        attended = attend(self.apply(layer.self_norm(x) if before else x, layer.self_qkv))
+        x = x + self.apply(attended, layer.self_out)
+        x = x if before else layer.self_norm(x)
+        if attend_source is not None:
+            assert layer.cross_norm is not None and layer.cross_query is not None and layer.cross_out is not None
+            attended = attend_source(self.apply(layer.cross_norm(x) if before else x, layer.cross_query))
+            x = x + self.apply(attended, layer.cross_out)
+            x = x if before else layer.cross_norm(x)
+        wide = layer.activation(self.apply(layer.final_norm(x) if before else x, layer.fc1))
+        x = x + self.apply(wide, layer.fc2)
+        return x if before else layer.final_norm(x)
+
     def rowwise(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """A function of rows [..., I] as this engine runs it."""
+        """Return a function of rows [..., I] as this engine runs it."""
         return by_rows(function) if self.batch_invariant else function
 
     def log_softmax(self, scores: Tensor) -> Tensor:
-        """Log-probabilities in fp32 of scores [..., V], maybe in their place: but for weights nothing is as large."""
+        """Return log-probabilities in fp32 of scores [..., V], which may be overwritten to save memory."""
         if scores.device.type != "cpu":
             return torch.log_softmax(scores, -1, dtype=torch.float32)
         scores = scores.float().contiguous()
@@ -55,5 +72,5 @@ class Engine:
         return scores
 
     def log_probs_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probabilities [B, T] in fp32 of tokens [B, T], of scores [B, T, V], which stay as they are."""
+        """Return log-probabilities [B, T] in fp32 of tokens [B, T], from scores [B, T, V]."""
         return torch.log_softmax(scores, -1, dtype=torch.float32).gather(2, tokens[:, :, None])[:, :, 0]

@@ -98,13 +98,12 @@ class GraphedDecoder(CachedDecoder):
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        masks: int = 0,
         mask_inputs: MaskInputs | FixedInputs | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """As `CachedDecoder.step`; the hidden states and `states` are valid until the next step."""
         rows = tokens if isinstance(layout, Chain) else tokens[:, None]
-        hidden, stacked = self._run(None, None, states is not None, [rows], layout, {}, masks, mask_inputs, added)
+        hidden, stacked = self._run(None, None, states is not None, [rows], layout, {}, mask_inputs, added)
         assert hidden is not None
         if states is not None:
             assert stacked is not None
@@ -118,7 +117,6 @@ class GraphedDecoder(CachedDecoder):
         tokens: Sequence[Tensor],
         layout: Chain,
         inputs: dict[str, Tensor],
-        masks: int = 0,
         mask_inputs: MaskInputs | None = None,
         added: Tensor | None = None,
         with_states: bool = False,
@@ -126,18 +124,18 @@ class GraphedDecoder(CachedDecoder):
         """Run a step and what follows it, in one graph.
 
         Args:
-            after: what follows. Its inputs are "tokens" [B, T - masks], "lengths" [B, 1] and `inputs`; B and T may be
+            after: what follows. Its inputs are "tokens" [B, T], "lengths" [B, 1] and `inputs`; B and T may be
                 larger than those of the layout.
             key: tells what follows from what may follow other steps of this decoder.
             tokens: whole numbers [B, any], side by side.
-            layout, masks, mask_inputs, added: as for `step`.
+            layout, mask_inputs, added: as for `step`.
             inputs: whole numbers [B, any].
             with_states: give it the states between the layers.
 
         Returns:
             hidden states [B, T, D], and what `after` returns of the B sentences; valid until the next step.
         """
-        hidden, _, *others = self._run(after, key, with_states, tokens, layout, inputs, masks, mask_inputs, added)
+        hidden, _, *others = self._run(after, key, with_states, tokens, layout, inputs, mask_inputs, added)
         return hidden, *others
 
     def column(self, number: int, rows: int) -> Tensor:
@@ -155,7 +153,6 @@ class GraphedDecoder(CachedDecoder):
         tokens: Sequence[Tensor],
         layout: Chain | BeamLayout,
         inputs: dict[str, Tensor],
-        masks: int,
         mask_inputs: MaskInputs | FixedInputs | None,
         added: Tensor | None,
     ) -> Outputs:
@@ -172,14 +169,11 @@ class GraphedDecoder(CachedDecoder):
         if isinstance(layout, BeamLayout):
             beam = layout.beam
             given["beam_ancestors"], sizes["beam_ancestors"] = [layout.beam_ancestors[:, : layout.slots]], capacity
-        given_width = sum(part.size(1) for part in tokens)
-        sizes["tokens"] = given_width if masks else width
-        given["tokens"] = list(tokens)
+        given["tokens"], sizes["tokens"] = list(tokens), width
         shape = Shape(
             batch=rounded_up(self.cross.size(1)),
             beam=beam,
             width=width,
-            masks=width - given_width if masks else 0,
             capacity=capacity,
             source=rounded_up(self.cross.size(2), _MIN_SOURCE),
             numbers=tuple(sizes.items()),
@@ -190,7 +184,7 @@ class GraphedDecoder(CachedDecoder):
         if shape.rows * shape.width > MAX_ROWS:
             self.how.launched += 1
             exact = {name: torch.cat(parts, dim=1) for name, parts in given.items()}
-            return self._compute(after, exact, layout, with_states, masks, mask_inputs, added)
+            return self._compute(after, exact, layout, with_states, mask_inputs, added)
         pieces = []
         for name, parts in given.items():
             pieces += parts
@@ -274,7 +268,7 @@ class GraphedDecoder(CachedDecoder):
         def run() -> Outputs:
             real, self._state = self._state, self.whole
             try:
-                outputs = self._compute(after, inputs, layout, shape.states, shape.masks, mask_inputs, graph.added)
+                outputs = self._compute(after, inputs, layout, shape.states, mask_inputs, graph.added)
             finally:
                 self._state = real
             # Not in the memory that graphs share, where another one would overwrite it.
@@ -291,14 +285,13 @@ class GraphedDecoder(CachedDecoder):
         inputs: dict[str, Tensor],
         layout: Chain | BeamLayout,
         with_states: bool,
-        masks: int,
         mask_inputs: MaskInputs | FixedInputs | None,
         added: Tensor | None,
     ) -> Outputs:
         """Return hidden states, stacked states where nothing follows that reads them, and what follows."""
         states: list[Tensor] | None = [] if with_states else None
         tokens = inputs["tokens"] if isinstance(layout, Chain) else inputs["tokens"][:, 0]
-        hidden = super().step(tokens, layout, states, masks, mask_inputs, added)
+        hidden = super().step(tokens, layout, states, mask_inputs, added)
         if after is not None:
             return hidden, None, *after(hidden, states, inputs)
         return hidden, None if states is None else torch.stack(states)

@@ -24,18 +24,12 @@ class BeamLayout:
 
     Every hypothesis writes its slots into its own row of the cache; `beam_ancestors` gives the row that holds each
     earlier slot. Continuing a hypothesis twice therefore copies nothing.
-
-    Attributes:
-        lengths: [R], position and slot of each row; the same within a sentence.
-        span: shortest and longest of `lengths`.
-        beam: hypotheses of a sentence.
-        beam_ancestors: [R, slots or more], which of the sentence's `beam` cache rows holds each slot up to the length.
     """
 
-    lengths: Tensor
-    span: Span
-    beam: int
-    beam_ancestors: Tensor
+    lengths: Tensor  # [R], position and slot of each row; the same within a sentence
+    span: Span  # shortest and longest of `lengths`
+    beam: int  # hypotheses per sentence
+    beam_ancestors: Tensor  # [R, slots or more], which of the sentence's cache rows holds each slot up to the length
 
     @property
     def slots(self) -> int:
@@ -50,20 +44,12 @@ class BeamLayout:
 
 @dataclass(frozen=True)
 class Chain:
-    """T rows for each of B sentences, in successive slots; position and slot of row t are `lengths` + t.
+    """T rows for each of B sentences, in successive slots; position and slot of row t are `lengths` + t."""
 
-    Attributes:
-        lengths: [B], number of valid slots of each sentence.
-        span: shortest and longest of `lengths`.
-        width: T.
-        last_visible: [B, T], or [1, T] for all sentences: last slot that each row attends to; None for its own (causal
-            attention).
-    """
-
-    lengths: Tensor
-    span: Span
-    width: int
-    last_visible: Tensor | None = None
+    lengths: Tensor  # [B], number of valid slots of each sentence
+    span: Span  # shortest and longest of `lengths`
+    width: int  # T
+    last_visible: Tensor | None = None  # [B, T] or [1, T], last slot that each row attends to; None for its own
 
     @property
     def slots(self) -> int:

@@ -1,4 +1,4 @@
-"""Read the weights of fairseq's Transformer layers in the form that fast steps want: fused, without modules."""
+"""Read the weights of fairseq's Transformer layers, with fused projections."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,16 +11,15 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-# A second form of a weight of so many bytes is next to nothing.
+# Weights up to this size may be copied into another format without being asked for.
 _SMALL_BYTES = 4 * 2**20
 
 
 class Precision(Enum):
-    """What a model's linear layers compute with.
+    """Precision of a model's linear layers.
 
-    FP32 stands for whatever type the model has. INT8_WEIGHTS is another model, the same one on every machine.
-    INT8_PRODUCTS rounds inputs as well, where the CPU kernels run a layer, and leaves it as it is elsewhere: for
-    drafts, which are verified.
+    FP32 is the model's own type. INT8_WEIGHTS is a different model, the same on every machine. INT8_PRODUCTS is for
+    drafts, which are verified: the CPU kernels round inputs, too; other backends keep FP32.
     """
 
     FP32 = "fp32"
@@ -30,13 +29,7 @@ class Precision(Enum):
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """A linear layer with int8 weights and fp32 activations, for `--int8`.
-
-    Attributes:
-        weight: int8 [outputs, inputs].
-        scale: [outputs], what an output's weights are multiplied by.
-        bias: [outputs], or None.
-    """
+    """A linear layer with int8 weights [outputs, inputs], scales [outputs] and fp32 activations, for `--int8`."""
 
     weight: Tensor
     scale: Tensor
@@ -62,10 +55,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one Transformer layer, query, key and value projections of self-attention fused into one.
-
-    Those of cross-attention are None in an encoder.
-    """
+    """The weights of a Transformer layer; those of cross-attention are None in an encoder."""
 
     heads: int
     normalize_before: bool
@@ -97,19 +87,19 @@ def linear(module: nn.Linear) -> PlainLinear:
 
 
 def in_floats(layer: Linear) -> PlainLinear:
-    """Return weight and bias; an int8 weight is held in fp32 for the time of one product."""
+    """Return weight and bias, dequantised to fp32."""
     if isinstance(layer, QuantizedLinear):
         return layer.weight.to(layer.scale.dtype) * layer.scale[:, None], layer.bias
     return layer
 
 
 def is_small(weight: Tensor) -> bool:
-    """Whether another form of a weight may be held beside it without being asked for."""
+    """Return whether a weight may be copied into another format without being asked for."""
     return weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
 def quantized(layer: PlainLinear) -> QuantizedLinear:
-    """A layer's weights rounded to int8: of each output 255 steps between its largest weight and minus that."""
+    """Round weights to int8: for each output 255 steps between plus and minus its largest weight."""
     weight, bias = layer
     weight = weight.detach()
     largest = weight.abs().amax(1)
@@ -119,19 +109,19 @@ def quantized(layer: PlainLinear) -> QuantizedLinear:
 
 
 def in_precision(layer: PlainLinear, precision: Precision) -> Linear:
-    """A linear layer as `precision` asks for it; INT8_PRODUCTS are a form of the kernels."""
+    """Quantise a linear layer for INT8_WEIGHTS; INT8_PRODUCTS is a format of the kernels."""
     return quantized(layer) if precision is Precision.INT8_WEIGHTS else layer
 
 
 def quantized_layer(layer: Layer) -> Layer:
-    """A Transformer layer with all its linear layers quantised."""
+    """Quantise all linear layers of a Transformer layer."""
     values = {field.name: getattr(layer, field.name) for field in fields(layer)}
     changed: dict[str, Any] = {name: quantized(value) for name, value in values.items() if isinstance(value, tuple)}
     return replace(layer, **changed)
 
 
 def without_query(query_key_value: Linear) -> Linear:
-    """The projections to keys and values alone, [2 * D, D]."""
+    """Return the projections to keys and values alone, [2 * D, D]."""
     if isinstance(query_key_value, QuantizedLinear):
         weight, scale, bias = query_key_value.weight, query_key_value.scale, query_key_value.bias
         width = weight.size(1)
@@ -142,20 +132,20 @@ def without_query(query_key_value: Linear) -> Linear:
 
 
 def fused(*modules: nn.Linear) -> PlainLinear:
-    """Several linear layers of the same input as one; the modules' own weights become views of it."""
+    """Join linear layers of the same input; the modules' own weights become views of the result."""
     weight = _joined([module.weight for module in modules])
     return weight, None if modules[0].bias is None else _joined([module.bias for module in modules])
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """The rows of several parameters as one tensor, which they become views of: nothing is held twice."""
+    """Join the rows of parameters, which become views of the result: nothing is held twice."""
     first = parameters[0].detach()
     if _follow_each_other(parameters):
         return first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())
-    # Also where decoding runs in inference mode: training goes on with these parameters after a validation.
+    # No inference tensors: training continues with these parameters after a validation.
     with torch.inference_mode(False), torch.no_grad():
         whole = torch.cat([parameter.detach() for parameter in parameters])
-        # Memory that others also look into (flattened parameters of sharded training) is left alone.
+        # Shared memory, such as the flattened parameters of sharded training, is left alone.
         if all(_owns_its_memory(parameter) for parameter in parameters):
             parts = whole.split([len(parameter) for parameter in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
@@ -176,8 +166,8 @@ def _owns_its_memory(parameter: Tensor) -> bool:
 
 
 def plain_projection(decoder: TransformerDecoderBase) -> PlainLinear | None:
-    """Return the vocabulary projection, None where the output layer is more than that."""
-    # Heads of which the first one is the model itself: its own decoding must not differ in the last bits.
+    """Return the vocabulary projection; None if the output layer does more."""
+    # The identity head is the base model: its output must not differ in the last bits.
     is_plain = getattr(decoder, "identity_first_head", False)
     if type(decoder).output_layer is not TransformerDecoderBase.output_layer and not is_plain:
         return None
@@ -197,7 +187,7 @@ def read_decoder_layer(layer: TransformerDecoderLayerBase) -> Layer:
 
 
 def read_encoder_layer(layer: TransformerEncoderLayerBase | TransformerDecoderLayerBase) -> Layer:
-    """Return the weights of an encoder layer, or of what a decoder layer has of one."""
+    """Return the weights of an encoder layer, or the same part of a decoder layer."""
     attention = layer.self_attn
     return Layer(
         heads=attention.num_heads,

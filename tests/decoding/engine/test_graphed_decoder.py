@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.decoding.engine import cached_decoder as cached_decoder_module
 from fairseq_plugins.decoding.engine import graphed_decoder
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.engine import Engine
@@ -309,7 +308,7 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
     drafter = make_drafter(task, 9, verifier=verifier, drafter_context="features")
     seen: dict[tuple[str, Shape], list[tuple]] = {}
     running: list[list[tuple]] = []
-    step_of, layer = GraphedDecoder._step_of, cached_decoder_module.transformer_layer
+    step_of, layer = GraphedDecoder._step_of, Engine.layer
     attend = F.scaled_dot_product_attention
 
     def watched_step(self: GraphedDecoder, shape: Shape, *given: Any) -> Launch:
@@ -325,10 +324,10 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
 
         return watched
 
-    def watched_layer(weights: Any, x: torch.Tensor, *given: Any) -> torch.Tensor:
+    def watched_layer(engine: Engine, weights: Any, x: torch.Tensor, *given: Any) -> torch.Tensor:
         if running:
             running[-1].append(tuple(x.shape))
-        return layer(weights, x, *given)
+        return layer(engine, weights, x, *given)
 
     def watched_attention(*given: torch.Tensor, attn_mask: torch.Tensor | None) -> torch.Tensor:
         if running:
@@ -337,7 +336,7 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
         return attend(*given, attn_mask=attn_mask)
 
     monkeypatch.setattr(GraphedDecoder, "_step_of", watched_step)
-    monkeypatch.setattr(cached_decoder_module, "transformer_layer", watched_layer)
+    monkeypatch.setattr(Engine, "layer", watched_layer)
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attention)
     captures, shapes = [], []
     for uses in (10**9, 0, 2):
