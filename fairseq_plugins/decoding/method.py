@@ -12,8 +12,9 @@ from torch import nn
 from fairseq_plugins.decoding.drafters import Drafter
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
-from fairseq_plugins.decoding.search import Search
-from fairseq_plugins.decoding.verifier import AnyVerifier
+from fairseq_plugins.decoding.search import GreedySearch, Search
+from fairseq_plugins.decoding.search.rules import Rule, exact
+from fairseq_plugins.decoding.verifier import AnyVerifier, Verifier
 from fairseq_plugins.models.block_nat import BlockNat
 
 # Reasons in traces why a token was emitted.
@@ -32,27 +33,24 @@ class Method:
     search: Search
 
 
+def verified(context: "MethodContext", drafter: Drafter, rule: Rule = exact) -> Method:
+    """Return the method that verifies what a drafter drafts, with an acceptance rule."""
+    trained = context.drafter
+    layers = tuple(trained.decoder.reader.feature_layers) if trained is not None and trained.reads_features else ()
+    return Method(Verifier(context.models, context.engine, context.temperature, layers), drafter, GreedySearch(rule))
+
+
 @dataclass(frozen=True)
 class NativeMethod:
-    """The parts of the loop in the compiled kernels: objects of the extension module (engine/native/csrc/).
+    """The parts of the loop in the compiled kernels, objects of the extension module."""
 
-    Attributes:
-        weights: format of the verifier's weights.
-        drafter: None for greedy decoding.
-        acceptance: a relaxed acceptance rule; None for exact acceptance.
-        policy: chooses draft width and verified rows; None verifies every drafted token.
-        projection: replaces the verifier's vocabulary projection; None keeps it.
-        head: two layers before the projection (head 1 of blockwise decoding), or None.
-        on_batch: called with every fairseq batch before it is decoded.
-    """
-
-    weights: NativeWeights
-    drafter: Any = None
-    acceptance: Any = None
-    policy: Any = None
-    projection: Any = None
-    head: tuple[Any, Any] | None = None
-    on_batch: Callable[[Mapping[str, Any]], None] | None = None
+    weights: NativeWeights  # format of the verifier's weights
+    drafter: Any = None  # None for greedy decoding
+    acceptance: Any = None  # a relaxed acceptance rule; None for exact acceptance
+    policy: Any = None  # chooses draft width and verified rows; None verifies every drafted token
+    projection: Any = None  # replaces the verifier's vocabulary projection; None keeps it
+    head: tuple[Any, Any] | None = None  # two layers before the projection (head 1 of blockwise decoding)
+    on_batch: Callable[[Mapping[str, Any]], None] | None = None  # called with every batch before it is decoded
 
 
 @dataclass(frozen=True)
@@ -71,31 +69,18 @@ class MethodOptions:
 
 @dataclass(frozen=True)
 class MethodContext:
-    """Models and settings that a method is built from.
+    """Models and settings that a method is built from."""
 
-    Attributes:
-        models: the verifier, or the models of an ensemble.
-        drafter: of `--drafter-path`, for methods that need one.
-        source, target: dictionaries; `source` is None for speech.
-        engine: runs PyTorch's operations.
-        weights: weight format of the compiled kernels; None turns the kernels off.
-        temperature: fairseq's `--temperature`.
-        beam: hypotheses per sentence, for beam search.
-        is_traced: record the drafter's probabilities for traces.
-        counts_survival: always draft and verify full blocks, and count accepted tokens.
-        no_repeat_ngram_size: fairseq's `--no-repeat-ngram-size`.
-    """
-
-    models: Sequence[FairseqEncoderDecoderModel]
-    drafter: BlockNat | None
-    source: Dictionary | None
+    models: Sequence[FairseqEncoderDecoderModel]  # the verifier, or the models of an ensemble
+    drafter: BlockNat | None  # of `--drafter-path`, for methods that need one
+    source: Dictionary | None  # None for speech
     target: Dictionary
-    engine: Engine
-    weights: NativeWeights | None = None
+    engine: Engine  # runs PyTorch's operations
+    weights: NativeWeights | None = None  # weight format of the compiled kernels; None turns the kernels off
     temperature: float = 1.0
-    beam: int = 1
-    is_traced: bool = False
-    counts_survival: bool = False
+    beam: int = 1  # hypotheses per sentence, for beam search
+    is_traced: bool = False  # record the drafter's probabilities for traces
+    counts_survival: bool = False  # always draft and verify full blocks, and count accepted tokens
     no_repeat_ngram_size: int = 0
 
     @property
@@ -111,55 +96,35 @@ def _no_check(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One decoding method.
+    """One decoding method."""
 
-    Attributes:
-        name: value of `--decoder`.
-        summary: one line for `--help`.
-        drafts, accepts: drafter and acceptance rule, for the table of methods.
-        paper: where the method was published.
-        options: dataclass of the method's options.
-        build: builds the method for the loop in PyTorch; None for fairseq's own search.
-        build_native: builds the method for the compiled kernels; raises `NotNative` for options that they do not
-            support. None if they do not support the method.
-        aliases: further names.
-        is_lossless: whether it emits the token ids of fairseq's own search with the same model and options; in half
-            precision those of our `greedy`, at every batch size and block size. This is the definition of "lossless".
-        needs_drafter: whether the method needs a trained drafter, given its options.
-        runs_verifier: whether a verifier checks the drafts.
-        searches_beams: whether it keeps `--beam` hypotheses per sentence instead of one.
-        verifier_class: required class of the verifier, None for any that the engine can run.
-        copies_source: the option, with its value, that copies source tokens into the output; None if none does.
-            Copying requires equal dictionaries.
-        check: refuses contradictory options before anything is loaded.
-        check_fit: refuses models and dictionaries that do not fit the method.
-        accept_reason: reason in traces for an accepted token that is the verifier's best.
-        relaxed_reason: reason in traces for an accepted token that is not.
-        rows: rows of benchmark tables: name and options of each.
-        order: sort key in lists of methods.
-    """
-
-    name: str
-    summary: str
-    drafts: str
+    name: str  # value of `--decoder`
+    summary: str  # one line for `--help`
+    drafts: str  # drafter and acceptance rule, for the table of methods
     accepts: str
-    paper: str
+    paper: str  # where the method was published
     options: type[MethodOptions] = MethodOptions
+    # Builds the method for the loop in PyTorch; None for fairseq's own search.
     build: Callable[[MethodContext, Any], Method] | None = None
+    # Builds the method for the compiled kernels; raises `NotNative` for options that they do not support. None if they
+    # do not support the method.
     build_native: Callable[[MethodContext, Any], NativeMethod] | None = None
     aliases: tuple[str, ...] = ()
+    # Whether it emits the token ids of fairseq's own search with the same model and options; in half precision those
+    # of our `greedy`, at every batch size and block size. This is the definition of "lossless".
     is_lossless: bool = True
-    needs_drafter: Callable[[Any], bool] = lambda options: False
-    runs_verifier: bool = True
-    searches_beams: bool = False
-    verifier_class: type[nn.Module] | None = None
+    needs_drafter: Callable[[Any], bool] = lambda options: False  # whether these options need a trained drafter
+    runs_verifier: bool = True  # whether a verifier checks the drafts
+    searches_beams: bool = False  # whether it keeps `--beam` hypotheses per sentence instead of one
+    verifier_class: type[nn.Module] | None = None  # None for any class that the engine can run
+    # The option, with its value, that copies source tokens into the output, which requires equal dictionaries.
     copies_source: Callable[[Any], str | None] = lambda options: None
-    check: Callable[[Any], None] = _no_check
-    check_fit: Callable[[MethodContext, Any], None] = _no_check
-    accept_reason: str = TOP_1
-    relaxed_reason: str = RELAXED
-    rows: Mapping[str, Mapping[str, Any]] | None = None
-    order: int = 50
+    check: Callable[[Any], None] = _no_check  # refuses contradictory options before anything is loaded
+    check_fit: Callable[[MethodContext, Any], None] = _no_check  # refuses models and dictionaries that do not fit
+    accept_reason: str = TOP_1  # reason in traces for an accepted token that is the verifier's best
+    relaxed_reason: str = RELAXED  # reason in traces for an accepted token that is not
+    rows: Mapping[str, Mapping[str, Any]] | None = None  # rows of benchmark tables; None for one with default options
+    order: int = 50  # sort key in lists of methods
 
     @property
     def reasons(self) -> set[str]:
@@ -178,12 +143,9 @@ class MethodSpec:
 
 
 def option(default: Any, help: str | None = None, ignored_by_other_methods: bool = False) -> Any:
-    """Declare a field of a method's options.
+    """Declare a field of a method's options; without help if the task or another method declares the option.
 
-    Args:
-        default: value of the option if it is not given.
-        help: help text; None if the task or another method declares the option.
-        ignored_by_other_methods: other methods ignore the option instead of refusing it.
+    Other methods refuse the option unless it is `ignored_by_other_methods`.
     """
     metadata = {"help": help, "ignored_by_other_methods": ignored_by_other_methods}
     return field(default=default, metadata={} if help is None else metadata)

@@ -9,7 +9,7 @@ def forbid_repetition(log_probs: Tensor, tokens: Tensor, lengths: Tensor, size: 
 
     Args:
         log_probs: [B, T, V]; column t is the token after `lengths` + t tokens.
-        tokens: [B, L], starting with the beginning-of-sentence symbol, which is part of n-grams; L >= `lengths` + T.
+        tokens: [B, L], L >= `lengths` + T, starting with the beginning-of-sentence symbol, which is part of n-grams.
         lengths: [B], number of tokens after that symbol before column 0.
         size: n.
     """

@@ -19,11 +19,8 @@ def draft_maker(
 ) -> MakeDraft:
     """Return a function that makes a draft from a block's hidden states [B, K, D] and the last tokens [B, 1].
 
-    Args:
-        decoder: the drafter's; with transition scores it chooses tokens one after the other, else independently.
-        project: computes scores [B, K, N] of hidden states.
-        options: what a draft contains.
-        vocabulary: ids [N] of the scored tokens, None for all.
+    With transition scores the decoder chooses tokens one after the other, else independently. `project` computes scores
+    [B, K, N] of the tokens `vocabulary` [N], None for all.
     """
     transition = decoder.transition
     size = decoder.embed_tokens.num_embeddings

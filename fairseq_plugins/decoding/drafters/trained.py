@@ -1,9 +1,11 @@
-"""The trained drafter of `--drafter-path`: its options, checks and construction for all methods that use one."""
+"""The trained drafter of `--drafter-path`, alone or as fallback: options, checks and construction."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
+from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
 from fairseq_plugins.decoding.drafters import Drafter
@@ -11,12 +13,11 @@ from fairseq_plugins.decoding.drafters.features import FeatureDrafter, fused_rea
 from fairseq_plugins.decoding.drafters.masked_decoder import DraftOptions
 from fairseq_plugins.decoding.drafters.nat import NatDrafter
 from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary
+from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.engine.weights import linear, read_decoder_layer, without_query
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, option
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import Rule, exact
-from fairseq_plugins.decoding.verifier import Verifier
+from fairseq_plugins.decoding.method import MethodContext, MethodOptions, option
+from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import BlockNat, dictionary_fingerprint
 
@@ -40,11 +41,7 @@ class TrainedDrafterOptions(MethodOptions):
 
 
 def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:
-    """Refuse a share outside (0, 1].
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
+    """Raise ConfigurationError for a share outside (0, 1]."""
     if options.draft_vocabulary is not None and not 0 < options.draft_vocabulary <= 1:
         raise ConfigurationError(
             f"--draft-vocabulary {options.draft_vocabulary}: must be in (0, 1], a share of the training targets"
@@ -52,11 +49,7 @@ def check_draft_vocabulary(options: TrainedDrafterOptions) -> None:
 
 
 def check_drafter(context: MethodContext, block_size: int | None, vocabulary_share: float | None = None) -> None:
-    """Check that drafter, dictionaries and options fit each other.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Raise ConfigurationError if drafter, dictionaries and options do not fit each other."""
     assert context.drafter is not None
     decoder = context.drafter.decoder
     if int(decoder.dictionary_fingerprint) != int(dictionary_fingerprint(context.target)):
@@ -82,33 +75,14 @@ def drafted_tokens(drafter: BlockNat, block_size: int | None) -> int:
     return block_size or int(drafter.decoder.trained_block_size)
 
 
-def verified(context: MethodContext, drafter: Drafter, rule: Rule = exact) -> Method:
-    """Return the method that verifies what a drafter drafts.
-
-    Args:
-        context: whose trained drafter, if there is one, may read the verifier's states.
-        drafter: drafts.
-        rule: of acceptance.
-    """
-    trained = context.drafter
-    layers = tuple(trained.decoder.reader.feature_layers) if trained is not None and trained.reads_features else ()
-    verifier = Verifier(context.models, context.engine, context.temperature, layers)
-    return Method(verifier, drafter, GreedySearch(rule))
-
-
 def trained_drafter(
     context: MethodContext, options: TrainedDrafterOptions, reads_log_probs: bool = False
 ) -> FeatureDrafter | NatDrafter:
-    """Make the drafter of a context.
-
-    Args:
-        context: with a drafter.
-        options: of the method.
-        reads_log_probs: acceptance depends on the drafter's scores, not only on its tokens.
-    """
+    """Make the drafter of a context; acceptance may depend on its scores (`reads_log_probs`), not only on tokens."""
     model = context.drafter
     assert model is not None
-    draft_options = DraftOptions(reads_log_probs, context.is_traced, _vocabulary(model, options))
+    vocabulary = draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
+    draft_options = DraftOptions(reads_log_probs, context.is_traced, vocabulary)
     # Drafts are verified, so they need not be batch-invariant.
     engine = replace(context.engine, batch_invariant=False)
     kind = FeatureDrafter if model.reads_features else NatDrafter
@@ -116,14 +90,11 @@ def trained_drafter(
 
 
 def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> Any:
-    """Make the drafter of a context for the compiled kernels.
-
-    Raises:
-        NotNative: for a drafter that the kernels do not support.
-    """
+    """Make the drafter of a context for the compiled kernels; raise NotNative if they do not support it."""
     model, weights = context.drafter, context.weights
     assert model is not None and weights is not None
-    decoder, vocabulary = model.decoder, _vocabulary(model, options)
+    decoder = model.decoder
+    vocabulary = draft_vocabulary(decoder.target_counts, options.draft_vocabulary)
     if not options.fp32_drafts:
         weights = weights.for_drafts(decoder.embed_dim, decoder.embed_tokens.weight)
     transformer = weights.drafter_decoder(decoder, vocabulary)
@@ -169,6 +140,81 @@ def store_survival(policy: Any, drafter: BlockNat) -> None:
     counts.copy_(torch.tensor([drafted, accepted]).view_as(counts).round())
 
 
-def _vocabulary(model: BlockNat, options: TrainedDrafterOptions) -> Tensor | None:
-    """Return ids [N] of the tokens that may be drafted, None for all."""
-    return draft_vocabulary(model.decoder.target_counts, options.draft_vocabulary)
+class FallbackDrafter:
+    """Drafts with `first`, and with `second` for sentences whose first draft is empty."""
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self.first, self.second = first, second
+
+    def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.first.start(sample, encoder_out)
+        self.second.start(sample, encoder_out)
+
+    def append_rows(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
+        self.first.append_rows(sample, encoder_out)
+        self.second.append_rows(sample, encoder_out)
+
+    def draft(self, state: DecodingState) -> Draft:
+        drafts = self.first.draft(state), self.second.draft(state)
+        width = max(draft.tokens.size(1) for draft in drafts)
+        first, second = (F.pad(draft.tokens, (0, width - draft.tokens.size(1))) for draft in drafts)
+        num_first, num_second = map(_counts, drafts)
+        is_empty = num_first == 0
+        tokens = torch.where(is_empty[:, None], second, first)
+        return Draft(tokens, torch.where(is_empty, num_second, num_first), from_fallback=is_empty)
+
+    def observe(self, advance: Advance) -> None:
+        self.first.observe(advance)
+        self.second.observe(advance)
+
+    def select_rows(self, rows: Tensor) -> None:
+        self.first.select_rows(rows)
+        self.second.select_rows(rows)
+
+
+def _counts(draft: Draft) -> Tensor:
+    """Return the number of tokens of every draft, [B]."""
+    counts = draft.num_drafted
+    return draft.tokens.new_full((draft.tokens.size(0),), draft.tokens.size(1)) if counts is None else counts
+
+
+@dataclass(frozen=True)
+class FallbackOptions(TrainedDrafterOptions):
+    """Options of methods that copy, and of their fallback drafter."""
+
+    iad_fallback: ChoiceEnum(["none", "gad"]) = option(  # type: ignore[valid-type]
+        "none", "drafter for sentences without anything to copy; gad = the model of --drafter-path"
+    )
+
+
+def has_fallback(options: FallbackOptions) -> bool:
+    """Return whether a trained drafter is the fallback."""
+    return str(options.iad_fallback) == "gad"
+
+
+def check_fallback(options: FallbackOptions) -> None:
+    """Raise ConfigurationError for options of a trained drafter without one."""
+    check_draft_vocabulary(options)
+    if options.draft_vocabulary is not None and not has_fallback(options):
+        raise ConfigurationError(
+            f"--draft-vocabulary {options.draft_vocabulary}: is for trained drafters; add --iad-fallback gad, or leave "
+            "it out"
+        )
+
+
+def check_fallback_fit(context: MethodContext, options: FallbackOptions) -> None:
+    """Check the trained drafter, if there is one."""
+    if has_fallback(options):
+        check_drafter(context, options.block_size, options.draft_vocabulary)
+
+
+def with_fallback(drafter: Drafter, context: MethodContext, options: FallbackOptions) -> Drafter:
+    """Return the drafter, with a trained one as fallback if the options name one."""
+    return FallbackDrafter(drafter, trained_drafter(context, options)) if has_fallback(options) else drafter
+
+
+def native_with_fallback(drafter: Any, context: MethodContext, options: FallbackOptions) -> Any:
+    """As `with_fallback`, for the compiled kernels."""
+    if not has_fallback(options):
+        return drafter
+    return context.native_weights.module.fallback_drafter(drafter, native_drafter(context, options))

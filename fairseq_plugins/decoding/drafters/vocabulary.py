@@ -7,23 +7,6 @@ from torch import Tensor
 DEFAULT_SHARE = 0.999
 
 
-def frequent_tokens(counts: Tensor, share: float) -> Tensor:
-    """Return the smallest set of most frequent tokens that makes up a share of all occurrences.
-
-    Args:
-        counts: [V], occurrences of each token, not all 0.
-        share: in (0, 1].
-
-    Returns:
-        ids [N], ascending.
-    """
-    sorted_counts, ids = counts.double().sort(descending=True, stable=True)
-    reached = sorted_counts.cumsum(0) / sorted_counts.sum()
-    # Rounding must not add tokens that never occurred.
-    size = int((reached < share - 1e-12).sum()) + 1
-    return ids[:size].sort().values
-
-
 def scatter_scores(scores: Tensor, vocabulary: Tensor | None, size: int) -> Tensor:
     """Scatter scores [..., N] of `vocabulary` into [..., V]; all other tokens get the type's lowest number."""
     if vocabulary is None:
@@ -33,11 +16,15 @@ def scatter_scores(scores: Tensor, vocabulary: Tensor | None, size: int) -> Tens
 
 
 def draft_vocabulary(counts: Tensor, share: float | None) -> Tensor | None:
-    """Return ids [N] of the tokens to score; None for all: with a share of 1, or without counts.
+    """Return ids [N], ascending, of the most frequent tokens that make up a share of all occurrences `counts` [V].
 
-    Args:
-        counts: [V], `BlockNatDecoder.target_counts`.
-        share: `--draft-vocabulary`, None for the default.
+    A share of None is the default. All tokens are scored, which is None, with a share of 1 or without counts.
     """
     share = DEFAULT_SHARE if share is None else share
-    return None if share == 1 or not counts.any() else frequent_tokens(counts, share)
+    if share == 1 or not counts.any():
+        return None
+    sorted_counts, ids = counts.double().sort(descending=True, stable=True)
+    reached = sorted_counts.cumsum(0) / sorted_counts.sum()
+    # Rounding must not add tokens that never occurred.
+    size = int((reached < share - 1e-12).sum()) + 1
+    return ids[:size].sort().values

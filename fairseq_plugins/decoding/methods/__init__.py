@@ -1,7 +1,4 @@
-"""The decoding methods: every module of this folder that has a list `METHODS` of `MethodSpec`s.
-
-`python -m fairseq_plugins.decoding.methods` prints them as a table.
-"""
+"""The decoding methods: every module of this folder that has a list `METHODS` of `MethodSpec`s."""
 
 import pkgutil
 from dataclasses import Field, field, fields, make_dataclass
@@ -77,11 +74,7 @@ def _field(declarations: list[Field[Any]]) -> Any:
 
 
 def check_options(cfg: Any) -> None:
-    """Refuse decoding options that contradict each other, are invalid or belong to another method.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Raise ConfigurationError for decoding options that contradict each other or belong to another method."""
     spec = find(cfg.decoding_method)
     own = {option.name for option in fields(spec.options)}
     for name, declarations in _options().items():

@@ -13,24 +13,26 @@ from fairseq_plugins.decoding.checks import check_thresholds
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.engine.weights import Linear, linear
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod, option
-from fairseq_plugins.decoding.search import GreedySearch
-from fairseq_plugins.decoding.search.rules import Rule, TopBeta, exact, with_min_block, within_distance
+from fairseq_plugins.decoding.method import (
+    Method,
+    MethodContext,
+    MethodOptions,
+    MethodSpec,
+    NativeMethod,
+    option,
+    verified,
+)
+from fairseq_plugins.decoding.search.rules import TopBeta, exact, with_min_block, within_distance
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
-from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 
 class BlockwiseDrafter:
-    """Drafts with heads 2 .. k from the verifier's state at the last accepted token (Stern et al. 2018, section 4).
+    """Drafts with heads 2 .. `block_size` from the verifier's state at the last accepted token (Stern, section 4).
 
     Verification and the next draft take one call of the model: head 1 verifies the proposals, and the other heads read
     the state at the bifurcation.
-
-    Args:
-        model: the verifier, with its heads.
-        block_size: tokens per iteration, k: at most the number of heads.
     """
 
     def __init__(self, model: BlockwiseTransformer, block_size: int) -> None:
@@ -130,21 +132,22 @@ def _numbers(dictionary: Dictionary) -> Tensor:
     return torch.tensor([number(symbol) for symbol in dictionary.symbols])
 
 
-def _rule(options: BlockwiseOptions, dictionary: Dictionary) -> Rule:
-    rule: Rule = exact
+def _acceptance(
+    options: BlockwiseOptions, dictionary: Dictionary, distance: Any, top_beta: Any, at_least: Any, rule: Any
+) -> Any:
+    """Return the acceptance rule, made by the constructors of a backend; `rule` is exact acceptance."""
     if options.accept_distance is not None:
-        rule = within_distance(options.accept_distance, _numbers(dictionary))
+        rule = distance(options.accept_distance, _numbers(dictionary))
     elif options.top_beta > 1:
         # Stern et al. use the rank only (section 5.1); --tau adds a gap.
-        rule = TopBeta(options.top_beta, options.tau or math.inf)
-    return with_min_block(options.min_block, rule) if options.min_block > 1 else rule
+        rule = top_beta(options.top_beta, options.tau or math.inf)
+    return at_least(options.min_block, rule) if options.min_block > 1 else rule
 
 
 def _build(context: MethodContext, options: BlockwiseOptions) -> Method:
-    verifier = Verifier(context.models, context.engine, context.temperature)
-    block_size = options.block_size or context.models[0].decoder.heads
-    heads = BlockwiseDrafter(context.models[0], block_size)
-    return Method(verifier, heads, GreedySearch(_rule(options, context.target)))
+    heads = BlockwiseDrafter(context.models[0], options.block_size or context.models[0].decoder.heads)
+    rule = _acceptance(options, context.target, within_distance, TopBeta, with_min_block, exact)
+    return verified(context, heads, rule)
 
 
 def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMethod:
@@ -163,18 +166,10 @@ def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMe
     projection, expand = weights.linear(linear(output)), weights.linear(linear(decoder.head_expand))
     drafter = weights.module.heads_drafter(expand, weights.linear(heads(2, block_size)), projection)
     head = None if decoder.identity_first_head else (expand, weights.linear(heads(1, 1)))
-    acceptance = _native_acceptance(weights.module, options, context.target)
+    module = weights.module
+    rules = module.accept_within_distance, module.accept_top_beta, module.accept_at_least
+    acceptance = _acceptance(options, context.target, *rules, None)
     return NativeMethod(weights, drafter, acceptance, projection=projection, head=head)
-
-
-def _native_acceptance(module: Any, options: BlockwiseOptions, dictionary: Dictionary) -> Any:
-    """Return `_rule` for the kernels; None for exact acceptance."""
-    rule = None
-    if options.accept_distance is not None:
-        rule = module.accept_within_distance(options.accept_distance, _numbers(dictionary))
-    elif options.top_beta > 1:
-        rule = module.accept_top_beta(options.top_beta, options.tau or math.inf)
-    return module.accept_at_least(options.min_block, rule) if options.min_block > 1 else rule
 
 
 METHODS = [

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from fairseq_plugins.decoding.candidates import best_candidates
 from fairseq_plugins.decoding.engine.layout import BeamLayout
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
-from fairseq_plugins.decoding.search.beam import BeamSearch
+from fairseq_plugins.decoding.search.beam import BeamSearch, best_candidates
 from fairseq_plugins.decoding.state import Candidates, DecodingState, Draft
 from fairseq_plugins.decoding.verifier import ModelEnsemble
 

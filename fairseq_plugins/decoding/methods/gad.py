@@ -12,10 +12,9 @@ from fairseq_plugins.decoding.drafters.trained import (
     native_drafter,
     native_policy,
     trained_drafter,
-    verified,
 )
 from fairseq_plugins.decoding.engine.native import NotNative
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option, verified
 from fairseq_plugins.decoding.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError
 

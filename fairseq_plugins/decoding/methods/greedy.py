@@ -1,10 +1,15 @@
 """Greedy decoding on our engine, without drafts."""
 
 from fairseq_plugins.decoding.drafters import StatelessDrafter
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
-from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.method import (
+    Method,
+    MethodContext,
+    MethodOptions,
+    MethodSpec,
+    NativeMethod,
+    verified,
+)
 from fairseq_plugins.decoding.state import DecodingState, Draft, no_draft
-from fairseq_plugins.decoding.verifier import Verifier
 
 
 class NoDrafter(StatelessDrafter):
@@ -15,7 +20,7 @@ class NoDrafter(StatelessDrafter):
 
 
 def _build(context: MethodContext, options: MethodOptions) -> Method:
-    return Method(Verifier(context.models, context.engine, context.temperature), NoDrafter(), GreedySearch())
+    return verified(context, NoDrafter())
 
 
 def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_plugins.decoding.drafters.copying import CopyDrafter, source_texts
-from fairseq_plugins.decoding.drafters.fallback import (
+from fairseq_plugins.decoding.drafters.copying import MAX_MATCH, CopyDrafter, source_texts
+from fairseq_plugins.decoding.drafters.trained import (
     FallbackOptions,
     check_fallback,
     check_fallback_fit,
@@ -13,9 +13,7 @@ from fairseq_plugins.decoding.drafters.fallback import (
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.drafters.trained import verified
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
-from fairseq_plugins.decoding.suffix_match import MAX_MATCH
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option, verified
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The Jacobi family: the draft is the verifier's own prediction of an iteration ago."""
 
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import torch
@@ -11,10 +12,16 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.rows import cat_padded
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod, option
-from fairseq_plugins.decoding.search import GreedySearch
+from fairseq_plugins.decoding.method import (
+    Method,
+    MethodContext,
+    MethodOptions,
+    MethodSpec,
+    NativeMethod,
+    option,
+    verified,
+)
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
-from fairseq_plugins.decoding.verifier import Verifier
 from fairseq_plugins.errors import ConfigurationError
 
 # b of GS-Jacobi, and h of hybrid GS-Jacobi.
@@ -84,13 +91,11 @@ class JacobiDrafter:
             self.last = state.last_tokens()
         # The verifier predicts one position beyond its guesses: the last one of a block needs no guess.
         num_drafted = self.block - 1 - state.lengths % self.block
-        # From the lengths on the host, to avoid a synchronisation.
-        widest = max(self.block - 1 - length % self.block for length in state.host_lengths)
         if self.length is not None:
             num_drafted = torch.minimum(num_drafted, self.length - 1 - state.lengths).clamp(min=0)
-            widest = max(
-                min(self.block - 1 - length % self.block, self.length - 1 - length) for length in state.host_lengths
-            )
+        # From the lengths on the host, to avoid a synchronisation.
+        longest = sys.maxsize if self.length is None else self.length
+        widest = max(min(self.block - 1 - n % self.block, longest - 1 - n) for n in state.host_lengths)
         width = min(widest, state.max_len - state.span.shortest)
         if width <= 0:
             return no_draft(state)
@@ -208,7 +213,7 @@ def _build(context: MethodContext, options: JacobiOptions) -> Method:
     length = getattr(options, "jacobi_length", None)
     pool = len(context.target) if options.jacobi_pool else 0
     drafter = JacobiDrafter(context.target.pad(), _block(options), length, _initial(context, options), pool)
-    return Method(Verifier(context.models, context.engine, context.temperature), drafter, GreedySearch())
+    return verified(context, drafter)
 
 
 def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMethod:
@@ -223,48 +228,41 @@ def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMetho
     return NativeMethod(context.native_weights, drafter)
 
 
+_JACOBI = MethodSpec(
+    name="jacobi",
+    aliases=("pj",),
+    summary="the verifier's own earlier predictions, whole sentence at once, the output of --beam 1",
+    drafts="the verifier's own previous predictions, whole sentence",
+    accepts="exact top-1",
+    paper="Santilli et al. 2023, Algorithm 1",
+    options=JacobiOptions,
+    copies_source=_starts_from_source,
+    build=_build,
+    build_native=_build_native,
+    accept_reason="fixed point",
+    order=42,
+)
 METHODS = [
-    MethodSpec(
-        name="jacobi",
-        aliases=("pj",),
-        summary="the verifier's own earlier predictions, whole sentence at once, the output of --beam 1",
-        drafts="the verifier's own previous predictions, whole sentence",
-        accepts="exact top-1",
-        paper="Santilli et al. 2023, Algorithm 1",
-        options=JacobiOptions,
-        copies_source=_starts_from_source,
-        build=_build,
-        build_native=_build_native,
-        accept_reason="fixed point",
-        order=42,
-    ),
-    MethodSpec(
+    _JACOBI,
+    replace(
+        _JACOBI,
         name="gs-jacobi",
         aliases=("pgj",),
         summary="the same in blocks of --block-size",
         drafts="the same, block of b",
-        accepts="exact top-1",
         paper="Algorithm 2",
         options=BlockJacobiOptions,
-        copies_source=_starts_from_source,
-        build=_build,
-        build_native=_build_native,
-        accept_reason="fixed point",
         order=43,
     ),
-    MethodSpec(
+    replace(
+        _JACOBI,
         name="hybrid-jacobi",
         aliases=("hgj",),
         summary="the same up to --jacobi-length tokens, then one by one",
         drafts="the same up to length h, then none",
-        accepts="exact top-1",
         paper="Algorithm 3",
         options=HybridJacobiOptions,
         check=_check_length,
-        copies_source=_starts_from_source,
-        build=_build,
-        build_native=_build_native,
-        accept_reason="fixed point",
         order=44,
     ),
 ]

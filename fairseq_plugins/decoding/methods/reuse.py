@@ -8,31 +8,25 @@ from typing import Any, Optional
 from fairseq.data import Dictionary
 
 from fairseq_plugins.decoding.drafters.copying import NEAREST_MAX_MATCH, CopyDrafter, draft_texts
-from fairseq_plugins.decoding.drafters.fallback import (
+from fairseq_plugins.decoding.drafters.trained import (
     FallbackOptions,
     check_fallback,
     check_fallback_fit,
+    drafted_tokens,
     has_fallback,
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.drafters.trained import drafted_tokens, verified
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option, verified
 from fairseq_plugins.errors import ConfigurationError
 
-DEFAULT_WIDTH = 32
-"""The most tokens of a draft, where no option says it."""
+DEFAULT_WIDTH = 32  # most tokens of a draft
 
 
 def drafts_of(sample: Mapping[str, Any], target: Dictionary) -> list[list[list[int]]]:
-    """Return the drafts of every sentence of a batch, each up to its EOS; empty ones are left out.
+    """Return the drafts of every sentence of a batch, `sample["drafts"]`, each up to its EOS, without empty ones.
 
-    Args:
-        sample: a fairseq batch; `sample["drafts"]` are token ids of every draft of every sentence.
-        target: dictionary of the outputs.
-
-    Raises:
-        ConfigurationError: for ids that the dictionary lacks.
+    Raises ConfigurationError for ids that the target dictionary lacks.
     """
     eos = target.eos()
     given: Sequence[Sequence[Sequence[int]]] | None = sample.get("drafts")
@@ -72,7 +66,7 @@ def _check(options: ReuseOptions) -> None:
 
 
 def _of_fallback(context: MethodContext, options: ReuseOptions) -> ReuseOptions:
-    """The options of the trained drafter, which may draft fewer tokens than are copied."""
+    """Return the options of the trained drafter, which may draft fewer tokens than are copied."""
     if context.drafter is None or options.block_size is None:
         return options
     return replace(options, block_size=min(options.block_size, drafted_tokens(context.drafter, None)))

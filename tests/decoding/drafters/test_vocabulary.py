@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.checks import check_fit
-from fairseq_plugins.decoding.drafters.vocabulary import (
-    DEFAULT_SHARE,
-    draft_vocabulary,
-    frequent_tokens,
-    scatter_scores,
-)
+from fairseq_plugins.decoding.drafters.vocabulary import DEFAULT_SHARE, draft_vocabulary, scatter_scores
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.methods import check_options
@@ -44,11 +39,13 @@ def counted(model: BlockNat, tokens: list[int]) -> BlockNat:
 
 
 @settings(DETERMINISTIC)
-@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), share=st.floats(0.01, 1))
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), share=st.floats(0.01, 1, exclude_max=True))
 def test_smallest_vocabulary_of_a_share(counts: list[int], share: float) -> None:
     if not any(counts):
         counts[0] = 1
-    chosen = frequent_tokens(torch.tensor(counts), share).tolist()
+    vocabulary = draft_vocabulary(torch.tensor(counts), share)
+    assert vocabulary is not None
+    chosen = vocabulary.tolist()
     assert chosen == sorted(set(chosen))
     kept = [counts[token] for token in chosen]
     others = [count for token, count in enumerate(counts) if token not in chosen]

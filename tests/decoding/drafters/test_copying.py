@@ -4,7 +4,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_plugins.decoding.suffix_match import continuation, latest_match, suffix_match, unique_match
+from fairseq_plugins.decoding.drafters.copying import (
+    MAX_MATCH,
+    continuation,
+    endings,
+    latest_match,
+    suffix_match,
+    unique_match,
+)
 from tests.strategies import DETERMINISTIC, example_count
 
 
@@ -28,7 +35,8 @@ def test_suffix_match_equals_a_loop(pairs: list[tuple[list[int], list[int]]]) ->
     width, longest = max(len(text) for text, _ in pairs), max(len(output) for _, output in pairs)
     text = torch.tensor([text + [-1] * (width - len(text)) for text, _ in pairs])
     output = torch.tensor([output + [9] * (longest - len(output)) for _, output in pairs])
-    match = suffix_match(text, output, torch.tensor([len(output) - 1 for _, output in pairs]))
+    lengths = torch.tensor([len(output) - 1 for _, output in pairs])
+    match = suffix_match(endings(text, MAX_MATCH), output, lengths)
     unique, is_unique = unique_match(match)
     latest, any_match = latest_match(match)
     for row, (words, known) in enumerate(pairs):
@@ -46,7 +54,7 @@ def test_suffix_match_equals_a_loop(pairs: list[tuple[list[int], list[int]]]) ->
 
 
 def test_continuation_stops_at_the_end_of_the_text() -> None:
-    text = torch.tensor([[4, 5, 6, -1], [4, 5, 6, 7]])
+    text = torch.tensor([[4, 5, 6, -1, -1], [4, 5, 6, 7, -1]])
     tokens, counts = continuation(text, torch.tensor([0, 1]), torch.tensor([True, True]), 3)
     assert counts.tolist() == [2, 2] and tokens.tolist() == [[5, 6], [6, 7]]
     tokens, counts = continuation(text, torch.tensor([0, 1]), torch.tensor([False, False]), 3)
