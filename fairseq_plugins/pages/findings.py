@@ -12,21 +12,15 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
 from fairseq_plugins.pages.runs import Run
 
-# Points with a smaller share of the sentences or iterations are noise and not drawn.
-_SENTENCES_SHARE = 0.05
+# Points with a smaller share of the iterations are noise and not drawn.
 _ITERATIONS_SHARE = 0.01
 
 
 def speed_ups(run: Run, baseline: Run | None) -> dict[int, float]:
-    """Return the speed-up of every sentence.
+    """Return the speed-up of every sentence: in wall-clock time over `baseline`, on common sentences.
 
-    Args:
-        run: the run.
-        baseline: compare wall-clock times with this run, on common sentences. None: compare iterations with greedy
-            decoding, which needs one per token.
-
-    Raises:
-        ConfigurationError: if the runs have no sentence in common.
+    Without a baseline: in iterations over greedy decoding, which needs one per token. Raises ConfigurationError if the
+    runs have no sentence in common.
     """
     if baseline is None:
         return {number: sentence.tokens / sentence.iterations for number, sentence in run.sentences.items()}
@@ -69,29 +63,14 @@ def speed_up_by_edits(ratios: Sequence[float], speed_ups: Sequence[float]) -> li
     return rows
 
 
-def emitted_by_iteration(run: Run) -> list[tuple[int, float, int]]:
-    """Return (iteration from 1, mean emitted tokens, sentences with that iteration), while enough sentences have it."""
-    lists = [sentence.emitted for sentence in run.sentences.values()]
-    min_count = max(1.0, _SENTENCES_SHARE * len(lists))
-    points = []
-    for iteration in range(max(map(len, lists))):
-        counts = [emitted[iteration] for emitted in lists if len(emitted) > iteration]
-        if len(counts) < min_count:
-            break
-        points.append((iteration + 1, sum(counts) / len(counts), len(counts)))
-    return points
-
-
 def acceptance_by_position(run: Run) -> tuple[list[float], list[float]]:
     """Return the probability that a drafted token is accepted, by position in the draft.
 
     An iteration that emits g tokens has accepted the drafted positions 1 to g - 1 and rejected position g. In the last
     iteration of a sentence, position g is unknown. This is a survival curve with censored observations, estimated as by
     Kaplan and Meier (1958). Drafts are assumed to have one token less than the most that an iteration emitted; shorter
-    drafts count as rejected after their end.
-
-    Returns:
-        by position: the probability given that all before it were accepted, and the product of these.
+    drafts count as rejected after their end. Returns the probability given that all before it were accepted, and the
+    product of these.
     """
     last = [sentence.emitted[-1] for sentence in run.sentences.values()]
     others = [count for sentence in run.sentences.values() for count in sentence.emitted[:-1]]
@@ -112,10 +91,7 @@ def drafter_reliability(run: Run) -> Reliability | None:
     """Return the reliability of the drafter's probabilities; None without a trace.
 
     Counts the accepted tokens of every draft and the first rejected one, if the drafter gave probabilities; later
-    tokens were not verified with a right prefix.
-
-    Raises:
-        ConfigurationError: if the trace cannot be read, or belongs to another run.
+    tokens were not verified with a right prefix. Raises ConfigurationError for a trace of another run.
     """
     if run.trace is None:
         return None

@@ -11,9 +11,8 @@ import html
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from fairseq_plugins.pages.findings import (
     acceptance_by_position,
     drafter_reliability,
     edit_ratios,
-    emitted_by_iteration,
     speed_up_by_edits,
     speed_ups,
 )
@@ -43,20 +41,18 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass
 class Report:
-    """A report being written: Markdown, and figures by file name, for light and dark backgrounds."""
+    """A report being written: Markdown, and PNG figures by file name."""
 
     lines: list[str] = field(default_factory=list)
     figures: dict[str, bytes] = field(default_factory=dict)
-    dark: dict[str, bytes] = field(default_factory=dict)
 
     def section(self, title: str, *paragraphs: str) -> None:
         """Append a heading and paragraphs."""
         self.lines += [f"## {title}", *paragraphs]
 
-    def figure(self, name: str, alt: str, draw: Callable[..., bytes]) -> None:
-        """Append a figure; `draw` takes `dark` and returns PNG."""
-        self.figures[f"{name}.png"] = draw(dark=False)
-        self.dark[f"{name}.png"] = draw(dark=True)
+    def figure(self, name: str, alt: str, png: bytes) -> None:
+        """Append a figure."""
+        self.figures[f"{name}.png"] = png
         self.lines.append(f"![{alt}]({name}.png)")
 
     def markdown(self) -> str:
@@ -69,14 +65,8 @@ class Report:
 
         body = markdown(self.markdown(), extensions=["tables"])
         for name, png in self.figures.items():
-            source = f'<source media="(prefers-color-scheme: dark)" srcset="{_inline(self.dark[name])}">'
-            image = rf'<img alt="([^"]*)" src="{re.escape(name)}" ?/?>'
-            body = re.sub(image, rf'<picture>{source}<img alt="\1" src="{_inline(png)}" /></picture>', body)
+            body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{base64.b64encode(png).decode()}"')
         return template("report.html").replace("@@BODY@@", body)
-
-
-def _inline(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def plain(text: str) -> str:
@@ -95,12 +85,12 @@ def write_up(
     """Write the report.
 
     Args:
-        runs: the runs to report.
-        baseline: run whose wall-clock times speed-up is measured against; None: speed-up in iterations.
+        runs: runs to report.
+        baseline: run to measure wall-clock speed-up against; None counts iterations.
         sources: source text by sentence, for the edit ratio.
         references: reference text by sentence, for BLEU.
         sweep: result of `read_sweep`.
-        command: of the report.
+        command: command line of the report.
     """
     report = Report(["# Decoding report"])
     faster = {run.label: speed_ups(run, baseline) for run in runs}
@@ -123,17 +113,10 @@ def write_up(
         "The distribution of speed-ups, as Figure 4 of Generalized Aggressive Decoding.",
     )
     gains = {name: list(s.values()) for name, s in faster.items()}
-    report.figure("speed-up", "Histogram of speed-ups", partial(figures.speed_up_distribution, gains, what))
+    report.figure("speed-up", "Histogram of speed-ups", figures.speed_up_distribution(gains, what))
     _edits(report, runs, faster, sources, what)
     _acceptance(report, runs)
     _reliability(report, runs)
-    report.section("Iterations by length", "Mean iterations of sentences by the length of their output.")
-    lengths = {
-        run.label: ([s.tokens for s in run.sentences.values()], [s.iterations for s in run.sentences.values()])
-        for run in runs
-    }
-    alt = "Iterations over output tokens"
-    report.figure("iterations-by-length", alt, partial(figures.iterations_by_length, lengths))
     if sweep is not None:
         _quality_and_speed(report, sweep)
     return report
@@ -218,7 +201,7 @@ def _edits(
         "As Figure 5 of Input-guided Aggressive Decoding. Edit ratio: edit distance between source and output in "
         "words, divided by the words of the source. It is near 0 in rewriting only; a translation changes every word.",
     )
-    report.figure("edit-ratio", "Speed-up over edit ratio", partial(figures.speed_against_edits, series, what))
+    report.figure("edit-ratio", "Speed-up over edit ratio", figures.speed_against_edits(series, what))
     rows = [
         [plain(name) if row == 0 else "", interval, str(count), f"{gain:.2f}×"]
         for name, run_series in series.items()
@@ -228,10 +211,6 @@ def _edits(
 
 
 def _acceptance(report: Report, runs: Sequence[Run]) -> None:
-    report.section("Emitted tokens by iteration", "Includes the verifier's own token: greedy decoding emits 1.")
-    by_iteration = {run.label: emitted_by_iteration(run) for run in runs}
-    alt = "Emitted tokens over iterations"
-    report.figure("emitted-by-iteration", alt, partial(figures.emitted_by_iteration, by_iteration))
     by_position = {run.label: acceptance_by_position(run) for run in runs}
     drafted = {label: curves for label, curves in by_position.items() if curves[0]}
     report.section(
@@ -243,8 +222,8 @@ def _acceptance(report: Report, runs: Sequence[Run]) -> None:
     if not drafted:
         report.lines.append("Left out: no iteration emitted more than one token, so nothing was drafted.")
         return
-    alt = "Acceptance over position in the draft"
-    report.figure("accepted-by-position", alt, partial(figures.accepted_by_position, drafted))
+    png = figures.accepted_by_position(drafted)
+    report.figure("accepted-by-position", "Acceptance over position in the draft", png)
 
 
 def _reliability(report: Report, runs: Sequence[Run]) -> None:
@@ -264,7 +243,7 @@ def _reliability(report: Report, runs: Sequence[Run]) -> None:
     without = [plain(run.label) for run in runs if run.label not in counts]
     if without:
         report.lines.append(f"Without probabilities of a drafter: {', '.join(without)}.")
-    report.figure("reliability", "Reliability diagram", partial(figures.reliability_diagram, counts))
+    report.figure("reliability", "Reliability diagram", figures.reliability_diagram(counts))
     rows = [[plain(label), f"{count.total:,}", f"{count.error:.3f}"] for label, count in counts.items()]
     report.lines.append(table(rows, ["run", "tokens", "expected calibration error"], "pipe"))
     rows = [
@@ -280,7 +259,7 @@ def _quality_and_speed(report: Report, sweep: Mapping[str, Any]) -> None:
         "Quality and speed over β and τ",
         f"From a sweep with {len(sweep['cells'])} settings; BLEU on the development set over sentences per second.",
     )
-    report.figure("quality-speed", "BLEU over speed", partial(quality_figure, sweep))
+    report.figure("quality-speed", "BLEU over speed", quality_figure(sweep))
 
 
 def get_parser() -> CommandParser:
