@@ -1,7 +1,6 @@
 """Choose the backend of a run, and say why."""
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fairseq_plugins.decoding.constraints import Constraints
@@ -14,15 +13,10 @@ from fairseq_plugins.decoding.trace_writer import Tracer
 
 
 class Backend(Protocol):
-    """Decodes batches.
+    """Decodes batches."""
 
-    Attributes:
-        name: "native", "cuda-graphs" or "torch".
-        reason: why it was chosen, as users read it.
-    """
-
-    name: str
-    reason: str
+    name: str  # "native", "cuda-graphs" or "torch"
+    reason: str  # why it was chosen, as users read it
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
         """Decode a fairseq batch whose outputs begin with `first_token`."""
@@ -33,29 +27,21 @@ class Backend(Protocol):
         """Decode a batch and yield each iteration's result for every sentence; return what `decode` returns."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A row of the table of backends."""
-
-    name: str
-    takes: str
-    refuses: str
-
-
+# Rows of the table of backends: name, what it takes and what it refuses.
 CHOICES = (
-    Choice(
+    (
         "native",
         "a CPU: the compiled kernels decode a batch in one call",
         "ensembles, --trace-file, --no-compiled-steps, --no-repeat-ngram-size, --decoder nat, --accept-score drafter, "
         "and what of a model the kernels do not know (activations, projections of embeddings, other vocabulary "
         "projections)",
     ),
-    Choice(
+    (
         "cuda-graphs",
         "a GPU: the loop in PyTorch, its steps captured as CUDA graphs",
         "--no-cuda-graphs; --eval-bleu, where every validation has other weights",
     ),
-    Choice("torch", "everything: the loop in PyTorch, the reference that the others are tested against", "-"),
+    ("torch", "everything: the loop in PyTorch, the reference that the others are tested against", "-"),
 )
 
 
@@ -68,11 +54,7 @@ def choose_backend(
 ) -> Backend:
     """Return the fastest backend that supports a method; its `reason` says why no faster one does.
 
-    Args:
-        spec, options: the method.
-        context: models on their device, and settings.
-        trace: records every iteration; None for no trace.
-        active_sentences: number of sentences decoded at a time, 0 for all.
+    Other arguments as for `TorchBackend`.
     """
     device, graphs = next(context.models[0].parameters()).device, context.engine.graphs
     if device.type == "cpu":
@@ -91,5 +73,5 @@ def choose_backend(
 
 def table() -> str:
     """Return the backends as a Markdown table."""
-    rows = (f"| `{choice.name}` | {choice.takes} | {choice.refuses} |" for choice in CHOICES)
+    rows = (f"| `{name}` | {takes} | {refuses} |" for name, takes, refuses in CHOICES)
     return "\n".join(["| backend | takes | refuses |", "| --- | --- | --- |", *rows])

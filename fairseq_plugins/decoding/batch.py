@@ -1,15 +1,13 @@
 """The sentences of a batch: active, waiting and finished ones."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import Method
-from fairseq_plugins.decoding.state import Beams, DecodingState, Hypothesis
+from fairseq_plugins.decoding.state import Advance, BeamAdvance, Beams, DecodingState, Hypothesis
 
 # One row in 4 must be free before waiting sentences are admitted, and ended before ended ones are removed: both copy
 # the whole cache.
@@ -17,9 +15,9 @@ _FREE_ROWS_DIVISOR = 4
 
 
 class Batch:
-    """A batch being decoded. Every row of the state is a sentence; finished rows are removed, waiting ones admitted.
+    """A batch being decoded: removes finished rows of the state and admits waiting ones.
 
-    In beam search a sentence has a row for each hypothesis.
+    A row is a sentence, in beam search a hypothesis.
 
     Args:
         sample: a fairseq batch.
@@ -101,31 +99,18 @@ class Batch:
         if state.beams is not None:
             state.beams = state.beams.concat(Beams.begin(self.beam, len(sentences), tokens))
 
-    def retire(
-        self,
-        emitted: Sequence[Sequence[int]],
-        finished: Sequence[bool],
-        method: Method,
-        hypotheses: Sequence[tuple[int, Hypothesis]] = (),
-        ended: Tensor | None = None,
-    ) -> None:
+    def retire(self, advance: Advance | BeamAdvance, method: Method) -> None:
         """Record the emitted tokens; remove finished sentences from the batch, the drafter and the verifier.
 
         Ended rows that are not removed yet are marked in the state.
-
-        Args:
-            emitted: for every row the number of tokens that each iteration emitted.
-            finished: which rows have ended.
-            method: decodes the batch.
-            hypotheses: ended hypotheses of beam search, each with the index of its sentence among the active ones.
-            ended: [B], `finished` on the device as 0 or 1; None if it is on the host only.
         """
-        state = self.state
+        state, finished = self.state, advance.finished
         for row in range(0, len(state.sentences), self.beam):
             if not state.host_ended[row]:
-                self.emitted[state.sentences[row]].extend(emitted[row])
-        for index, hypothesis in hypotheses:
-            self.outputs[state.sentences[index * self.beam]].append(hypothesis)
+                self.emitted[state.sentences[row]].append(advance.host_emitted[row])
+        if isinstance(advance, BeamAdvance):
+            for index, hypothesis in advance.hypotheses:
+                self.outputs[state.sentences[index * self.beam]].append(hypothesis)
         if not any(finished):
             return
         for row, sentence in enumerate(state.sentences):
@@ -134,6 +119,7 @@ class Batch:
                 tokens, log_probs = state.tokens[row, columns], state.log_probs[row, columns]
                 self.outputs[sentence].append(Hypothesis(tokens, log_probs, log_probs.sum()))
         state.host_ended = [before or now for before, now in zip(state.host_ended, finished, strict=True)]
+        ended = None if isinstance(advance, BeamAdvance) else advance.ended
         if ended is None and self.delays_removal:
             ended = from_host([int(has_ended) for has_ended in finished], state.tokens.device)
         if ended is not None:
@@ -146,8 +132,6 @@ class Batch:
         """Remove rows of ended sentences from the batch, the drafter and the verifier."""
         state = self.state
         remaining = [row for row, has_ended in enumerate(state.host_ended) if not has_ended]
-        if not remaining:
-            return self._clear()
         if state.ended is None:
             rows = from_host(remaining, state.tokens.device)
         else:
@@ -160,16 +144,10 @@ class Batch:
         if state.beams is not None:
             rows = rows[:: self.beam] // self.beam
             state.beams = state.beams.select(rows, [row // self.beam for row in remaining[:: self.beam]])
-        method.verifier.select_rows(rows)
-        method.drafter.select_rows(rows)
-
-    def _clear(self) -> None:
-        """Remove all rows; verifier and drafter reset themselves at their next start."""
-        state = self.state
-        state.tokens, state.lengths, state.log_probs = state.tokens[:0], state.lengths[:0], state.log_probs[:0]
-        state.host_lengths, state.sentences, state.ended, state.host_ended = [], [], None, []
-        if state.beams is not None:
-            state.beams = Beams.begin(self.beam, 0, state.tokens)
+        if remaining:
+            # Without rows, verifier and drafter wait for their next start.
+            method.verifier.select_rows(rows)
+            method.drafter.select_rows(rows)
 
 
 def _select(sample: dict[str, Any], sentences: list[int], pad: int) -> dict[str, Any]:

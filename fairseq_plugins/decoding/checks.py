@@ -13,11 +13,7 @@ from fairseq_plugins.models.support import unsupported_reason
 
 
 def check_task_options(cfg: Any, spec: MethodSpec) -> None:
-    """Refuse options of the task that the method does not support.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Raise ConfigurationError for options of the task that the method does not support."""
     if cfg.block_size is not None and cfg.block_size < 1:
         raise ConfigurationError(f"--block-size {cfg.block_size}: give at least 1 token per draft")
     if cfg.active_sentences < 0:
@@ -34,11 +30,7 @@ def check_task_options(cfg: Any, spec: MethodSpec) -> None:
 
 
 def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) -> None:
-    """Check that verifiers, drafter and dictionaries fit each other.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Raise ConfigurationError if verifiers, drafter, dictionaries and options do not fit each other."""
     for model in context.models if spec.runs_verifier else ():
         reason = unsupported_reason(getattr(model, "decoder", model))
         if reason is not None:
@@ -62,11 +54,7 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
 
 
 def check_finite(models: Sequence[nn.Module]) -> None:
-    """Refuse verifiers with NaN or infinite weights, whose output would be garbage with finite scores.
-
-    Raises:
-        ConfigurationError: naming the weight.
-    """
+    """Raise ConfigurationError for NaN or infinite weights: output would be garbage with finite scores."""
     for model in models:
         for name, weight in model.named_parameters():
             if not bool(torch.isfinite(weight).all()):
@@ -88,11 +76,7 @@ def _check_int8(models: Sequence[nn.Module]) -> None:
 
 
 def check_thresholds(beta: int, tau: float) -> None:
-    """Refuse thresholds that no token can meet.
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
+    """Raise ConfigurationError for thresholds that no token can meet."""
     if beta < 1:
         raise ConfigurationError(f"--top-beta {beta}: give at least 1, which accepts the verifier's best only")
     if not tau >= 0:

@@ -11,40 +11,26 @@ from fairseq_plugins.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Constraints:
-    """The limits of one batch, as fairseq's `SequenceGenerator` imposes them.
-
-    Attributes:
-        pad, unk, eos: ids of these symbols.
-        max_len: most tokens of an output before its EOS.
-        min_len: fewest tokens of an output before its EOS.
-        unk_penalty: subtracted from the log-probability of the unknown word.
-        prefix: [B, P] of `--prefix-size`, the first tokens of every output, padded with `pad`; None without.
-        no_repeat_ngram_size: no output has as many tokens in a row twice; 0 for no limit.
-    """
+    """The limits of one batch, as fairseq's `SequenceGenerator` imposes them."""
 
     pad: int
     unk: int
     eos: int
-    max_len: int
-    min_len: int = 1
-    unk_penalty: float = 0.0
-    prefix: Tensor | None = None
-    no_repeat_ngram_size: int = 0
+    max_len: int  # most tokens of an output before its EOS
+    min_len: int = 1  # fewest tokens of an output before its EOS
+    unk_penalty: float = 0.0  # subtracted from the log-probability of the unknown word
+    prefix: Tensor | None = None  # [B, P], the first tokens of every output, padded: `--prefix-size`
+    no_repeat_ngram_size: int = 0  # no output repeats an n-gram of this size; 0 for no limit
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
-        """Set the log-probabilities [B, T, V] of forbidden tokens to -inf, in place, as fairseq's generator does.
-
-        Args:
-            log_probs: of the token after each of T columns.
-            lengths: [B], output lengths; `shortest` and `longest` are their extremes.
-        """
+        """Set the log-probabilities [B, T, V] of forbidden tokens to -inf, in place; `lengths` as for `edges`."""
         self.apply_at(log_probs, *self.edges(lengths, shortest, longest, log_probs.size(1)))
 
     def edges(self, lengths: Tensor, shortest: int, longest: int, width: int) -> tuple[Tensor | None, Tensor | None]:
         """Return where [B, T] fairseq forbids EOS, and where it allows nothing else; None for nowhere.
 
         Args:
-            lengths, shortest, longest: as for `apply`.
+            lengths: [B], tokens before the first of T columns; `shortest` and `longest` are their extremes.
             width: T.
         """
         has_early, has_late = shortest < self.min_len, longest + width > self.max_len
@@ -54,7 +40,7 @@ class Constraints:
         return self.forbids_eos(position) if has_early else None, position >= self.max_len if has_late else None
 
     def apply_at(self, log_probs: Tensor, early: Tensor | None, late: Tensor | None) -> None:
-        """`apply` with the result of `edges`."""
+        """As `apply`, with the result of `edges`."""
         log_probs.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             log_probs[..., self.unk] -= self.unk_penalty
@@ -74,11 +60,8 @@ class Constraints:
     def best(self, scores: Tensor, early: Tensor | None, late: Tensor | None) -> Tensor:
         """Return the allowed tokens [B, T] with the highest scores [B, T, V], which are unchanged afterwards.
 
-        The argmax of log-probabilities is the same unless rounding makes two of them equal.
-
-        Args:
-            scores: before softmax.
-            early, late: as from `edges`.
+        `early` and `late` are the result of `edges`. Scores before softmax have the argmax of log-probabilities unless
+        rounding makes two of these equal.
         """
         changed = {self.pad, *([self.unk] if self.unk_penalty else []), *([self.eos] if early is not None else [])}
         # Saves the changed columns only: the scores are the largest tensor of a step.
@@ -98,7 +81,7 @@ class Constraints:
         return log_probs if self.unk_penalty == 0 else log_probs - self.unk_penalty * (tokens == self.unk)
 
     def given_prefix(self) -> tuple[Tensor, Tensor] | None:
-        """Return the given prefixes, tokens [B, P] and their lengths [B]; None without `--prefix-size`."""
+        """Return tokens [B, P] and lengths [B] of `--prefix-size`; None without it."""
         if self.prefix is None:
             return None
         tokens = self.prefix[:, : self.max_len]
@@ -115,15 +98,7 @@ class Constraints:
 
 
 def check_search_numbers(args: Any, searches_beams: bool) -> None:
-    """Refuse values that are invalid for any search.
-
-    Args:
-        args: fairseq's generation options.
-        searches_beams: whether the decoder is a beam search of this plugin.
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
+    """Raise ConfigurationError for fairseq's generation options `args` with values that no search can use."""
     beam, temperature, nbest = (getattr(args, name, None) for name in ("beam", "temperature", "nbest"))
     if isinstance(beam, int) and beam < 1:
         raise ConfigurationError(f"--beam {beam}: give at least 1")
@@ -134,17 +109,7 @@ def check_search_numbers(args: Any, searches_beams: bool) -> None:
 
 
 def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str, searches_beams: bool = False) -> None:
-    """Refuse generation options that the decoder's search does not support.
-
-    Args:
-        args: fairseq's generation options.
-        prefix_allowed_tokens_fn: as for fairseq's `build_generator`.
-        decoder: name of the decoder.
-        searches_beams: whether it keeps several hypotheses.
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
+    """Raise ConfigurationError for fairseq's generation options `args` that the decoder's search does not support."""
     refused = {
         "sampling": getattr(args, "sampling", False),
         "diverse-beam-groups": getattr(args, "diverse_beam_groups", -1) > 0,
@@ -164,18 +129,9 @@ def refuse_search_options(args: Any, prefix_allowed_tokens_fn: Any, decoder: str
 
 
 def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
-    """Refuse settings of a `SequenceGenerator` that change the output and are not supported here.
-
-    Args:
-        generator: the generator with the settings.
-        searches_beams: whether several hypotheses are kept.
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
-    greedy = not searches_beams
+    """Raise ConfigurationError for settings of a `SequenceGenerator` that change the output here."""
     for is_set, option in (
-        (greedy and generator.beam_size > 1, "--beam above 1"),
+        (generator.beam_size > 1 and not searches_beams, "--beam above 1"),
         (generator.lm_model is not None, "--lm-path"),
         (generator.match_source_len, "--match-source-len"),
         (generator.token_indices_to_suppress is not None, "tokens_to_suppress"),
@@ -187,8 +143,7 @@ def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
 def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Constraints:
     """Return the constraints of a batch with sources [B, S] and given prefixes [B, P], from a generator's settings.
 
-    Raises:
-        ConfigurationError: for a minimum length above the maximum.
+    Raises ConfigurationError for a minimum length above the maximum.
     """
     max_len = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
     if generator.min_len > max_len:

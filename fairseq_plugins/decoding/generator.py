@@ -24,11 +24,6 @@ logger = logging.getLogger(__name__)
 Hypotheses = list[list[dict[str, Tensor]]]
 
 
-def _to_fairseq(tokens: Tensor, score: Tensor, log_probs: Tensor, empty: Tensor) -> dict[str, Tensor]:
-    """Return a hypothesis in fairseq's format; `empty` replaces attention and alignment, which are not computed."""
-    return {"tokens": tokens, "score": score, "positional_scores": log_probs, "attention": empty, "alignment": empty}
-
-
 class DraftVerifyGenerator(SequenceGenerator):
     """A `SequenceGenerator` that decodes on one of our backends.
 
@@ -36,15 +31,13 @@ class DraftVerifyGenerator(SequenceGenerator):
     fairseq's own with the same beam.
 
     Args:
-        models: fairseq models, as for `SequenceGenerator`.
-        tgt_dict: target dictionary.
+        models, tgt_dict, kwargs: as for `SequenceGenerator`.
         spec: the method.
         choose: chooses the backend of a method, given the trace; called at the first batch and after `refresh()`, so
             that the current weights, device and precision are used.
         stats: records counts and times.
         trace: records every iteration; None for no trace.
         active_sentences: number of sentences decoded at a time, 0 for all.
-        kwargs: as for `SequenceGenerator`; `beam_size` must be 1 for methods that keep one hypothesis.
 
     Raises:
         ConfigurationError: for options that change the output and are not supported here.
@@ -97,12 +90,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         return self._finish(sample, self.backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
-        """Decode as `generate` does and yield each iteration's result for every sentence; return the same hypotheses.
-
-        Args:
-            sample: a fairseq batch.
-            kwargs: as for `generate`.
-        """
+        """Decode as `generate` does and yield each iteration's result for every sentence; return the same."""
         started = time.perf_counter()
         decoded = yield from self.backend.steps(*self.request(sample, **kwargs))
         return self._finish(sample, decoded, started, False)
@@ -114,11 +102,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> tuple[dict[str, Any], Constraints, int]:
-        """Return the arguments of `Backend.decode`.
-
-        Raises:
-            ConfigurationError: for unsupported options.
-        """
+        """Return the arguments of `Backend.decode`; raise ConfigurationError for unsupported options."""
         if constraints is not None:
             raise ConfigurationError("--constraints is not supported by this decoder; use --decoder beam")
         if self.drafts is not None:
@@ -138,20 +122,19 @@ class DraftVerifyGenerator(SequenceGenerator):
         flat = [output for of_sentence in outputs for output in of_sentence]
         if not flat:
             return [[] for _ in outputs]
-        if len(outputs) == len(flat) == 1:
-            with torch.inference_mode(False):
-                return [[self._single_hypothesis(flat[0])]]
         lengths = [len(output.tokens) for output in flat]
         # No inference tensors: fairseq-generate changes the scores in place.
         with torch.inference_mode(False):
-            empty = torch.empty(0)
+            none = torch.empty(0)
             tokens = torch.cat([output.tokens for output in flat]).split_with_sizes(lengths)
             log_probs = torch.cat([output.log_probs for output in flat]).split_with_sizes(lengths)
             scores = torch.stack([output.score for output in flat])
+            if scores.isnan().any():  # the kernels stop at the first
+                raise RuntimeError("the model's scores are not numbers (NaN): its weights or activations overflow")
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
             hypotheses = [
-                _to_fairseq(ids, score, positional, empty)
+                {"tokens": ids, "score": score, "positional_scores": positional, "attention": none, "alignment": none}
                 for ids, score, positional in zip(tokens, scores.unbind(), log_probs, strict=True)
             ]
         if all(len(of_sentence) == 1 for of_sentence in outputs):
@@ -159,12 +142,6 @@ class DraftVerifyGenerator(SequenceGenerator):
         scored = iter(zip(scores.tolist(), hypotheses, strict=True))
         ranked = [sorted(islice(scored, len(of_sentence)), key=lambda pair: -pair[0]) for of_sentence in outputs]
         return [[hypothesis for _, hypothesis in of_sentence] for of_sentence in ranked]
-
-    def _single_hypothesis(self, output: Hypothesis) -> dict[str, Tensor]:
-        """Convert a single output, outside `torch.inference_mode`, with fewer operations than `_hypotheses`."""
-        score, length = output.score, len(output.tokens)
-        score = score / length**self.len_penalty if self.normalize_scores else score.clone()
-        return _to_fairseq(output.tokens.clone(), score, output.log_probs.clone(), torch.empty(0))
 
     def _record(self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float) -> None:
         """Record the statistics of a batch."""

@@ -26,13 +26,7 @@ def precision_of(models: Sequence[nn.Module], bf16: bool) -> torch.dtype:
 def with_rounded_weights(
     context: MethodContext, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]
 ) -> MethodContext:
-    """Return the context with models whose weights are rounded to a type.
-
-    Args:
-        context: of a method.
-        dtype: of the weights, see `precision_of`.
-        copies: rounded copy of each model; generators of the same models share it.
-    """
+    """Return the context with weights rounded to `dtype`; generators of the same models share the `copies`."""
     models = [_rounded(model, dtype, copies) for model in context.models]
     drafter = None if context.drafter is None else _rounded(context.drafter, dtype, copies)
     assert drafter is None or isinstance(drafter, BlockNat)

@@ -17,17 +17,7 @@ from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 
 
 class NativeBackend:
-    """Runs a method on the compiled kernels.
-
-    Args:
-        spec: the method.
-        options: its options.
-        context: what it is built from.
-        is_traced: whether every iteration is recorded.
-
-    Raises:
-        NotNative: for anything that the kernels do not support.
-    """
+    """Runs a method on the compiled kernels; raises NotNative for anything that they do not support."""
 
     name = "native"
 
@@ -67,13 +57,7 @@ class NativeBackend:
         self.reason = f"the compiled kernels run all of it on this CPU ({instructions})"
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
-        """Decode a batch.
-
-        Args:
-            sample: a fairseq batch.
-            constraints: limits from fairseq's options.
-            first_token: first token of every output.
-        """
+        """Decode as `Backend.decode` does."""
         self._begin(sample, constraints, first_token)
         if self.searches_beams:
             return self._decode_beams(constraints)
@@ -83,7 +67,7 @@ class NativeBackend:
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
-        """Decode a batch and yield each iteration's result for every sentence; return what `decode` returns."""
+        """Decode as `Backend.steps` does."""
         self._begin(sample, constraints, first_token)
         has_ended = False
         while not has_ended:

@@ -17,15 +17,9 @@ def was_interrupted() -> bool:
 class PartialFile:
     """Write text under a name that ends in `.partial`; `close` renames the file unless the run was interrupted.
 
-    Devices, FIFOs and /dev/stdout are written directly. A write error during the run does not stop it: the error is
-    printed in one line, and the exit status is non-zero.
-
-    Args:
-        path: final name of the file.
-        option: the option that named it, for errors.
-
-    Raises:
-        ConfigurationError: when the file cannot be opened.
+    Devices, FIFOs and /dev/stdout are written directly. Raises ConfigurationError when the file cannot be opened; the
+    `option` that named it is for errors. A write error during the run does not stop it: the error is printed in one
+    line, and the exit status is non-zero.
     """
 
     def __init__(self, path: str, option: str) -> None:

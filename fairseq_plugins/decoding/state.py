@@ -15,22 +15,14 @@ from fairseq_plugins.decoding.engine.rows import rows_of
 class Beams:
     """State of beam search: `size` hypotheses for each of B sentences, R = B * size rows.
 
-    Hypotheses share common prefixes. Every row writes its own slots; `beam_ancestors` gives the row that holds each
-    earlier slot of a hypothesis, in the cache (see `BeamLayout`) and in tokens and log-probabilities.
-
-    Attributes:
-        size: hypotheses per sentence, in adjacent rows.
-        scores: [R], sums of log-probabilities.
-        beam_ancestors: [R, capacity], which of the sentence's rows holds each slot up to the last one.
-        ignored: [B, size], ranks of candidates that must not end: fairseq's `cands_to_ignore`.
-        ended: number of ended hypotheses of each of the B sentences.
+    `beam_ancestors` is that of `BeamLayout`; it holds for tokens and log-probabilities as for the cache.
     """
 
-    size: int
-    scores: Tensor
-    beam_ancestors: Tensor
-    ignored: Tensor
-    ended: list[int]
+    size: int  # hypotheses per sentence, in adjacent rows
+    scores: Tensor  # [R], sums of log-probabilities
+    beam_ancestors: Tensor  # [R, capacity], which of the sentence's rows holds each slot up to the last one
+    ignored: Tensor  # [B, size], ranks of candidates that must not end: fairseq's `cands_to_ignore`
+    ended: list[int]  # number of ended hypotheses of each of the B sentences
 
     @classmethod
     def begin(cls, size: int, sentences: int, like: Tensor) -> "Beams":
@@ -67,32 +59,19 @@ class Beams:
 
 @dataclass
 class DecodingState:
-    """Outputs so far of the sentences still in the batch, one per row: B rows.
+    """Outputs so far of the sentences in the batch, one per row: B rows; in beam search one per hypothesis: R rows."""
 
-    In beam search every hypothesis has a row: R instead of B.
-
-    Attributes:
-        tokens: [B, capacity], the beginning-of-sentence symbol and then the output; valid up to `lengths`. In beam
-            search the tokens of a hypothesis are spread over several rows: see `Beams`.
-        lengths: [B], number of output tokens so far, which is also the column of the last token in `tokens`.
-        host_lengths: `lengths` on the host.
-        constraints: limits from fairseq's options.
-        log_probs: [B, capacity] of the tokens.
-        sentences: index in the batch of each row's sentence.
-        ended: [B], rows whose sentences have ended and gain no more tokens; None if there are none.
-        host_ended: `ended` on the host.
-        beams: state of beam search, None in greedy search.
-    """
-
+    # [B, capacity]: the beginning-of-sentence symbol and then the output; valid up to `lengths`. In beam search the
+    # tokens of a hypothesis are spread over several rows: see `Beams`.
     tokens: Tensor
-    lengths: Tensor
-    host_lengths: list[int]
+    lengths: Tensor  # [B], number of output tokens so far, which is also the column of the last one in `tokens`
+    host_lengths: list[int]  # `lengths` on the host
     constraints: Constraints
-    log_probs: Tensor
-    sentences: list[int] = field(default_factory=list)
-    beams: Beams | None = None
-    ended: Tensor | None = None
-    host_ended: list[bool] = field(default_factory=list)
+    log_probs: Tensor  # [B, capacity], of the tokens
+    sentences: list[int] = field(default_factory=list)  # index in the batch of each row's sentence
+    beams: Beams | None = None  # state of beam search, None in greedy search
+    ended: Tensor | None = None  # [B], 1 for rows that have ended and gain no more tokens; None if none has
+    host_ended: list[bool] = field(default_factory=list)  # `ended` on the host
 
     @property
     def max_len(self) -> int:
@@ -142,21 +121,13 @@ class DecodingState:
 
 @dataclass
 class Draft:
-    """Guesses for the tokens after the last one.
+    """Guesses for the tokens after the last one."""
 
-    Attributes:
-        tokens: [B, K].
-        num_drafted: [B], number of valid columns (None: all K).
-        log_probs: [B, K, V], the drafter's, kept only for rules that need them.
-        survival: [B, K], the drafter's probability that a token and all before it are right; None if not needed.
-        from_fallback: [B], whether a fallback drafter made the draft; None without one. For traces.
-    """
-
-    tokens: Tensor
-    num_drafted: Tensor | None = None
-    log_probs: Tensor | None = None
-    survival: Tensor | None = None
-    from_fallback: Tensor | None = None
+    tokens: Tensor  # [B, K]
+    num_drafted: Tensor | None = None  # [B], number of valid columns, None for all
+    log_probs: Tensor | None = None  # [B, K, V], the drafter's, only for rules that need them
+    survival: Tensor | None = None  # [B, K], the drafter's probability that a token and all before it are right
+    from_fallback: Tensor | None = None  # [B], whether a fallback drafter made the draft, for traces
 
 
 def no_draft(state: DecodingState) -> Draft:
@@ -172,7 +143,8 @@ class Verification:
         best: [B, T], the verifier tokens.
         hidden: [B, T, D], decoder states of the (first) model, None without a verifier.
         features: [B, T, F], concatenated states after `Verifier.feature_layers` of the first model.
-        log_probs_of_best: [B, T], or a function that computes those of the first n columns.
+        log_probs_of_best: a function that computes those of the first n columns.
+        accepted: what the iteration emits, if the verifier's step has decided it.
     """
 
     def __init__(
@@ -181,7 +153,7 @@ class Verification:
         best: Tensor,
         hidden: Tensor | None = None,
         features: Tensor | None = None,
-        log_probs_of_best: Tensor | Callable[[int], Tensor] | None = None,
+        log_probs_of_best: Callable[[int], Tensor] | None = None,
         accepted: "Accepted | None" = None,
     ) -> None:
         self._log_probs = log_probs
@@ -201,130 +173,81 @@ class Verification:
     def log_probs_of(self, tokens: Tensor, width: int | None = None) -> Tensor:
         """Return log-probabilities [B, width] of the first `width` (default: all) of tokens [B, T]."""
         width = tokens.size(1) if width is None else width
-        of_best = self.log_probs_of_best if tokens is self.best else None
-        if isinstance(of_best, Tensor):
-            return of_best[:, :width]
-        if of_best is not None and not isinstance(self._log_probs, Tensor):
-            return of_best(width)
+        if tokens is self.best and self.log_probs_of_best is not None and not isinstance(self._log_probs, Tensor):
+            return self.log_probs_of_best(width)
         return self.log_probs[:, :width].gather(2, tokens[:, :width, None]).squeeze(2)
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What an iteration emits.
+    """The tokens that an iteration emits."""
 
-    Attributes:
-        tokens: [B, T], the output path; its first `counts[:, 0]` tokens are emitted.
-        counts: [B, 3] of each sentence: emitted tokens, accepted tokens, and 1 if its output has ended.
-        log_probs: [B, T] of the tokens; None if they have to be looked up.
-    """
-
-    tokens: Tensor
-    counts: Tensor
-    log_probs: Tensor | None = None
+    tokens: Tensor  # [B, T], the output path; its first `counts[:, 0]` tokens are emitted
+    counts: Tensor  # [B, 3] of each sentence: emitted tokens, accepted tokens, and 1 if its output has ended
+    log_probs: Tensor | None = None  # [B, T], of the tokens; None if they have to be looked up
 
 
 @dataclass
 class Candidates:
-    """The best continuations of every sentence by one token, best first, as fairseq's beam search takes them.
+    """The best continuations of every sentence by one token, best first, as fairseq's beam search takes them."""
 
-    Attributes:
-        scores: [B, C], sums of log-probabilities, -inf for forbidden tokens.
-        tokens: [B, C].
-        parents: [B, C], which of the sentence's hypotheses is continued; -1 for unused columns.
-    """
-
-    scores: Tensor
-    tokens: Tensor
-    parents: Tensor
+    scores: Tensor  # [B, C], sums of log-probabilities, -inf for forbidden tokens
+    tokens: Tensor  # [B, C]
+    parents: Tensor  # [B, C], which of the sentence's hypotheses is continued; -1 for unused columns
 
 
 @dataclass
 class Hypothesis:
-    """An output.
+    """An output of N tokens, EOS included."""
 
-    Attributes:
-        tokens: [N], EOS included.
-        log_probs: [N], of the tokens.
-        score: sum of `log_probs`, before length normalisation.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-    score: Tensor
+    tokens: Tensor  # [N]
+    log_probs: Tensor  # [N], of the tokens
+    score: Tensor  # sum of `log_probs`, before length normalisation
 
 
 @dataclass
 class Decoded:
-    """Result of decoding a batch.
+    """Result of decoding a batch."""
 
-    Attributes:
-        outputs: hypotheses of every sentence, in the order in which they ended; one in greedy search.
-        emitted: for every sentence the number of tokens that each iteration emitted.
-    """
-
-    outputs: list[list[Hypothesis]]
-    emitted: list[list[int]]
+    outputs: list[list[Hypothesis]]  # of every sentence, in the order in which they ended; one in greedy search
+    emitted: list[list[int]]  # for every sentence the number of tokens that each iteration emitted
 
 
 @dataclass
 class StepOutput:
-    """Result of one iteration for a sentence.
+    """Result of one iteration for a sentence."""
 
-    Attributes:
-        tokens: emitted tokens; none after the end.
-        drafted: number of drafted tokens that were verified.
-        accepted: number of these that were accepted.
-        finished: whether the output has ended.
-    """
-
-    tokens: list[int]
-    drafted: int
-    accepted: int
-    finished: bool
+    tokens: list[int]  # emitted tokens; none after the end
+    drafted: int  # number of drafted tokens that were verified
+    accepted: int  # number of these that were accepted
+    finished: bool  # whether the output has ended
 
 
 @dataclass
 class Advance:
-    """Result of one iteration: the accepted path of every sentence, N columns of which `num_emitted` are valid.
+    """Result of one iteration: the path of every sentence, N columns of which `num_emitted` are valid.
 
     Sentences that ended in an earlier iteration and are still in the state gain no tokens.
-
-    Attributes:
-        tokens: [B, N], the emitted tokens; N is the maximum over the sentences.
-        log_probs: [B, N], the verifier's, of the emitted tokens.
-        num_emitted: [B]; `host_emitted` on the host.
-        num_accepted: [B], number of drafted tokens among the emitted ones.
-        finished: for each sentence whether its output has ended, on the host.
-        hidden: [B, N, D], the verifier's state that predicted each token, None without a verifier.
-        features: [B, N, F], as `Verification.features`.
-        draft, verification: inputs of the decision, for drafters that reuse rejected predictions, and for traces.
-        before: [B], lengths before the iteration; `span_before`: shortest and longest of them.
-        ended: [B], `finished` on the device, 1 or 0.
     """
 
-    tokens: Tensor
-    log_probs: Tensor
-    num_emitted: Tensor
-    host_emitted: list[int]
-    num_accepted: Tensor
-    finished: list[bool]
-    hidden: Tensor | None
-    features: Tensor | None
+    tokens: Tensor  # [B, N], the emitted tokens; N is the maximum over the sentences
+    log_probs: Tensor  # [B, N], the verifier's, of the emitted tokens
+    num_emitted: Tensor  # [B]
+    host_emitted: list[int]  # `num_emitted` on the host
+    num_accepted: Tensor  # [B], number of drafted tokens among the emitted ones
+    finished: list[bool]  # for each sentence whether its output has ended
+    hidden: Tensor | None  # [B, N, D], the verifier's state that predicted each token, None without a verifier
+    features: Tensor | None  # [B, N, F], as in `Verification`
+    # Inputs of the decision, for drafters that reuse rejected predictions, and for traces.
     draft: Draft
     verification: Verification
-    before: Tensor
-    span_before: Span
-    ended: Tensor | None = None
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether every sentence gains the same number of tokens."""
-        return min(self.host_emitted) == self.tokens.size(1)
+    before: Tensor  # [B], lengths before the iteration
+    span_before: Span  # shortest and longest of `before`
+    ended: Tensor | None = None  # [B], `finished` on the device, 1 or 0
 
     def last(self, states: Tensor) -> Tensor:
         """Return the states [B, 1, D] of the last emitted token of every sentence from states [B, N, D]."""
-        if self.is_uniform:
+        if min(self.host_emitted) == self.tokens.size(1):
             return states[:, -1:]
         # Sentences that gain no tokens may take any state.
         column = (self.num_emitted - 1).clamp(min=0)[:, None, None]
@@ -333,25 +256,15 @@ class Advance:
 
 @dataclass
 class BeamAdvance:
-    """Result of one iteration of beam search: a token for every continued hypothesis.
+    """Result of one iteration of beam search: a token for every continued hypothesis."""
 
-    Attributes:
-        tokens, log_probs: [R, 1].
-        num_emitted: [R], 1, or 0 if the sentence had ended before; a plain 1 if no sentence had ended.
-        host_emitted: `num_emitted` of every row, on the host.
-        finished: for each row whether its sentence has ended, on the host.
-        parents: [R], the row that each row continues.
-        scores, ignored, ended: as in `Beams`.
-        hypotheses: ended hypotheses, each with the index of its sentence among those of the state.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-    num_emitted: Tensor | int
-    host_emitted: list[int]
-    finished: list[bool]
-    parents: Tensor
-    scores: Tensor
+    tokens: Tensor  # [R, 1]
+    log_probs: Tensor  # [R, 1]
+    num_emitted: Tensor | int  # [R], 1, or 0 if the sentence had ended before; a plain 1 if none had
+    host_emitted: list[int]  # `num_emitted` of every row on the host
+    finished: list[bool]  # for each row whether its sentence has ended
+    parents: Tensor  # [R], the row that each row continues
+    scores: Tensor  # this and the next two: as in `Beams`
     ignored: Tensor
     ended: list[int]
-    hypotheses: list[tuple[int, Hypothesis]]
+    hypotheses: list[tuple[int, Hypothesis]]  # ended ones, each with the index of its sentence in the state

@@ -14,37 +14,21 @@ from fairseq_plugins.output import say
 
 @dataclass
 class SentenceStats:
-    """One decoded sentence.
+    """One decoded sentence; lengths include EOS."""
 
-    Attributes:
-        id: its number in the data set.
-        source_tokens: length of its source, EOS included.
-        tokens: length of its output, EOS included.
-        iterations: number of iterations.
-        emitted: number of tokens that each iteration emitted.
-        batch_size: number of sentences decoded at a time.
-        seconds: wall-clock time of its batch, divided by the sentences in that batch.
-    """
-
-    id: int
+    id: int  # its number in the data set
     source_tokens: int
     tokens: int
     iterations: int
-    emitted: list[int]
-    batch_size: int
-    seconds: float
+    emitted: list[int]  # number of tokens that each iteration emitted
+    batch_size: int  # number of sentences decoded at a time
+    seconds: float  # wall-clock time of its batch, divided by the sentences in that batch
 
 
 class DecodingStats:
-    """Sums counts and times; writes one JSON line per sentence when a file is given.
+    """Sums counts and times; writes a JSON line for each sentence to a `PartialFile` if `file` names one.
 
-    Args:
-        decoder: name of the decoder, for the summary.
-        file: path of the JSON lines, the first with command, machine and date. The file has the suffix `.partial`
-            until the run succeeds.
-
-    Raises:
-        ConfigurationError: when the file cannot be written.
+    The first line has command, machine and date, too.
     """
 
     def __init__(self, decoder: str, file: str | None = None) -> None:

@@ -12,7 +12,7 @@ from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.search import GreedySearch
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, Decoded, Draft, StepOutput
-from fairseq_plugins.decoding.trace_writer import TracedSearch, Tracer
+from fairseq_plugins.decoding.trace_writer import Tracer
 from fairseq_plugins.decoding.verifier import DrafterIsVerifier, Verifier
 from fairseq_plugins.errors import ConfigurationError
 
@@ -70,7 +70,7 @@ class TorchBackend:
     def advances(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Iterator[Advance | BeamAdvance]:
-        """Decode a batch and yield every iteration's result on the device; `steps` synchronises to read tokens."""
+        """Decode a batch and yield every iteration's result without the synchronisations of `steps`."""
         return self._loop(self._batch(sample, constraints, first_token))
 
     def _batch(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Batch:
@@ -84,19 +84,19 @@ class TorchBackend:
         """Run until every sentence of the batch has ended; yield the result of every iteration."""
         method, state = self.method, batch.state
         verifier, drafter, search = method.verifier, method.drafter, method.search
-        if self.trace is not None:
-            search = TracedSearch(search, self.trace)
         prefix = self._prefix_draft(batch)
         while batch.admit(method):
             draft = prefix or drafter.draft(state)
             verification = verifier.verify(state, draft)
             advance = search.advance(state, draft, verification)
+            if self.trace is not None:
+                assert isinstance(advance, Advance), "beam search is not traced"
+                self.trace.iteration(state.sentences, advance)
             state.append(advance)
             if isinstance(advance, Advance):
                 drafter.observe(advance)
             yield advance
-            hypotheses, ended = ((), advance.ended) if isinstance(advance, Advance) else (advance.hypotheses, None)
-            batch.retire([[count] for count in advance.host_emitted], advance.finished, method, hypotheses, ended)
+            batch.retire(advance, method)
             # Free the scores of the whole vocabulary before the next iteration.
             del draft, verification, advance
             prefix = None

@@ -25,27 +25,16 @@ RELAXED_REASONS = {spec.relaxed_reason for spec in METHODS if spec.runs_verifier
 
 @dataclass
 class Iteration:
-    """One draft and its verification.
+    """One draft and its verification; a log-probability of None is minus infinity."""
 
-    Attributes:
-        draft: the drafted tokens, K of them.
-        draft_log_probs: the verifier's, of each drafted token; None for a token that fairseq's options forbid.
-        verifier: the verifier tokens at these positions and at the one after them, K + 1 (K without a verifier).
-        verifier_log_probs: of each verifier token.
-        accepted: number of accepted tokens.
-        bifurcation: index in `draft` of the first rejected token, None if no verified token was rejected.
-        why: reason for each emitted token, one of `REASONS`.
-        drafter_log_probs: the drafter's, of each drafted token given those before it, None for minus infinity; None as
-            a whole without a trained drafter.
-    """
-
-    draft: list[int]
-    draft_log_probs: list[float | None]
-    verifier: list[int]
-    verifier_log_probs: list[float | None]
-    accepted: int
-    bifurcation: int | None
-    why: list[str]
+    draft: list[int]  # the drafted tokens, K of them
+    draft_log_probs: list[float | None]  # the verifier's, of each drafted token
+    verifier: list[int]  # the verifier tokens there and at the next position, K + 1 (K without a verifier)
+    verifier_log_probs: list[float | None]  # of each verifier token
+    accepted: int  # number of accepted tokens
+    bifurcation: int | None  # index in `draft` of the first rejected token, None if no verified token was rejected
+    why: list[str]  # reason for each emitted token, one of `REASONS`
+    # The drafter's, of each drafted token given those before it; None as a whole without a trained drafter.
     drafter_log_probs: list[float | None] | None
 
     @property
@@ -56,22 +45,13 @@ class Iteration:
 
 @dataclass
 class TracedSentence:
-    """One decoded sentence; token lists end with EOS.
+    """One decoded sentence; token lists end with EOS."""
 
-    Attributes:
-        id: its number in the data set.
-        source: source tokens.
-        target: tokens of the reference, None without one.
-        output: output tokens.
-        log_probs: of each output token.
-        iterations: in order.
-    """
-
-    id: int
+    id: int  # its number in the data set
     source: list[int]
-    target: list[int] | None
+    target: list[int] | None  # the reference, None without one
     output: list[int]
-    log_probs: list[float | None]
+    log_probs: list[float | None]  # of each output token
     iterations: list[Iteration]
 
     @property
@@ -98,25 +78,16 @@ def count_sentences(path: str) -> tuple[int, int]:
 
 
 def read_trace(path: str) -> Trace:
-    """Read a trace and check that it is complete.
-
-    Raises:
-        ConfigurationError: naming file, line and remedy, for a file that is missing, truncated or not a trace.
-    """
+    """Read a trace; raise ConfigurationError for a file that is missing, truncated or not a trace."""
     trace, sentences = stream_trace(path)
     trace.sentences = list(sentences)
     return trace
 
 
 def stream_trace(path: str, wanted: Callable[[int], bool] | None = None) -> tuple[Trace, Iterator[TracedSentence]]:
-    """Read the header of a trace, and its sentences lazily.
+    """Read the header of a trace, and lazily the sentences whose number in the file (from 0) is wanted; None for all.
 
-    Args:
-        path: a file of `--trace-file`.
-        wanted: returns whether to read the n-th sentence of the file (from 0); None for all.
-
-    Raises:
-        ConfigurationError: as for `read_trace`, also during iteration.
+    Raises ConfigurationError as `read_trace` does, also during iteration.
     """
     lines = _lines(path)
     trace = _header(path, next(lines, (1, b""))[1])
@@ -173,42 +144,34 @@ def _sentence(record: dict[str, Any], trace: Trace) -> TracedSentence:
     """Return the sentence of a line; any error means that the line is not a sentence."""
     iterations = [Iteration(**note) for note in record["iterations"]]
     sentence = TracedSentence(**{**record, "iterations": iterations})
-    _require(isinstance(sentence.id, int), "id is not a number")
-    source_size, target_size = len(trace.source_symbols), len(trace.target_symbols)
-    _require_tokens(sentence.source, source_size, "source")
-    _require_tokens(sentence.target or [], target_size, "target")
-    _require_tokens(sentence.output, target_size, "output")
-    _require(len(sentence.log_probs) == len(sentence.output), "log-probabilities do not fit the output")
-    _require(sum(len(note.why) for note in iterations) == len(sentence.output), "iterations do not fit the output")
-    for note in iterations:
-        _require_tokens(note.draft, target_size, "draft")
-        _require_tokens(note.verifier, target_size, "verifier")
-        _require(len(note.draft) == len(note.draft_log_probs), "log-probabilities do not fit the draft")
-        _require(len(note.verifier) == len(note.verifier_log_probs), "log-probabilities do not fit the verifier")
-        scores = note.drafter_log_probs
-        fits = scores is None or len(scores) == len(note.draft)
-        _require(fits, "the drafter's log-probabilities do not fit the draft")
-        numbers = all(score is None or isinstance(score, int | float) for score in scores or [])
-        _require(numbers, "the drafter's log-probabilities are not numbers")
-        _require(0 <= len(note.verifier) - len(note.draft) <= 1, "verifier does not fit the draft")
-        _require(0 <= note.accepted <= min(len(note.draft), len(note.why)), "accepted is out of range")
-        _require(len(note.why) <= len(note.verifier), "more tokens than the verifier has")
-        _require(bool(note.why), "an iteration without a token")
-        _require(note.bifurcation in (None, note.accepted), "bifurcation is not after the accepted tokens")
-        _require(REASONS.issuperset(note.why), "unknown reason")
+    source, target = len(trace.source_symbols), len(trace.target_symbols)
+    steps = [tokens for note in iterations for tokens in (note.draft, note.verifier)]
+    fits = isinstance(sentence.id, int) and _are_tokens(sentence.source, source)
+    fits = fits and all(_are_tokens(tokens, target) for tokens in (sentence.target or [], sentence.output, *steps))
+    fits = fits and sum(len(note.why) for note in iterations) == len(sentence.output) == len(sentence.log_probs)
+    if not (fits and all(map(_is_consistent, iterations))):
+        raise ValueError("its fields do not fit each other")
     return sentence
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
-
-def _require_tokens(tokens: list[int], size: int, name: str) -> None:
-    _require(
-        isinstance(tokens, list) and all(type(token) is int for token in tokens), f"{name} is not a list of tokens"
+def _is_consistent(note: Iteration) -> bool:
+    width = len(note.draft)
+    scores = [None] * width if note.drafter_log_probs is None else note.drafter_log_probs
+    return (
+        (width, len(note.verifier)) == (len(note.draft_log_probs), len(note.verifier_log_probs))
+        and 0 <= len(note.verifier) - width <= 1
+        and 0 <= note.accepted <= min(width, len(note.why))
+        and 0 < len(note.why) <= len(note.verifier)
+        and note.bifurcation in (None, note.accepted)
+        and REASONS.issuperset(note.why)
+        and len(scores) == width
+        and all(isinstance(score, int | float | None) for score in scores)
     )
-    _require(not tokens or (min(tokens) >= 0 and max(tokens) < size), f"{name} has a token without a symbol")
+
+
+def _are_tokens(tokens: Any, size: int) -> bool:
+    """Return whether this is a list of indices into `size` symbols."""
+    return isinstance(tokens, list) and all(type(token) is int and 0 <= token < size for token in tokens)
 
 
 def _unreadable(path: str, line: int, what: str, error: Exception | None = None) -> ConfigurationError:

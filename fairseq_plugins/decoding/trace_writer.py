@@ -11,18 +11,13 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.method import GIVEN, TOP_1, VERIFIER, MethodSpec
 from fairseq_plugins.decoding.partial_file import PartialFile
-from fairseq_plugins.decoding.search import Search
-from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, Verification
+from fairseq_plugins.decoding.state import Advance
 from fairseq_plugins.decoding.trace import FORMAT, OPTION, VERSION, Iteration, TracedSentence
 from fairseq_plugins.errors import ConfigurationError
 
 
 def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_run: bool) -> None:
-    """Refuse `--trace-file` for methods without drafts and for commands that decode several times.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Raise ConfigurationError for methods without drafts, and for commands that decode several times."""
     if scores_reference:
         raise ConfigurationError(f"{OPTION} {file}: --score-reference decodes nothing; leave one of them out")
     if not is_one_run:
@@ -35,35 +30,20 @@ class Tracer(Protocol):
     """Records the iterations of a generator."""
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Record one iteration of a batch.
-
-        Args:
-            sentences: index in the batch of each row's sentence.
-            advance: result of the iteration, with its draft and verification.
-        """
+        """Record one iteration; `sentences` are the indices in the batch of the rows' sentences."""
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
-        """End a batch.
-
-        Args:
-            sample: the fairseq batch. Sentences without ids, as in fairseq-interactive, are numbered in order.
-            hypotheses: result of the generator.
-            has_prefix: whether the first draft is the prefix of `--prefix-size`.
-        """
+        """End a fairseq batch, decoded to `hypotheses`; with a prefix the first draft is that of `--prefix-size`."""
 
 
 class TraceWriter:
-    """Records the iterations of a generator, and writes a line for every sentence.
+    """Records the iterations of a generator, and writes a line for every sentence to a `PartialFile`.
 
     Args:
-        path: of the trace. The file has the suffix `.partial` until the run succeeds.
-        source: source dictionary.
-        target: target dictionary.
+        path: of the trace.
+        source, target: dictionaries.
         spec: the method.
         settings: its options, for the header.
-
-    Raises:
-        ConfigurationError: when the file cannot be written.
     """
 
     def __init__(
@@ -86,7 +66,7 @@ class TraceWriter:
         self._file.write(_json(header))
 
     def iteration(self, sentences: Sequence[int], advance: Advance) -> None:
-        """Record an iteration as `Tracer.iteration` says."""
+        """Record an iteration: see `Tracer.iteration`."""
         draft, verification, emitted = advance.draft, advance.verification, advance.host_emitted
         best = verification.best
         drafted_columns, extra = draft.tokens.size(1), best.size(1) - draft.tokens.size(1)
@@ -132,7 +112,7 @@ class TraceWriter:
             )
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
-        """Write a decoded batch as `Tracer.write` says."""
+        """Write a decoded batch; sentences without ids, as in fairseq-interactive, are numbered in order."""
         source_pad, target_pad = self._pads
         sources = sample["net_input"]["src_tokens"].tolist()
         size = len(sources)
@@ -157,26 +137,6 @@ class TraceWriter:
     def close(self) -> None:
         """Close the file and give it its name, unless the run was interrupted."""
         self._file.close()
-
-
-class TracedSearch:
-    """A search that records every advance.
-
-    Args:
-        search: decides.
-        trace: records.
-    """
-
-    def __init__(self, search: Search, trace: Tracer) -> None:
-        self.search = search
-        self.trace = trace
-
-    def advance(self, state: DecodingState, draft: Draft, verification: Verification) -> Advance:
-        """Advance as the search does."""
-        advance = self.search.advance(state, draft, verification)
-        assert isinstance(advance, Advance), "beam search is not traced"
-        self.trace.iteration(state.sentences, advance)
-        return advance
 
 
 def _conditional(survival: Tensor) -> Tensor:

@@ -110,13 +110,9 @@ class ModelEnsemble:
 
 
 class Verifier(ModelEnsemble):
-    """Runs the last token and the draft through one or several autoregressive models.
+    """Runs the last token and the draft through one or several autoregressive models."""
 
-    Attributes:
-        accept: `GreedySearch.accept` of the search that follows, for steps that also accept; None for none.
-    """
-
-    accept: Accept | None = None
+    accept: Accept | None = None  # `GreedySearch.accept` of the search that follows, for steps that also accept
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
@@ -175,11 +171,7 @@ class Verifier(ModelEnsemble):
     def _accept_step(
         self, limits: Constraints, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
     ) -> tuple[Tensor | None, ...]:
-        """Follow a step of one model without waiting for the device.
-
-        Args:
-            limits: constraints; those on the length are among the inputs.
-            hidden, states, inputs: of the step, as for `engine.graphed_decoder.After`.
+        """Accept after a step without waiting for the device: an `engine.graphed_decoder.After`.
 
         Returns:
             best [B, T], path [B, T], counts [B, 3], log-probabilities [B, T] of the path, features.
@@ -235,11 +227,7 @@ def verification_of_scores(
 ) -> Verification:
     """Return the verification of one model's scores [B, T, V]; softmax is computed on first use.
 
-    Args:
-        constraints, edges: fairseq's, and where they apply; see `Constraints.edges`.
-        scores, hidden, features: as for `Verification`.
-        engine: computes log-probabilities.
-        is_first: whether this is the first iteration, which a given prefix is for.
+    `edges` are those of the constraints. A given prefix is for the first iteration.
     """
     best = constraints.force_prefix(constraints.best(scores, *edges), is_first)
 

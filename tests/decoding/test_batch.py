@@ -103,7 +103,7 @@ def test_every_sentence_gets_its_own_output(outputs: list[list[list[int]]], sour
         advance = advance_by(batch, [outputs[sentence][done[sentence]] for sentence in state.sentences])
         done.update(state.sentences)
         state.append(advance)
-        batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
+        batch.retire(advance, method)
     assert together[0] == min(limit, len(outputs))
     for blocks, emitted, output in zip(outputs, batch.emitted, batch.outputs, strict=True):
         expected = [token for block in blocks for token in block]
@@ -126,7 +126,7 @@ def test_longest_sources_first_without_extra_padding() -> None:
         order += [sentence for sentence in batch.state.sentences if sentence not in order]
         advance = advance_by(batch, [[EOS]] * len(batch.state.sentences))
         batch.state.append(advance)
-        batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
+        batch.retire(advance, method)
     assert order == [1, 3, 4, 0, 2]
     samples = method.verifier.samples
     assert [sample["net_input"]["src_tokens"].size(1) for sample in samples] == [6, 3, 1]
@@ -142,5 +142,5 @@ def test_sentences_are_admitted_when_a_quarter_is_free() -> None:
         # One sentence ends.
         advance = advance_by(batch, [[EOS], *[[5]] * (len(batch.state.sentences) - 1)])
         batch.state.append(advance)
-        batch.retire([[count] for count in advance.host_emitted], advance.finished, method)
+        batch.retire(advance, method)
     assert sizes == [8, 7, 8, 7]

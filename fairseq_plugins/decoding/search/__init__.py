@@ -20,7 +20,7 @@ class Search(Protocol):
         Args:
             state: before the iteration.
             draft: K columns.
-            verification: T columns: K + 1, or K without a verifier; in beam search `Candidates`.
+            verification: K + 1 columns, K without a verifier; in beam search `Candidates`.
         """
 
 
@@ -59,13 +59,7 @@ class GreedySearch:
         )
 
     def accept(self, draft: Draft, verification: Verification, eos: int, ended: Tensor | None) -> Accepted:
-        """Return what is emitted, without waiting for the device.
-
-        Args:
-            draft, verification: as for `advance`.
-            eos: end-of-sentence symbol.
-            ended: [B], 1 for sentences that have ended before, else 0; None if none has.
-        """
+        """Return what is emitted, without waiting for the device; `ended` [B] is 1 for sentences that have ended."""
         best = verification.best
         width = best.size(1)
         # Without a verifier the last drafted token takes the position of the verifier's own.

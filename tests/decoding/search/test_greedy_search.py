@@ -64,7 +64,6 @@ def check(advance: Advance, rows: list[Row], expected: list[list[int]], drafted:
     assert advance.finished == [tokens[-1] == EOS for tokens in expected]
     longest = max(map(len, expected))
     assert advance.tokens.shape == advance.log_probs.shape == (len(rows), longest)
-    assert advance.is_uniform == (len(set(map(len, expected))) == 1)
     assert advance.hidden is not None and advance.features is not None
     log_probs = advance.verification.log_probs
     for index, tokens in enumerate(expected):
