@@ -61,9 +61,6 @@ class GlatLoss(FairseqCriterion):
     The loss is a sum, and `sample_size` the sum of the targets' weights (their number without a decay). fairseq
     divides the gradient by its total over `--update-freq` and all workers, so that gradients do not depend on how a
     batch is split.
-
-    Raises:
-        ConfigurationError: for a negative decay or weight, or soft targets outside [0, 1].
     """
 
     def __init__(

@@ -57,9 +57,6 @@ class JacobiConsistency(FairseqCriterion):
     at the fixed point, without gradient. Trajectories are computed on the fly. The target serves as fixed point up to
     the first position where the model predicts another token; later positions are left out. Train on the model's own
     translations, where differences are rare.
-
-    Raises:
-        ConfigurationError: for a negative weight or block, or a trajectory without a state.
     """
 
     def __init__(

@@ -13,22 +13,15 @@ class Blocks:
     The inputs of a block are K masks, and the targets the tokens at their positions. The inputs of an anchored block
     are the last token of its prefix and K - 1 masks, and every target is the next token after its input; attention in
     it is causal, as in the verifier.
-
-    Attributes:
-        tokens: [B, M + N*K], decoder input: the sentence shifted right, then the masked blocks.
-        positions: [B, M + N*K], position of every input in the sentence.
-        visible: [B, M + N*K, M + N*K], True where the row's input may attend to the column's. With the verifier's
-            states as prefix it has the rows of the blocks only: [B, N*K, M + N*K].
-        targets: [B, N*K], target of every input of the blocks; pad beyond the end of the sentence.
-        block_size: K.
-        anchored: whether the blocks are anchored.
     """
 
-    tokens: Tensor
-    positions: Tensor
+    tokens: Tensor  # [B, M + N*K], decoder input: the sentence shifted right, then the masked blocks
+    positions: Tensor  # [B, M + N*K], position of every input in the sentence
+    # [B, M + N*K, M + N*K], True where the row's input may attend to the column's. With the verifier's states as
+    # prefix it has the rows of the blocks only: [B, N*K, M + N*K].
     visible: Tensor
-    targets: Tensor
-    block_size: int
+    targets: Tensor  # [B, N*K], target of every input of the blocks; pad beyond the end of the sentence
+    block_size: int  # K
     anchored: bool = False
 
     @property

@@ -27,11 +27,7 @@ class FastBPECodes(SubwordNMTBPE):
 
 
 def is_fastbpe(file: Path) -> bool:
-    """Return whether codes are those of fastBPE, with three columns, instead of subword-nmt's with two.
-
-    Raises:
-        ConfigurationError: for any other file.
-    """
+    """Return whether codes are fastBPE's, with three columns, or subword-nmt's, with two; refuse any other file."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:

@@ -28,11 +28,7 @@ def shipped_photographs() -> list[Path]:
 
 
 def read_photograph(path: Path) -> Image.Image:
-    """Read a photograph in RGB.
-
-    Raises:
-        ConfigurationError: if it is missing or not an image.
-    """
+    """Read a photograph in RGB; raise ConfigurationError if it is missing or not an image."""
     try:
         with Image.open(path) as photograph:
             return photograph.convert("RGB")
@@ -57,8 +53,7 @@ def draw_patches(
     Returns:
         high [count, size, size, 3] and low [count, 8, 8, 3], uint8; a low pixel is the mean of its high ones.
 
-    Raises:
-        ConfigurationError: if a photograph is too small for a patch.
+    Raises ConfigurationError if a photograph is too small for a patch.
     """
     high = np.empty((count, size, size, 3), np.uint8)
     low = np.empty((count, LOW_SIZE, LOW_SIZE, 3), np.uint8)
@@ -86,19 +81,7 @@ def draw_pictures(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw patches that tile pictures: `tiles` x `tiles` neighbours row by row, picture after picture.
 
-    Args:
-        photographs: in RGB, used in turn.
-        split: a key of `SPLITS`.
-        count: number of patches.
-        size: pixels along a side of a patch of the output.
-        tiles: patches along a side of a picture, which covers as much of its photograph as possible.
-        generator: random generator.
-
-    Returns:
-        high and low as `draw_patches`.
-
-    Raises:
-        ConfigurationError: if the patches do not fill whole pictures, or a photograph is too small.
+    A picture covers as much of its photograph as possible; photographs are used in turn. Otherwise as `draw_patches`.
     """
     if tiles < 1 or count % tiles**2:
         raise ConfigurationError(f"--{split} {count}: give a multiple of {tiles} x {tiles}, the patches of a picture")
@@ -143,8 +126,7 @@ def as_line(image: np.ndarray) -> str:
 def from_line(line: str) -> np.ndarray:
     """Parse a line of intensities into an image [side, side, 3], uint8.
 
-    Raises:
-        ConfigurationError: for anything but a square image of numbers from 0 to 255.
+    Raises ConfigurationError for anything but a square image of numbers from 0 to 255.
     """
     words = line.split()
     side = round((len(words) / 3) ** 0.5)
@@ -161,13 +143,7 @@ def write_corpus(
 ) -> None:
     """Write patches as parallel text, `SPLIT.low` and `SPLIT.high`, and `dict.txt`, the 256 numbers.
 
-    Args:
-        folder: for the files.
-        photographs: image files.
-        counts: number of patches of each split.
-        size: pixels along a side of the output.
-        seed: of the random generator.
-        tiles: if above 1, test patches tile whole pictures, as in `draw_pictures`.
+    `counts` are the patches of each split. With more than one of `tiles`, test patches are those of `draw_pictures`.
     """
     images = [read_photograph(path) for path in photographs]
     generator = np.random.default_rng(seed)

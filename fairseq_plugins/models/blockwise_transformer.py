@@ -96,8 +96,7 @@ class BlockwiseTransformer(TransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> "BlockwiseTransformer":
         """Build the model: from `--base-path` in training, from its own checkpoint in decoding.
 
-        Raises:
-            ConfigurationError: for fewer than 2 heads, or a base that is missing or not a Transformer.
+        Raises ConfigurationError for fewer than 2 heads, or a base that is missing or not a Transformer.
         """
         blockwise_transformer(args)
         args.blockwise_heads = args.blockwise_heads or getattr(task.cfg, "block_size", None) or _DEFAULT_HEADS
@@ -143,14 +142,7 @@ class BlockwiseTransformer(TransformerModel):
         heads: list[int] | None = None,
         **options: Any,
     ) -> Any:
-        """Run with teacher forcing.
-
-        Args:
-            src_tokens: [B, S].
-            src_lengths: [B].
-            prev_output_tokens: [B, T].
-            heads: the heads to run, 1 to k; None for head 1 with the output of fairseq's Transformer.
-            options: as for fairseq's Transformer.
+        """Run some of the heads 1 to k with teacher forcing; None runs head 1 as fairseq's Transformer does.
 
         Returns:
             scores [B, T, V] of every head: those of head i are for the token i positions after the last one read.

@@ -65,8 +65,7 @@ class ImageTransformer(TransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> "ImageTransformer":
         """Build the model and initialise its embeddings with intensities and coordinates.
 
-        Raises:
-            ConfigurationError: without an image size, or for embeddings too narrow for coordinates.
+        Raises ConfigurationError without an image size, or for embeddings too narrow for coordinates.
         """
         image_transformer(args)
         if not args.image_size or args.image_size < LOW_SIZE:

@@ -52,11 +52,7 @@ class FeatureReader(nn.Module):
 
 
 def layer_numbers(text: str) -> list[int]:
-    """Parse the layer numbers of `--feature-layers`.
-
-    Raises:
-        ConfigurationError: for an invalid number.
-    """
+    """Parse the layer numbers of `--feature-layers`; raise ConfigurationError for invalid ones."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -70,14 +66,9 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def fit_to_verifier(args: Namespace, verifier: FairseqEncoderDecoderModel) -> None:
-    """Set the sizes of a drafter that reads this verifier's states and uses its embeddings.
+    """Set the sizes in a drafter's options `args` to those of the verifier whose states and embeddings it uses.
 
-    Args:
-        args: the drafter's options.
-        verifier: a fairseq encoder-decoder model.
-
-    Raises:
-        ConfigurationError: for an unsupported verifier, or options that contradict `features`.
+    Raises ConfigurationError for an unsupported verifier, or options that contradict `features`.
     """
     decoder = verifier.decoder
     reason = unsupported_reason(decoder)

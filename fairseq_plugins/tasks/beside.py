@@ -1,4 +1,4 @@
-"""`--decoder` and its options beside any of fairseq's tasks, which stay as they are in everything else."""
+"""Add `--decoder` and its options to any of fairseq's tasks."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,20 +10,14 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from hydra.core.config_store import ConfigStore
 
+from fairseq_plugins.decoding.method import flag
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts
 from fairseq_plugins.tasks.options import DecodingOptions
 
 
 def task_beside_decoder(arguments: Sequence[str]) -> str | None:
-    """Return the task of a command line that has `--decoder`, or of one of ours, which choose decoders by themselves.
-
-    Args:
-        arguments: the program's name and its arguments.
-
-    Returns:
-        its name; None where there is none, or no such task.
-    """
+    """Return the task of a command line `arguments` with `--decoder`, or of a command of ours; None without a task."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     program = Path(arguments[0] if arguments else "").name
     parser.add_argument("--task", nargs="?", default="translation" if program.startswith("fairseq-") else None)
@@ -34,17 +28,16 @@ def task_beside_decoder(arguments: Sequence[str]) -> str | None:
 
 
 def add_decoder(name: str) -> None:
-    """Put a subclass of a task in its place that has `--decoder` and its options, and decodes with them.
+    """Replace a task by a subclass with `--decoder` and its options.
 
-    Raises:
-        ConfigurationError: for a task that has another option of the same name.
+    Raises ConfigurationError for a task that has another option of the same name.
     """
     kind = TASK_REGISTRY[name]
     if issubclass(kind, DecodesWithDrafts):
         return
     parser = argparse.ArgumentParser(add_help=False)
     kind.add_args(parser)
-    taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(_flag, _own_names())})
+    taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(flag, _own_names())})
     if taken:
         raise ConfigurationError(
             f"--decoder: --task {name} has another option {taken[0]}; use fairseq_plugins.wrap(task, decoder=...)"
@@ -71,9 +64,5 @@ def _adds_options_after(kind: type[FairseqTask]) -> Any:
 
 
 def _own_names() -> list[str]:
-    """Names of the options of decoding but for those that fairseq's commands declare."""
+    """Return the names of decoding options that fairseq's commands do not declare."""
     return [declared.name for declared in fields(DecodingOptions) if not str(declared.default).startswith("${")]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""How a task decodes: the generator of `--decoder`, with the settings of the one that the task itself makes."""
+"""Build the generator of `--decoder` for a task, with the settings of the task's own generator."""
 
 import logging
 from argparse import Namespace
@@ -13,7 +13,6 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch import nn
 
-from fairseq_plugins import tensorboard
 from fairseq_plugins.commands.files import destination
 from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.decoding import methods
@@ -45,24 +44,14 @@ logger = logging.getLogger(__name__)
 
 
 class Decoding:
-    """Makes the generators of a task.
-
-    Args:
-        options: a `DecodingOptions`, or what has its fields: the configuration of a task.
-
-    Attributes:
-        options: as above; read anew for every generator.
-        drafters: path -> the drafter that was loaded from it.
-        counts_survival: as `MethodContext.counts_survival`.
-        drafts: those of `--drafts`, None without.
-    """
+    """Builds the generators of a task from `DecodingOptions`, or a configuration with the same fields."""
 
     def __init__(self, options: Any) -> None:
-        self.options = options
-        self.drafters: dict[str, BlockNat] = {}
-        self.counts_survival = False
-        self.drafts: TaskDrafts | None = None
-        # Of models in half precision, what a CPU computes with.
+        self.options = options  # read for every generator
+        self.drafters: dict[str, BlockNat] = {}  # by path
+        self.counts_survival = False  # as `MethodContext.counts_survival`
+        self.drafts: TaskDrafts | None = None  # of `--drafts`
+        # Copies of models in half precision, with which a CPU computes.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
     def build(
@@ -70,15 +59,12 @@ class Decoding:
     ) -> Any:
         """Build the generator of `--decoder`; that of `beam` (and `--score-reference`) is the task's own.
 
-        Args:
-            task: the task, for dictionaries.
-            models: to decode with.
-            args: fairseq's generation options; the beam is set to 1 in it for decoders that keep one hypothesis.
-            build_own: makes the task's own generator.
-            allowed: fairseq's `prefix_allowed_tokens_fn`.
+        Raises ConfigurationError for checkpoints or options that do not fit the decoder.
 
-        Raises:
-            ConfigurationError: for checkpoints or options that do not fit the decoder.
+        Args:
+            task, models, args: as for fairseq's `build_generator`; sets the beam in `args` to 1 for greedy decoders.
+            build_own: builds the task's own generator.
+            allowed: fairseq's `prefix_allowed_tokens_fn`.
         """
         cfg = self.options
         in_training = getattr(cfg, "eval_bleu", False) is True
@@ -87,7 +73,7 @@ class Decoding:
         spec, options = methods.chosen(cfg)
         if drafter_in(models[0]) is not None and not scores_reference:
             if spec.build is None and in_training:
-                # What a drafter can do alone.
+                # A drafter decodes alone.
                 spec = methods.find("nat")
                 options = spec.read(cfg)
             elif spec.runs_verifier:
@@ -123,16 +109,16 @@ class Decoding:
             args.beam = 1
         own = build_own()
         _check_own(own, task, spec)
-        # Of a task made by hand, without fairseq's command line, fields of fairseq's are unresolved references.
+        # Without fairseq's command line, fairseq's fields in the configuration are unresolved references.
         dtype = precision_of(models, cfg.bf16 is True)
-        # In training every validation has other weights, for which graphs would be captured anew.
+        # In training every validation has new weights and would capture new graphs.
         graphs = None if in_training else Graphs(enabled=not cfg.no_cuda_graphs)
         context = MethodContext(
             models,
             self._drafter(task, models, spec, options),
             task.source_dictionary,
             task.target_dictionary,
-            Engine(precision_of_weights(cfg), graphs, batch_invariant=dtype in HALVES),
+            Engine(_precision(cfg), graphs, batch_invariant=dtype in HALVES),
             native_weights(cfg, batch_invariant=dtype in HALVES),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
@@ -141,7 +127,8 @@ class Decoding:
             no_repeat_ngram_size=_repeat_ngram_size(own),
         )
         check_fit(spec, options, context)
-        stats = tensorboard.decoding_stats(cfg, spec, options, is_one_run)
+        label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
+        stats = DecodingStats(label, cfg.stats_file)
         if context.engine.has_graphs(next(models[0].parameters()).device):
             stats.graphs = context.engine.graphs
         trace = None if cfg.trace_file is None else self._trace(spec, options, context)
@@ -156,15 +143,8 @@ class Decoding:
             trace=trace,
             active_sentences=cfg.active_sentences,
         )
-        if isinstance(options, ReuseOptions):
-            if options.drafts is not None:
-                if not is_one_run and not task.datasets:
-                    raise ConfigurationError(
-                        f"--drafts {options.drafts}: is for fairseq's commands; give translate(drafts=...)"
-                    )
-                generator.drafts = self.drafts = TaskDrafts(options.drafts, task)
-            elif is_one_run:
-                raise ConfigurationError(f"--decoder {spec.name}: has no drafts; add --drafts FILE, a line a sentence")
+        if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
+            generator.drafts = self.drafts = TaskDrafts(options.drafts, task, is_one_run)
         if is_one_run:
             close_with(generator, stats.close)
         if trace is not None:
@@ -202,9 +182,9 @@ class Decoding:
 
 
 class DecodesWithDrafts(FairseqTask):
-    """Mixin of tasks whose options have those of `DecodingOptions`: `build_generator` makes what `--decoder` names."""
+    """Mixin of tasks whose options include `DecodingOptions`: `build_generator` builds the decoder of `--decoder`."""
 
-    # The command-line tools have no hook at the end of a run: the summary comes when the generator goes.
+    # fairseq's commands have no hook at the end of a run: the summary is printed when the generator is deleted.
     reports_summary = True
     # Of --tokenizer and --bpe, None for none.
     text_tools: tuple[Any, Any] = (None, None)
@@ -212,18 +192,14 @@ class DecodesWithDrafts(FairseqTask):
 
     @property
     def decoding(self) -> Decoding:
-        """What makes the generators."""
+        """The builder of the generators."""
         if "_decoding" not in vars(self):
             self._decoding = Decoding(options_of(self))
         return self._decoding
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
-        """Check the options before anything is loaded, then set the task up.
-
-        Raises:
-            ConfigurationError: naming option, value and remedy.
-        """
+        """Check the options (`check_options`) before anything is loaded, then set the task up."""
         check_options(cfg)
         return with_args(super().setup_task(cfg, **kwargs))
 
@@ -242,26 +218,22 @@ class DecodesWithDrafts(FairseqTask):
         return dataset
 
     def build_tokenizer(self, args: Any) -> Any:
-        """Build what cuts text before subwords; `text_tools` keeps it."""
+        """Build the object of --tokenizer; `text_tools` keeps it."""
         self.text_tools = (super().build_tokenizer(args), None)
         return self.text_tools[0]
 
     def build_bpe(self, args: Any) -> Any:
-        """Build what cuts text into subwords; `text_tools` keeps it."""
+        """Build the object of --bpe; `text_tools` keeps it."""
         self.text_tools = (self.text_tools[0], super().build_bpe(args))
         return self.text_tools[1]
 
     def own_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """What `build_generator` of the task itself makes."""
+        """Build the task's own generator."""
         return super().build_generator(*args, **kwargs)
 
 
 def check_options(cfg: Any) -> None:
-    """Refuse decoding options that contradict each other, and files that cannot be written.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Raise ConfigurationError for decoding options that contradict each other, and files that cannot be written."""
     check_task_options(cfg, methods.find(cfg.decoding_method))
     methods.check_options(cfg)
     stats = None if cfg.stats_file is None else destination(cfg.stats_file, "--stats-file")
@@ -278,42 +250,30 @@ def with_args(task: Any) -> Any:
 
 
 def drafter_in(model: nn.Module) -> BlockNat | None:
-    """The drafter inside of fairseq's wrappers for distributed training, None for other models."""
+    """Return the drafter inside of fairseq's wrappers for distributed training, None for other models."""
     model = unwrap(model)
     return model if isinstance(model, BlockNat) else None
 
 
-def packing(cfg: Any) -> Packing:
-    """Which large weights are held a second time; AUTO unless an option says otherwise.
-
-    Raises:
-        ConfigurationError: where both do.
-    """
-    if cfg.packed_weights and cfg.no_packed_weights:
-        raise ConfigurationError("--packed-weights: contradicts --no-packed-weights; leave one of them out")
-    if cfg.packed_weights:
-        return Packing.ALWAYS
-    return Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
-
-
 def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:
-    """How the compiled kernels hold weights; None where the options turn them off."""
+    """Return the kernels' weight format; None if an option turns them off.
+
+    Raises ConfigurationError for contradicting options.
+    """
     if cfg.no_compiled_steps:
         return None
-    return NativeWeights(packing(cfg), precision_of_weights(cfg), batch_invariant)
+    if cfg.packed_weights and cfg.no_packed_weights:
+        raise ConfigurationError("--packed-weights: contradicts --no-packed-weights; leave one of them out")
+    packing = Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
+    return NativeWeights(Packing.ALWAYS if cfg.packed_weights else packing, _precision(cfg), batch_invariant)
 
 
-def precision_of_weights(cfg: Any) -> Precision:
-    """What linear layers compute with."""
+def _precision(cfg: Any) -> Precision:
     return Precision.INT8_WEIGHTS if cfg.int8 else Precision.FP32
 
 
 def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:
-    """Refuse a task whose own generator is another search than fairseq's beam search.
-
-    Raises:
-        ConfigurationError: naming what it is.
-    """
+    """Raise ConfigurationError for a task whose own generator is not fairseq's beam search."""
     if type(own) is not SequenceGenerator or type(own.search) is not BeamSearch:
         kind = type(own) if type(own) is not SequenceGenerator else type(own.search)
         raise ConfigurationError(
@@ -341,7 +301,7 @@ def generator_like(
     stats: DecodingStats,
     **more: Any,
 ) -> DraftVerifyGenerator:
-    """A generator of ours with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
+    """Return our generator with the settings of a task's own; other arguments as for `DraftVerifyGenerator`."""
     return DraftVerifyGenerator(
         context.models,
         own.tgt_dict,

@@ -1,4 +1,4 @@
-"""Training of drafters by a task: blocks of masks, glancing, and how much of its drafts a verifier accepts."""
+"""Train drafters: blocks of masks, glancing, and accepted tokens in validation."""
 
 from argparse import Namespace
 from typing import Any
@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.drafters.trained import store_survival
 from fairseq_plugins.decoding.engine.arithmetic import without_cudnn_attention
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import MethodContext
+from fairseq_plugins.decoding.method import MethodContext, flag
 from fairseq_plugins.decoding.native_backend import NativeBackend
 from fairseq_plugins.decoding.stats import DecodingStats
 from fairseq_plugins.errors import ConfigurationError
@@ -32,7 +32,7 @@ _DEFAULT_BLOCK_SIZE = 25
 
 
 class BatchSeeds:
-    """Seed what is drawn for a batch by its number in the update, so that several processes draw what one would.
+    """Seeds random numbers by a batch's number in the update, so that several processes draw those of one.
 
     fairseq seeds all processes alike at every update, and deals batches out in turns.
     """
@@ -61,16 +61,11 @@ class TrainsDrafters(DecodesWithDrafts):
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
-        """Check the options, then set the task up.
-
-        Raises:
-            ConfigurationError: naming option, value and remedy.
-        """
+        """Check the options, then set the task up."""
         for name in ("glancing_start", "glancing_end"):
             value = getattr(cfg, name)
             if not 0 <= value <= 1:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigurationError(f"{flag} {value}: a share of the predictions; give a number from 0 to 1")
+                raise ConfigurationError(f"{flag(name)} {value}: a share of the predictions; give a number from 0 to 1")
         if cfg.blocks_per_sentence < 1:
             raise ConfigurationError(f"--blocks-per-sentence {cfg.blocks_per_sentence}: give at least 1")
         return super().setup_task(cfg, **kwargs)
@@ -80,7 +75,7 @@ class TrainsDrafters(DecodesWithDrafts):
         return options_of(self)
 
     def training_verifier(self) -> FairseqEncoderDecoderModel | None:
-        """The model of `--verifier-path`, loaded once; None without the option."""
+        """Return the model of `--verifier-path`, loaded once; None without the option."""
         if self._verifier is None and self._options.verifier_path is not None:
             state, cfg = read_checkpoint(self._options.verifier_path, "--verifier-path")
             check_task(cfg, self, "--verifier-path")
@@ -116,7 +111,7 @@ class TrainsDrafters(DecodesWithDrafts):
         return model
 
     def glancing_ratio(self, update: int) -> float:
-        """Share of wrong predictions to reveal at an update: falls linearly from start to end."""
+        """Return the share of wrong predictions to reveal at an update, which changes linearly."""
         start, end = self._options.glancing_start, self._options.glancing_end
         if start == end:
             return start
@@ -154,7 +149,7 @@ class TrainsDrafters(DecodesWithDrafts):
             self._validation = self._acceptance_generator(model)
         if self._validation is not None:
             before = self._validation.stats.tokens, self._validation.stats.iterations
-            # So that language tokens and the like are given as in decoding.
+            # Gives language tokens and the like as in decoding.
             self.inference_step(self._validation, [self._verifier], sample)
             logging_output["_tokens"] = self._validation.stats.tokens - before[0]
             logging_output["_iterations"] = self._validation.stats.iterations - before[1]
@@ -167,7 +162,7 @@ class TrainsDrafters(DecodesWithDrafts):
             generator.refresh()
 
     def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
-        """Called by fairseq-train when a subset is validated."""
+        """Store and log the counts of a validation; called by fairseq-train."""
         drafter, policy = drafter_in(model), self._survival_policy()
         if drafter is not None and policy is not None:
             store_survival(policy, drafter)
@@ -178,7 +173,7 @@ class TrainsDrafters(DecodesWithDrafts):
                 tensorboard.log_sample(self, generator, stats["num_updates"])
 
     def _survival_policy(self) -> Any:
-        """Return the policy that counted in this validation; None where the compiled kernels did not draft."""
+        """Return the policy that counted in this validation; None if the compiled kernels did not draft."""
         backend = None if self._validation is None else self._validation.backend
         return backend.method.policy if isinstance(backend, NativeBackend) else None
 
@@ -192,7 +187,7 @@ class TrainsDrafters(DecodesWithDrafts):
     def _add_blocks(
         self, sample: dict[str, Any], model: nn.Module, glancing_ratio: float, seed: int | None = None
     ) -> None:
-        """Draw the blocks of a batch; with a seed they are the same every time, as validation wants them."""
+        """Draw the blocks of a batch; with a seed, as in validation, they are always the same."""
         drafter = drafter_in(model)
         if drafter is None or not sample:
             return
@@ -212,7 +207,7 @@ class TrainsDrafters(DecodesWithDrafts):
         sample["glancing_ratio"] = glancing_ratio
 
     def _acceptance_generator(self, model: nn.Module) -> DraftVerifyGenerator | None:
-        """Decodes validation batches with what is trained, to count accepted tokens: None where nothing drafts."""
+        """Return a generator that counts accepted tokens in validation; None if the trained model does not draft."""
         drafter, verifier, name = drafter_in(model), self.training_verifier(), "gad"
         if isinstance(unwrap(model), BlockwiseTransformer):
             verifier, name = unwrap(model), "blockwise"
@@ -229,7 +224,7 @@ class TrainsDrafters(DecodesWithDrafts):
             self.target_dictionary,
             Engine(),
             native_weights(self._options),
-            counts_survival=True,  # every token of the drafter, not only those that pay
+            counts_survival=True,
         )
         own = self.own_generator([verifier], Namespace(beam=1))
         chosen = spec.options()
@@ -245,7 +240,7 @@ class TrainsDrafters(DecodesWithDrafts):
 def _in_bf16(criterion: Any) -> Any:
     """Return the criterion in autocast to bfloat16 on the CPU.
 
-    Without its cache of weights: what a pass without gradients (glancing) has cast would stay without gradients.
+    Without autocast's cache: weights that a pass without gradients (glancing) has cast would have no gradients later.
     """
 
     def forward(model: nn.Module, sample: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Drafts of `--drafts` for the sentences of fairseq-generate and fairseq-interactive."""
+"""Read `--drafts` for the sentences of fairseq-generate and fairseq-interactive."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -9,23 +9,24 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 class TaskDrafts:
-    """The drafts of a task's batches: of its subset, or of the lines of fairseq-interactive, numbered through.
+    """The drafts of the sentences of a task's subset, or of the numbered lines of fairseq-interactive.
 
-    Files are read with the first batch, since fairseq makes --tokenizer and --bpe after the generator.
-
-    Args:
-        paths: of `--drafts`, with colons between them.
-        task: with dictionaries and maybe a subset and `text_tools`.
+    Files `paths`, separated by colons, are read with the first batch, since fairseq makes --tokenizer and --bpe after
+    the generator.
     """
 
-    def __init__(self, paths: str, task: Any) -> None:
+    def __init__(self, paths: str | None, task: Any, is_one_run: bool) -> None:
+        if paths is None:
+            raise ConfigurationError("--decoder reuse: has no drafts; add --drafts FILE, a line a sentence")
+        if not is_one_run and not task.datasets:
+            raise ConfigurationError(f"--drafts {paths}: is for fairseq's commands; give translate(drafts=...)")
         self._paths, self._task = paths.split(":"), task
         self._drafts: list[list[list[int]]] | None = None  # of every file, ids of every sentence
         self._lines = 0
         self._numbers: deque[list[int]] = deque()  # sentences of batches that are to come
 
     def number(self, dataset: Any) -> None:
-        """Number the sentences of a block of fairseq-interactive, whose batches have no numbers."""
+        """Number the lines of a block of fairseq-interactive, whose batches have no numbers."""
         first, collater = self._lines, dataset.collater
         self._lines += len(dataset)
 
@@ -37,11 +38,7 @@ class TaskDrafts:
         dataset.collater = numbered
 
     def __call__(self, sample: Mapping[str, Any]) -> list[list[list[int]]]:
-        """Return of every sentence of a batch its drafts, as token ids.
-
-        Raises:
-            ConfigurationError: for a file that does not fit.
-        """
+        """Return the token ids of each sentence's drafts; raise ConfigurationError for a file that does not fit."""
         if self._drafts is None:
             self._drafts = [self._read(path) for path in self._paths]
         numbers = sample["id"].tolist() if "id" in sample else self._numbers.popleft()

@@ -1,4 +1,4 @@
-"""The task `spec_dec`: translation (or any rewriting) with a drafter; trains drafters, decodes with them."""
+"""The task `spec_dec`: trains drafters and translates (or rewrites) with them."""
 
 import os
 from collections.abc import Sequence
@@ -19,17 +19,13 @@ from fairseq_plugins.tasks.options import SpecDecConfig
 
 
 class Translation(TranslationTask):
-    """fairseq's translation task with errors of one line, and without sentences that are left out."""
+    """fairseq's translation task with one-line errors; it leaves out no sentence."""
 
     _lines_read = 0
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
-        """Set the task up.
-
-        Raises:
-            ConfigurationError: for a data folder that fairseq-preprocess did not write.
-        """
+        """Set the task up; raise ConfigurationError for a data folder that fairseq-preprocess did not write."""
         read_invalid_text()
         data = utils.split_paths(cfg.data)[0]
         if not os.path.isdir(data):
@@ -67,11 +63,7 @@ class Translation(TranslationTask):
     def inference_step(
         self, generator: Any, models: Any, sample: dict[str, Any], prefix_tokens: Tensor | None = None, **more: Any
     ) -> Any:
-        """Decode a batch; every output begins with `--forced-first-token`.
-
-        Raises:
-            ConfigurationError: where prefixes are given besides it.
-        """
+        """Decode a batch; every output begins with `--forced-first-token`, which excludes other prefixes."""
         first = self._first_token("forced_first_token", self.target_dictionary)
         if first is not None:
             if prefix_tokens is not None:
@@ -85,11 +77,7 @@ class Translation(TranslationTask):
         return super().inference_step(generator, models, sample, prefix_tokens=prefix_tokens, **more)
 
     def _first_token(self, name: str, dictionary: Any) -> int | None:
-        """Return the id of a token that an option names.
-
-        Raises:
-            ConfigurationError: for one that the dictionary lacks.
-        """
+        """Return the id of the token that an option names; raise ConfigurationError if the dictionary lacks it."""
         token = getattr(self.cfg, name)
         if token is not None and token not in dictionary:
             raise ConfigurationError(
@@ -98,26 +86,22 @@ class Translation(TranslationTask):
         return None if token is None else dictionary.index(token)
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load a subset, as fairseq does.
-
-        Raises:
-            ConfigurationError: when it is missing, empty or misaligned.
-        """
+        """Load a subset; raise ConfigurationError when it is missing, empty or misaligned."""
         with subset_errors(split, self.cfg.data):
             super().load_dataset(split, *args, **kwargs)
 
     def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: Any) -> tuple[list[Any], list[Any]]:
-        """Tokens of lines of `fairseq-interactive`, with U+FFFD for what is not UTF-8."""
+        """Return tokens of the lines of `fairseq-interactive`, with U+FFFD for bytes that are not UTF-8."""
         mended = mend_lines(lines, self._lines_read)
         self._lines_read += len(lines)
         return super().get_interactive_tokens_and_lengths(mended, encode_fn)
 
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
-        """Batches of any size.
+        """Return batches of any size.
 
-        fairseq 0.12 drops the last batch, and with it sentences of the test set, when its size is not a multiple of
-        `--required-batch-size-multiple`, which is 8 by default. Lines of `fairseq-interactive` that are too long are
-        named and left out, and the exit status is 1; in fairseq the first one ends the run.
+        fairseq 0.12 drops a last batch whose size is not a multiple of `--required-batch-size-multiple`, 8 by default.
+        Lines of `fairseq-interactive` that are too long are named and left out, and the exit status is 1; in fairseq
+        the first one ends the run.
         """
         if self._lines_read:
             limits, before = kwargs["max_positions"], self._lines_read - len(dataset)

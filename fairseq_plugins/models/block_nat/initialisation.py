@@ -41,16 +41,10 @@ def _fewer_layers(weights: dict[str, Tensor], reader: FeatureReader) -> dict[str
 
 
 def initialise(model: Any, path: str, task: Any, option: str) -> None:
-    """Copy the encoder or the decoder of a checkpoint into the drafter, up to its number of layers.
+    """Copy the encoder or the decoder of a checkpoint into a `BlockNat`, up to its number of layers.
 
-    Args:
-        model: the drafter, a `BlockNat`.
-        path: the checkpoint.
-        task: for the dictionaries.
-        option: "init_encoder_from" or "init_decoder_from".
-
-    Raises:
-        ConfigurationError: if activation functions or sizes differ, or the file is unsuitable.
+    `option` is "init_encoder_from" or "init_decoder_from". Raises ConfigurationError if activation functions or sizes
+    differ, or the file is unsuitable.
     """
     flag = "--" + option.replace("_", "-")
     part = "encoder" if "encoder" in option else "decoder"

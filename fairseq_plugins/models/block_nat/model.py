@@ -15,8 +15,7 @@ from fairseq_plugins.fingerprints import weights_fingerprint
 from fairseq_plugins.models.activation import set_activation
 from fairseq_plugins.models.block_nat.decoder import BlockNatDecoder
 from fairseq_plugins.models.block_nat.initialisation import initialise
-from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults
-from fairseq_plugins.models.block_nat.sizes import take_sizes
+from fairseq_plugins.models.block_nat.options import add_options, check_options, set_defaults, take_sizes
 from fairseq_plugins.models.verifier_features import fit_to_verifier
 
 _PROJECTIONS = ("embed_tokens", "output_projection", "project_in_dim", "project_out_dim")
@@ -49,15 +48,9 @@ class BlockNat(TransformerModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any, verifier: FairseqEncoderDecoderModel | None = None) -> "BlockNat":
-        """Build a drafter.
+        """Build a drafter for a verifier, by default that of the task's `--verifier-path`.
 
-        Args:
-            args: model options.
-            task: the task, for dictionaries and, in training, `--verifier-path` and `--block-size`.
-            verifier: the model whose encoder is shared; by default the task's.
-
-        Raises:
-            ConfigurationError: if options contradict each other or an initial checkpoint does not fit.
+        Raises ConfigurationError if options contradict each other or an initial checkpoint does not fit.
         """
         set_defaults(args)
         check_options(args)
@@ -94,11 +87,7 @@ class BlockNat(TransformerModel):
         return BlockNatDecoder(args, tgt_dict, embed_tokens)
 
     def adopt_encoder(self, encoder: FairseqEncoder) -> None:
-        """Use this encoder, which is frozen and not part of the checkpoint.
-
-        Raises:
-            ConfigurationError: if the encoder's width differs from that of the drafter's cross-attention.
-        """
+        """Use this encoder, which is frozen and not part of the checkpoint; refuse one of another width."""
         width = encoder.layers[0].embed_dim
         expected = self.decoder.layers[0].encoder_attn.kdim
         if width != expected:
@@ -119,16 +108,7 @@ class BlockNat(TransformerModel):
 
     @staticmethod
     def check_verifier(state: dict[str, Any], args: Any, verifier: FairseqEncoderDecoderModel) -> None:
-        """Refuse a drafter that was trained on the encoder or states of another verifier.
-
-        Args:
-            state: weights of the drafter's checkpoint.
-            args: options of the drafter's checkpoint.
-            verifier: a fairseq encoder-decoder model.
-
-        Raises:
-            ValueError: for another verifier.
-        """
+        """Raise ValueError if a checkpoint's drafter was trained on the encoder or states of another verifier."""
         reads_features = getattr(args, "drafter_context", None) == "features"
         trained = state.get("decoder.verifier_fingerprint")
         if trained is None or not (reads_features or getattr(args, "share_encoder", False)):

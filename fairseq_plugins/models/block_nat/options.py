@@ -1,11 +1,17 @@
-"""The options of a drafter besides those of fairseq's Transformer."""
+"""The options of a drafter besides those of fairseq's Transformer; sizes taken from other models."""
 
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from fairseq.models.transformer import base_architecture
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.block_nat.sizes import remember_given
+from fairseq_plugins.loading import read_checkpoint
+
+# Options of an encoder or a decoder; the last two are a decoder's only.
+_OF_PART = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "input_dim", "output_dim")
+_DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+_OF_MODEL = ("activation_fn", *_DROPOUTS)
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -107,15 +113,10 @@ def set_defaults(args: Namespace) -> None:
 
 
 def check_options(args: Namespace) -> None:
-    """Refuse invalid options and combinations.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
-    if args.transition_rank < 0:
-        raise ConfigurationError(f"--transition-rank {args.transition_rank}: give 0 (none) or more")
-    if args.transition_state < 0:
-        raise ConfigurationError(f"--transition-state {args.transition_state}: give 0 (none) or more")
+    """Raise ConfigurationError for invalid options and combinations."""
+    for option, value in ("rank", args.transition_rank), ("state", args.transition_state):
+        if value < 0:
+            raise ConfigurationError(f"--transition-{option} {value}: give 0 (none) or more")
     if args.transition_state and not args.transition_rank:
         raise ConfigurationError(
             f"--transition-state {args.transition_state}: goes into transition scores; add --transition-rank 32"
@@ -126,3 +127,46 @@ def check_options(args: Namespace) -> None:
         )
     if not 0 <= args.transition_dropout < 1:
         raise ConfigurationError(f"--transition-dropout {args.transition_dropout}: give 0 to less than 1")
+
+
+def remember_given(args: Namespace) -> None:
+    """Record in `given_options` which size options were given, before defaults are set."""
+    if not hasattr(args, "given_options"):
+        names = {*_names("encoder"), *_names("decoder")}
+        args.given_options = sorted(name for name in names if hasattr(args, name))
+
+
+def take_sizes(args: Namespace, verifier: Any = None) -> None:
+    """Set the sizes that were not given: from --init-encoder-from and --init-decoder-from, else from the verifier.
+
+    `verifier` are the options of the verifier whose states the drafter reads; None for a drafter that reads tokens.
+    Raises ConfigurationError for an option that contradicts the model whose layers are copied.
+    """
+    if verifier is not None:
+        for name, value in {**_sizes("encoder", verifier), **_sizes("decoder", verifier)}.items():
+            if name not in args.given_options:
+                setattr(args, name, value)
+    for part in ("encoder", "decoder"):
+        path = getattr(args, f"init_{part}_from", None)
+        if not path:
+            continue
+        option = f"--init-{part}-from"
+        for name, value in _sizes(part, read_checkpoint(path, option)[1]).items():
+            if name not in args.given_options:
+                setattr(args, name, value)
+            elif name not in _DROPOUTS and getattr(args, name) != value:
+                flag = "--" + name.replace("_", "-")
+                instead = "" if isinstance(value, bool) else f", or give {flag} {value}"
+                raise ConfigurationError(
+                    f"{flag} {getattr(args, name)}: {option} {path} has {value}, and its layers are copied; leave the "
+                    f"option out{instead}"
+                )
+
+
+def _sizes(part: str, options: Any) -> dict[str, Any]:
+    """Return the size options of a model's encoder or decoder that are set."""
+    return {name: getattr(options, name) for name in _names(part) if getattr(options, name, None) is not None}
+
+
+def _names(part: str) -> tuple[str, ...]:
+    return (*_OF_MODEL, *(f"{part}_{name}" for name in _OF_PART))
