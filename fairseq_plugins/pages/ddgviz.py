@@ -73,14 +73,8 @@ NOTE = (
 )
 
 
-def sentence_numbers(text: str | None) -> list[int]:
-    """Parse `--sentences 3,17,20-22`; the order is kept.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
-    if text is None:
-        raise ConfigurationError("--sentences is missing; give numbers from 0 and ranges, such as 3,17,20-22")
+def sentence_numbers(text: str) -> list[int]:
+    """Parse `--sentences 3,17,20-22`; the order is kept. Raises ConfigurationError."""
     numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -95,25 +89,18 @@ def sentence_numbers(text: str | None) -> list[int]:
 
 def get_parser() -> CommandParser:
     """Return fairseq-generate's parser with our own options added."""
-    description = "Draw which drafted tokens depend on which others (DDGviz)."
-    example = "spec-dec-ddgviz data-bin --path verifier.pt --drafter-path drafter.pt --sentences 0-4 --output drawings"
+    description = "Draw which target tokens a model can decode in parallel (DDGviz)."
+    example = "spec-dec-ddgviz data-bin --path verifier.pt --sentences 0-4 --output drawings"
     parser = generation_parser("spec-dec-ddgviz", description, example)
-    group = parser.add_argument_group("DDGviz")
-    group.add_argument(
-        "--sentences",
-        metavar="N,N-N",
-        help="which sentences of the subset, from 0, as in fairseq-generate's H- lines",
-    )
-    group.add_argument("--output", metavar="FOLDER", help="where to write the drawings")
+    add = parser.add_argument_group("DDGviz").add_argument
+    sentences = "sentences of the subset, from 0, as in fairseq-generate's H- lines"
+    add("--sentences", required=True, metavar="N,N-N", help=sentences)
+    add("--output", required=True, metavar="FOLDER", help="where to write the drawings")
     return parser
 
 
 def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collection[int]) -> None:
-    """Refuse sentences that cannot be drawn.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Raise ConfigurationError for sentences that cannot be drawn."""
     size = len(dataset)
     outside = [number for number in numbers if number >= size]
     if outside:
@@ -128,27 +115,8 @@ def check(cfg: DictConfig, numbers: Sequence[int], dataset: Any, usable: Collect
         )
 
 
-def output_folder(path: str | None) -> Path:
-    """Create the folder of `--output`.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
-    if path is None:
-        raise ConfigurationError("--output is missing; give a folder for the drawings")
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"--output {path}: cannot be made ({error.strerror}); give a folder") from error
-    return Path(path)
-
-
 def load(cfg: DictConfig) -> Session:
-    """Set up a session with the Jacobi decoder.
-
-    Raises:
-        ConfigurationError: naming option, value and remedy.
-    """
+    """Set up a session with the Jacobi decoder; raises ConfigurationError for options that do not fit."""
     check_paths(cfg)
     if cfg.generation.prefix_size > 0:
         raise ConfigurationError(f"--prefix-size {cfg.generation.prefix_size}: cannot be drawn; leave it out")
@@ -166,7 +134,7 @@ def run(argv: Sequence[str]) -> None:
         from fairseq_plugins.pages import ddgviz_figure, ddgviz_page
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"{error.name} is not installed; install it with: pip install '.[reports]'") from error
-    numbers, folder = sentence_numbers(args.sentences), output_folder(args.output)
+    numbers, folder = sentence_numbers(args.sentences), Path(args.output)
     session = load(cfg)
     dataset = session.load(cfg.dataset.gen_subset)
     check(cfg, numbers, dataset, session.usable(dataset))
