@@ -13,11 +13,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from fairseq_plugins.benchmarks import ctranslate, gpu_use, peak_memory, replay, tables
-from fairseq_plugins.benchmarks.compare import notes, profile_sections, publish, records, warn_if_lossy
-from fairseq_plugins.benchmarks.measuring import Plan, measure, profiles
+from fairseq_plugins.benchmarks import ctranslate, peak_memory, replay, tables
+from fairseq_plugins.benchmarks.compare import publish
+from fairseq_plugins.benchmarks.measuring import Plan, measure
 from fairseq_plugins.benchmarks.setting import Setting, configure
-from fairseq_plugins.benchmarks.speed_figure import speed_figure
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.session import precision
@@ -56,8 +55,7 @@ def run(argv: Sequence[str]) -> None:
     plan = Plan(
         args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds, args.timing_sentences
     )
-    references = bench.references(args.reference)
-    rows = measure(bench, contenders, plan, references)
+    rows = measure(bench, contenders, plan, bench.references(args.reference))
     sizes = plan.batch_sizes
     sections = [("Output", tables.output_table(rows, sizes)), ("Speed", tables.speed_table(rows, sizes))]
     for baseline in tables.baselines(rows):
@@ -68,15 +66,7 @@ def run(argv: Sequence[str]) -> None:
         ends = sorted({min(sizes), max(sizes)})
         peak_memory.add_memory(rows, ends, bench.first(plan.timing_sentences), argv)
         sections.append(("Memory", tables.memory_table(rows, ends)))
-    if bench.cuda:
-        used = [(row.name, row.gpu_use) for row in rows if row.gpu_use is not None]
-        sections.append(("CUDA graphs and attention", gpu_use.table(used)))
-    profiled = profiles(bench, contenders, plan)
-    sections += profile_sections(profiled)
-    lines = [*notes(bench, contenders, rows, plan, references is not None), MEASURED, *last]
-    measurements = records(rows, sizes, profiled)
-    publish(args.results, "benchmark", sections, lines, measurements, lambda: speed_figure(rows, sizes))
-    warn_if_lossy(rows, contenders, precision(bench.cfg))
+    publish("benchmark", args.results, bench, contenders, rows, plan, sections, [MEASURED, *last])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,14 @@ def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
     return table(body, header)
 
 
-def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan, has_bleu: bool) -> list[str]:
+def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan) -> list[str]:
     """Return the lines below the tables: the meaning of the columns, and guarantees."""
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     kind = precision(bench.cfg)
     return [
         f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {bench.batch_size}: BLEU; "
         f"sentences with exactly the token ids of {reference_contender(kind).name}{identity_note(contenders)}.",
-        *([f"sacrebleu {bleu_signature()}"] if has_bleu else []),
+        *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs"
         f"{plan.at_least} after a warm-up, time in the decoder only.",
         f"Lossless by construction: {lossless}.",
@@ -109,11 +109,6 @@ def warn_if_lossy(rows: Sequence[Row], contenders: Sequence[Contender], kind: st
                 logger.warning("%s; in %s %s", different, kind, can_explain)
 
 
-def profile_sections(profiled: Mapping[str, Profile]) -> list[tuple[str, str]]:
-    """Return title and table of every profile."""
-    return [(f"Where the time goes: {name}, batch 1", profile.table()) for name, profile in profiled.items()]
-
-
 def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[str, Profile]) -> list[dict[str, Any]]:
     """Return all measurements for JSON, with every repetition and every sentence's latency."""
     result = []
@@ -130,33 +125,41 @@ def records(rows: Sequence[Row], batch_sizes: Sequence[int], profiled: Mapping[s
 
 
 def publish(
-    results: str | None,
     name: str,
+    results: str | None,
+    bench: Bench,
+    contenders: Sequence[Contender],
+    rows: Sequence[Row],
+    plan: Plan,
     sections: Sequence[tuple[str, str]],
     lines: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
-    figure: Callable[[], bytes] | None = None,
 ) -> None:
-    """Print tables and notes; write them and all measurements into the folder of --results.
+    """Print tables and notes, write them and all measurements, and warn of differences; profile with --profile.
 
     Args:
-        results: the folder; None prints only.
-        name: of the files.
+        name: name of the files.
+        results: folder of --results; None only prints.
+        bench, contenders, rows, plan: the measurement.
         sections: title (may be empty) and table.
-        lines: notes below the tables.
-        rows: records for JSON.
-        figure: draws a PNG.
+        lines: further notes below the tables.
     """
+    profiled = profiles(bench, contenders, plan)
+    used = [(row.name, row.gpu_use) for row in rows if row.gpu_use is not None]
+    sections = [
+        *sections,
+        *([("CUDA graphs and attention", gpu_use.table(used))] if used else []),
+        *((f"Where the time goes: {row}, batch 1", profile.table()) for row, profile in profiled.items()),
+    ]
+    lines = [*notes(bench, contenders, rows, plan), *lines]
     parts = [f"## {title}\n\n{text}\n" if title else f"{text}\n" for title, text in sections]
     text = "\n".join([*parts, "".join(f"- {line}\n" for line in lines)])
     print(text)
-    if results is None:
-        return
-    record = json.dumps({"rows": rows, "notes": lines}, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(Path(results) / f"{name}.json", record, "--results")
-    write_atomically(Path(results) / f"{name}.md", text, "--results")
-    if figure is not None:
-        write_atomically(Path(results) / f"{name}.png", figure(), "--results")
+    if results is not None:
+        record = {"rows": records(rows, plan.batch_sizes, profiled), "notes": lines}
+        content = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(Path(results) / f"{name}.json", content, "--results")
+        write_atomically(Path(results) / f"{name}.md", text, "--results")
+    warn_if_lossy(rows, contenders, precision(bench.cfg))
 
 
 def run(argv: Sequence[str]) -> None:
@@ -168,20 +171,15 @@ def run(argv: Sequence[str]) -> None:
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
     bench = Bench(cfg, args.blockwise_path, conversions(args.results))
     contenders = bench.runnable(choose(args.decoders, available, CONTENDERS, precision(cfg)))
-    references = bench.references(args.reference)
-    rows = measure(bench, contenders, plan, references)
-    profiled = profiles(bench, contenders, plan)
+    rows = measure(bench, contenders, plan, bench.references(args.reference))
     lines = [
-        *notes(bench, contenders, rows, plan, references is not None),
         f"At batch size {plan.batch_sizes[0]}: tokens per iteration of the timed runs; × is the speed over fairseq and "
         "CTranslate2 with the same search, and over our greedy decoding without drafts.",
-        *gpu_use.lines([(row.name, row.gpu_use) for row in rows]),
         f"Machine: {machine()}{ctranslate.version()}",
         f"Command: {shlex.join(['spec-dec-compare', *argv])}",
     ]
-    sections = [("", markdown_table(rows, plan.batch_sizes)), *profile_sections(profiled)]
-    publish(args.results, "table", sections, lines, records(rows, plan.batch_sizes, profiled))
-    warn_if_lossy(rows, contenders, precision(cfg))
+    sections = [("", markdown_table(rows, plan.batch_sizes))]
+    publish("table", args.results, bench, contenders, rows, plan, sections, lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

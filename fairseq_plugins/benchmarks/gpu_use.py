@@ -15,20 +15,14 @@ from fairseq_plugins.decoding.torch_backend import TorchBackend
 
 @dataclass(frozen=True)
 class GpuUse:
-    """How a decoder used the GPU.
+    """How a decoder used the GPU; counts as in `Graphs`."""
 
-    Attributes:
-        graphs: "on", "off" or "gave up".
-        captures, dropped, replays, launched: as in `Graphs`.
-        attention: the backends of its PyTorch attention.
-    """
-
-    graphs: str
+    graphs: str  # "on", "off" or "gave up"
     captures: int
     dropped: int
     replays: int
     launched: int
-    attention: str
+    attention: str  # backends of PyTorch's attention
 
 
 def graphs_of(generator: DraftVerifyGenerator) -> Graphs | None:
@@ -46,16 +40,6 @@ def gpu_use(bench: Bench, contender: Contender, generator: Any) -> GpuUse | None
     new_generator = bench.generator(contender)
     attention = attention_seen(lambda: bench.decode(new_generator, bench.order[:1], 1))
     return GpuUse(graphs.state, graphs.captures, graphs.dropped, graphs.replays, graphs.launched, attention)
-
-
-def lines(uses: Sequence[tuple[str, GpuUse | None]]) -> list[str]:
-    """Return a line for every decoder that has used a GPU."""
-    return [
-        f"{name} on the GPU: CUDA graphs {use.graphs}, {use.captures} captures, {use.dropped} dropped, {use.replays} "
-        f"steps from graphs, {use.launched} launched; attention: {use.attention}."
-        for name, use in uses
-        if use is not None
-    ]
 
 
 def table(uses: Sequence[tuple[str, GpuUse]]) -> str:

@@ -16,7 +16,6 @@ from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CTRANSLATE2_GREEDY
 from fairseq_plugins.benchmarks.gpu_use import GpuUse
 from fairseq_plugins.benchmarks.measuring import Row
-from fairseq_plugins.benchmarks.speed_figure import kind, speed_figure
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.errors import ConfigurationError
@@ -88,7 +87,6 @@ def test_measures_output_speed_memory_and_profile(
     assert "1 threads" in text and "CTranslate2 4" in text and "Command: spec-dec-bench " in text
     assert "dictionaries of source and target differ: left out iad" in log
     assert "not measured (" not in log
-    assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
     converted = [folder.name for folder in (tmp_path / "ctranslate2").iterdir()]
     assert len(converted) == 1 and not converted[0].endswith(".partial")
 
@@ -170,14 +168,8 @@ def test_tables() -> None:
     assert memory[0][2:6] == ["peak, batch 1", "reserved", "on paper", "ratio"]
     assert memory[1][2:6] == ["5.0", "7.0", "4.0", "1.25"] and memory[2][3] == "not measured"
     use = GpuUse("on", captures=7, dropped=1, replays=300, launched=12, attention="efficient")
-    assert gpu_use.lines([("gad", use), ("fairseq beam 1", None)]) == [
-        "gad on the GPU: CUDA graphs on, 7 captures, 1 dropped, 300 steps from graphs, 12 launched; attention: "
-        "efficient."
-    ]
     assert cells(gpu_use.table([("gad", use)]))[1] == ["gad", "on", "7", "1", "300", "12", "efficient"]
     assert cells(tables.output_table(rows, [1, 16]))[3][:6] == ["gad", "yes", "-", "4 of 4", "2 of 10", "2 of 10"]
-    assert [kind(row) for row in rows] == ["fairseq", "fairseq", "lossless"]
-    assert speed_figure(rows, [1, 16]).startswith(b"\x89PNG")
 
 
 @LINUX
