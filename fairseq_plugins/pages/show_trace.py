@@ -28,11 +28,11 @@ from fairseq_plugins.decoding.trace import (
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.trace_page import (
     EDITS,
-    EditRatios,
     describe,
+    edit_basis,
+    edit_ratios,
     how_many_fit,
     page,
-    ratio_against,
     sample_evenly,
     sampling_note,
 )
@@ -137,7 +137,7 @@ class TerminalView:
             f"{sentence.speed_up:.2f} tokens per iteration"
         )
         if self.basis is not None:
-            figures += f", edit ratio ({EDITS[self.basis]}) {ratio_against(self.basis, sentence):.2f}"
+            figures += f", edit ratio ({EDITS[self.basis]}) {edit_ratios(sentence, joined=True)[self.basis]:.2f}"
         self._print(Text())
         self._print(Text(f"Sentence {sentence.id}: ", style="bold").append(figures, style="not bold"))
         symbols = self.trace.target_symbols
@@ -187,10 +187,9 @@ def show_in_terminal(args: argparse.Namespace) -> None:
     trace = read_trace(args.trace)
     chosen = _chosen(trace.sentences, args)
     shown = chosen if args.sentence and args.limit is None else chosen[:limit]
-    ratios = EditRatios(trace)
-    for sentence in trace.sentences[:_BASIS_SAMPLE]:
-        ratios.add(sentence)
-    basis = ratios.basis(args.edit_ratio)
+    joined = trace.source_symbols == trace.target_symbols
+    ratios = [edit_ratios(sentence, joined) for sentence in trace.sentences[:_BASIS_SAMPLE]]
+    basis = edit_basis(trace.decoder, ratios, args.edit_ratio)
     _warn_without_ratio(args.edit_ratio, basis)
     view = TerminalView(Console(), trace, basis)
     view.head()

@@ -2,8 +2,8 @@
 
 import json
 import statistics
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fairseq_plugins.decoding import methods
@@ -49,43 +49,24 @@ def describe(trace: Trace) -> str:
     return " · ".join([f"decoder {trace.decoder}", *settings])
 
 
-@dataclass
-class EditRatios:
-    """Edit ratios of sentences, against source and against reference; `basis` chooses one when all are known."""
-
-    trace: Trace
-    source: list[float] = field(default_factory=list)
-    reference: list[float] = field(default_factory=list)
-    sentences: int = 0
-
-    def add(self, sentence: TracedSentence) -> None:
-        """Add the ratios of a sentence that can be computed."""
-        self.sentences += 1
-        if self.trace.source_symbols == self.trace.target_symbols:
-            self.source.append(ratio_against("source", sentence))
-        if sentence.target is not None:
-            self.reference.append(ratio_against("reference", sentence))
-
-    def basis(self, wanted: str = "auto") -> str | None:
-        """Return "source" or "reference": the wanted one, or the one that suits the task; None if it is unknown."""
-        known = {
-            "source": 0 < self.sentences == len(self.source),
-            "reference": 0 < self.sentences == len(self.reference),
-        }
-        if wanted != "auto":
-            return wanted if known[wanted] else None
-        spec = methods.find(self.trace.decoder)
-        copies = spec.copies_source(spec.options()) is not None
-        rewrites = copies or (known["source"] and statistics.median(self.source) < _REWRITING)
-        if rewrites and known["source"]:
-            return "source"
-        return "reference" if known["reference"] else None
+def edit_ratios(sentence: TracedSentence, joined: bool) -> dict[str, float]:
+    """Return a sentence's edit ratios without EOS: against the source with `joined` dictionaries, and the reference."""
+    before = {"source": sentence.source if joined else None, "reference": sentence.target}
+    return {kind: edit_ratio(one[:-1], sentence.output[:-1]) for kind, one in before.items() if one is not None}
 
 
-def ratio_against(basis: str, sentence: TracedSentence) -> float:
-    """Return a sentence's edit ratio against "source" or "reference", without EOS."""
-    before = sentence.source if basis == "source" else sentence.target
-    return edit_ratio((before or [])[:-1], sentence.output[:-1])
+def edit_basis(decoder: str, ratios: Sequence[Mapping[str, float]], wanted: str = "auto") -> str | None:
+    """Return "source" or "reference": the wanted one, or the one that suits the task; None if it is unknown."""
+    known = [kind for kind in EDITS if ratios and all(kind in of_sentence for of_sentence in ratios)]
+    if wanted != "auto":
+        return wanted if wanted in known else None
+    spec = methods.find(decoder)
+    if "source" in known and (
+        spec.copies_source(spec.options()) is not None
+        or statistics.median(of_sentence["source"] for of_sentence in ratios) < _REWRITING
+    ):
+        return "source"
+    return "reference" if "reference" in known else None
 
 
 class _Symbols:
@@ -117,7 +98,8 @@ def page(
     """
     source, target = _Symbols(trace.source_symbols), _Symbols(trace.target_symbols)
     reasons = {reason: number for number, reason in enumerate(sorted(REASONS))}
-    ratios = EditRatios(trace)
+    joined = trace.source_symbols == trace.target_symbols
+    ratios: list[dict[str, float]] = []
     texts, iterations = [], []
     ids, token_counts, iteration_counts = [], [], []
     eos = "</s>"
@@ -125,7 +107,7 @@ def page(
         ids.append(sentence.id)
         token_counts.append(len(sentence.output))
         iteration_counts.append(len(sentence.iterations))
-        ratios.add(sentence)
+        ratios.append(edit_ratios(sentence, joined))
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
         reference = None if sentence.target is None else target.number(sentence.target)
         text = [source.number(sentence.source), reference, target.number(sentence.output), sentence.log_probs]
@@ -146,7 +128,7 @@ def page(
                 ]
             )
         )
-    basis = ratios.basis(edits)
+    basis = edit_basis(trace.decoder, ratios, edits)
     summary: dict[str, Any] = {
         "name": name,
         "about": _about(trace, len(ids), sum(token_counts), sum(iteration_counts)),
@@ -159,7 +141,7 @@ def page(
         "tokens": token_counts,
         "iterations": iteration_counts,
         "edits": None if basis is None else EDITS[basis],
-        "editRatios": [] if basis is None else [round(ratio, 4) for ratio in getattr(ratios, basis)],
+        "editRatios": [] if basis is None else [round(of_sentence[basis], 4) for of_sentence in ratios],
     }
     parts = {"@@SUMMARY@@": _json(summary), "@@TEXTS@@": "\n".join(texts), "@@ITERATIONS@@": "\n".join(iterations)}
     filled = template("trace_page.html")

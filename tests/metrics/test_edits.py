@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rapidfuzz.distance import Levenshtein
 
-from fairseq_plugins.metrics.edit_ratio import edit_distance
 from fairseq_plugins.metrics.edits import Counts, compare_edits, corpus_edits, edits_between
 from tests.strategies import DETERMINISTIC, example_count
 
@@ -54,7 +54,7 @@ def test_edits_turn_the_source_into_the_target(source: list[str], target: list[s
         result += source[place:begin] + list(words)
         place, cost = end, cost + max(end - begin, len(words))
     assert result + source[place:] == target
-    assert cost == edit_distance(source, target)
+    assert cost == Levenshtein.distance(source, target)
     assert all(before[1] < after[0] for before, after in zip(found, found[1:], strict=False))
 
 
