@@ -1,4 +1,4 @@
-"""The settings of a sweep, what was measured for them, and which of them are best."""
+"""The settings of a sweep, their measurements, and the best of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

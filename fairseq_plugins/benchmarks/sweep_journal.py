@@ -1,4 +1,4 @@
-"""What lets a sweep go on where it was interrupted: finished settings, and what they were measured with."""
+"""Resume an interrupted sweep: the finished settings, and the circumstances of their measurement."""
 
 import argparse
 import json
@@ -87,4 +87,4 @@ def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
         "text": [str(part) for part in (cfg.common_eval.post_process, cfg.get("bpe"), cfg.get("tokenizer"))],
         "machine": f"{machine.cpu_model()}, {torch.get_num_threads()} threads, {device}, torch {torch.__version__}",
     }
-    return json.loads(json.dumps(found, default=str))  # as it will be read back
+    return json.loads(json.dumps(found, default=str))  # as read back from the file

@@ -1,1 +1,1 @@
-"""What the spec-dec-* commands share: parsing, errors on one line, files, progress, models and data."""
+"""Shared by the spec-dec-* commands: parsing, one-line errors, files, progress, models and data."""

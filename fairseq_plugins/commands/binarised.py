@@ -1,4 +1,4 @@
-"""Whether binarised files are whole: fairseq maps them into memory and fails where it reads past their ends."""
+"""Check that binarised files are whole: fairseq maps them into memory and crashes at a truncated one."""
 
 import struct
 from pathlib import Path

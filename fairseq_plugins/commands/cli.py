@@ -1,4 +1,4 @@
-"""What the console commands share: the order of their help, one-line errors, and silence of the libraries."""
+"""Shared by the console commands: the order of their help, one-line errors, and quiet libraries."""
 
 import argparse
 import logging

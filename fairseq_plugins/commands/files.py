@@ -16,12 +16,12 @@ from fairseq_plugins.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Destination:
-    """Where an option says that a file is to be written.
+    """The destination of a file that an option names.
 
     Attributes:
-        path: the file, with symbolic links resolved: a link stays, what it leads to is replaced.
-        is_direct: a device, a FIFO, or what the process was given open (/dev/stdout): written to as it is, since
-            renaming another file to its name would destroy it. All others get their name when they are whole.
+        path: the file, with symbolic links resolved, so that a link stays and its target is replaced.
+        is_direct: whether it is a device, a pipe or an open file (/dev/stdout). These are written directly, because
+            renaming would destroy them. All others get their name when they are whole.
     """
 
     path: Path
@@ -29,7 +29,7 @@ class Destination:
 
     @property
     def partial(self) -> Path:
-        """The name that a file has until it is whole."""
+        """The name of the file until it is whole."""
         return self.path.with_name(self.path.name + ".partial")
 
 
@@ -43,7 +43,7 @@ def destination(path: str | Path, option: str) -> Destination:
         kind = os.stat(path or os.curdir).st_mode
         if stat.S_ISDIR(kind):
             raise ConfigurationError(f"{option} {path}: is a folder; give a file in it")
-        # Files under /proc are those that are open already, whatever name they have besides.
+        # Paths under /proc name open files.
         given = os.path.realpath(os.path.dirname(os.path.abspath(path))).startswith("/proc/")
         if given or not stat.S_ISREG(kind) or standard_stream(path) is not None:
             if not os.access(path, os.W_OK):

@@ -1,4 +1,4 @@
-"""Input of fairseq-interactive that is not UTF-8: read as U+FFFD, said in one line, and the rest goes on."""
+"""Read invalid UTF-8 of fairseq-interactive's input as U+FFFD, with one line on standard error, and continue."""
 
 import fileinput
 import os
@@ -10,7 +10,7 @@ from typing import IO, Any
 from fairseq_plugins.output import say
 
 _KEPT = "surrogateescape"
-# What that handler makes of bytes that are not UTF-8.
+# The characters of that handler for bytes that are not UTF-8.
 _INVALID = re.compile("[\udc80-\udcff]+")
 
 

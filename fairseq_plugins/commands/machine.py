@@ -1,4 +1,4 @@
-"""The machine that something was measured on, in a line: speed means nothing without it; and memory of the process."""
+"""The machine of a measurement in one line, and the memory of this process."""
 
 import datetime
 import os
@@ -24,13 +24,13 @@ def cpu_model() -> str:
 
 
 def resident(field: str) -> int:
-    """Return bytes in a field of Linux's status of this process, 0 where there is none."""
+    """Return the bytes in a field of Linux's status of this process, 0 without the field."""
     sizes = _fields(Path("/proc/self/status"), field)
     return 1024 * int(sizes[0].split()[0]) if sizes else 0
 
 
 def _fields(file: Path, name: str) -> list[str]:
-    """Return the values of lines NAME: VALUE of a file of /proc; none where it is missing."""
+    """Return the values of lines NAME: VALUE of a file of /proc; none if it is missing."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:

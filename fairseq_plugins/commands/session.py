@@ -1,4 +1,4 @@
-"""The task, the models and the data of a command, loaded in one way: what fairseq-generate does before it decodes."""
+"""Load task, models and data of a command as fairseq-generate does before it decodes."""
 
 import ast
 from collections.abc import Collection, Iterator, Sequence

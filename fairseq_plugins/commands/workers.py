@@ -1,4 +1,4 @@
-"""Which parts of the work a process takes, and the start of one process for each GPU."""
+"""Share parts of the work among processes, and start one process for each GPU."""
 
 import os
 import signal

@@ -19,7 +19,7 @@ from fairseq_plugins.commands.files import hold
 from fairseq_plugins.errors import ConfigurationError
 
 TOO_LONG = "too-long"
-"""Stands for the score of a sentence that the teacher has no positions for."""
+"""In place of the score of a sentence longer than the teacher's positions."""
 
 _NAME = re.compile(r"(\d+)-of-(\d+)\.tsv(\.partial)?")
 _SENTENCE = re.compile(rb"(\d+)\t([^\t\n]+)\t([^\n]*)\n")

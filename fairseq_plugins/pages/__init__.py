@@ -1,1 +1,1 @@
-"""What people look at: traces, dependency graphs, reports, figures, pictures."""
+"""Traces, dependency graphs, reports and figures, as pages, pictures or in the terminal."""
