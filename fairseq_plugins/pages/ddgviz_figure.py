@@ -119,9 +119,9 @@ def draw(sentence: Sentence) -> Figure:
 
     probability, final_at = np.array(trace.probability), np.array(trace.final_at)
     past = np.arange(1, rows + 1)[:, None] > final_at
-    tops, opacity = cells + ROW * np.arange(rows + 1), np.where(past, PALE, 1.0)[:, ::step]
-    lines: dict[str, Any] = {"edgecolors": "white", "linewidth": 0.4}
-    mesh = axes.pcolormesh(sides, tops, probability[:, ::step], cmap=COLOURS, vmin=0, vmax=1, alpha=opacity, **lines)
+    tops = cells + ROW * np.arange(rows + 1)
+    look: dict[str, Any] = {"alpha": np.where(past, PALE, 1.0)[:, ::step], "edgecolors": "white", "linewidth": 0.4}
+    mesh = axes.pcolormesh(sides, tops, probability[:, ::step], cmap=COLOURS, vmin=0, vmax=1, **look)
     right = np.array(trace.predicted) == np.array(trace.tokens)
     for row, position in np.argwhere(right & ~past):
         value = probability[row, position]
