@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
@@ -51,56 +52,45 @@ def read_stats(file: str) -> dict[int, SentenceStats]:
     Raises ConfigurationError for a missing, empty, truncated or other file.
     """
     try:
-        lines = Path(file).read_bytes().decode("utf-8").split("\n")
+        *lines, rest = Path(file).read_bytes().decode("utf-8").split("\n")
     except OSError as error:
         unfinished = Path(f"{file}.partial").is_file()
         hint = f"the run broke off, {file}.partial holds what it had decoded" if unfinished else REMEDY
         raise ConfigurationError(f"{file}: {error.strerror}; {hint}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{file}: is not text; {REMEDY}") from error
-    complete, rest = lines[:-1], lines[-1]
-    if not any(lines):
-        raise ConfigurationError(f"{file}: is empty; {REMEDY}, after a run that has ended")
+    if rest and lines:
+        raise ConfigurationError(
+            f"{file}, line {len(lines) + 1}: truncated; decode again, or drop the line: "
+            f"head -n {len(lines)} {file} > FILE"
+        )
+    if not lines:
+        raise ConfigurationError(f"{file}: has no complete line; {REMEDY}, after a run that has ended")
     sentences: dict[int, SentenceStats] = {}
-    for number, line in enumerate(complete, 1):
-        sentence = _read_line(file, number, line)
+    for number, line in enumerate(lines, 1):
+        try:
+            sentence = _sentence(json.loads(line))
+        except (ValueError, TypeError, KeyError) as error:
+            reason = f"no field {error}" if isinstance(error, KeyError) else error
+            raise ConfigurationError(f"{file}, line {number}: not of --stats-file ({reason}); {REMEDY}") from error
         if sentence.id in sentences:
             raise ConfigurationError(
                 f"{file}, line {number}: sentence {sentence.id} for the second time; give one run per file"
             )
         sentences[sentence.id] = sentence
-    if rest:
-        number = len(complete) + 1
-        if not complete:
-            _read_line(file, number, rest)  # fails for another kind of file
-        raise ConfigurationError(
-            f"{file}, line {number}: truncated; decode again, or drop the line: head -n {number - 1} {file} > FILE"
-        )
     return sentences
 
 
-def _read_line(file: str, number: int, line: str) -> SentenceStats:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ConfigurationError(f"{file}, line {number}: is not JSON; {REMEDY}") from error
-    names = [item.name for item in fields(SentenceStats)]
-    missing = [name for name in names if not isinstance(record, dict) or name not in record]
-    if missing:
-        raise ConfigurationError(f"{file}, line {number}: has no field {missing[0]!r}; {REMEDY}")
-    sentence = SentenceStats(**{name: record[name] for name in names})
+def _sentence(record: Any) -> SentenceStats:
+    """Return the sentence of a record; ValueError, TypeError and KeyError mean that it is none."""
+    sentence = SentenceStats(**{item.name: record[item.name] for item in fields(SentenceStats)})
     counts = [sentence.id, sentence.source_tokens, sentence.tokens, sentence.iterations, sentence.batch_size]
-    is_valid = (
-        isinstance(sentence.emitted, list)
-        and all(isinstance(count, int) for count in [*counts, *sentence.emitted])
-        and isinstance(sentence.seconds, (int, float))
-        and sum(sentence.emitted) == sentence.tokens
-        and len(sentence.emitted) == sentence.iterations > 0
-    )
-    if not is_valid:
-        raise ConfigurationError(
-            f"{file}, line {number}: 'emitted' must be the tokens of each iteration and add up to 'tokens'; {REMEDY}"
-        )
+    if not all(isinstance(count, int) for count in [*counts, *sentence.emitted]):
+        raise TypeError("a count is no whole number")
+    if not isinstance(sentence.seconds, (int, float)):
+        raise TypeError("'seconds' is no number")
+    if sum(sentence.emitted) != sentence.tokens or not len(sentence.emitted) == sentence.iterations > 0:
+        raise ValueError("'emitted' must be the tokens of each iteration and add up to 'tokens'")
     return sentence
 
 
