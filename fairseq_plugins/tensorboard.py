@@ -1,9 +1,9 @@
-"""Logs of training and decoding for TensorBoard, with fairseq's own `--tensorboard-logdir`.
+"""Logs of training for TensorBoard, with fairseq's own `--tensorboard-logdir`.
 
 fairseq logs all metrics of training and validation: glancing_ratio, glancing_accuracy, accuracy, mean_accepted_tokens,
 and with the option also accuracy by position (criterions/block_accuracy.py) and calibration error
-(criterions/block_reliability.py). This module adds drafts and verifications of one validation sentence, the
-reliability diagram, and statistics of decoding runs. Without the option it does nothing.
+(criterions/block_reliability.py). This module adds drafts and verifications of one validation sentence, and the
+reliability diagram. Without the option it does nothing.
 """
 
 import html
@@ -21,10 +21,8 @@ from fairseq import utils
 
 from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.method import MethodOptions, MethodSpec
 from fairseq_plugins.decoding.reliability import HEADERS, Reliability
 from fairseq_plugins.decoding.state import Advance
-from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.pages.figures import reliability_diagram
 
 SAMPLES = "samples"
@@ -34,8 +32,7 @@ SAMPLES = "samples"
 def logdir(cfg: Any) -> str | None:
     """Return the folder of `--tensorboard-logdir`, None without the option.
 
-    Args:
-        cfg: the task's settings; without fairseq's command line the field is an unresolved reference.
+    Without fairseq's command line the field of `cfg` is an unresolved reference.
     """
     folder = getattr(cfg, "tensorboard_logdir", None)
     return None if not folder or folder.startswith("${") else folder
@@ -68,12 +65,8 @@ class SampleTrace:
 def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
     """Decode one validation sentence and log its drafts and verifications as text.
 
-    It is always the same sentence, of median length, so that drafts can be compared over time.
-
-    Args:
-        task: the training task, for its options, dictionaries and validation data.
-        generator: decodes with the drafter in training; its `trace` is replaced.
-        step: number of updates so far.
+    It is always the same sentence, of median length, so that drafts can be compared over time. The generator decodes
+    with the drafter in training; its `trace` is replaced. `step` is the number of updates.
     """
     folder = logdir(task.cfg)
     subset = next((name for name in task.datasets if "train" not in name), None)
@@ -126,12 +119,9 @@ def _is_first_worker() -> bool:
 
 
 def log_reliability(cfg: Any, reliability: Reliability | None, step: int) -> None:
-    """Log the reliability diagram of a validation as a table of bins, and as a figure if matplotlib is installed.
+    """Log the drafter's reliability in a validation as a table, and as a figure if matplotlib is installed.
 
-    Args:
-        cfg: the task's settings.
-        reliability: of the drafter in training; None logs nothing.
-        step: number of updates so far.
+    `step` is the number of updates.
     """
     folder = logdir(cfg)
     if folder is None or reliability is None or not reliability.total or not _is_first_worker():
@@ -148,87 +138,3 @@ def log_reliability(cfg: Any, reliability: Reliability | None, step: int) -> Non
         writer.add_image("reliability_diagram", numpy.asarray(figure), step, dataformats="HWC")
     writer.add_text("reliability", f"{bins}\n\n{summary}", step)
     writer.flush()
-
-
-class LoggedStats(DecodingStats):
-    """Statistics that are also logged to TensorBoard: running means over the sentences, and final distributions.
-
-    Args:
-        decoder, file: as for `DecodingStats`.
-        folder: of `--tensorboard-logdir`; the run gets a subfolder.
-        run: name of the run, such as `gad-k10`; a number is added if it exists.
-    """
-
-    def __init__(self, decoder: str, file: str | None, folder: str, run: str) -> None:
-        super().__init__(decoder, file)
-        self._folder = unused(os.path.join(folder, run))
-        self._writer = _writer(self._folder)
-        self._emitted: list[int] = []
-        self._speed_ups: list[float] = []
-
-    def record(self, batch: Sequence[SentenceStats], seconds: float) -> None:
-        """Add a decoded batch and its wall-clock time."""
-        super().record(batch, seconds)
-        for sentence in batch:
-            self._emitted += sentence.emitted
-            self._speed_ups.append(sentence.tokens / max(sentence.iterations, 1))
-        for name, value in (
-            ("mean_accepted_tokens", self.mean_accepted_tokens),
-            ("iterations_per_sentence", self.iterations / self.sentences),
-            ("tokens_per_second", self.tokens / max(self.seconds, 1e-9)),
-            ("seconds_per_sentence", self.seconds / self.sentences),
-        ):
-            self._writer.add_scalar(f"decoding/{name}", value, self.sentences)
-
-    def close(self) -> None:
-        """Log the distributions and the summary, and close as `DecodingStats` does."""
-        try:
-            self._log_distributions()
-        finally:
-            super().close()
-
-    def _log_distributions(self) -> None:
-        if self._emitted:
-            bins = [edge - 0.5 for edge in range(max(self._emitted) + 2)]
-            self._writer.add_histogram("decoding/emitted_tokens", torch.tensor(self._emitted), self.sentences, bins)
-            speed_ups = torch.tensor(self._speed_ups)
-            self._writer.add_histogram("decoding/tokens_per_iteration_of_a_sentence", speed_ups, self.sentences)
-            self._writer.add_text("decoding/summary", _escaped(self.summary()), self.sentences)
-        self._writer.close()
-
-
-def decoding_stats(cfg: Any, spec: MethodSpec, options: MethodOptions, is_one_run: bool) -> DecodingStats:
-    """Return the statistics of a generator: logged ones with `--tensorboard-logdir`, else plain ones.
-
-    Args:
-        cfg: the task's settings.
-        spec, options: the method.
-        is_one_run: whether the generator serves a single decoding run, not validation or a comparison.
-    """
-    folder = logdir(cfg)
-    label = f"{spec.name} int8 (lossy: weights rounded)" if cfg.int8 else spec.name
-    if folder is None or not is_one_run:
-        return DecodingStats(label, cfg.stats_file)
-    return LoggedStats(label, cfg.stats_file, folder, run_name(spec, options, cfg.int8))
-
-
-def run_name(spec: MethodSpec, options: MethodOptions, int8: bool = False) -> str:
-    """Return decoder and settings, such as `gad++-k10-beta3-tau1`."""
-    shown = (("block_size", "k"), ("top_beta", "beta"), ("tau", "tau"))
-    defaults = spec.options()
-    parts = [spec.name]
-    for name, short in shown:
-        value = getattr(options, name, None)
-        if value != getattr(defaults, name, None):
-            parts.append(f"{short}{value:g}")
-    return "-".join([*parts, "int8"] if int8 else parts)
-
-
-def unused(folder: str) -> str:
-    """Return the folder, with a number if it exists: TensorBoard would mix two runs in one folder."""
-    number = 1
-    name = folder
-    while os.path.exists(name):
-        number += 1
-        name = f"{folder}-{number}"
-    return name

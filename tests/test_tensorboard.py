@@ -1,4 +1,4 @@
-"""TensorBoard: what arrives in the event files of a real training and a real decoding run."""
+"""TensorBoard: what arrives in the event files of a real training."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fairseq_plugins import tensorboard
 from fairseq_plugins.criterions import glat_loss
 from fairseq_plugins.decoding.reliability import Reliability
-from fairseq_plugins.decoding.stats import DecodingStats
 from tests.conftest import TINY, TRAINING, Corpus
-from tests.support import Options, make_task, run_in_process
+from tests.support import make_task, run_in_process
 
 # One training for all of them.
 pytestmark = pytest.mark.xdist_group("tensorboard")
@@ -137,42 +136,13 @@ def test_no_logs_without_the_option(corpus: Corpus, tmp_path: Path, monkeypatch:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("called without --tensorboard-logdir")
 
-    for name in ("_writer", "log_sample", "log_reliability", "LoggedStats"):
+    for name in ("_writer", "log_sample", "log_reliability"):
         monkeypatch.setattr(tensorboard, name, refuse)
     for name in ("accuracy_by_position", "reliability_counts"):
         monkeypatch.setattr(glat_loss, name, refuse)
     log = train(corpus, tmp_path)
     assert "accuracy_at" not in log and "calibration_error" not in log and "mean_accepted_tokens" in log
     run_in_process("generate", f"{corpus.data} --task spec_dec --decoder greedy --path {corpus.verifier} --cpu")
-
-
-def test_decoding_runs(corpus: Corpus, tmp_path: Path) -> None:
-    command = (
-        f"{corpus.data} --task spec_dec --decoder gad --path {corpus.verifier} --drafter-path {corpus.drafter} "
-        f"--block-size 4 --batch-size 7 --tensorboard-logdir {tmp_path} --stats-file {tmp_path / 'stats.jsonl'} --cpu"
-    )
-    runs = [run_in_process("generate", command) for _ in range(2)]
-    for run, name in zip(runs, ("gad-k4", "gad-k4-2"), strict=True):
-        events = read(tmp_path / name)
-        means = scalars(events, "decoding/mean_accepted_tokens")
-        sentences = max(means)
-        assert list(means)[:2] == [7, 14]
-        summary = texts(events, "decoding/summary")[sentences].replace("\\", "")
-        assert summary in run.stderr
-        assert f" {sentences} sentences" in summary
-        assert f"{means[sentences]:.2f} mean accepted tokens" in summary
-        histogram = events.Histograms("decoding/emitted_tokens")[0].histogram_value
-        iterations = int(re.search(r"(\d+) iterations", summary)[1])
-        assert histogram.num == iterations and histogram.min >= 1 and histogram.max <= 5
-        per_sentence = events.Histograms("decoding/tokens_per_iteration_of_a_sentence")[0].histogram_value
-        assert per_sentence.num == sentences
-        assert scalars(events, "decoding/iterations_per_sentence")[sentences] == pytest.approx(iterations / sentences)
-
-
-def test_no_logs_of_fairseqs_search(corpus: Corpus, tmp_path: Path) -> None:
-    arguments = f"{corpus.data} --task spec_dec --path {corpus.verifier} --tensorboard-logdir {tmp_path / 'x'} --cpu"
-    run_in_process("generate", arguments)
-    assert not (tmp_path / "x").exists()
 
 
 # ---------------------------------------------------------------------------------------------------- the parts
@@ -192,19 +162,6 @@ def test_sample_text_by_hand() -> None:
     ]
 
 
-def test_names_of_runs(tmp_path: Path) -> None:
-    jacobi = Options("jacobi")
-    assert tensorboard.run_name(jacobi.spec, jacobi.options) == "jacobi"
-    relaxed = Options("gad++", block_size=10, top_beta=3, tau=1.0)
-    assert tensorboard.run_name(relaxed.spec, relaxed.options) == "gad++-k10-beta3-tau1"
-    assert tensorboard.unused(str(tmp_path / "gad")) == str(tmp_path / "gad")
-    for number in ("gad", "gad-2"):
-        (tmp_path / number).mkdir()
-    assert tensorboard.unused(str(tmp_path / "gad")) == str(tmp_path / "gad-3")
-
-
 def test_no_logs_with_unresolved_settings() -> None:
     task = make_task()
     assert tensorboard.logdir(task.cfg) is None
-    greedy = Options("greedy")
-    assert type(tensorboard.decoding_stats(task.cfg, greedy.spec, greedy.options, True)) is DecodingStats
