@@ -36,12 +36,8 @@ def decode_parser() -> CommandParser:
     parser.set_defaults(gen_subset="train", num_shards=None, shard_id=None)
     add = parser.add_argument_group("distillation").add_argument
     add("--output", required=True, metavar="SHARDS", help="folder for the shards")
-    add(
-        "--workers",
-        type=positive,
-        metavar="N",
-        help="processes on this machine (default: one for each GPU; one without)",
-    )
+    workers = "processes on this machine (default: one for each GPU; one without)"
+    add("--workers", type=positive, metavar="N", help=workers)
     return parser
 
 
@@ -122,12 +118,8 @@ def merge_parser() -> CommandParser:
     add("--gen-subset", default="train", metavar="NAME,NAME", help="what to merge (default: train)")
     add("--source-lang", "-s")
     add("--target-lang", "-t")
-    add(
-        "--max-length-ratio",
-        type=float,
-        metavar="R",
-        help="train: leave out pairs in which one side has more than R times the tokens of the other (default: none)",
-    )
+    ratio = "train: leave out pairs in which one side has more than R times the tokens of the other (default: none)"
+    add("--max-length-ratio", type=float, metavar="R", help=ratio)
     add("--keep-raw", action="store_true", help="train: add the original pairs too")
     add("--workers", type=positive, default=1, help="processes that binarise")
     return parser

@@ -1,5 +1,6 @@
 """BLEU, chrF and TER by sacrebleu: of raw text, and BLEU of Moses tokens."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import sacrebleu
 from sacrebleu.metrics.base import Metric
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.metrics.sample import Sample, Score, Settings
+from fairseq_plugins.metrics.sample import Sample, Score
 
 
 def tokenized_bleu_metric() -> sacrebleu.BLEU:
@@ -15,7 +16,7 @@ def tokenized_bleu_metric() -> sacrebleu.BLEU:
     return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
 
 
-def sacrebleu_metrics(settings: Settings) -> dict[str, Metric]:
+def sacrebleu_metrics(settings: Namespace) -> dict[str, Metric]:
     """Return sacrebleu's metrics of raw text by the names of `--metrics`."""
     try:
         bleu = sacrebleu.BLEU(tokenize=settings.tokenize, trg_lang=settings.lang)

@@ -20,14 +20,15 @@ from tabulate import tabulate
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.registry import METRICS, REWRITING, choose, compute
-from fairseq_plugins.metrics.sample import Sample, Score, Sentences, Settings
+from fairseq_plugins.metrics.sample import Sample, Score, Sentences
 from fairseq_plugins.metrics.significance import Difference, difference, significance
 from fairseq_plugins.metrics.texts import Text, aligned, read_text
 
 
-def load(args: argparse.Namespace, settings: Settings) -> Sample:
+def load(args: argparse.Namespace) -> Sample:
     """Read the files of the command line and align their sentences."""
     hypotheses = read_text(args.hypotheses, "--hypotheses")
     warn_of_subwords(hypotheses)
@@ -49,14 +50,14 @@ def load(args: argparse.Namespace, settings: Settings) -> Sample:
     baseline = None
     if args.baseline is not None:
         text = read_text(args.baseline, "--baseline")
-        baseline = Sentences(aligned(text, text.hypotheses, hypotheses, "--baseline"), settings)
+        baseline = Sentences(aligned(text, text.hypotheses, hypotheses, "--baseline"), args)
     return Sample(
         list(hypotheses.hypotheses),
-        Sentences(list(hypotheses.hypotheses.values()), settings),
-        [Sentences(lines, settings) for lines in references],
-        None if sources is None else Sentences(sources, settings),
+        Sentences(list(hypotheses.hypotheses.values()), args),
+        [Sentences(lines, args) for lines in references],
+        None if sources is None else Sentences(sources, args),
         baseline,
-        settings,
+        args,
     )
 
 
@@ -151,12 +152,8 @@ def get_parser() -> CommandParser:
     parser = CommandParser("spec-dec-metrics", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
     add("--hypotheses", required=True, metavar="FILE", help="plain text, or output of fairseq-generate")
-    add(
-        "--references",
-        nargs="+",
-        metavar="FILE",
-        help="one or several references (default: the T- lines of the hypotheses, when these are generate output)",
-    )
+    references = "one or several references (default: the T- lines of the hypotheses, when these are generate output)"
+    add("--references", nargs="+", metavar="FILE", help=references)
     source = "source side, for SARI, F0.5 and COMET (default: the S- lines of generate output)"
     add("--source", metavar="FILE", help=source)
     add("--baseline", metavar="FILE", help="other hypotheses: count identical sentences, test the difference")
@@ -168,7 +165,7 @@ def get_parser() -> CommandParser:
     add("--stemmer", action="store_true", help="ROUGE: stem words")
     add("--sentence-separator", default="<q>", metavar="TEXT", help="ROUGE-Lsum: separator of sentences (default: <q>)")
     add("--comet-model", metavar="MODEL.ckpt", help="COMET: model file on this machine; nothing is downloaded")
-    add("--bootstrap-samples", type=int, default=1000, metavar="N", help="for --baseline (default: 1000)")
+    add("--bootstrap-samples", type=positive, default=1000, metavar="N", help="for --baseline (default: 1000)")
     add("--json", metavar="FILE", help="write all results there too")
     return parser
 
@@ -177,10 +174,7 @@ def run(argv: Sequence[str]) -> None:
     """Parse, compute, print, write."""
     args = get_parser().parse_args(argv)
     names = choose(args.metrics, args.source is not None)
-    if args.bootstrap_samples < 1:
-        raise ConfigurationError(f"--bootstrap-samples {args.bootstrap_samples}: give at least 1")
-    settings = Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
-    sample = load(args, settings)
+    sample = load(args)
     scores, left_out = compute(names, sample, required=args.metrics is not None)
     if args.metrics is None and args.source is None:
         rewriting = "for rewriting, compares with the source; add --source FILE"

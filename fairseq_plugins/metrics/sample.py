@@ -1,8 +1,9 @@
 """Data of metrics: aligned hypotheses, references and sources, and scores."""
 
 import re
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import sacremoses
@@ -19,24 +20,10 @@ class Score:
     signature: str  # how it was computed
 
 
-@dataclass
-class Settings:
-    """Options of text preparation and metrics; see the command's options of the same names."""
-
-    lang: str = "en"
-    tokenized: bool = False
-    compound_split: bool = False
-    tokenize: str | None = None
-    stemmer: bool = False
-    sentence_separator: str = "<q>"
-    comet_model: str | None = None
-    bootstrap_samples: int = 1000
-
-
 class Sentences:
     """Sentences as raw text, for sacreBLEU, and as Moses tokens, for tokenised BLEU."""
 
-    def __init__(self, lines: Sequence[str], settings: Settings) -> None:
+    def __init__(self, lines: Sequence[str], settings: Namespace) -> None:
         self.lines = list(lines)
         self.settings = settings
 
@@ -70,9 +57,9 @@ class Sample:
     numbers: list[int]
     hypotheses: Sentences
     references: list[Sentences]
-    sources: Sentences | None = None
-    baseline: Sentences | None = None
-    settings: Settings = field(default_factory=Settings)
+    sources: Sentences | None
+    baseline: Sentences | None
+    settings: Namespace  # the arguments of spec-dec-metrics
 
 
 def split_compounds(line: str) -> str:

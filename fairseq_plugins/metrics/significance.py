@@ -8,7 +8,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
 from fairseq_plugins.metrics.bleu import sacrebleu_metrics, tokenized_bleu_metric
-from fairseq_plugins.metrics.sample import Sample, Settings
+from fairseq_plugins.metrics.sample import Sample
 
 
 @dataclass
@@ -29,18 +29,19 @@ def significance(names: Sequence[str], sample: Sample) -> list[dict[str, Any]]:
     Returns a record per metric: both scores, their bootstrap means and 95 % intervals, and the p-value.
     """
     assert sample.baseline is not None
-    records = []
+    records: list[dict[str, Any]] = []
+    samples = sample.settings.bootstrap_samples
     shown = {"sacrebleu": "sacreBLEU", "chrf": "chrF2", "ter": "TER"}
     raw = {shown[name]: metric for name, metric in sacrebleu_metrics(sample.settings).items() if name in names}
     systems: list[tuple[str, Sequence[str]]]
     if "bleu" in names:
         references = [reference.tokenized_lines for reference in sample.references]
         systems = [("baseline", sample.baseline.tokenized_lines), ("here", sample.hypotheses.tokenized_lines)]
-        records += _paired({"BLEU, tokenised": tokenized_bleu_metric()}, systems, references, sample.settings)
+        records += _paired({"BLEU, tokenised": tokenized_bleu_metric()}, systems, references, samples)
     if raw:
         references = [reference.raw for reference in sample.references]
         systems = [("baseline", sample.baseline.raw), ("here", sample.hypotheses.raw)]
-        records += _paired(raw, systems, references, sample.settings)
+        records += _paired(raw, systems, references, samples)
     return records
 
 
@@ -48,9 +49,9 @@ def _paired(
     metrics: dict[str, Metric],
     systems: list[tuple[str, Sequence[str]]],
     references: list[list[str]],
-    settings: Settings,
+    samples: int,
 ) -> list[dict[str, Any]]:
-    test = PairedTest(systems, metrics, references, test_type="bs", n_samples=settings.bootstrap_samples)
+    test = PairedTest(systems, metrics, references, test_type="bs", n_samples=samples)
     signatures, scores = test()
     records = []
     # sacrebleu renames the metrics and keeps their order.

@@ -269,19 +269,12 @@ def get_parser() -> CommandParser:
     add = parser.add_argument
     add("stats", nargs="+", metavar="STATS.jsonl", help="files of --stats-file")
     add("--output", required=True, metavar="FOLDER", help="write report.md, report.html and figures there")
-    add(
-        "--baseline",
-        metavar="STATS.jsonl",
-        help="measure speed-up in wall-clock time over this run (default: count iterations)",
-    )
+    baseline = "measure speed-up in wall-clock time over this run (default: count iterations)"
+    add("--baseline", metavar="STATS.jsonl", help=baseline)
     add("--labels", nargs="+", metavar="NAME", help="names of the runs (default: names of the files)")
     add("--hypotheses", nargs="+", metavar="FILE", help="output of each run, plain or of fairseq-generate: edit ratio")
-    add(
-        "--traces",
-        nargs="+",
-        metavar="FILE",
-        help="files of --trace-file, one for each run: reliability of the drafter's probabilities",
-    )
+    traces = "files of --trace-file, one for each run: reliability of the drafter's probabilities"
+    add("--traces", nargs="+", metavar="FILE", help=traces)
     add("--source", metavar="FILE", help="source text, when the hypotheses are plain text")
     add("--references", metavar="FILE", help="reference text: BLEU (default: T- lines of generate output)")
     add("--sweep", metavar="sweep.json", help="of spec-dec-sweep: quality against speed")

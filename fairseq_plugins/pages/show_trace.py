@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.decoding.trace import (
     Iteration,
     Trace,
@@ -245,30 +246,15 @@ def get_parser() -> CommandParser:
     """Return the command's parser."""
     example = "spec-dec-trace trace.jsonl --html trace.html"
     parser = CommandParser("spec-dec-trace", "Show the drafts of a --trace-file, and what was accepted.", example)
-    parser.add_argument("trace", metavar="TRACE", help="file that fairseq-generate wrote with --trace-file")
-    parser.add_argument("--sentence", metavar="ID", type=int, nargs="+", help="only these sentences, by number")
-    parser.add_argument("--html", metavar="FILE", help="write a page for the browser instead")
-    parser.add_argument(
-        "--limit",
-        metavar="N",
-        type=_positive,
-        help=f"show at most N sentences (default: {DEFAULT_LIMIT} in the terminal, and on a page as many as a browser "
-        "can show, evenly spaced)",
-    )
-    parser.add_argument(
-        "--edit-ratio",
-        choices=["auto", *EDITS],
-        default="auto",
-        help="edit ratio of the output against the source or the reference (auto: the source if the task rewrites its "
-        "input)",
-    )
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="file that fairseq-generate wrote with --trace-file")
+    add("--sentence", metavar="ID", type=int, nargs="+", help="only these sentences, by number")
+    add("--html", metavar="FILE", help="write a page for the browser instead")
+    limit = f"show at most N sentences (default: {DEFAULT_LIMIT} in the terminal, and on a page as many as a browser "
+    add("--limit", metavar="N", type=positive, help=limit + "can show, evenly spaced)")
+    ratio = "edit ratio of the output against the source or the reference (auto: the source if the task rewrites its "
+    add("--edit-ratio", choices=["auto", *EDITS], default="auto", help=ratio + "input)")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def run(argv: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
+from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.data.image_patches import from_line, join, shipped_photographs, write_corpus
 from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
@@ -65,16 +66,11 @@ def _write_data(args: argparse.Namespace) -> None:
     if args.size < LOW_SIZE or args.size % LOW_SIZE:
         raise ConfigurationError(f"--size {args.size}: give a multiple of {LOW_SIZE}, the pixels of the input")
     counts = {"train": args.train, "valid": args.valid, "test": args.test}
-    for split, count in counts.items():
-        if count < 1:
-            raise ConfigurationError(f"--{split} {count}: give at least 1 patch")
     write_corpus(Path(args.out), args.photographs or shipped_photographs(), counts, args.size, args.seed, args.tiles)
     print(f"{args.out}: {args.train} patches to train on, {args.valid} to validate and {args.test} to test")
 
 
 def _write_images(args: argparse.Namespace) -> None:
-    if args.images < 1:
-        raise ConfigurationError(f"--images {args.images}: give at least 1")
     names = args.names.split(",") if args.names else [Path(file).stem for file in args.outputs]
     if len(names) != len(args.outputs):
         raise ConfigurationError(f"--names {args.names}: {len(names)} names for {len(args.outputs)} outputs")
@@ -92,7 +88,7 @@ def _write_images(args: argparse.Namespace) -> None:
         columns[name] = images
         print(f"{name}: PSNR {psnr(np.stack(images), np.stack(originals)):.2f} dB over {len(images)} images")
     columns["original"] = originals
-    if args.tiles < 1 or args.tiles**2 > len(originals):
+    if args.tiles**2 > len(originals):
         raise ConfigurationError(f"--tiles {args.tiles}: {len(originals)} images make up no such picture; give fewer")
     shown = {name: join(images, args.tiles)[: args.images] for name, images in columns.items()}
     side = _SIDE if args.tiles == 1 else _JOINED_SIDE
@@ -112,11 +108,12 @@ def get_parser() -> CommandParser:
     add("--out", required=True, metavar="FOLDER", help="where: train.low, train.high and so on, dict.txt")
     add("--size", type=int, default=32, metavar="N", help="pixels along a side of the output (default: 32)")
     add("--photographs", nargs="+", type=Path, metavar="FILE", help="default: the two that scikit-learn ships")
-    add("--train", type=int, default=4000, metavar="N", help="patches to train on (default: 4000)")
-    add("--valid", type=int, default=16, metavar="N", help="(default: 16)")
-    add("--test", type=int, default=32, metavar="N", help="(default: 32)")
+    add("--train", type=positive, default=4000, metavar="N", help="patches to train on (default: 4000)")
+    add("--valid", type=positive, default=16, metavar="N", help="(default: 16)")
+    add("--test", type=positive, default=32, metavar="N", help="(default: 32)")
     add("--seed", type=int, default=1, help="another seed draws other patches")
-    add("--tiles", type=int, default=1, metavar="N", help="the test patches make up pictures of N x N (default: 1)")
+    tiles = "the test patches make up pictures of N x N (default: 1)"
+    add("--tiles", type=positive, default=1, metavar="N", help=tiles)
     what = "input, outputs and original side by side as PNG; PSNR of all"
     example = "spec-dec-super-resolution images greedy.out gad.out --output pictures.png"
     images = commands.add_parser("images", help=what, description=what.capitalize() + ".", example=example)
@@ -125,8 +122,9 @@ def get_parser() -> CommandParser:
     add("outputs", nargs="+", metavar="OUTPUT", help="what fairseq-generate printed, one file a column")
     add("--output", required=True, metavar="FILE.png", help="the picture")
     add("--names", metavar="NAME,NAME", help="of the columns (default: the files' names)")
-    add("--images", type=int, default=8, metavar="N", help="rows of the picture (default: 8)")
-    add("--tiles", type=int, default=1, metavar="N", help="that of the data: N x N patches are joined (default: 1)")
+    add("--images", type=positive, default=8, metavar="N", help="rows of the picture (default: 8)")
+    tiles = "that of the data: N x N patches are joined (default: 1)"
+    add("--tiles", type=positive, default=1, metavar="N", help=tiles)
     return parser
 
 
