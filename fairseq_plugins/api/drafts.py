@@ -9,21 +9,17 @@ Drafts = str | Sequence[str] | None
 """Drafts of a sentence: one, several, or none."""
 
 
-def cut_drafts(text: Any, drafts: Any, cut: Callable[[str], list[str]]) -> list[list[list[str]]] | None:
-    """Return of every sentence its drafts, cut into subwords; None for no drafts.
+def cut_drafts(drafts: Any, cut: Callable[[str], list[str]]) -> list[list[list[str]]]:
+    """Return of every sentence its drafts, cut into subwords.
 
     Args:
-        text, drafts: as for `Model.translate`.
+        drafts: of several sentences, as for `Model.translate`.
         cut: cuts text of the target.
 
     Raises:
         ConfigurationError: for one string where there are several sentences.
     """
-    if drafts is None:
-        return None
-    if isinstance(text, str):
-        drafts = [drafts]
-    elif isinstance(drafts, str):
+    if isinstance(drafts, str):
         raise ConfigurationError("drafts: are one string, and the text is a list; give a list, with None for no draft")
     each = ([] if some is None else [some] if isinstance(some, str) else some for some in drafts)
     return [[cut(draft) for draft in some] for some in each]

@@ -12,6 +12,7 @@ from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
 
+BATCH_SIZE = 32
 # As fairseq-generate.
 _DEFAULT_BEAM = 5
 
@@ -36,6 +37,21 @@ class SearchOptions(TypedDict, total=False):
     unkpen: float
 
 
+class CallOptions(SearchOptions, total=False):
+    """Options of a call that translates.
+
+    Attributes:
+        beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
+        num_hypotheses: how many of them are returned, the others as `Translation.alternatives`; default 1.
+        batch_size: sentences decoded together, of similar length; default 32. The output of lossless decoders does not
+            depend on it.
+    """
+
+    beam: int | None
+    num_hypotheses: int
+    batch_size: int
+
+
 # What fairseq's generators call these options: all that they read anew for every batch.
 _ATTRIBUTES = {"lenpen": "len_penalty", "unkpen": "unk_penalty", "unnormalized": "normalize_scores"}
 _OPTIONS = list(SearchOptions.__annotations__)
@@ -43,7 +59,7 @@ _OPTIONS = list(SearchOptions.__annotations__)
 
 @dataclass(frozen=True)
 class Search:
-    """What a call asks for, as `Model.translate` has it."""
+    """What a call asks for: `CallOptions`, all of which are set."""
 
     beam: int
     num_hypotheses: int
@@ -70,19 +86,18 @@ class Generators:
         """Whether several hypotheses are kept."""
         return self._spec.build is None or self._spec.searches_beams
 
-    def search(
-        self,
-        beam: int | None = None,
-        num_hypotheses: int = 1,
-        batch_size: int = 1,
-        options: Mapping[str, Any] | None = None,
-    ) -> Search:
+    def search(self, options: Mapping[str, Any]) -> Search:
         """Return what a call asks for, checked.
+
+        Args:
+            options: `CallOptions`.
 
         Raises:
             ConfigurationError: for a beam that the decoder has not, more hypotheses than it has, and options that a
                 call cannot have.
         """
+        given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **options}
+        beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
         if batch_size < 1:
             raise ConfigurationError(f"batch_size={batch_size}: give at least 1")
         if beam is not None and beam < 1:
@@ -95,7 +110,7 @@ class Generators:
         if num_hypotheses > size:
             remedy = "raise beam=" if self.searches_beams else 'use decoder="fast-beam"'
             raise ConfigurationError(f"num_hypotheses={num_hypotheses}: {self._spec.name} keeps {size}; {remedy}")
-        return Search(size, num_hypotheses, batch_size, {**self._defaults, **_checked(options or {})})
+        return Search(size, num_hypotheses, batch_size, {**self._defaults, **_checked(given)})
 
     def take(self, search: Search) -> Any:
         """Return a generator that no other call uses, set to the options of this one."""

@@ -1,15 +1,11 @@
 """Text that grows or is being edited: every translation is the draft of the next one."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from fairseq_plugins.api.drafts import Drafts
 from fairseq_plugins.errors import ConfigurationError
 
-
-class _Translates(Protocol):
-    decoder: str
-
-    def translate(self, text: str, *, drafts: Drafts = ...) -> str: ...
+if TYPE_CHECKING:
+    from fairseq_plugins.api.model import Model
 
 
 class LiveSession:
@@ -24,7 +20,7 @@ class LiveSession:
         ConfigurationError: for a model that was loaded with another decoder than "reuse".
     """
 
-    def __init__(self, model: _Translates) -> None:
+    def __init__(self, model: "Model") -> None:
         if model.decoder != "reuse":
             raise ConfigurationError(f'session: is not for decoder {model.decoder}; load with decoder="reuse"')
         self._model = model

@@ -19,7 +19,7 @@ from fairseq_plugins.api.files import ModelFiles, find_files
 from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
-from fairseq_plugins.api.wrapping import set_option
+from fairseq_plugins.api.wrapping import decoding_options, set_option
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
@@ -29,11 +29,7 @@ from fairseq_plugins.tasks.options import SpecDecConfig
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
-# Options of the task that steer decoding, besides those of the methods; and fairseq's that are not for a program.
-_OF_TASK = {
-    *("block_size", "active_sentences", "no_compiled_steps", "int8", "packed_weights", "no_packed_weights"),
-    *("no_cuda_graphs", "source_first_token", "forced_first_token"),
-}
+# fairseq's options that are not for a program.
 _NOT_OF_GENERATION = {
     *("beam", "nbest", "prefix_size", "score_reference", "constraints", "print_alignment", "print_step"),
     *("replace_unk", "no_seed_provided"),
@@ -136,7 +132,7 @@ def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapp
     cfg.task = OmegaConf.structured(SpecDecConfig())
     OmegaConf.set_struct(cfg, False)
     cfg.task._name = "spec_dec"
-    of_task = _OF_TASK.union(*({field.name for field in fields(spec.options)} for spec in methods.METHODS))
+    of_task = decoding_options() - {"stats_file", "trace_file"} | {"source_first_token", "forced_first_token"}
     of_generation = {field.name for field in fields(GenerationConfig)} - _NOT_OF_GENERATION
     known = {name for name in of_task | of_generation if not name.startswith(("_", "retain_", "iter_decode_"))}
     for name, value in options.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
-from fairseq_plugins.api.generators import Generators, Search, SearchOptions
+from fairseq_plugins.api.generators import CallOptions, Generators, Search, SearchOptions
 from fairseq_plugins.api.live import LiveSession
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
 from fairseq_plugins.api.spelling import python_errors
@@ -24,8 +24,8 @@ from fairseq_plugins.decoding.state import StepOutput
 from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 
-BATCH_SIZE = 32
 _BATCHES_AHEAD = 32
+Texts = list[str] | tuple[str, ...]
 
 
 class Model:
@@ -53,7 +53,7 @@ class Model:
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
         self.source_lang, self.target_lang = languages
         # What does not fit is refused now, not at the first sentence.
-        self._give_back(self._take(self._generators.search()))
+        self._give_back(self._take(self._generators.search({})))
         # The task may put a language before each source.
         blank = session.batch(self._dataset([self._text.source([])]), [0])
         self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
@@ -67,7 +67,7 @@ class Model:
         if self._spec.build is None:
             return "fairseq: its own beam search"
         with self._turn():
-            generator = self._take(self._generators.search())
+            generator = self._take(self._generators.search({}))
             backend: Backend = generator.backend
             self._give_back(generator)
         return f"{backend.name}: {backend.reason}"
@@ -79,63 +79,38 @@ class Model:
 
     @overload
     def translate(
-        self,
-        text: str,
-        *,
-        drafts: Drafts = ...,
-        beam: int | None = ...,
-        num_hypotheses: int = ...,
-        batch_size: int = ...,
-        return_scores: Literal[False] = ...,
-        **options: Unpack[SearchOptions],
+        self, text: str, *, drafts: Drafts = ..., return_scores: Literal[False] = ..., **options: Unpack[CallOptions]
     ) -> str: ...
     @overload
     def translate(
-        self,
-        text: str,
-        *,
-        drafts: Drafts = ...,
-        beam: int | None = ...,
-        num_hypotheses: int = ...,
-        batch_size: int = ...,
-        return_scores: Literal[True],
-        **options: Unpack[SearchOptions],
+        self, text: str, *, drafts: Drafts = ..., return_scores: Literal[True], **options: Unpack[CallOptions]
     ) -> Translation: ...
     @overload
     def translate(
         self,
-        text: list[str] | tuple[str, ...],
+        text: Texts,
         *,
         drafts: Sequence[Drafts] | None = ...,
-        beam: int | None = ...,
-        num_hypotheses: int = ...,
-        batch_size: int = ...,
         return_scores: Literal[False] = ...,
-        **options: Unpack[SearchOptions],
+        **options: Unpack[CallOptions],
     ) -> list[str]: ...
     @overload
     def translate(
         self,
-        text: list[str] | tuple[str, ...],
+        text: Texts,
         *,
         drafts: Sequence[Drafts] | None = ...,
-        beam: int | None = ...,
-        num_hypotheses: int = ...,
-        batch_size: int = ...,
         return_scores: Literal[True],
-        **options: Unpack[SearchOptions],
+        **options: Unpack[CallOptions],
     ) -> list[Translation]: ...
 
     def translate(
         self,
-        text: str | list[str] | tuple[str, ...],
+        text: str | Texts,
         *,
         drafts: Drafts | Sequence[Drafts] = None,
-        beam: int | None = None,
-        num_hypotheses: int = 1,
-        batch_size: int = BATCH_SIZE,
         return_scores: bool = False,
-        **options: Unpack[SearchOptions],
+        **options: Unpack[CallOptions],
     ) -> str | Translation | list[str] | list[Translation]:
         """Translate a sentence, or a list of them.
 
@@ -143,25 +118,23 @@ class Model:
             text: raw text, a sentence by itself; or a list of sentences. One that is blank stays empty.
             drafts: with decoder="reuse", earlier translations or other guesses, which make decoding faster and never
                 change the output: a string, several, or None; for a list of sentences, a list of these.
-            beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
-            num_hypotheses: how many of them are returned, the others as `Translation.alternatives`.
-            batch_size: sentences decoded together, of similar length. The output of lossless decoders does not depend
-                on it.
             return_scores: return a `Translation` in place of each string.
-            options: see `SearchOptions`.
+            options: see `CallOptions`.
 
         Raises:
             ConfigurationError: for a sentence that is too long, a beam that the decoder has not, options that a call
                 cannot have, or drafts of another number of sentences.
         """
-        if num_hypotheses > 1 and not return_scores:
+        search = self._generators.search(options)
+        if search.num_hypotheses > 1 and not return_scores:
             raise ConfigurationError(
-                f"num_hypotheses={num_hypotheses}: a string is one; add return_scores=True, which gives alternatives"
+                f"num_hypotheses={search.num_hypotheses}: a string is one; add return_scores=True, which gives "
+                "alternatives"
             )
         self._own.statistics = CallStatistics()
         texts = [text] if isinstance(text, str) else text
-        own = self._drafts(cut_drafts(text, drafts, self.tokenize), len(texts))
-        search = self._generators.search(beam, num_hypotheses, batch_size, options)
+        each = [drafts] if isinstance(text, str) and drafts is not None else drafts
+        own = None if each is None else self._drafts(cut_drafts(each, self.tokenize), len(texts))
         found = self._decode([self._encode(one) for one in texts], search, own)
         if isinstance(text, str):
             return found[0] if return_scores else found[0].text
@@ -172,40 +145,28 @@ class Model:
         tokens: Sequence[Sequence[str]],
         *,
         drafts: Sequence[Sequence[Sequence[str]]] | None = None,
-        beam: int | None = None,
-        num_hypotheses: int = 1,
-        batch_size: int = BATCH_SIZE,
-        **options: Unpack[SearchOptions],
+        **options: Unpack[CallOptions],
     ) -> list[Translation]:
         """Translate sentences that are cut into subwords already (see `tokenize`), in one call.
 
         Args:
             tokens: of every sentence its subwords, without EOS; those that the dictionary lacks are read as unknown.
             drafts: of every sentence its drafts, each cut into subwords of the target; see `translate`.
-            beam, num_hypotheses, batch_size, options: as for `translate`.
+            options: see `CallOptions`.
 
         Raises:
             ConfigurationError: as for `translate`.
         """
         self._own.statistics = CallStatistics()
         own = self._drafts(drafts, len(tokens))
-        search = self._generators.search(beam, num_hypotheses, batch_size, options)
-        return self._decode([self._text.source(one) for one in tokens], search, own)
+        return self._decode([self._text.source(one) for one in tokens], self._generators.search(options), own)
 
-    def translate_iterable(
-        self,
-        texts: Iterable[str],
-        *,
-        beam: int | None = None,
-        num_hypotheses: int = 1,
-        batch_size: int = BATCH_SIZE,
-        **options: Unpack[SearchOptions],
-    ) -> Iterator[Translation]:
+    def translate_iterable(self, texts: Iterable[str], **options: Unpack[CallOptions]) -> Iterator[Translation]:
         """Translate sentences one after the other, lazily: of any number, so many as are needed.
 
         Args:
             texts: raw text; read ahead by 32 batches, in which sentences are sorted by length.
-            beam, num_hypotheses, batch_size, options: as for `translate`.
+            options: see `CallOptions`.
 
         Yields:
             a `Translation` of each, in order.
@@ -214,10 +175,9 @@ class Model:
             ConfigurationError: as for `translate`, when the sentence is reached.
             TypeError: for a string by itself.
         """
-        search = self._generators.search(beam, num_hypotheses, batch_size, options)
         if isinstance(texts, str):
             raise TypeError(f"texts is one string, not several: {texts[:60]!r}; use translate, or give a list")
-        return self._lazily(iter(texts), search)
+        return self._lazily(iter(texts), self._generators.search(options))
 
     def _lazily(self, texts: Iterator[str], search: Search) -> Iterator[Translation]:
         statistics = CallStatistics()
@@ -230,7 +190,7 @@ class Model:
 
         Args:
             text: raw text, one sentence.
-            options: as for `translate`.
+            options: see `SearchOptions`.
 
         Yields:
             a `Step` for every iteration; the last one has all of the text.
@@ -248,7 +208,7 @@ class Model:
         if len(source) == 1:
             self._own.statistics = CallStatistics(sentences=1)
             return iter([Step([], 0, 0, "", finished=True)])
-        return self._stream(source, self._generators.search(options=options))
+        return self._stream(source, self._generators.search(options))
 
     def _stream(self, source: Tensor, search: Search) -> Iterator[Step]:
         generator = self._take(search)

@@ -50,7 +50,7 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     if decoder not in methods.DECODERS:
         raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
     cfg = OmegaConf.structured(DecodingOptions(tensorboard_logdir=None, profile=False, bf16=False))
-    known = {declared.name for declared in fields(DecodingOptions)} - _NOT_OPTIONS
+    known = decoding_options()
     for name, value in options.items():
         set_option(cfg, name, value, known)
     cfg.decoding_method, cfg.drafter_path = decoder, None if drafter is None else str(drafter)
@@ -70,6 +70,11 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     # A program reports by itself, unless it asks for a file.
     changed.reports_summary = cfg.stats_file is not None or cfg.trace_file is not None
     return task
+
+
+def decoding_options() -> set[str]:
+    """Return the names of the options of decoding that a program may give."""
+    return {declared.name for declared in fields(DecodingOptions)} - _NOT_OPTIONS
 
 
 def set_option(cfg: DictConfig, name: str, value: Any, known: Collection[str]) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from fairseq_plugins.api import Model, Translation, load
 from fairseq_plugins.api.files import find_files
-from fairseq_plugins.api.model import BATCH_SIZE
+from fairseq_plugins.api.generators import BATCH_SIZE
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.api.spelling import on_command_line
 from fairseq_plugins.commands.cli import CommandParser, run_command
