@@ -1,7 +1,6 @@
 """Convert a folder, and write the result whole or not at all."""
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,13 +11,9 @@ from fairseq_plugins.averaging import write_checkpoint
 from fairseq_plugins.commands.files import unwritable, write_atomically
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.settings import settings_of
-from fairseq_plugins.conversion.vocabulary import Vocabulary
+from fairseq_plugins.conversion.vocabulary import Vocabulary, text_files
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
-
-# What cuts text: the files of Hugging Face -> their names here. Only the source's is needed: pieces join by themselves.
-_TEXT_FILES = {"source.spm": "subwords.model", "sentencepiece.bpe.model": "subwords.model"}
-_BYTE_LEVEL = {"vocab.json": "encoder.json", "merges.txt": "vocab.bpe"}
 
 
 def convert(source: Path, target: Path) -> None:
@@ -36,7 +31,7 @@ def convert(source: Path, target: Path) -> None:
     if os.path.lexists(target):
         raise ConfigurationError(f"{target}: exists already; give another folder")
     config = Config(source)
-    vocabulary = Vocabulary(source, config)
+    vocabulary, subwords = Vocabulary(source, config), text_files(source)
     weights = fairseq_weights(read_weights(source), config, vocabulary.order)
     args = config.fairseq_options(has_bias="decoder.output_projection.bias" in weights)
     state = {
@@ -61,10 +56,8 @@ def convert(source: Path, target: Path) -> None:
             write_checkpoint(folder / "verifier.pt", state, "OUT")
             for side in ("src", "tgt"):
                 write_atomically(folder / f"dict.{side}.txt", vocabulary.lines(), "OUT")
-            has_bytes = all((source / name).is_file() for name in _BYTE_LEVEL)
-            for name, new in (_BYTE_LEVEL if has_bytes else _TEXT_FILES).items():
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, folder / new)
+            for name, content in subwords.items():
+                (folder / name).write_bytes(content)
             settings_of(config, vocabulary).write(folder)
             folder.rename(target)
     except OSError as error:

@@ -59,9 +59,12 @@ class Settings:
             ("target_lang", target, "forced_first_token"),
         ):
             if name not in self.languages:
-                known = ", ".join(self.languages)
                 given = f"{argument}: missing" if name is None else f"{argument} {name}: unknown"
-                raise ConfigurationError(f"{given}; this model is multilingual: give one of {known}")
+                known = list(self.languages)  # NLLB has 202
+                near = [language for language in known if language[:2] == (name or "")[:2]] or known
+                raise ConfigurationError(
+                    f"{given}; this model is multilingual: give one of its {len(known)}, such as {', '.join(near[:8])}"
+                )
             found[option] = self.languages[name]
         return found
 

@@ -1,5 +1,6 @@
 """The vocabulary of a Hugging Face folder: names of all ids, and in which order fairseq's dictionary has them."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Vocabulary:
         special = [ids.get(name) for name in SPECIAL]
         self.order = [*special, *(number for number in range(size) if number not in special)]
         # fairseq's BART reads text as numbers of byte-level subwords.
-        is_numbered = (folder / "merges.txt").is_file() and (folder / "vocab.json").is_file()
+        is_numbered = byte_level_bpe(folder) is not None
         self.symbols = [
             f"madeupword{number}" if name is None else str(number) if is_numbered and name != "<mask>" else name
             for number, name in (
@@ -69,6 +70,43 @@ def _check_symbols(folder: Path, symbols: Sequence[str]) -> None:
         if symbol in seen or not symbol or not {" ", "\n", "\r"}.isdisjoint(symbol):
             raise ConfigurationError(f"{folder}: its token {symbol!r} cannot stand in fairseq's dictionary")
         seen.add(symbol)
+
+
+def byte_level_bpe(folder: Path) -> tuple[dict[str, int], list[str]] | None:
+    """Return vocabulary and merges of GPT-2's byte-level subwords, None for other subwords."""
+    vocabulary, merges, tokenizer = (folder / name for name in ("vocab.json", "merges.txt", "tokenizer.json"))
+    if vocabulary.is_file() and merges.is_file():
+        lines = merges.read_text(encoding="utf-8").split("\n")
+        return read_json(vocabulary), [line for line in lines if line and not line.startswith("#version")]
+    values = read_json(tokenizer) if tokenizer.is_file() else {}
+    if (values.get("decoder") or {}).get("type") != "ByteLevel":
+        return None
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in values["model"]["merges"])
+    return values["model"]["vocab"], [" ".join(pair) for pair in pairs]
+
+
+def text_files(folder: Path) -> dict[str, bytes]:
+    """Return what cuts text: names of files for `load` -> their contents; empty for text that is cut already.
+
+    Only the source's subwords are needed: pieces of the target join by themselves.
+
+    Raises:
+        ConfigurationError: for a folder with a tokenizer and without its sentencepiece model.
+    """
+    found = byte_level_bpe(folder)
+    if found is not None:
+        vocabulary, merges = found
+        lines = "\n".join(["#version: 0.2", *merges, ""])
+        return {"encoder.json": json.dumps(vocabulary).encode(), "vocab.bpe": lines.encode()}
+    for name in ("source.spm", "sentencepiece.bpe.model"):
+        if (folder / name).is_file():
+            return {"subwords.model": (folder / name).read_bytes()}
+    if (folder / "tokenizer.json").is_file():
+        raise ConfigurationError(
+            f"{folder}: has no sentencepiece.bpe.model, which cuts text and which transformers 5 does not save; copy "
+            "it from the folder that the tokenizer was loaded from"
+        )
+    return {}
 
 
 def read_names(folder: Path) -> dict[int, str]:

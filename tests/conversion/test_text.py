@@ -13,6 +13,8 @@ import sentencepiece
 import torch
 
 import fairseq_plugins
+from fairseq_plugins.conversion.vocabulary import byte_level_bpe, text_files
+from fairseq_plugins.errors import ConfigurationError
 from tests.conversion.support import CLASSES, TOKENIZERS, liven
 from tests.support import REPOSITORY
 
@@ -121,6 +123,9 @@ def save_model(name: str, folder: Path, tokenizer: Any) -> Any:
         shared[sorted(never)] *= 0.01
         if name in LANGUAGES:
             shared[eos] *= 0.5
+        for weight_name, weight in model.named_parameters():
+            if "q_proj.weight" in weight_name or "k_proj.weight" in weight_name:
+                weight *= 0.25  # harder attention enlarges what fp32 rounds: 0.03 between logits in fp32 and fp64
     if name == "bart":
         model.generation_config.forced_bos_token_id = 0
     model.save_pretrained(folder)
@@ -144,6 +149,19 @@ def generated(model: Any, tokenizer: Any, text: list[str], forced: int | None) -
     return list(zip(words, tokenizer.batch_decode(words), strict=True))
 
 
+def test_subwords_of_tokenizers_that_transformers_5_saved(tmp_path: Path) -> None:
+    for name in ("bart", "mbart50"):
+        (tmp_path / name).mkdir()
+        save_tokenizer(name, tmp_path / name).save_pretrained(tmp_path / f"{name}.saved")
+    found = byte_level_bpe(tmp_path / "bart")
+    assert found is not None and len(found[1]) > 100
+    assert byte_level_bpe(tmp_path / "bart.saved") == found
+    assert text_files(tmp_path / "mbart50").keys() == {"subwords.model"}
+    assert not (tmp_path / "mbart50.saved" / "sentencepiece.bpe.model").exists()
+    with pytest.raises(ConfigurationError, match="mbart50.saved: has no sentencepiece.bpe.model, .*; copy it from"):
+        text_files(tmp_path / "mbart50.saved")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
     folder, text = tmp_path / "hf", sentences()
@@ -155,7 +173,7 @@ def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
     forced = forced_token(name, tokenizer)
     batches = (text[first : first + BATCH_SIZE] for first in range(0, SENTENCES, BATCH_SIZE))
     expected = [pair for batch in batches for pair in generated(model, tokenizer, batch, forced)]
-    assert len({one for _, one in expected}) > SENTENCES // 2
+    assert len({one for _, one in expected}) > min(SENTENCES // 4, 50)
     fairseq_plugins.conversion.convert(folder, tmp_path / "out")
     own = fairseq_plugins.load(
         tmp_path / "out", decoder="greedy", device="cpu", max_len_b=LONGEST, **LANGUAGES.get(name, {})
