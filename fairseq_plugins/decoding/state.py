@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -194,6 +195,21 @@ class Candidates:
     scores: Tensor  # [B, C], sums of log-probabilities, -inf for forbidden tokens
     tokens: Tensor  # [B, C]
     parents: Tensor  # [B, C], which of the sentence's hypotheses is continued; -1 for unused columns
+
+
+class Selection(NamedTuple):
+    """Candidates of B sentences, which of them end, and R = B * size hypotheses that continue."""
+
+    best_tokens: Tensor  # [B, C], of the candidates, as the next three
+    best_parents: Tensor  # [B, C], the row that each candidate continues
+    best_scores: Tensor  # [B, C], sums of log-probabilities
+    best_log_probs: Tensor  # [B, C]
+    tokens: Tensor  # [R], of continued hypotheses, as the next three
+    parents: Tensor  # [R], the row that each row continues
+    scores: Tensor  # [R], sums of log-probabilities
+    log_probs: Tensor  # [R]
+    ignored: Tensor  # [B, size], ranks that must not end in the next step
+    ends: Tensor  # [B, size], which of the best candidates end
 
 
 @dataclass

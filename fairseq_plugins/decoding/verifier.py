@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.repetition import forbid_repetition
-from fairseq_plugins.decoding.state import Accepted, Candidates, DecodingState, Draft, Verification
+from fairseq_plugins.decoding.state import Accepted, DecodingState, Draft, Selection, Verification
 
 # (draft, verification, end-of-sentence symbol, ended sentences) -> what is emitted.
 Accept = Callable[[Draft, Verification, int, Tensor | None], Accepted]
@@ -34,8 +34,8 @@ class AnyVerifier(Protocol):
     def append_rows(self, sample: dict[str, Any]) -> EncoderOut | None:
         """Encode admitted sentences, whose rows follow the active ones."""
 
-    def verify(self, state: DecodingState, draft: Draft) -> Verification | Candidates:
-        """Score the token after the last one and after each drafted one; `Candidates` in beam search."""
+    def verify(self, state: DecodingState, draft: Draft) -> Verification | Selection:
+        """Score the token after the last one and after each drafted one; in beam search select tokens."""
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only these rows [B'], indices into the current batch."""

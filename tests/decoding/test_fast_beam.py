@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.weights import Precision
-from fairseq_plugins.decoding.search.beam import BeamSearch
+from fairseq_plugins.decoding.search.beam import BeamSearch, select_candidates
 from fairseq_plugins.decoding.state import Beams, Candidates, no_draft
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
@@ -228,7 +228,9 @@ def test_select_candidates(data: st.DataObject, size: int, sentences: int) -> No
     places = st.lists(st.integers(0, size - 1), min_size=width, max_size=width)
     parents = torch.tensor([data.draw(places) for _ in rows])
     search = BeamSearch(size)
-    advance = search.advance(state, no_draft(state), Candidates(scores, torch.tensor(rows), parents))
+    candidates = Candidates(scores, torch.tensor(rows), parents)
+    selection = select_candidates(candidates, state.beams.scores, state.beams.ignored, EOS)
+    advance = search.advance(state, no_draft(state), selection)
     kept = advance.tokens.view(sentences, size).tolist()
     ended = [place for place, _ in advance.hypotheses]
     assert advance.ended == [ended.count(place) for place in range(sentences)]

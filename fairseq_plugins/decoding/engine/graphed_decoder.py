@@ -115,7 +115,7 @@ class GraphedDecoder(CachedDecoder):
         after: After,
         key: Hashable,
         tokens: Sequence[Tensor],
-        layout: Chain,
+        layout: Chain | BeamLayout,
         inputs: dict[str, Tensor],
         mask_inputs: MaskInputs | None = None,
         added: Tensor | None = None,

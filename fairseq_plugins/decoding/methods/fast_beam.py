@@ -2,24 +2,67 @@
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from fairseq_plugins.decoding.engine.graph_capture import Outputs
+from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder
 from fairseq_plugins.decoding.engine.layout import BeamLayout
 from fairseq_plugins.decoding.engine.native import NotNative
 from fairseq_plugins.decoding.method import Method, MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.methods.greedy import NoDrafter
-from fairseq_plugins.decoding.search.beam import BeamSearch, best_candidates
-from fairseq_plugins.decoding.state import Candidates, DecodingState, Draft
+from fairseq_plugins.decoding.search.beam import BeamSearch, best_candidates, select_candidates, select_on_device
+from fairseq_plugins.decoding.state import Beams, DecodingState, Draft, Selection
 from fairseq_plugins.decoding.verifier import ModelEnsemble
 
 
 class BeamVerifier(ModelEnsemble):
-    """Runs the last token of every hypothesis and finds the best continuations of every sentence."""
+    """Runs the last token of every hypothesis and selects continuations of every sentence."""
 
-    def verify(self, state: DecodingState, draft: Draft) -> Candidates:
-        """Return the best continuations by one token; the draft is empty."""
-        beams = state.beams
+    def verify(self, state: DecodingState, draft: Draft) -> Selection:
+        """Return the continuations by one token; the draft is empty."""
+        beams, limits, decoder = state.beams, state.constraints, self.decoders[0]
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.beam_ancestors)
-        return best_candidates(state, self.log_probs(state.last_tokens()[:, 0], layout))
+        is_plain = len(self.decoders) == 1 and limits.prefix is None and not limits.no_repeat_ngram_size
+        is_plain &= _has_enough(len(self.decoders[0].decoder.dictionary), beams.size)
+        if isinstance(decoder, GraphedDecoder) and is_plain:
+            return self._verify_and_select(decoder, state, beams, layout)
+        candidates = best_candidates(state, self.log_probs(state.last_tokens()[:, 0], layout))
+        return select_candidates(candidates, beams.scores, beams.ignored, limits.eos)
+
+    def _verify_and_select(
+        self, decoder: GraphedDecoder, state: DecodingState, beams: Beams, layout: BeamLayout
+    ) -> Selection:
+        """`verify`, with the selection in the same graph."""
+        size, rows = beams.size, len(beams.scores)
+        # Without what differs between batches.
+        limits = replace(state.constraints, max_len=0)
+
+        def select(hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]) -> Outputs:
+            lengths = inputs["lengths"]
+            log_probs = self._mean_log_probs([self._scores_of(decoder, hidden)])
+            log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
+            limits.apply_at(log_probs[:, None], limits.forbids_eos(lengths), lengths >= inputs["max_len"])
+            before = inputs["scores"].view(torch.double)[:, 0].float()
+            ignored = inputs["ignored"].view(-1, size) > 0
+            return select_on_device(log_probs, lengths[:, 0], before, ignored, limits.eos)
+
+        inputs = {
+            "max_len": decoder.column(state.max_len, rows),
+            # The inputs of a graph are whole numbers: the bits of a double.
+            "scores": beams.scores.double().view(torch.long)[:, None],
+            "ignored": beams.ignored.long().view(-1, 1),
+        }
+        _, *found = decoder.step_and(select, limits, [state.last_tokens()], layout, inputs)
+        # Values of rows are without padding; values of sentences are not.
+        selected = (value if value.dim() == 1 else value[: rows // size] for value in found if value is not None)
+        return Selection(*selected)
+
+
+def _has_enough(vocabulary: int, beam: int) -> bool:
+    """Return whether no forbidden token can be among the best: with fewer tokens fairseq continues with such ones."""
+    return vocabulary >= 2 * beam + 2
 
 
 def _build(context: MethodContext, options: MethodOptions) -> Method:
@@ -28,8 +71,7 @@ def _build(context: MethodContext, options: MethodOptions) -> Method:
 
 
 def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:
-    # With a smaller vocabulary fairseq continues with forbidden tokens.
-    if len(context.target) < 2 * context.beam + 2:
+    if not _has_enough(len(context.target), context.beam):
         raise NotNative(f"--beam {context.beam}: is too wide for a vocabulary of {len(context.target)} on the kernels")
     return NativeMethod(replace(context.native_weights, many_rows=True))
 

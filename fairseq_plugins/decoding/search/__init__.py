@@ -20,7 +20,7 @@ class Search(Protocol):
         Args:
             state: before the iteration.
             draft: K columns.
-            verification: K + 1 columns, K without a verifier; in beam search `Candidates`.
+            verification: K + 1 columns, K without a verifier; in beam search a `Selection`.
         """
 
 

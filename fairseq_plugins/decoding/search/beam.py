@@ -1,27 +1,13 @@
 """fairseq's beam search: the best continuations of hypotheses, which of them end and which continue."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.repetition import forbid_repetition
-from fairseq_plugins.decoding.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Hypothesis
+from fairseq_plugins.decoding.state import BeamAdvance, Beams, Candidates, DecodingState, Draft, Hypothesis, Selection
 from fairseq_plugins.errors import ConfigurationError
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Candidates that end and candidates that continue: R = B * size hypotheses."""
-
-    tokens: Tensor  # [R], of continued hypotheses, as the next three
-    parents: Tensor  # [R], the row that each row continues
-    scores: Tensor  # [R], sums of log-probabilities
-    log_probs: Tensor  # [R]
-    ignored: Tensor  # [B, size], ranks that must not end in the next step
-    ends: Tensor  # [B, size], which of the best candidates end
 
 
 class BeamSearch:
@@ -38,21 +24,20 @@ class BeamSearch:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def advance(self, state: DecodingState, draft: Draft, candidates: Candidates) -> BeamAdvance:
+    def advance(self, state: DecodingState, draft: Draft, chosen: Selection) -> BeamAdvance:
         """Advance every hypothesis by one token; the draft is empty.
 
         Raises ConfigurationError if the longest output is reached and EOS is forbidden; fairseq fails there, too.
         """
-        beams, eos = state.beams, state.constraints.eos
+        beams = state.beams
         already_ended = state.host_ended or [False] * len(state.sentences)
         assert beams is not None and beams.size == self.size
-        chosen = select_candidates(candidates, beams, eos)
         hypotheses: list[tuple[int, Hypothesis]] = []
         finished, ended = [False] * len(state.sentences), beams.ended
         # The one synchronisation of a step.
         ends = [(index, rank) for index, row in enumerate(chosen.ends.tolist()) for rank, end in enumerate(row) if end]
         if ends or state.span.longest >= state.max_len:
-            hypotheses, finished, ended = self._end(state, candidates, ends)
+            hypotheses, finished, ended = self._end(state, chosen, ends)
         return BeamAdvance(
             tokens=chosen.tokens[:, None],
             log_probs=chosen.log_probs[:, None],
@@ -67,7 +52,7 @@ class BeamSearch:
         )
 
     def _end(
-        self, state: DecodingState, candidates: Candidates, ends: list[tuple[int, int]]
+        self, state: DecodingState, chosen: Selection, ends: list[tuple[int, int]]
     ) -> tuple[list[tuple[int, Hypothesis]], list[bool], list[int]]:
         """Return the ended hypotheses, for each row whether its sentence is finished, and counts of ended ones."""
         beams = state.beams
@@ -81,7 +66,7 @@ class BeamSearch:
             if counts[index] < self.size:
                 counts[index] += 1
                 accepted.append((index, rank))
-        outputs = _outputs(state, beams, candidates, accepted)
+        outputs = _outputs(state, beams, chosen, accepted)
         finished = []
         for index, count in enumerate(counts):
             is_last = not already_ended[index] and state.host_lengths[index * self.size] >= state.max_len
@@ -100,40 +85,54 @@ def eos_forbidden_error(max_len: int) -> ConfigurationError:
     )
 
 
-def select_candidates(candidates: Candidates, beams: Beams, eos: int) -> Selection:
-    """Select the candidates that end and those that continue."""
-    size, count = beams.size, candidates.tokens.size(1)
+def select_candidates(candidates: Candidates, before: Tensor, ignored: Tensor, eos: int) -> Selection:
+    """Select the candidates that end and those that continue; `before` and `ignored` are those of `Beams`."""
+    size, count = ignored.size(1), candidates.tokens.size(1)
     ends = (candidates.tokens == eos) & (candidates.scores != -torch.inf)
-    ends[:, :size] &= ~beams.ignored
+    ends[:, :size] &= ~ignored
     # Continuing candidates first, then ending ones, then unused columns.
     cannot_continue = ends.clone()
-    cannot_continue[:, :size] |= beams.ignored
+    cannot_continue[:, :size] |= ignored
     is_unused = candidates.parents < 0
     order = torch.arange(count, device=ends.device) + cannot_continue * (2 * size) + is_unused * (4 * size)
     rank, columns = order.topk(size, largest=False)
-    tokens, scores, parents = (
-        values.gather(1, columns).flatten() for values in (candidates.tokens, candidates.scores, candidates.parents)
-    )
-    first = torch.arange(0, len(beams.scores), size, device=parents.device)
-    parents = parents.clamp(min=0) + first.repeat_interleave(size)
-    log_probs = scores - beams.scores[parents]
-    return Selection(tokens, parents, scores, log_probs, rank >= 2 * size, ends[:, :size])
+    first = torch.arange(0, len(before), size, device=ends.device)
+    rows = candidates.parents.clamp(min=0) + first[:, None]
+    best = candidates.tokens, rows, candidates.scores, candidates.scores - before[rows]
+    tokens, parents, scores, log_probs = (values.gather(1, columns).flatten() for values in best)
+    return Selection(*best, tokens, parents, scores, log_probs, rank >= 2 * size, ends[:, :size])
+
+
+def select_on_device(log_probs: Tensor, lengths: Tensor, before: Tensor, ignored: Tensor, eos: int) -> Selection:
+    """`best_candidates` and `select_candidates` without numbers of the host, for a vocabulary of 2 * size + 2 or more.
+
+    Args:
+        log_probs: [R, V], limits applied.
+        lengths: [R], of the hypotheses.
+        before, ignored: as for `select_candidates`.
+        eos: end-of-sentence symbol.
+    """
+    size = ignored.size(1)
+    total = (log_probs + before[:, None]).unflatten(0, (-1, size))
+    # Of sentences without tokens only the first hypothesis counts, since all are equal.
+    is_copy = (lengths.view(-1, size) == 0) & (torch.arange(size, device=lengths.device) > 0)
+    candidates = _top(total.masked_fill_(is_copy[:, :, None], -torch.inf), 2 * size, total.size(2))
+    return select_candidates(candidates, before, ignored, eos)
 
 
 def _outputs(
-    state: DecodingState, beams: Beams, candidates: Candidates, ended: list[tuple[int, int]]
+    state: DecodingState, beams: Beams, chosen: Selection, ended: list[tuple[int, int]]
 ) -> list[tuple[int, Hypothesis]]:
     """Return the outputs that end with candidates, each given by the index of its sentence and its rank there."""
     outputs: dict[tuple[int, int], Hypothesis] = {}
     lengths = {index: state.host_lengths[index * beams.size] for index, _ in ended}
     for length in sorted(set(lengths.values())):
         of_length = [pair for pair in ended if lengths[pair[0]] == length]
-        indices, ranks = (from_host(list(numbers), beams.scores.device) for numbers in zip(*of_length, strict=True))
-        rows = indices * beams.size + candidates.parents[indices, ranks].clamp(min=0)
+        indices, ranks = from_host([n for pair in of_length for n in pair], beams.scores.device).view(-1, 2).t()
+        last_tokens, rows, scores, last_log_probs = (values[indices, ranks] for values in chosen[:4])
         prefix = beams.token_index(rows, length)
-        scores, last_tokens = candidates.scores[indices, ranks], candidates.tokens[indices, ranks]
         tokens = torch.cat([state.tokens[prefix], last_tokens[:, None]], dim=1)
-        log_probs = torch.cat([state.log_probs[prefix], (scores - beams.scores[rows])[:, None]], dim=1)
+        log_probs = torch.cat([state.log_probs[prefix], last_log_probs[:, None]], dim=1)
         outputs |= zip(of_length, map(Hypothesis, tokens, log_probs, scores), strict=True)
     return [(index, outputs[index, rank]) for index, rank in ended]
 
