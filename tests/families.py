@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
 
+from fairseq_plugins.data.block_masking import sample_blocks
+from fairseq_plugins.models.block_nat import BlockNat, block_nat_base
 from fairseq_plugins.tasks.decoding import with_args
 from tests.options_page import write
 from tests.support import REPOSITORY, liven, make_args, make_dictionary
@@ -23,7 +27,7 @@ PAGE = REPOSITORY / "docs" / "models.md"
 
 VOCABULARY = 60
 LANGUAGES = ("de", "en", "fr")
-SENTENCES = 28
+SENTENCES = 34
 MAX_LEN = 16
 
 
@@ -50,7 +54,7 @@ class Family:
     @property
     def decoders(self) -> dict[str, tuple[int, ...]]:
         """Decoders that are tested, with the beams of each."""
-        greedy = ("greedy", "jacobi", "iad") if self.shares_vocabulary else ("greedy", "jacobi")
+        greedy = ("greedy", "gad", "jacobi", "iad") if self.shares_vocabulary else ("greedy", "jacobi")
         return {**dict.fromkeys(greedy, (1,)), "fast-beam": (1, 5)}
 
     def set_up(self, folder: Path) -> Any:
@@ -87,14 +91,28 @@ class Family:
         """Write a random model to model.pt beside the dictionaries; return its task and itself."""
         task = self.set_up(folder)
         model, args = self.model(task)
-        state = {
-            "model": model.state_dict(),
-            "args": args,
-            "optimizer_history": [{"optimizer_name": "", "num_updates": 1, "lr_scheduler_state": {"best": 1.0}}],
-            "extra_state": {"train_iterator": {"epoch": 1}},
-        }
-        torch.save(state, folder / "model.pt")
+        _save(model, args, folder / "model.pt")
         return task, model
+
+    def train_drafter(self, task: Any, model: nn.Module, path: Path) -> None:
+        """Write a drafter that reads the model's states, after twenty updates on the model's own outputs."""
+        torch.manual_seed(0)
+        args = make_args(arch="block_nat", _name="block_nat", block_size=4, drafter_context="features")
+        block_nat_base(args)
+        drafter = BlockNat.build_model(args, task, verifier=model).train()
+        (sample,) = self.batches(task, SENTENCES)
+        outputs = [torch.tensor(found[0]) for found in generate(self, task, model, 1, SENTENCES)]
+        target = nn.utils.rnn.pad_sequence(outputs, True, task.target_dictionary.pad())
+        fed = F.pad(target[:, :-1], (1, 0), value=task.target_dictionary.eos())
+        source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
+        optimizer = torch.optim.Adam([weight for weight in drafter.parameters() if weight.requires_grad], 0.01)
+        for _ in range(20):
+            blocks = sample_blocks(target, fed, 4, 2, "features", task.target_dictionary.pad(), drafter.decoder.mask_id)
+            output = drafter(**source, blocks=blocks)
+            optimizer.zero_grad()
+            F.cross_entropy(output["logits"], output["targets"]).backward()
+            optimizer.step()
+        _save(drafter, args, path)
 
     def batches(self, task: Any, size: int) -> Iterator[dict[str, Any]]:
         """Yield batches of random sentences, or of speech, as the task makes them for inference."""
@@ -109,7 +127,8 @@ class Family:
         for first in range(0, SENTENCES, size):
             some = sources[first : first + size]
             dataset = task.build_dataset_for_inference(some, torch.tensor([len(source) for source in some]))
-            dataset.ordered_indices()  # without which that of multilingual_translation gives nothing
+            np.random.seed(1)
+            dataset.ordered_indices()  # without which that of multilingual_translation gives nothing; it draws an order
             yield dataset.collater([dataset[number] for number in range(len(some))])
 
 
@@ -184,6 +203,17 @@ def table() -> str:
         beams = (", ".join(map(str, family.decoders.get(decoder, "-"))) for decoder in decoders)
         lines.append(f"| {family.names} | `{family.task}` | " + " | ".join(beams) + " |")
     return "\n".join(lines)
+
+
+def _save(model: nn.Module, args: Namespace, path: Path) -> None:
+    """Write a checkpoint as fairseq has it."""
+    state = {
+        "model": model.state_dict(),
+        "args": args,
+        "optimizer_history": [{"optimizer_name": "", "num_updates": 1, "lr_scheduler_state": {"best": 1.0}}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+    torch.save(state, path)
 
 
 def _enliven(model: nn.Module) -> nn.Module:

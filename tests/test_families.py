@@ -10,6 +10,9 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.families import FAMILIES, MAX_LEN, PAGE, generate, table
 from tests.options_page import marked
 
+SIZES = (1, 7, 32)
+# Decoders that also run without the compiled kernels.
+REFERENCE_TOO = ("greedy", "gad", "fast-beam")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of hydra and numpy, for what fairseq does
 
 
@@ -18,13 +21,17 @@ def test_families_decode_as_fairseq_does(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     task = family.set_up(tmp_path)
     model, _ = family.model(task)
-    expected = {(beam, size): generate(family, task, model, beam, size) for beam in (1, 5) for size in (1, 7)}
+    expected = {(beam, size): generate(family, task, model, beam, size) for beam in (1, 5) for size in SIZES}
     lengths = {len(found[0]) for found in expected[1, 7]}
     assert len(lengths) > 3 and min(lengths) < MAX_LEN, lengths
+    drafter = {"drafter": tmp_path / "drafter.pt", "fixed_width": True}
+    if "gad" in family.decoders:
+        family.train_drafter(task, model, tmp_path / "drafter.pt")
     for decoder, beams in family.decoders.items():
-        for options in ({}, {"no_compiled_steps": True}) if decoder in ("greedy", "fast-beam") else ({},):
+        given = drafter if decoder == "gad" else {}
+        for options in (given, {**given, "no_compiled_steps": True}) if decoder in REFERENCE_TOO else (given,):
             wrap(task, decoder=decoder, **options)
-            for beam, size in product(beams, (1, 7)):
+            for beam, size in product(beams, SIZES):
                 found = generate(family, task, model, beam, size)
                 assert found == expected[beam, size], (decoder, options, beam, size)
 
