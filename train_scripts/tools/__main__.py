@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import logging
 import re
 import signal
 import sys
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, function = TOOLS[parser.parse_args([name]).tool].partition(".")
     try:
         tool = getattr(import_module(f"train_scripts.tools.{module}"), function)
+        logging.getLogger().setLevel(logging.WARNING)  # fairseq's imports make it more talkative
         result = tool(**vars(parser_of(name, tool).parse_args(arguments)))
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
