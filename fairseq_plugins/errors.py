@@ -83,8 +83,9 @@ def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
     embedded = _local(trace, "torch/nn/modules/sparse.py", "forward", "input")
     if reason == "a source token is outside of the vocabulary" or (embedded is not None and "out of range" in reason):
         return "the data has tokens that its dictionary does not; binarise it again with the verifier's dictionaries"
-    if reason.startswith("the model's scores are not numbers"):
-        return f"{reason}; decode in fp32, or give an earlier checkpoint"
+    nan = "the model's scores are not numbers (NaN): its weights or activations overflow"
+    if reason == nan or re.fullmatch(r"(\d+) < \1", reason):  # what fairseq's search says where no hypothesis ends
+        return f"{nan}; decode in fp32, or give an earlier checkpoint"
     return None
 
 

@@ -259,8 +259,10 @@ def test_output_with_broken_drafters(learned: tuple, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("how", [Options("greedy"), Options("fast-beam")], ids=str)
-def test_scores_that_are_nan_are_an_error(how: Options, value: float) -> None:
+@pytest.mark.parametrize(
+    ("how", "engine"), [(Options("greedy"), None), (Options("fast-beam"), None), (Options("greedy"), Engine())], ids=str
+)
+def test_scores_that_are_nan_are_an_error(how: Options, engine: Engine | None, value: float) -> None:
     task = make_task(20)
     model = make_transformer(task, 1)
     beam = {"beam_size": 3} if how.spec.searches_beams else {}
@@ -268,5 +270,5 @@ def test_scores_that_are_nan_are_an_error(how: Options, value: float) -> None:
         kept = part.weight.data.clone()
         part.weight.data[1, 2] = value
         with pytest.raises(RuntimeError, match="not numbers"):
-            decode([model], task, make_sample(task, [4, 9]), how, max_len_b=9, **beam)
+            decode([model], task, make_sample(task, [4, 9]), how, engine=engine, max_len_b=9, **beam)
         part.weight.data.copy_(kept)

@@ -86,6 +86,9 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
         state = torch.load(models / "verifier.pt", weights_only=False)
         state["model"]["decoder.layers.0.fc1.bias"][3] = value
         torch.save(state, folder / f"verifier.{value}.pt")
+    state, bias = torch.load(models / "verifier.pt", weights_only=False), "decoder.layers.0.fc2.bias"
+    state["model"][bias] = torch.full_like(state["model"][bias].float(), 3e38)
+    torch.save(state, folder / "verifier.overflow.pt")
     (folder / "long.txt").write_text("\u25b1A\n" + "a " * 3000 + "\n", encoding="utf-8")
     shutil.copytree(models, folder / "model")
     subwords = folder / "model" / "subwords.model"
