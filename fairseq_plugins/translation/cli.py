@@ -51,19 +51,10 @@ def get_parser() -> CommandParser:
     text = parser.add_argument_group("text").add_argument
     text("--input", metavar="FILE", help="raw text, one sentence per line (default: standard input)")
     text("--output", metavar="FILE", help="file of the translation (default: standard output)")
-    text(
-        "--output-format",
-        choices=["text", "jsonl"],
-        default="text",
-        help="jsonl: for every sentence text, tokens, scores (natural logarithms), iterations and tokens per iteration",
-    )
-    text(
-        "--buffer-size",
-        type=positive,
-        metavar="N",
-        help="lines read before they are sorted by length and decoded, "
-        f"without --output (default: {CHUNK}; at a terminal 1)",
-    )
+    jsonl = "jsonl: for every sentence text, tokens, scores (natural logarithms), iterations and tokens per iteration"
+    text("--output-format", choices=["text", "jsonl"], default="text", help=jsonl)
+    buffer = "lines read before they are sorted by length and decoded, without --output "
+    text("--buffer-size", type=positive, metavar="N", help=f"{buffer}(default: {CHUNK}; at a terminal 1)")
     model = parser.add_argument_group("model").add_argument
     model("folder", nargs="?", metavar="FOLDER", help="verifier.pt, drafter.pt, dictionaries and subwords")
     model("--verifier", metavar="MODEL.pt", help="the verifier, if it is not in FOLDER")
@@ -75,61 +66,32 @@ def get_parser() -> CommandParser:
     model("--source-lang", metavar="NAME", help="if the files do not name it; always for multilingual models")
     model("--target-lang", metavar="NAME", help="likewise for the target")
     decoding = parser.add_argument_group("decoding").add_argument
-    decoding(
-        "--decoder",
-        choices=methods.DECODERS,
-        metavar="NAME",
-        help=f"{', '.join(methods.DECODERS)} (default: gad with a drafter, greedy without, reuse with --drafts or "
-        "--memory)",
-    )
-    decoding(
-        "--drafts",
-        nargs="+",
-        metavar="FILE",
-        help="drafts for --decoder reuse, such as an earlier translation: text with a line for each of --input, or "
-        "jsonl of an earlier run; several files are several drafts",
-    )
-    decoding(
-        "--memory",
-        metavar="FOLDER",
-        help="folder of earlier outputs; those of similar sources are drafts for --decoder reuse",
-    )
+    default = "(default: gad with a drafter, greedy without, reuse with --drafts or --memory)"
+    names = ", ".join(methods.DECODERS)
+    decoding("--decoder", choices=methods.DECODERS, metavar="NAME", help=f"{names} {default}")
+    drafts = "drafts for --decoder reuse, such as an earlier translation: text with a line for each of --input, or "
+    drafts += "jsonl of an earlier run; several files are several drafts"
+    decoding("--drafts", nargs="+", metavar="FILE", help=drafts)
+    memory = "folder of earlier outputs; those of similar sources are drafts for --decoder reuse"
+    decoding("--memory", metavar="FOLDER", help=memory)
     decoding("--memory-add", action="store_true", help="add the output to --memory, for later runs and later sentences")
     decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
-    decoding(
-        "--nbest",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="hypotheses written for each sentence, further ones as alternatives in jsonl (default: 1)",
-    )
+    nbest = "hypotheses written for each sentence, further ones as alternatives in jsonl (default: 1)"
+    decoding("--nbest", type=positive, default=1, metavar="N", help=nbest)
     decoding("--block-size", type=positive, metavar="K", help="tokens per draft")
-    decoding(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other option of decoding, such as lenpen=0.6 or preset=high-quality: docs/options.md",
-    )
+    other = "any other option of decoding, such as lenpen=0.6 or preset=high-quality: docs/options.md"
+    decoding("--set", action="append", default=[], metavar="NAME=VALUE", help=other)
     decoding("--batch-size", type=positive, default=BATCH_SIZE, metavar="N", help=f"(default: {BATCH_SIZE})")
     decoding("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
     decoding("--threads", type=positive, metavar="N", help="threads of the CPU (default: torch's)")
     decoding("--precision", choices=["fp32", "fp16", "bf16"], default="fp32", help="of the weights (default: fp32)")
-    decoding(
-        "--processes",
-        type=positive,
-        metavar="N",
-        help="processes on this machine, with --input and --output (default: one for each GPU; 1 without)",
-    )
+    processes = "processes on this machine, with --input and --output (default: one for each GPU; 1 without)"
+    decoding("--processes", type=positive, metavar="N", help=processes)
     return parser
 
 
 def set_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of --set and --block-size as `load` takes them.
-
-    Raises:
-        ConfigurationError: for a --set that is not NAME=VALUE.
-    """
+    """Return the options of --set (NAME=VALUE, or ConfigurationError) and --block-size as `load` takes them."""
     found: dict[str, Any] = {} if args.block_size is None else {"block_size": args.block_size}
     for item in args.set:
         name, equals, value = item.partition("=")
@@ -140,7 +102,7 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def origin(args: argparse.Namespace) -> dict[str, Any]:
-    """All that the translation of a file depends on; JSON values."""
+    """Return all that the translation of a file depends on, as JSON values."""
     irrelevant = ("input", "output", "processes", "device", "buffer_size", "threads")
     given = {name: value for name, value in vars(args).items() if name not in irrelevant}
     languages = (args.source_lang, args.target_lang)
@@ -164,13 +126,13 @@ def _in_folder(path: str | None) -> list[str | None]:
 
 
 def chunks(file: TextIO, size: int) -> Iterator[list[str]]:
-    """Lines without their ends, so many at a time; what is not UTF-8 in them is escaped."""
+    """Yield `size` lines at a time without their ends; bytes that are not UTF-8 are escaped."""
     while lines := [line.removesuffix("\n") for line in islice(file, size)]:
         yield lines
 
 
 class Translator:
-    """Translates lines, and says of each what the output format asks for."""
+    """Translate lines and format each as --output-format asks."""
 
     def __init__(self, model: Model, args: argparse.Namespace, drafts: DraftSources | None = None) -> None:
         self.model = model
@@ -179,11 +141,9 @@ class Translator:
         self.total = CallStatistics()
 
     def translate(self, lines: Sequence[str], before: int) -> list[str]:
-        """Lines of output. What is not UTF-8 is mended and named; what is too long is named, and counts as a failure.
+        """Return lines of output for lines of `chunks`, with `before` lines of the file before them.
 
-        Args:
-            lines: of text, as `chunks` gives them.
-            before: number of lines in the file before them.
+        Names and mends lines that are not UTF-8; names lines that are too long, each a failure.
         """
         model, args = self.model, self.args
         mended = list(mend_lines(lines, before))
@@ -225,7 +185,7 @@ class Translator:
         return json.dumps(values, ensure_ascii=False) + "\n"
 
     def summary(self) -> str:
-        """One line for standard error."""
+        """Return one line for standard error."""
         total, accepted = self.total, self.total.mean_accepted_tokens
         drafted = "" if accepted is None else f"{total.iterations} iterations, {accepted:.2f} mean accepted tokens, "
         speed = f"{total.sentences / max(total.seconds, 1e-9):.1f} sentences/s"
@@ -308,7 +268,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
 
 def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]) -> None:
-    """Translate this process's share, and put all together where nothing is left."""
+    """Translate this process's share, and join the parts if all are finished."""
     lines = count_lines(translator.args.input)
     for part in begun:
         _translate_part(translator, part, parts.count, lines)
@@ -318,7 +278,7 @@ def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]
 
 
 def _translate_part(translator: Translator, part: Part, count: int, lines: int) -> None:
-    """Translate the chunks of a part that are not there yet, of `lines` lines in `count` parts."""
+    """Translate the missing chunks of a part, of `lines` lines in `count` parts."""
     source, index = translator.args.input, part.index
     own = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
     done, number = part.lines_done, 0
@@ -342,7 +302,7 @@ def _translate_part(translator: Translator, part: Part, count: int, lines: int) 
 
 
 def _translate_on(translator: Translator, output: Destination | None) -> None:
-    """Translate what comes in, and write it as it is ready: to a stream, or to a file that gets its name at the end."""
+    """Translate chunk by chunk, to a stream, or to a file that gets its name at the end."""
     args = translator.args
     for stream in (sys.stdin, sys.stdout):
         if hasattr(stream, "reconfigure"):  # a closed standard output is something else
