@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_plugins.decoding.engine import graphed_decoder
+from fairseq_plugins.decoding.engine import graph_capture
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.torch_backend import TorchBackend
@@ -48,12 +48,12 @@ class Case:
 FEATURES = {"drafter_context": "features", "transition_rank": 3}
 CASES = {
     "greedy": Case(Options("greedy"), 4, 76),
-    "gad": Case(Options("gad", 5), 16, 123),
+    "gad": Case(Options("gad", 5), 14, 123),
     # A batch of sentences that come in is cut out with one more wait.
-    "gad, some at a time": Case(Options("gad", 5), 27, 123, active=5, waits=2),
-    "gad, features": Case(Options("gad", 5), 9, 129, FEATURES),
-    "gad++": Case(Options("gad++", 5, top_beta=3, tau=1.0), 16, 143),
-    "nat": Case(Options("nat", 5), 44, 49),
+    "gad, some at a time": Case(Options("gad", 5), 21, 123, active=5, waits=2),
+    "gad, features": Case(Options("gad", 5), 9, 131, FEATURES),
+    "gad++": Case(Options("gad++", 5, top_beta=3, tau=1.0), 14, 143),
+    "nat": Case(Options("nat", 5), 42, 49),
     "blockwise": Case(Options("blockwise"), 17, 96),
     "iad": Case(Options("iad"), 25, 76),
     "reuse": Case(Options("reuse"), 39, 76),
@@ -96,7 +96,7 @@ def decode_on_gpu(
     **search: Any,
 ) -> Decoded:
     """Decode a batch with a verifier and maybe a drafter, which move to the pretended GPU; count the last pass."""
-    monkeypatch.setattr(graphed_decoder, "EAGER_USES", 0)
+    monkeypatch.setattr(graph_capture, "EAGER_USES", 0)
     with pretended_gpu(monkeypatch) as gpu:
         verifier, *drafter = moved(models)
         graphs = Graphs(gpu.capture, enabled=captures)

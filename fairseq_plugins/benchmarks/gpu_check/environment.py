@@ -11,7 +11,7 @@ import torch
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import configure
-from fairseq_plugins.decoding.engine.graphed_decoder import EAGER_USES
+from fairseq_plugins.decoding.engine.graph_capture import EAGER_USES
 
 # Passes over the same sentences: launched, captured, replayed.
 PASSES = EAGER_USES + 2

@@ -81,10 +81,11 @@ class NatDrafter:
         slot = self.lengths[:, None] + torch.arange(num_uncached + width, device=state.tokens.device)
         lengths = state.lengths[:, None]
         known = state.tokens.gather(1, slot.clamp(max=state.tokens.size(1) - 1))
-        tokens = torch.where(slot <= lengths, known, self.mask_id)
+        is_mask = slot > lengths
+        tokens = known.masked_fill(is_mask, self.mask_id)
         visible = lengths + width
         if self.caches_prefix:
-            visible = torch.where(slot <= lengths, slot, visible)
+            visible = torch.where(is_mask, visible, slot)
         layout = Chain(self.lengths, self.span, slot.size(1), visible.expand_as(slot))
         draft = self.decoder.draft(self.make_draft, width, [tokens], layout, ends=state.lengths)
         if self.caches_prefix:

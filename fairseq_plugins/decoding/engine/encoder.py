@@ -1,6 +1,8 @@
 """Encode a batch with fewer, larger operations than fairseq's encoder: at batch 1 most of its time is overhead."""
 
 import logging
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,12 +16,18 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.attention import additive
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
+from fairseq_plugins.decoding.engine.graph_capture import CapturedSteps, Outputs, Run
 from fairseq_plugins.decoding.engine.rows import may_have_padding
+from fairseq_plugins.decoding.engine.shapes import rounded_up
 from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
+
+# Batches of so many tokens keep a device busy by themselves, and rounding them up is not free.
+MAX_TOKENS = 2048
+MIN_SOURCE = 32
 
 EncoderOut = dict[str, list[Tensor]]
 
@@ -38,6 +46,9 @@ class FusedEncoder:
         self.positions = None
         if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):
             self.positions = position_table(encoder, encoder.max_positions())
+        self.steps: CapturedSteps | None = None
+        if engine.graphs is not None and engine.has_graphs(next(encoder.parameters()).device):
+            self.steps = CapturedSteps(engine.graphs)
         self.embedding_norm = norm(getattr(encoder, "layernorm_embedding", None))
         self.final_norm = norm(getattr(encoder, "layer_norm", None))
 
@@ -49,14 +60,66 @@ class FusedEncoder:
         """
         if self.layers is None:
             return self._run_unknown(net_input)
-        encoder = self.encoder
         tokens = net_input["src_tokens"]
+        rows, width = tokens.shape
+        shape = rounded_up(rows), rounded_up(width, MIN_SOURCE)
+        has_positions = self.positions is not None and width <= len(self.positions)
+        if self.steps is not None and has_positions and math.prod(shape) <= MAX_TOKENS:
+            x, padding, embedding = self._run_shape(shape, tokens)
+        else:
+            has_padding = may_have_padding(tokens == self.encoder.padding_idx)
+            x, padding, embedding = self._encode(tokens, has_padding, has_positions)
+        return {
+            "encoder_out": [x.transpose(0, 1)],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [embedding],
+        }
+
+    def _run_shape(self, shape: tuple[int, int], tokens: Tensor) -> Sequence[Tensor]:
+        """As `_encode`, in a rounded shape, from its graph if there is one."""
+        assert self.steps is not None
+        rows, width = tokens.shape
+
+        def make() -> Outputs:
+            weight = self.encoder.embed_tokens.weight
+            states, embedding = (weight.new_empty(*shape, weight.size(1)) for _ in range(2))
+            return tokens.new_empty(shape), states, tokens.new_empty(shape, dtype=torch.bool), embedding
+
+        def fill(inputs: Outputs) -> None:
+            padded, *_ = inputs
+            assert padded is not None
+            padded.fill_(self.encoder.padding_idx)
+            padded[:rows, :width] = tokens
+
+        def step(inputs: Outputs) -> Run:
+            padded, *kept = (value for value in inputs if value is not None)
+
+            def run() -> Outputs:
+                outputs = self._encode(padded, has_padding=True, has_positions=True)
+                # Not in the memory that graphs share, where another one would overwrite it.
+                return tuple(memory.copy_(value) for memory, value in zip(kept, outputs, strict=True))
+
+            return run
+
+        outputs = self.steps.run(shape, make, fill, step)
+        # Drafters keep them for longer than until the next batch.
+        return [value[:rows, :width].clone() for value in outputs if value is not None]
+
+    def _encode(self, tokens: Tensor, has_padding: bool, has_positions: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of tokens [B, S].
+
+        `has_positions`: the table of positions is long enough.
+        """
+        encoder = self.encoder
         padding = tokens == encoder.padding_idx
-        mask = ~padding[:, None, None, :] if may_have_padding(padding) else None
+        mask = ~padding[:, None, None, :] if has_padding else None
         embedding = encoder.embed_scale * F.embedding(tokens, encoder.embed_tokens.weight)
         x = embedding
-        if mask is None and self.positions is not None and tokens.size(1) <= len(self.positions):
-            x = x + self.positions[: tokens.size(1)]
+        if has_positions:
+            assert self.positions is not None
+            # Padding may be on the left; its embedding is not used.
+            position = ((~padding).cumsum(1) - 1).clamp(min=0)
+            x = x + (self.positions[: tokens.size(1)] if mask is None else self.positions[position])
         elif encoder.embed_positions is not None:
             x = x + encoder.embed_positions(tokens)
         if self.embedding_norm is not None:
@@ -64,13 +127,7 @@ class FusedEncoder:
         if mask is not None:
             x = x.masked_fill(padding[:, :, None], 0)
         x = self._run_batch_invariant(x, padding) if self.engine.batch_invariant else self._run(x, mask)
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-        return {
-            "encoder_out": [x.transpose(0, 1)],
-            "encoder_padding_mask": [padding],
-            "encoder_embedding": [embedding],
-        }
+        return x if self.final_norm is None else self.final_norm(x), padding, embedding
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None

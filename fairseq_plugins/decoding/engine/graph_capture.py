@@ -3,13 +3,20 @@
 import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
+
+# Graphs that a model keeps; beyond, the one that was not used for longest goes.
+MAX_GRAPHS = 64
+# Uses of a shape before it is worth a capture, which costs several steps.
+EAGER_USES = 2
 
 # What a function returns that is captured.
 Outputs = tuple[Tensor | None, ...]
@@ -27,10 +34,14 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def capture_on_cuda(run: Run) -> Run:
+def capture_on_cuda(run: Run, **settings: Any) -> Run:
     """Capture a function that launches kernels, does not synchronise and reads and writes memory that stays.
 
     Follows https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+
+    Args:
+        run: the function.
+        settings: further arguments of `torch.cuda.graph`.
 
     Raises:
         RuntimeError: where the function cannot be captured.
@@ -46,7 +57,7 @@ def capture_on_cuda(run: Run) -> Run:
         main.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other in _captured_graphs), None)
-        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local", **settings):
             outputs = run()
     _captured_graphs.add(graph)
 
@@ -121,3 +132,78 @@ class Graphs:
             f"CUDA graphs {self.state}: {self.captures} captures, {self.dropped} dropped, "
             f"{self.replays} steps from graphs, {self.launched} launched"
         )
+
+
+@dataclass
+class _Graph:
+    """Inputs in memory that stays, and what runs the step on them; None before it is captured."""
+
+    inputs: tuple[Tensor | None, ...]
+    replay: Run | None = None
+
+
+class CapturedSteps:
+    """Graphs of steps by their shape. A shape is captured when it comes up again.
+
+    Args:
+        how: how steps are captured.
+    """
+
+    def __init__(self, how: Graphs) -> None:
+        self.how = how
+        self.graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self.uses: Counter[Hashable] = Counter()
+
+    def run(
+        self,
+        shape: Hashable,
+        make: Callable[[], Outputs],
+        fill: Callable[[Outputs], None],
+        step: Callable[[Outputs], Run],
+    ) -> Outputs:
+        """Run the graph of a shape, or the same operations one by one.
+
+        Args:
+            shape: of the step.
+            make: makes its inputs, in memory that stays.
+            fill: fills them.
+            step: returns the step on them; a capture may run it, too.
+        """
+        graph = self.graphs.pop(shape, None) or _Graph(make())
+        fill(graph.inputs)
+        run = step(graph.inputs)
+        self.uses[shape] += 1
+        if graph.replay is None and self.how.are_on and self.uses[shape] > EAGER_USES:
+            graph.replay = self._captured(run)
+        if graph.replay is None:
+            self.how.launched += 1
+            return run()
+        self.how.replays += 1
+        self.graphs[shape] = graph
+        if len(self.graphs) > MAX_GRAPHS:
+            oldest, _ = self.graphs.popitem(last=False)
+            self.how.dropped += 1
+            # With more shapes than graphs, most steps then run without one, instead of capturing all the time.
+            del self.uses[oldest]
+        return graph.replay()
+
+    def drop_all(self) -> None:
+        """Drop all graphs, because memory that they know has moved."""
+        self.how.dropped += len(self.graphs)
+        self.graphs.clear()
+
+    def _captured(self, run: Run) -> Run | None:
+        """Return the graph of a step, None where it cannot be captured."""
+        try:
+            replay = self.how.capture(run)
+        except RuntimeError as error:
+            memory = out_of_memory_in(error)
+            if memory is not None:
+                raise memory from None
+            if not cannot_be_captured(error):
+                raise
+            self.how.give_up(error)
+            self.graphs.clear()
+            return None
+        self.how.captures += 1
+        return replay

@@ -10,27 +10,21 @@ a sentence gives does not depend on how often a shape has come up.
 """
 
 import math
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder, cross_mask_of
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, Run, cannot_be_captured, out_of_memory_in
+from fairseq_plugins.decoding.engine.graph_capture import CapturedSteps, Graphs, Outputs, Run
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
 from fairseq_plugins.decoding.engine.shapes import Shape, rounded_up
 from fairseq_plugins.decoding.engine.weights import Precision
 
-# Graphs that a decoder keeps; beyond, the one that was not used for longest goes.
-MAX_GRAPHS = 64
 # Steps of so many rows (sentences times tokens) keep a device busy by themselves, and rounding them up is not free.
 MAX_ROWS = 2048
-# Uses of a shape before it is worth a capture, which costs several steps.
-EAGER_USES = 2
 _MIN_SLOTS = 64
 _MIN_SOURCE = 32
 
@@ -53,15 +47,6 @@ def cached_decoder(
 After = Callable[[Tensor, list[Tensor] | None, dict[str, Tensor]], Outputs]
 
 
-@dataclass
-class _Graph:
-    """Inputs in memory that stays, and what runs the step on them."""
-
-    numbers: Tensor
-    added: Tensor | None
-    replay: Run | None = None
-
-
 class GraphedDecoder(CachedDecoder):
     """A `CachedDecoder` whose steps have rounded shapes, and are captured when a shape comes up again.
 
@@ -78,9 +63,7 @@ class GraphedDecoder(CachedDecoder):
         self, decoder: nn.Module, engine: Engine, graphs: Graphs, vocabulary: Tensor | None = None, beam: int = 1
     ) -> None:
         super().__init__(decoder, engine, vocabulary, beam)
-        self.how = graphs
-        self.graphs: OrderedDict[Shape, _Graph] = OrderedDict()
-        self.uses: Counter[Shape] = Counter()
+        self.steps = CapturedSteps(graphs)
         # One piece of memory per purpose, as large as the largest shape needs; every shape begins where it begins.
         self.buffers: dict[str, Tensor] = {}
         # What is in them, with the rows that are padding; and `cache` and sizes as they were left there: it is another
@@ -182,7 +165,7 @@ class GraphedDecoder(CachedDecoder):
             after=key,
         )
         if shape.rows * shape.width > MAX_ROWS:
-            self.how.launched += 1
+            self.steps.how.launched += 1
             exact = {name: torch.cat(parts, dim=1) for name, parts in given.items()}
             return self._compute(after, exact, layout, with_states, mask_inputs, added)
         pieces = []
@@ -190,7 +173,7 @@ class GraphedDecoder(CachedDecoder):
             pieces += parts
             missing = sizes[name] - sum(part.size(1) for part in parts)
             pieces += [self.column(0, rows).expand(-1, missing)] if missing else []
-        outputs = self._prepared(shape, after, pieces, mask_inputs, added)()
+        outputs = self._run_shape(shape, after, pieces, mask_inputs, added)
         hidden, stacked, *others = outputs
         assert hidden is not None
         real: tuple[slice, ...] = (slice(rows),)
@@ -199,66 +182,45 @@ class GraphedDecoder(CachedDecoder):
         stacked = None if stacked is None else stacked[(slice(None), *real)]
         return hidden[real], stacked, *(None if value is None else value[:rows] for value in others)
 
-    def _prepared(
+    def _run_shape(
         self,
         shape: Shape,
         after: After | None,
         pieces: list[Tensor],
         mask_inputs: MaskInputs | FixedInputs | None,
         added: Tensor | None,
-    ) -> Run:
-        """What runs the step of a shape on these inputs: its graph, or the same operations one by one."""
+    ) -> Outputs:
+        """Run the step of a shape on these inputs."""
         self._move_in(shape)
         if mask_inputs is not None:
             self._feed(shape, mask_inputs)
         rows = pieces[0].size(0)
-        graph = self.graphs.pop(shape, None)
-        if graph is None:
+
+        def make() -> Outputs:
             width = sum(size for _, size in shape.numbers)
             additions = None if added is None else added.new_zeros(shape.rows, shape.added, added.size(2))
-            graph = _Graph(pieces[0].new_zeros(shape.rows, width), additions)
-        # Beyond these rows stands what earlier steps were given, which is valid for rows that do not count.
-        torch.cat(pieces, dim=1, out=graph.numbers[:rows])
-        if added is not None:
-            assert graph.added is not None
-            graph.added[:rows, : added.size(1)] = added
-        run = self._step_of(shape, graph, after, mask_inputs is not None)
-        self.uses[shape] += 1
-        if graph.replay is None and self.how.are_on and self.uses[shape] > EAGER_USES:
-            graph.replay = self._captured(run)
-        if graph.replay is None:
-            self.how.launched += 1
-            return run
-        self.how.replays += 1
-        self.graphs[shape] = graph
-        if len(self.graphs) > MAX_GRAPHS:
-            oldest, _ = self.graphs.popitem(last=False)
-            self.how.dropped += 1
-            # With more shapes than graphs, most steps then run without one, instead of capturing all the time.
-            del self.uses[oldest]
-        return graph.replay
+            return pieces[0].new_zeros(shape.rows, width), additions
 
-    def _captured(self, run: Run) -> Run | None:
-        """The graph of a step, None where it cannot be captured. Its inputs are filled in: capturing may run it."""
-        try:
-            replay = self.how.capture(run)
-        except RuntimeError as error:
-            memory = out_of_memory_in(error)
-            if memory is not None:
-                raise memory from None
-            if not cannot_be_captured(error):
-                raise
-            self.how.give_up(error)
-            self.graphs.clear()
-            return None
-        self.how.captures += 1
-        return replay
+        def fill(inputs: Outputs) -> None:
+            numbers, additions = inputs
+            assert numbers is not None
+            # Beyond these rows stands what earlier steps were given, which is valid for rows that do not count.
+            torch.cat(pieces, dim=1, out=numbers[:rows])
+            if added is not None:
+                assert additions is not None
+                additions[:rows, : added.size(1)] = added
 
-    def _step_of(self, shape: Shape, graph: _Graph, after: After | None, has_masks: bool) -> Run:
+        return self.steps.run(
+            shape, make, fill, lambda inputs: self._step_of(shape, inputs, after, mask_inputs is not None)
+        )
+
+    def _step_of(self, shape: Shape, given: Outputs, after: After | None, has_masks: bool) -> Run:
         """The step of a shape as a function of memory that stays."""
         # No two lengths are known to be equal, and the longest is the longest for which there is room.
         span = Span(-1, shape.capacity - shape.width)
-        inputs = shape.by_name(graph.numbers)
+        numbers, added = given
+        assert numbers is not None
+        inputs = shape.by_name(numbers)
         lengths = inputs["lengths"][:, 0]
         layout: Chain | BeamLayout = Chain(lengths, span, shape.width, inputs.get("visible"))
         if shape.beam:
@@ -268,7 +230,7 @@ class GraphedDecoder(CachedDecoder):
         def run() -> Outputs:
             real, self._state = self._state, self.whole
             try:
-                outputs = self._compute(after, inputs, layout, shape.states, mask_inputs, graph.added)
+                outputs = self._compute(after, inputs, layout, shape.states, mask_inputs, added)
             finally:
                 self._state = real
             # Not in the memory that graphs share, where another one would overwrite it.
@@ -347,7 +309,6 @@ class GraphedDecoder(CachedDecoder):
         """Memory for one purpose in this shape; whenever it has to grow, graphs that know the old place are gone."""
         size = math.prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
-            self.how.dropped += len(self.graphs)
-            self.graphs.clear()
+            self.steps.drop_all()
             self.buffers[name] = like.new_zeros(size)
         return self.buffers[name][:size].view(shape)

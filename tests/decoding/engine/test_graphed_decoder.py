@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.decoding.engine import graphed_decoder
+from fairseq_plugins.decoding.engine import graph_capture, graphed_decoder
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs, Outputs, capture_on_cuda
 from fairseq_plugins.decoding.engine.graph_capture import Run as Launch
@@ -132,7 +133,7 @@ def graphing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, **limits: int)
     The compiled kernels of the CPU cannot be recorded, and are not what runs on a GPU.
     """
     for name, value in limits.items():
-        monkeypatch.setattr(graphed_decoder, name, value)
+        monkeypatch.setattr(graph_capture if hasattr(graph_capture, name) else graphed_decoder, name, value)
     return Engine(graphs=Graphs(recorder, "cpu"))
 
 
@@ -178,7 +179,7 @@ def check(
         ]
         assert all(isinstance(decoder, GraphedDecoder) for decoder in decoders(graphed))
         assert not engine.graphs.failed
-        assert all(len(decoder.graphs) <= graphed_decoder.MAX_GRAPHS for decoder in decoders(graphed))
+        assert all(len(decoder.steps.graphs) <= graph_capture.MAX_GRAPHS for decoder in decoders(graphed))
     return recorder
 
 
@@ -347,7 +348,8 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
         generator, _ = make_generator([verifier], task, options, drafter, max_len_b=12, engine=engine, **search)
         for seed in range(2):
             generator.generate([], make_sample(task, [5, 30, 2, 9, 14], seed))
-        captures.append(recorder.captures)
+        (encoder,) = generator.backend.method.verifier.encoders
+        captures.append(recorder.captures - len(encoder.steps.graphs))
         shapes.append(set(seen))
     # The first run has launched all of them, the others have captured them.
     assert captures[0] == 0 < captures[2] <= captures[1] == len(seen)
@@ -402,7 +404,7 @@ def test_other_errors_are_seen_and_do_not_switch_graphs_off(
         return recorder(run)
 
     engine = Engine(graphs=Graphs(capture, "cpu"))
-    monkeypatch.setattr(graphed_decoder, "EAGER_USES", 0)
+    monkeypatch.setattr(graph_capture, "EAGER_USES", 0)
     generator, _ = make_generator([verifier], task, Options("greedy"), max_len_b=20, engine=engine)
     with pytest.raises(type(error), match=str(error)):
         generator.generate([], sample)
@@ -521,6 +523,10 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     steps = []
     step = CachedDecoder.step
     monkeypatch.setattr(CachedDecoder, "step", lambda self, *args, **kw: steps.append(self) or step(self, *args, **kw))
+    encode = FusedEncoder._encode
+    monkeypatch.setattr(
+        FusedEncoder, "_encode", lambda self, *args, **kw: steps.append(self) or encode(self, *args, **kw)
+    )
     task = make_task(60)
     verifier = make_transformer(task, 8)
     drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
@@ -584,13 +590,14 @@ def test_the_graph_that_was_not_used_for_longest_goes(monkeypatch: pytest.Monkey
     for size in (4, 1, 4, 2, 2, 1):
         generator.generate([], make_sample(task, [5] * size))
         (decoder,) = decoders(generator)
-        shapes.append([shape.batch for shape in decoder.graphs])
+        shapes.append([shape.batch for shape in decoder.steps.graphs])
     assert shapes == [[4], [4, 1], [1, 4], [4, 2], [4, 2], [2, 1]]
-    assert recorder.captures == 4
+    # Three of them are the encoder's, which meets the same batches once each.
+    assert recorder.captures == 4 + 3
     recorder.last = None
     gc.collect()
-    assert len(recorder.alive) == 2
-    assert {shape.batch for shape in decoder.uses} == {1, 2}
+    assert len(recorder.alive) == 2 + 2
+    assert {shape.batch for shape in decoder.steps.uses} == {1, 2}
 
 
 @pytest.mark.parametrize("fails_from", [1, 2, 4])
@@ -665,7 +672,7 @@ def test_cuda_graphs(drafter_options: dict[str, Any]) -> None:
         engine = Engine(graphs=Graphs(enabled=wanted))
         generator, _ = make_generator([verifier], task, Options("gad", 5), drafter, max_len_b=40, engine=engine)
         outputs.append([ids(generator.generate([], sample)) for sample in samples])
-        assert any(getattr(decoder, "graphs", None) for decoder in decoders(generator)) == wanted
+        assert any(decoder.steps.graphs for decoder in decoders(generator)) == wanted
         assert not engine.graphs.failed and (engine.graphs.captures > 0) == wanted
     assert outputs == [expected, expected]
 
