@@ -42,6 +42,7 @@ def fresh_log_probs(
     net_input = {"src_tokens": source, "src_lengths": torch.tensor([source.size(1)])}
     alone = NatDrafter(model, width, Engine(), DraftOptions(keep_log_probs=True))
     alone.start({"net_input": net_input}, encoder(**net_input))
+    alone.num_uncached = known.numel()
     length = known.numel() - 1
     log_probs = alone.draft(make_state(known[None], [length], length + width)).log_probs
     assert log_probs is not None
@@ -120,13 +121,13 @@ def test_accepted_tokens_are_cached(monkeypatch: pytest.MonkeyPatch, attention: 
     task = make_task(60)
     verifier, model = make_transformer(task, 3, ending=False), make_drafter(task, 4, drafter_attention=attention)
     drafter, widths = NatDrafter(model, 5, Engine()), []
-    step = drafter.decoder.step
+    step = drafter.decoder.cached.step
 
-    def spy(tokens: Tensor, *arguments: Any) -> Tensor:
+    def spy(tokens: Tensor, *arguments: Any, **named: Any) -> Tensor:
         widths.append(tokens.size(1))
-        return step(tokens, *arguments)
+        return step(tokens, *arguments, **named)
 
-    monkeypatch.setattr(drafter.decoder, "step", spy)
+    monkeypatch.setattr(drafter.decoder.cached, "step", spy)
     _, stats = decode([verifier], task, make_sample(task, [6]), drafter, max_len_b=30)
     before = [sum(stats[0].emitted[:index]) for index in range(len(widths))]
     gained = [1, *stats[0].emitted][: len(widths)]
@@ -143,13 +144,13 @@ def test_ragged_batches_run_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> 
     sample = make_sample(task, [6, 0, 9])
     outputs = ids(fairseq_greedy([verifier], task, sample, max_len_b=60))
     drafter, widths = CheckedDrafter(model, 5, outputs, verifier.encoder, 0), []
-    step = drafter.decoder.step
+    step = drafter.decoder.cached.step
 
-    def spy(tokens: Tensor, *arguments: Any) -> Tensor:
+    def spy(tokens: Tensor, *arguments: Any, **named: Any) -> Tensor:
         widths.append(tokens.size(1))
-        return step(tokens, *arguments)
+        return step(tokens, *arguments, **named)
 
-    monkeypatch.setattr(drafter.decoder, "step", spy)
+    monkeypatch.setattr(drafter.decoder.cached, "step", spy)
     _, stats = decode([verifier], task, sample, drafter, max_len_b=60)
     # While all three are active and none is near the limit.
     together = min(sentence.iterations for sentence in stats) - 3
