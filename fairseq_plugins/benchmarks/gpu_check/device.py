@@ -1,8 +1,9 @@
-"""Checks of the device's use: attention, synchronisations, graphs, idle time, memory."""
+"""Checks of the device's use: attention, synchronisations, graphs, kernels, idle time, memory."""
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from fairseq_plugins.benchmarks.gpu_check.environment import GAD, GREEDY, PASSES, Environment, decode
 from fairseq_plugins.benchmarks.gpu_check.report import Outcome, passed_if
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
+from fairseq_plugins.decoding.engine import fixed_shapes
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.engine.attention_backend import attention_seen
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
@@ -109,13 +111,9 @@ def idle_time(env: Environment) -> Outcome:
     numbers = bench.order[: max(1, env.sentences // 4)]
     for _ in range(PASSES):
         decode(bench, generator, numbers, 1)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] if env.is_gpu else []
-    with torch.profiler.profile(activities=activities) as recorded:
+    with _profiler(env) as recorded:
         milliseconds = env.milliseconds(lambda: decode(bench, generator, numbers, 1))
-    # Kernels only: operations include the time of their kernels.
-    kernels = [event for event in recorded.key_averages() if event.device_type.name == "CUDA"]
-    busy = sum(event.self_device_time_total for event in kernels if not event.is_user_annotation) / 1000
+    busy = sum(event.self_device_time_total for event in _kernels(recorded)) / 1000
     # Measured afterwards: a profile synchronises at every part.
     profile = Profile()
     profile.attach(generator)
@@ -125,6 +123,73 @@ def idle_time(env: Environment) -> Outcome:
     idle = 100 * (1 - min(1.0, busy / milliseconds))
     summary = f"batch 1, fp16 gad: the device is idle for {idle:.0f} % of the time (PyTorch's profiler counted along)"
     return passed_if(not env.is_gpu or busy > 0, summary, rows=rows, numbers={"idle_percent": idle})
+
+
+def iterations(env: Environment) -> Outcome:
+    """Count kernels of an iteration with PyTorch's profiler, and measure their time."""
+    bench, device = env.bench("--fp16"), torch.device(env.device)
+    rows = [["decoder", "batch", "iterations", "kernels per iteration", "ms of them", "the longest"]]
+    for contender in (GREEDY, GAD):
+        generator = bench.generator(contender)
+        for size in env.batch_sizes:
+            for _ in range(PASSES):
+                decode(bench, generator, bench.order[:size], size)
+            backend, sample = generator.backend, bench.session.batch(bench.dataset, bench.order[:size])
+            assert isinstance(backend, TorchBackend)
+            with torch.inference_mode(), exact_arithmetic(device), _profiler(env) as recorded:
+                count = sum(1 for _ in backend.advances(*generator.request(sample)))
+            kernels = sorted(_kernels(recorded), key=lambda event: -event.self_device_time_total)
+            launches = sum(event.count for event in kernels) / count
+            milliseconds = sum(event.self_device_time_total for event in kernels) / 1000 / count
+            longest = ", ".join(event.key[:40] for event in kernels[:3])
+            cells = [str(count), f"{launches:.0f}", f"{milliseconds:.3f}", longest]
+            rows.append([contender.name, str(size), *cells])
+    return passed_if(True, "encoding included: see the table", rows=rows)
+
+
+def _profiler(env: Environment) -> torch.profiler.profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] if env.is_gpu else []
+    return torch.profiler.profile(activities=activities)
+
+
+def _kernels(recorded: torch.profiler.profile) -> list[Any]:
+    """Return the kernels that ran: operations include the time of their kernels."""
+    events = recorded.key_averages()
+    return [event for event in events if event.device_type.name == "CUDA" and not event.is_user_annotation]
+
+
+def fixed_shapes_cost(env: Environment) -> Outcome:
+    """Time our product and attention, whose bits do not depend on the batch, beside PyTorch's."""
+    rows = [["fp16", "rows", "ours, ms", "PyTorch's, ms"]]
+    calls, device = 50 if env.is_gpu else 1, torch.device(env.device)
+    for batch, width in ((1, 1), (1, 26), (32, 1), (32, 26)):
+        x, weight = (torch.randn(shape, device=device).half() for shape in ((batch, width, 512), (2048, 512)))
+        query = torch.randn(batch, width, HEADS, HEAD_WIDTH, device=device).half()
+        cache = torch.randn(batch, 64, 2, HEADS, HEAD_WIDTH, device=device).half()
+        last = torch.full((batch, width), 63, device=device)
+        key, value = cache.permute(2, 0, 3, 1, 4)
+        mask = torch.zeros(batch, 1, width, 64, device=device).half()
+        pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+            "product": (partial(fixed_shapes.linear, x, weight, None), partial(F.linear, x, weight)),
+            "attention": (
+                partial(fixed_shapes.attention, query, cache, last),
+                partial(F.scaled_dot_product_attention, query.transpose(1, 2), key, value, attn_mask=mask),
+            ),
+        }
+        for name, functions in pairs.items():
+            times = []
+            for function in functions:
+                with torch.inference_mode(), exact_arithmetic(device):
+                    function()
+                    times.append(env.milliseconds(partial(_repeat, function, calls)) / calls)
+            rows.append([name, f"{batch} x {width}", *(f"{time:.4f}" for time in times)])
+    return passed_if(True, "see the table", rows=rows)
+
+
+def _repeat(function: Callable[[], object], calls: int) -> None:
+    for _ in range(calls):
+        function()
 
 
 def retirements(env: Environment) -> Outcome:

@@ -1,5 +1,12 @@
-"""Checks of token ids: equal to fairseq's in fp32, to our `greedy` in half precision, with and without graphs."""
+"""Checks of token ids and bits: fairseq's in fp32, our `greedy`'s in half precision, with and without graphs."""
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CONTENDERS, DRAFTER
 from fairseq_plugins.benchmarks.gpu_check.environment import (
     BEAM_1,
     GAD,
@@ -12,7 +19,8 @@ from fairseq_plugins.benchmarks.gpu_check.environment import (
 )
 from fairseq_plugins.benchmarks.gpu_check.report import Outcome, passed_if
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
-from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from fairseq_plugins.decoding.engine import fixed_shapes
+from fairseq_plugins.decoding.engine.graph_capture import Graphs, capture_on_cuda
 
 # The library may choose another product while a graph is captured.
 _FP32_DIFFERENCE = 1e-4
@@ -73,3 +81,67 @@ def half_equals_greedy(env: Environment) -> Outcome:
                 cells = [str(size), f"{same} of {len(expected)}", f"{difference:.1e}"]
                 rows.append([f"{contender.name} {kind}", *cells])
     return passed_if(good, "all identical" if good else "ids or scores differ", rows=rows)
+
+
+def all_decoders(env: Environment) -> Outcome:
+    """Compare all lossless decoders with fairseq's search in fp32: with both drafters, and some sentences at a time."""
+    lossless = [contender for contender in CONTENDERS if contender.lossless and contender.needs != BLOCKWISE]
+    drafting = [contender for contender in lossless if contender.needs == DRAFTER]
+    rows, good = [["decoder", "settings", "identical"]], True
+    for contenders, options in (
+        (lossless, []),
+        (lossless, ["--active-sentences", str(env.batch_sizes[1] // 2)]),
+        (drafting, ["--replay-drafter", "features"]),
+    ):
+        bench = env.bench(*options)
+        expected = {
+            contender.name: decode(bench, bench.generator(contender), bench.order, env.batch_sizes[1])
+            for contender in CONTENDERS
+            if contender.decoder == "beam"
+        }
+        for contender in bench.runnable(contenders):
+            output = decode(bench, bench.generator(contender), bench.order, env.batch_sizes[1])
+            same = same_ids(output, expected[contender.reference])
+            good &= same == len(output)
+            rows.append([contender.name, " ".join(options), f"{same} of {len(output)}"])
+    return passed_if(good, "all identical" if good else "ids differ", rows=rows)
+
+
+def bits(env: Environment) -> Outcome:
+    """Compare products and attention bit by bit: rows alone and among others, launched and captured."""
+    rows, good = [["precision", "operation", "rows", "equal"]], True
+    few = slice(0, 1), slice(6, 7), slice(2, 5)
+    for dtype in (torch.float16, torch.bfloat16):
+
+        def numbers(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.randn(*shape, device=env.device).to(dtype)
+
+        last = torch.randint(128, (7, 30), device=env.device)
+        product = partial(fixed_shapes.linear, weight=numbers(2048, 512), bias=numbers(2048))
+        operations: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+            "product": (product, (numbers(7, 30, 512),)),
+            "attention": (fixed_shapes.attention, (numbers(7, 30, 8, 64), numbers(7, 128, 2, 8, 64), last)),
+        }
+        for name, (function, values) in operations.items():
+            whole = function(*values)
+            equal = [torch.equal(function(*(value[part] for value in values)), whole[part]) for part in few]
+            if env.is_gpu:
+                replay = capture_on_cuda(lambda function=function, values=values: (function(*values),))  # type: ignore[misc]
+                equal += [torch.equal(captured, whole) for captured in replay() if captured is not None]
+            good &= all(equal)
+            rows.append([str(dtype).removeprefix("torch."), name, "7 x 30", f"{sum(equal)} of {len(equal)}"])
+    return passed_if(good, "equal bits" if good else "bits depend on the batch", rows=rows)
+
+
+def inputs_stay(env: Environment) -> Outcome:
+    """Decode with PyTorch's check that no graph reads freed memory; launched and replayed passes give equal scores."""
+    bench, good = env.bench("--fp16"), True
+    for contender in (GREEDY, GAD):
+        generator = bench.generator(contender)
+        graphs = graphs_of(generator)
+        assert graphs is not None
+        if env.is_gpu:
+            graphs.capture = partial(capture_on_cuda, check_input_liveness=True)
+        first, *others = [decode(bench, generator, bench.order, env.batch_sizes[1]) for _ in range(PASSES)]
+        good &= all(output == first for output in others)
+    return passed_if(good, "no freed memory read, equal in all passes" if good else "passes differ")
