@@ -64,6 +64,16 @@ def test_a_stage_has_to_write_its_output(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (2, "error: try: out was not written\n")
 
 
+def test_the_reader_of_the_output_may_end(tmp_path: Path) -> None:
+    """`| head` prints no traceback."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [*COMMAND, "stage", "out", "make it", "log", "true"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_an_unknown_program_is_one_line(tmp_path: Path) -> None:
     result = run(tmp_path, "log", "log", "no-such-program")
     assert result.returncode == 2 and result.stderr.startswith("error: no-such-program: no such program; ")

@@ -135,6 +135,9 @@ def main(argv: Sequence[str]) -> int:
         if error.log:
             show_end(error.log)
         return error.status
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         if error.filename is None:
             raise
