@@ -83,15 +83,15 @@ class NativeBackend:
         if self.method.on_batch is not None:
             self.method.on_batch(sample)
         inputs = sample["net_input"]
-        encoded = embedding = padding = None
+        encoded = embedding = None
         source = inputs["src_tokens"]
         if self.encoder is not None:
             output = self.encoder(inputs)
             encoded = output["encoder_out"][0].transpose(0, 1).contiguous()
             embedding = output["encoder_embedding"][0].contiguous() if output.get("encoder_embedding") else None
-            masks = output["encoder_padding_mask"]
-            padding = masks[0].contiguous() if masks else encoded.new_zeros(encoded.shape[:2], dtype=torch.bool)
             source = _tokens_of(source, encoded)
+            if output["encoder_padding_mask"]:
+                source = source.masked_fill(output["encoder_padding_mask"][0], constraints.pad)
         self.module.set_threads(torch.get_num_threads())
         self.kernels.begin(
             source.contiguous(),
@@ -106,7 +106,6 @@ class NativeBackend:
             prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
             encoded=encoded,
             embedding=embedding,
-            padding=padding,
         )
 
     def _decoded(self) -> Decoded:

@@ -44,14 +44,14 @@ class Call:
         self.sample = make_sample(self.task, [5, 0, 9])
         symbols = {"pad": PAD, "unk": UNK, "eos": EOS, "first_token": EOS}
         limits = {"min_len": 1, "max_len": 12, "unk_penalty": 0.0, "temperature": 1.0}
-        nothing = {"prefix": None, "encoded": None, "embedding": None, "padding": None}
+        nothing = {"prefix": None, "encoded": None, "embedding": None}
         self.batch = {"source": self.sample["net_input"]["src_tokens"], **symbols, **limits, **nothing}
 
     def encoded(self, **changes: Any) -> "Call":
         """With sources that PyTorch has encoded, changed like this."""
         sources = (3, 10, 16)
         arrays = {"encoded": torch.zeros(sources), "embedding": torch.zeros(sources)}
-        self.batch |= {**arrays, "padding": self.batch["source"] == PAD, **changes}
+        self.batch |= {**arrays, **changes}
         return self
 
     def made(self) -> Any:
@@ -200,13 +200,10 @@ def test_sources_outside_of_the_vocabulary(make: Callable[[], Call], token: int)
 
 ENCODED_FLAWS: list[tuple[dict[str, Any], str]] = [
     ({"encoded": torch.zeros(3, 10, 12), "embedding": None}, "other encoded sources"),
-    ({"padding": None}, "other encoded sources"),
     ({"encoded": torch.zeros(2, 10, 16)}, "another size"),
     ({"encoded": torch.zeros(3, 9, 16)}, "another size"),
     ({"embedding": torch.zeros(3, 9, 16)}, "another size"),
-    ({"padding": torch.zeros(3, 9, dtype=torch.bool)}, "another size"),
-    ({"padding": torch.zeros(2, 10, dtype=torch.bool)}, "another size"),
-    ({"padding": torch.ones(3, 10, dtype=torch.bool)}, "a source has no token"),
+    ({"source": torch.full((3, 10), PAD)}, "a source has no token"),
     ({"encoded": torch.zeros(10, 16)}, "incompatible"),
     ({"encoded": torch.zeros(3, 10, 16, device="meta")}, "incompatible"),
 ]

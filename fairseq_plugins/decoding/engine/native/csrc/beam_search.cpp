@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
-#include <mutex>
+#include <numeric>
 #include <stdexcept>
 
 #include "kernels.h"
+#include "queue.h"
 
 namespace spec_dec {
 namespace {
@@ -19,55 +19,40 @@ struct ScoredToken {
     int64_t token;
 };
 
-// The best `wanted` tokens of a row, in no order; of equal ones those with the lower numbers.
+bool is_better(const ScoredToken& a, const ScoredToken& b) {
+    return a.score != b.score ? a.score > b.score : a.token < b.token;
+}
+
+// The best `wanted` tokens of a row, of equal ones those with the lower numbers; a heap with the worst in front.
 struct BestTokens {
-    bool takes(float score, int64_t token) const {
-        if (size < wanted) return score > NOTHING;
-        return score > least || (score == least && token < entries[lowest].token);
+    void begin(size_t new_wanted) {
+        wanted = new_wanted;
+        entries.clear();
     }
 
-    void add(float score, int64_t token) {
-        if (size < wanted) {
-            entries[size++] = {score, token};
-            if (size < wanted) return;
+    // Tokens with this score or less have no place.
+    float least() const { return entries.size() < wanted ? NOTHING : entries[0].score; }
+
+    void add(const ScoredToken& token) {
+        if (entries.size() < wanted) {
+            entries.push_back(token);
+        } else if (is_better(token, entries[0])) {
+            std::pop_heap(entries.begin(), entries.end(), is_better);
+            entries.back() = token;
         } else {
-            entries[lowest] = {score, token};
+            return;
         }
-        // Of equal ones the last token goes first.
-        lowest = 0;
-        for (int64_t i = 1; i < wanted; ++i) {
-            const bool is_later = entries[i].score == entries[lowest].score && entries[i].token > entries[lowest].token;
-            if (entries[i].score < entries[lowest].score || is_later) lowest = i;
-        }
-        least = entries[lowest].score;
+        std::push_heap(entries.begin(), entries.end(), is_better);
     }
 
     // Adds the best of `count` scores of the tokens from `token` on; tokens come in their order.
     void look_through(const float* scores, int64_t count, int64_t token) {
-        const auto next = [&](int64_t begin) { return kernels().first_above(scores, begin, count, least); };
-        for (int64_t i = next(0); i < count; i = next(i + 1)) add(scores[i], token + i);
+        const auto next = [&](int64_t begin) { return kernels().first_above(scores, begin, count, least()); };
+        for (int64_t i = next(0); i < count; i = next(i + 1)) add({scores[i], token + i});
     }
 
-    int64_t wanted;
-    ScoredToken* entries;  // [wanted]
-    int64_t size = 0, lowest = 0;
-    float least = NOTHING;  // of those that are kept, once there are enough
-};
-
-// The best tokens of several rows.
-class BestOfRows {
-public:
-    void begin(int64_t rows, int64_t wanted) {
-        memory.resize(rows * wanted);
-        best.clear();
-        for (int64_t row = 0; row < rows; ++row) best.push_back({wanted, memory.data() + row * wanted});
-    }
-
-    BestTokens& operator[](int64_t row) { return best[row]; }
-
-private:
-    std::vector<ScoredToken> memory;
-    std::vector<BestTokens> best;
+    size_t wanted = 0;
+    std::vector<ScoredToken> entries;
 };
 
 struct Candidate {
@@ -80,7 +65,7 @@ struct Candidate {
     }
 };
 
-// A sentence on its way, with `beam` hypotheses.
+// An unfinished sentence, with `beam` hypotheses.
 struct Sentence {
     int64_t number = 0, length = 0;
     std::vector<int64_t> last, tokens, ancestors;  // [beam], [beam][columns] twice
@@ -122,8 +107,8 @@ public:
         }
         place_of.assign(batch.sentences(), 0);
         for (size_t index = 0; index < active.size(); ++index) place_of[active[index].number] = index;
-        decoder.run_beams(
-            rows, [&](int64_t row) { return active[place_of[row / beam]].ancestors.data() + row % beam * columns; });
+        decoder.run(rows, {}, {},
+                    [&](int64_t row) { return active[place_of[row / beam]].ancestors.data() + row % beam * columns; });
         score_rows();
         size_t row = 0;
         for (size_t index = 0; index < active.size(); ++index) {
@@ -146,13 +131,16 @@ private:
     std::vector<std::vector<Hypothesis>>& outputs;
     Rows rows;
     std::vector<size_t> of_row, place_of;
-    BestOfRows best, found;          // of each row; of each row and part of the vocabulary
-    std::vector<float> normalizers;  // of each row
+    std::vector<BestTokens> best, found;  // of each row; of each row and part of the vocabulary
+    std::vector<float> normalizers;       // of each row
 
-    int64_t wanted() const { return std::min(2 * beam, batch.limits.vocabulary - 1); }
+    // Has `count` empty lists.
+    void begin(std::vector<BestTokens>& lists, int64_t count) const {
+        if (static_cast<int64_t>(lists.size()) < count) lists.resize(count);
+        for (BestTokens& list : lists) list.begin(std::min(2 * beam, batch.limits.vocabulary - 1));
+    }
 
-    // The best tokens after every row. Only some hundred scores of a row are there at a time: of a row their sum is
-    // needed, and the best few.
+    // Finds the best tokens after every row. Only CHUNK scores of a row are held at a time.
     void score_rows() {
         const Limits& limits = batch.limits;
         const int64_t count = rows.size(), vocabulary = limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
@@ -161,8 +149,8 @@ private:
         const int64_t products = count * model.projection->products();
         const int64_t parts =
             std::max<int64_t>(1, std::min({threads::available(), chunks, products / threads::MIN_PRODUCTS}));
-        found.begin(parts * count, wanted());
-        const auto score = [&](int64_t part) {
+        begin(found, parts * count);
+        threads::run(parts, [&](int64_t part) {
             thread_local Floats memory;
             float* values = at_least(memory, count * CHUNK);
             for (int64_t chunk = part * chunks / parts; chunk < (part + 1) * chunks / parts; ++chunk) {
@@ -171,25 +159,18 @@ private:
                 model.projection->run_outputs(rows.x.data(), count, first, last, {values, size});
                 for (int64_t r = 0; r < count; ++r) {
                     float* here = values + r * size;
-                    if (limits.temperature != 1) {
-                        for (int64_t i = 0; i < size; ++i) here[i] /= limits.temperature;
-                    }
+                    apply_temperature(here, size, limits);
                     const float top = kernels().highest(here, size);
                     highest[r * chunks + chunk] = top;
                     sums[r * chunks + chunk] = kernels().sum_exponentials(here, size, top);
                     BestTokens& own = found[part * count + r];
-                    if (limits.unk_penalty >= 0 && !(top > own.least)) continue;
-                    constrain(here, begin, begin + size, rows.sentence[r] / beam, rows.position[r]);
+                    if (limits.unk_penalty >= 0 && !(top > own.least())) continue;
+                    constrain(here, begin, begin + size, limits, rows.sentence[r] / beam, rows.position[r]);
                     own.look_through(here, size, begin);
                 }
             }
-        };
-        if (parts == 1) {
-            score(0);
-        } else {
-            threads::run(parts, score);
-        }
-        best.begin(count, wanted());
+        });
+        begin(best, count);
         normalizers.resize(count);
         for (int64_t r = 0; r < count; ++r) {
             const float top = *std::max_element(&highest[r * chunks], &highest[r * chunks] + chunks);
@@ -203,42 +184,18 @@ private:
                     "the model's scores are not numbers (NaN): its weights or activations overflow");
             }
             for (int64_t part = 0; part < parts; ++part) {
-                const BestTokens& own = found[part * count + r];
-                for (int64_t i = 0; i < own.size; ++i) {
-                    const auto& [value, token] = own.entries[i];
-                    if (best[r].takes(value, token)) best[r].add(value, token);
-                }
+                for (const ScoredToken& token : found[part * count + r].entries) best[r].add(token);
             }
         }
     }
 
-    // Takes scores of the tokens `begin` .. `end` away that are not allowed at a position.
-    void constrain(float* scores, int64_t begin, int64_t end, int64_t sentence, int64_t position) const {
-        const Limits& limits = batch.limits;
-        const auto at = [&](int64_t token) { return begin <= token && token < end ? scores + token - begin : nullptr; };
-        if (float* unk = at(limits.unk)) *unk -= limits.unk_penalty;
-        const int64_t given = limits.forced(sentence, position);
-        const int64_t only = given >= 0 ? given : position >= limits.max_len ? limits.eos : -1;
-        if (only >= 0) {
-            const float* kept = at(only);
-            const float score = kept ? *kept : NOTHING;
-            std::fill(scores, scores + (end - begin), NOTHING);
-            if (float* to = at(only)) *to = score;
-            return;
-        }
-        if (float* pad = at(limits.pad)) *pad = NOTHING;
-        float* eos = at(limits.eos);
-        if (eos && limits.is_too_early(position)) *eos = NOTHING;
-    }
-
-    // What ends, and what goes on. Of the candidates, the best first, those that end among the first `beam` are
-    // outputs; the first `beam` that do not end go on.
+    // Ends and continues hypotheses. Of the sorted candidates, those that end among the first `beam` are outputs, and
+    // the first `beam` that do not end go on.
     void advance(Sentence& sentence, size_t first_row, size_t last_row) {
         std::vector<Candidate> candidates;
         for (size_t r = first_row; r < last_row; ++r) {
             const auto parent = static_cast<int64_t>(r - first_row);
-            for (int64_t i = 0; i < best[r].size; ++i) {
-                const auto& [score, token] = best[r].entries[i];
+            for (const auto& [score, token] : best[r].entries) {
                 candidates.push_back({score - normalizers[r] + sentence.scores[parent], token, parent});
             }
         }
@@ -258,7 +215,7 @@ private:
             const bool is_end = candidates[i].token == batch.limits.eos && candidates[i].score > NOTHING && !is_ignored;
             if (is_end && i < static_cast<size_t>(beam)) {
                 has_end = true;
-                put_out(sentence, candidates[i]);
+                finish(sentence, candidates[i]);
             }
             (is_end || is_ignored ? late : going).push_back(candidates[i]);
         }
@@ -271,11 +228,11 @@ private:
         const size_t alive = going.size();
         going.insert(going.end(), late.begin(), late.end());
         for (int64_t i = 0; i < beam; ++i) sentence.ignored[i] = static_cast<size_t>(i) >= alive;
-        follow(sentence, going);
+        reorder(sentence, going);
     }
 
-    // Writes down a hypothesis that ends, unless there are enough.
-    void put_out(const Sentence& sentence, const Candidate& end) {
+    // Adds a finished hypothesis to the outputs, unless there are enough.
+    void finish(const Sentence& sentence, const Candidate& end) {
         std::vector<Hypothesis>& found = outputs[sentence.number];
         if (static_cast<int64_t>(found.size()) == beam) return;
         Hypothesis hypothesis;
@@ -290,8 +247,8 @@ private:
         found.push_back(std::move(hypothesis));
     }
 
-    // Every row becomes that of the hypothesis which it continues; what comes next is its own.
-    void follow(Sentence& sentence, const std::vector<Candidate>& chosen) {
+    // Gives every row the ancestors of the hypothesis that it continues.
+    void reorder(Sentence& sentence, const std::vector<Candidate>& chosen) {
         const int64_t next = ++sentence.length;
         std::vector<int64_t> ancestors(beam * next);
         std::vector<float> scores(beam);
@@ -322,44 +279,23 @@ std::vector<std::vector<Hypothesis>> BeamSearch::run(Batch& batch, const Budget&
     steps.assign(count, 0);
     if (count == 0) return outputs;
     const int64_t most = std::max<int64_t>(1, std::min(budget.rows_together / beam, (count + workers - 1) / workers));
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> has_failed{false};
-    std::mutex failing;
-    std::exception_ptr failure;
-    const auto decode = [&](int64_t number) {
+    std::vector<int64_t> waiting(count);
+    std::iota(waiting.begin(), waiting.end(), 0);
+    Queue queue(std::move(waiting));
+    const double began = seconds_now();
+    queue.run(workers, [&](int64_t number) {
         Searching searching(*model, decoder, batch, beam, outputs);
         double checked = seconds_now();
-        try {
-            while (!has_failed) {
-                const int64_t room = most - static_cast<int64_t>(searching.active.size());
-                const int64_t begin = room > 0 ? next.fetch_add(room) : count;
-                if (begin < count) {
-                    std::vector<int64_t> fresh;
-                    for (int64_t b = begin; b < std::min(begin + room, count); ++b) fresh.push_back(b);
-                    decoder.read_sources(fresh);
-                    searching.admit(fresh);
-                }
-                if (searching.active.empty()) break;
-                searching.step(steps);
-                if (number == 0 && budget.check_signals && seconds_now() - checked > 0.05) {
-                    budget.check_signals();
-                    checked = seconds_now();
-                }
-            }
-        } catch (...) {
-            std::lock_guard<std::mutex> lock(failing);
-            if (!has_failed) failure = std::current_exception();
-            has_failed = true;
+        while (!queue.has_failed) {
+            const std::vector<int64_t> fresh = queue.take(most - static_cast<int64_t>(searching.active.size()));
+            decoder.read_sources(fresh);
+            searching.admit(fresh);
+            if (searching.active.empty()) break;
+            searching.step(steps);
+            budget.check(number, checked);
         }
-    };
-    const double began = seconds_now();
-    if (workers > 1) {
-        threads::run(workers, decode);
-    } else {
-        decode(0);
-    }
+    });
     seconds[VERIFY] += seconds_now() - began;
-    if (failure) std::rethrow_exception(failure);
     return outputs;
 }
 

@@ -77,29 +77,28 @@ static void by_sentence(const std::vector<int64_t>& sentence, int64_t beam, cons
     }
 }
 
-void Decoder::attend_source(size_t layer, const Rows& rows, const float* query, float* weights, float* out) const {
-    const int64_t width = model->width;
-    const int heads = model->layers[layer].heads;
-    by_sentence(rows.sentence, beam, [&](int64_t row, int64_t some) {
-        const int64_t b = rows.sentence[row] / beam;
-        int64_t last[MORE_ROWS];
-        std::fill_n(last, some, sources->length(b) - 1);
-        kernels().attend(some, query + row * width, width, source.at(layer, sources->begins[b]), source.row_size, last,
-                         heads, static_cast<int>(width) / heads, weights, out + row * width);
-    });
-}
-
-void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept) const {
+void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept,
+                  const std::function<const int64_t*(int64_t)>& ancestors) const {
     thread_local Floats weights_memory;
     const int64_t count = rows.size(), width = model->width;
     int64_t longest = 0;
     float* x = embed(rows, input, longest);
     float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
+    std::vector<const float*> keys(ancestors ? longest + FURTHER_KEYS : 0);
     const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
         for (int64_t row = 0; row < count; ++row) {
             std::copy_n(qkv + row * 3 * width + width, 2 * width, slot(layer, rows.sentence[row], rows.position[row]));
         }
         const int heads = model->layers[layer].heads;
+        for (int64_t row = 0; ancestors && row < count; ++row) {
+            const int64_t own_row = rows.sentence[row], first = own_row - own_row % beam, length = rows.position[row];
+            const int64_t* ancestor = ancestors(own_row);
+            for (int64_t s = 0; s < length; ++s) keys[s] = slot(layer, first + ancestor[s], s);
+            std::fill_n(keys.begin() + length, FURTHER_KEYS, slot(layer, own_row, length));
+            kernels().attend_scattered(qkv + row * 3 * width, keys.data(), length + 1, heads,
+                                       static_cast<int>(width) / heads, weights, out + row * width);
+        }
+        if (ancestors) return;
         by_sentence(rows.sentence, 1, [&](int64_t row, int64_t some) {
             kernels().attend(some, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0), own.row_size,
                              rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, weights,
@@ -107,7 +106,14 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
         });
     };
     const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
-        attend_source(layer, rows, query, weights, out);
+        const int heads = model->layers[layer].heads;
+        by_sentence(rows.sentence, beam, [&](int64_t row, int64_t some) {
+            const int64_t b = rows.sentence[row] / beam;
+            int64_t last[MORE_ROWS];
+            std::fill_n(last, some, sources->length(b) - 1);
+            kernels().attend(some, query + row * width, width, source.at(layer, sources->begins[b]), source.row_size,
+                             last, heads, static_cast<int>(width) / heads, weights, out + row * width);
+        });
     };
     std::function<void(size_t, const float*)> keep;
     if (!kept.empty()) {
@@ -122,32 +128,6 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
         };
     }
     model->run(x, count, rows.position.data(), attend_self, attend_to_source, keep);
-}
-
-void Decoder::run_beams(Rows& rows, const std::function<const int64_t*(int64_t)>& ancestors) const {
-    thread_local Floats weights_memory;
-    const int64_t count = rows.size(), width = model->width;
-    int64_t longest = 0;
-    float* x = embed(rows, {}, longest);
-    float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
-    std::vector<const float*> keys(longest + FURTHER_KEYS);
-    const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
-        const int heads = model->layers[layer].heads;
-        for (int64_t row = 0; row < count; ++row) {
-            const int64_t own_row = rows.sentence[row], first = own_row - own_row % beam, length = rows.position[row];
-            float* here = slot(layer, own_row, length);
-            std::copy_n(qkv + row * 3 * width + width, 2 * width, here);
-            const int64_t* ancestor = ancestors(own_row);
-            for (int64_t s = 0; s < length; ++s) keys[s] = slot(layer, first + ancestor[s], s);
-            std::fill_n(keys.begin() + length, FURTHER_KEYS, here);
-            kernels().attend_scattered(qkv + row * 3 * width, keys.data(), length + 1, heads,
-                                       static_cast<int>(width) / heads, weights, out + row * width);
-        }
-    };
-    const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
-        attend_source(layer, rows, query, weights, out);
-    };
-    model->run(x, count, rows.position.data(), attend_self, attend_to_source, {});
 }
 
 }  // namespace spec_dec

@@ -40,11 +40,10 @@ public:
     // Runs rows through the layers; states after the layers `kept` (0: before the first) go to rows.states.
     //
     // input(row, x): writes the embedding of a row, without position, instead of its token's; may be empty.
-    void run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept) const;
-
-    // Runs one row for each hypothesis; rows.sentence is its cache row. A hypothesis reads slot `s` from row
-    // ancestors(cache row)[s] of its sentence.
-    void run_beams(Rows& rows, const std::function<const int64_t*(int64_t)>& ancestors) const;
+    // ancestors(cache row): in beam search, where rows.sentence is the cache row of a hypothesis, the rows of its
+    // sentence [slots] from which it reads earlier slots; may be empty.
+    void run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept,
+             const std::function<const int64_t*(int64_t)>& ancestors = {}) const;
 
     // Returns the keys and values of a slot; `row` is the cache row: the sentence, in beam search the hypothesis.
     float* slot(int64_t layer, int64_t row, int64_t position) const { return own.at(layer, row * capacity + position); }
@@ -52,8 +51,6 @@ public:
 private:
     // Embeds the rows into rows.x; sets `longest` to the most slots or source tokens that a row attends to.
     float* embed(Rows& rows, const std::function<void(int64_t, float*)>& input, int64_t& longest) const;
-    void attend_source(size_t layer, const Rows& rows, const float* query, float* weights, float* out) const;
-
     std::shared_ptr<const Transformer> model;
     const Sources* sources = nullptr;
     KeyValues own, source;

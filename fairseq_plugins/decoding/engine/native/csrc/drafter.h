@@ -1,4 +1,4 @@
-// Who drafts: the interface that every drafter implements, and what it sees of a batch.
+// The interface that every drafter implements, and what it sees of a batch.
 //
 // A new drafter is one file (docs/adding-a-method.md). This header needs nothing of the library but other headers.
 
@@ -33,7 +33,7 @@ struct Batch {
     const int64_t* output(int64_t sentence) const { return tokens.data() + sentence * columns + 1; }
     int64_t last_token(int64_t sentence) const { return output(sentence)[lengths[sentence] - 1]; }
 
-    // Tokens that may stand before the limit.
+    // Output tokens before the limit is reached.
     int64_t left(int64_t sentence) const { return std::max<int64_t>(limits.max_len - lengths[sentence], 0); }
 
     // Begins the outputs of sources that have been read.
@@ -137,12 +137,12 @@ private:
     std::vector<float> survival;
 };
 
-// What a worker has in hand: some sentences, their drafts, and what the verifier said of them.
+// What a worker decodes: sentences, their drafts, and what the verifier returned.
 struct Work {
     explicit Work(Batch& batch) : batch(batch) {}
 
     Batch& batch;
-    std::vector<int64_t> active;  // numbers of the sentences; everything below is by index in this
+    std::vector<int64_t> active;  // numbers of the sentences; what follows is by index in this
     Drafts drafts;
     Rows rows;                       // of the verification: of each sentence its last token and its draft
     std::vector<int64_t> first_row;  // of each sentence

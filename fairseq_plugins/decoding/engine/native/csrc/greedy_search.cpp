@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <mutex>
 #include <numeric>
 
@@ -12,7 +11,7 @@
 namespace spec_dec {
 namespace {
 
-// Of the sentences that are decoded together, this share is free before others come in: fewer at a time are slower.
+// Sentences are admitted once a quarter of those decoded together have ended: admitting fewer at a time is slower.
 constexpr int64_t REFILL_SHARE = 4;
 
 // Adds a measurement; of several the least counts.
@@ -24,7 +23,7 @@ void add_cost(CostTable& table, double size, double seconds) {
 }  // namespace
 
 GreedySearch::GreedySearch(std::shared_ptr<const Transformer> model, OutputHead head, std::shared_ptr<Drafter> drafter,
-                           std::shared_ptr<Acceptance> acceptance, std::shared_ptr<Policy> policy)
+                           std::shared_ptr<const Acceptance> acceptance, std::shared_ptr<Policy> policy)
     : model(model),
       verifier(model),
       head(std::move(head)),
@@ -63,23 +62,11 @@ void GreedySearch::run(Batch& batch, const Budget& budget) {
     // Every thread has its share of the sentences.
     const int64_t most = std::min(together(batch, budget), (count + workers - 1) / workers);
     Queue queue(std::move(waiting));
-    std::mutex failing;
-    std::exception_ptr failure;
-    std::atomic<bool> has_failed{false};
-    std::array<std::atomic<double>, PARTS> sums{};
-    const auto decode = [&](int64_t number) {
+    std::mutex summing;
+    queue.run(workers, [&](int64_t number) {
         Worker worker(*this, batch);
         std::vector<int64_t>& active = worker.active();
         double checked = seconds_now();
-        const auto iterate = [&] {
-            worker.iterate();
-            queue.offer(active);
-            // Python's signals are for the thread that called.
-            if (number == 0 && budget.check_signals && seconds_now() - checked > 0.05) {
-                budget.check_signals();
-                checked = seconds_now();
-            }
-        };
         // Takes up to `room` further sentences; those of an earlier run have begun.
         const auto refill = [&](int64_t room) {
             const std::vector<int64_t> sentences = queue.take(room);
@@ -88,48 +75,31 @@ void GreedySearch::run(Batch& batch, const Budget& budget) {
             if (!fresh.empty()) worker.admit(fresh, most);
             return !sentences.empty();
         };
-        try {
-            queue.begin();
-            if (budget.iterations < 0) {
-                do {
-                    while (!has_failed) {
-                        const int64_t room = most - static_cast<int64_t>(active.size());
-                        if (room * REFILL_SHARE >= most) refill(room);
-                        if (active.empty()) break;
-                        iterate();
-                    }
-                } while (queue.wait(active));
-            } else {
-                while (!has_failed && refill(most)) {
-                    for (int64_t i = 0; i < budget.iterations && !active.empty(); ++i) worker.iterate();
-                    active.clear();
+        queue.begin();
+        if (budget.iterations < 0) {
+            do {
+                while (!queue.has_failed) {
+                    const int64_t room = most - static_cast<int64_t>(active.size());
+                    if (room * REFILL_SHARE >= most) refill(room);
+                    if (active.empty()) break;
+                    worker.iterate();
+                    queue.offer(active);
+                    budget.check(number, checked);
                 }
+            } while (queue.wait(active));
+        } else {
+            while (refill(most)) {
+                for (int64_t i = 0; i < budget.iterations && !active.empty(); ++i) worker.iterate();
+                active.clear();
             }
-        } catch (...) {
-            std::lock_guard<std::mutex> lock(failing);
-            if (!has_failed) failure = std::current_exception();
-            has_failed = true;
-            active.clear();
-            std::vector<int64_t> rest;
-            while (budget.iterations < 0 && queue.wait(rest)) rest.clear();
         }
         worker.learn();
-        for (int part = 0; part < PARTS; ++part) {
-            for (double before = sums[part];
-                 !sums[part].compare_exchange_weak(before, before + worker.seconds[part]);) {
-            }
-        }
-    };
-    if (workers > 1) {
-        threads::run(workers, decode);
-    } else {
-        decode(0);
-    }
-    for (int part = 0; part < PARTS; ++part) seconds[part] += sums[part];
-    if (failure) std::rethrow_exception(failure);
+        std::lock_guard<std::mutex> lock(summing);
+        for (int part = 0; part < PARTS; ++part) seconds[part] += worker.seconds[part];
+    });
 }
 
-// Profiles the first iterations of a batch of made-up sources, with drafts half of whose tokens stand.
+// Profiles the first iterations of a batch of made-up sources, with drafts of which half the tokens are accepted.
 void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
     constexpr int64_t SOURCE = 24, LEAST = 3, MOST = 8;
     constexpr double SECONDS = 0.004;

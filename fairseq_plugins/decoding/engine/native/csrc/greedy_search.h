@@ -1,13 +1,12 @@
-// Greedy decoding of a batch: draft, verify in one pass, keep the longest prefix that may stand and the verifier's own
-// next token, repeat.
+// Greedy decoding of a batch: draft, verify in one pass, keep the longest accepted prefix and the verifier's own next
+// token, repeat.
 //
-// The sentences are independent. Each thread decodes its own ones and takes further ones as these end; a sentence that
-// has ended costs no row. Rows are packed: every sentence has as many as it has tokens to verify.
+// Sentences are independent. A thread decodes some of them and takes others as these end. Rows are packed: a sentence
+// has as many as it has tokens to verify, and none once it has ended.
 
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <functional>
 #include <memory>
 
@@ -27,18 +26,25 @@ struct OutputHead {
     SharedLinear expand, shrink;
 };
 
-// What runs of a batch: how long, and who may end it.
+// How much a call decodes, and what may interrupt it.
 struct Budget {
     int64_t iterations = -1;                        // of each sentence; below 0 for no end
     int64_t least_together = 1, rows_together = 1;  // sentences that a thread decodes together, or more with few rows
-    std::function<void()> check_signals;            // called now and then by the calling thread; may throw
+    std::function<void()> check_signals;            // may throw
+
+    // Calls `check_signals` now and then on the calling thread, which Python's signals are for.
+    void check(int64_t worker, double& checked) const {
+        if (worker != 0 || !check_signals || seconds_now() - checked <= 0.05) return;
+        check_signals();
+        checked = seconds_now();
+    }
 };
 
 class GreedySearch {
 public:
     // drafter, acceptance (exact) and policy (all that is drafted is verified) may be null.
     GreedySearch(std::shared_ptr<const Transformer> verifier, OutputHead head, std::shared_ptr<Drafter> drafter,
-                 std::shared_ptr<Acceptance> acceptance, std::shared_ptr<Policy> policy);
+                 std::shared_ptr<const Acceptance> acceptance, std::shared_ptr<Policy> policy);
 
     // Begins a batch whose sources have been read and encoded.
     void begin(Batch& batch);
@@ -62,7 +68,7 @@ private:
     Decoder verifier;
     const OutputHead head;
     const std::shared_ptr<Drafter> drafter;
-    const std::shared_ptr<Acceptance> acceptance;
+    const std::shared_ptr<const Acceptance> acceptance;
     const std::shared_ptr<Policy> policy;
 };
 

@@ -69,10 +69,7 @@ const Kernels*& in_use() {
 
 }  // namespace
 
-const Kernels& kernels() {
-    static const Kernels*& chosen = in_use();
-    return *chosen;
-}
+const Kernels& kernels() { return *in_use(); }
 
 std::vector<std::string> runnable_instruction_sets() {
     std::vector<std::string> names;

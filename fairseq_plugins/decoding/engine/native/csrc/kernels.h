@@ -51,9 +51,6 @@ struct Kernels {
     float (*highest)(const float* scores, int64_t size);
     int64_t (*first_above)(const float* scores, int64_t begin, int64_t size, float least);
     int64_t (*first_best)(const float* scores, int64_t size);
-
-    // to[size] += from[size].
-    void (*add)(const float* from, int64_t size, float* to);
 };
 
 // The kernels in use: at first the best that this processor runs.

@@ -6,45 +6,43 @@
 #include "kernels.h"
 
 namespace spec_dec {
-namespace {
 
-constexpr float FORBIDDEN = -std::numeric_limits<float>::infinity();
-
-void apply_temperature(float* scores, const Limits& limits) {
+void apply_temperature(float* scores, int64_t count, const Limits& limits) {
     if (limits.temperature == 1) return;
-    for (int64_t i = 0; i < limits.vocabulary; ++i) scores[i] /= limits.temperature;
+    for (int64_t i = 0; i < count; ++i) scores[i] /= limits.temperature;
 }
 
-}  // namespace
+void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, int64_t sentence, int64_t position) {
+    constexpr float FORBIDDEN = -std::numeric_limits<float>::infinity();
+    const auto at = [&](int64_t token) { return begin <= token && token < end ? scores + token - begin : nullptr; };
+    if (float* unk = at(limits.unk)) *unk -= limits.unk_penalty;
+    const int64_t only = limits.only(sentence, position);
+    if (only >= 0) {
+        float* kept = at(only);
+        const float score = kept ? *kept : FORBIDDEN;
+        std::fill(scores, scores + (end - begin), FORBIDDEN);
+        if (kept) *kept = score;
+        return;
+    }
+    if (float* pad = at(limits.pad)) *pad = FORBIDDEN;
+    float* eos = at(limits.eos);
+    if (eos && limits.is_too_early(position)) *eos = FORBIDDEN;
+}
 
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
-    apply_temperature(scores, limits);
+    apply_temperature(scores, limits.vocabulary, limits);
     const float shift = log_normalizer(scores, limits.vocabulary);
-    const int64_t given = limits.forced(sentence, position);
-    scores[limits.unk] -= limits.unk_penalty;
-    if (given >= 0) return {given, scores[given] - shift};
-    if (position >= limits.max_len) return {limits.eos, scores[limits.eos] - shift};
-    scores[limits.pad] = FORBIDDEN;
-    if (limits.is_too_early(position)) scores[limits.eos] = FORBIDDEN;
-    const int64_t best = kernels().first_best(scores, limits.vocabulary);
+    constrain(scores, 0, limits.vocabulary, limits, sentence, position);
+    const int64_t only = limits.only(sentence, position);
+    const int64_t best = only >= 0 ? only : kernels().first_best(scores, limits.vocabulary);
     return {best, scores[best] - shift};
 }
 
 void to_log_probs(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
-    apply_temperature(scores, limits);
+    apply_temperature(scores, limits.vocabulary, limits);
     const float shift = log_normalizer(scores, limits.vocabulary);
-    scores[limits.unk] -= limits.unk_penalty;
+    constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     for (int64_t i = 0; i < limits.vocabulary; ++i) scores[i] -= shift;
-    const int64_t given = limits.forced(sentence, position);
-    const int64_t only = given >= 0 ? given : position >= limits.max_len ? limits.eos : -1;
-    if (only >= 0) {
-        const float kept = scores[only];
-        std::fill_n(scores, limits.vocabulary, FORBIDDEN);
-        scores[only] = kept;
-        return;
-    }
-    scores[limits.pad] = FORBIDDEN;
-    if (limits.is_too_early(position)) scores[limits.eos] = FORBIDDEN;
 }
 
 }  // namespace spec_dec

@@ -26,12 +26,10 @@ struct Limits {
         return position < min_len && position >= (prefix_width < max_len ? prefix_width : max_len);
     }
 
-    // Whether a token is allowed.
-    bool allows(int64_t sentence, int64_t position, int64_t token) const {
+    // The only token that is allowed at a position: a given one, or EOS at the limit; -1 where several are.
+    int64_t only(int64_t sentence, int64_t position) const {
         const int64_t given = forced(sentence, position);
-        if (given >= 0) return token == given;
-        if (token == pad || (token == eos && is_too_early(position))) return false;
-        return position < max_len || token == eos;
+        return given >= 0 || position < max_len ? given : eos;
     }
 };
 
@@ -39,6 +37,12 @@ struct BestToken {
     int64_t token;
     float log_prob;  // NaN where scores are
 };
+
+// Divides scores by the temperature.
+void apply_temperature(float* scores, int64_t count, const Limits& limits);
+
+// Applies the unk penalty to scores of the tokens `begin` .. `end`, and sets those that are not allowed to -inf.
+void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, int64_t sentence, int64_t position);
 
 // The best allowed token. scores: [vocabulary] before softmax, divided by the temperature here.
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position);

@@ -30,6 +30,9 @@ struct Target {
     int64_t stride;
     Activation activation = Activation::NONE;
     bool add = false;
+
+    // For results from another row and output on.
+    Target at(int64_t row, int64_t output) const { return {to + row * stride + output, stride, activation, add}; }
 };
 
 class Linear {

@@ -37,12 +37,11 @@ void Path::check_drafter(const Transformer& drafter, int64_t vocabulary) const {
 
 void Path::choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& which,
                   const std::vector<int64_t>& last, Drafts& drafts) const {
-    thread_local Floats before_memory, added_memory, read_memory, gates_memory, recurrent_memory, state_memory;
+    thread_local Floats before_memory, read_memory, gates_memory, recurrent_memory, state_memory;
     const int64_t count = which.size(), size = ids.size();
     const int64_t rank = after ? after->inputs : 0, state_width = to_rank ? to_rank->inputs : 0,
                   gates = 3 * state_width;
     float* context = at_least(before_memory, count * rank);
-    float* added = at_least(added_memory, after ? count * size : 0);
     float *read = nullptr, *gate = nullptr, *recurrent = nullptr, *state = nullptr;
     if (to_rank) {
         read = at_least(read_memory, count * width * gates);
@@ -66,12 +65,14 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
             kernels().update_gru(gate, recurrent, count, static_cast<int>(state_width), state);
             to_rank->run(state, count, context, Activation::NONE, true);
         }
-        if (after) after->run(context, count, added);
+        if (after) {
+            const Target sums{scores + position * size, width * size, Activation::NONE, true};
+            after->run_outputs(context, count, 0, after->outputs, sums);
+        }
         any = false;
         for (int64_t n = 0; n < count; ++n) {
             if (!drafts.goes_on(which[n])) continue;
-            float* sums = scores + (n * width + position) * size;
-            if (after) kernels().add(added + n * size, size, sums);
+            const float* sums = scores + (n * width + position) * size;
             const int64_t best = kernels().first_best(sums, size);
             previous[n] = ids[best];
             const float probability =

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -13,15 +14,31 @@
 
 namespace spec_dec {
 
-// Sentences that wait for a worker, and those that a worker which has several hands to one which has none.
+// Sentences that wait for a worker, and those that a worker hands to an idle one.
 class Queue {
 public:
     explicit Queue(std::vector<int64_t> sentences) : waiting(std::move(sentences)) {}
 
-    // Up to `most` of the sentences that wait.
+    // Calls `work(number)` on some threads. Where one throws, the others stop, and the exception is thrown here.
+    template <typename Work>
+    void run(int64_t workers, const Work& work) {
+        std::exception_ptr failure;
+        threads::run(workers, [&](int64_t number) {
+            try {
+                work(number);
+            } catch (...) {
+                std::lock_guard<std::mutex> lock(mutex);
+                if (!has_failed) failure = std::current_exception();
+                has_failed = true;
+            }
+        });
+        if (failure) std::rethrow_exception(failure);
+    }
+
+    // Up to `most` of the sentences that wait; none where a worker has failed.
     std::vector<int64_t> take(int64_t most) {
         std::lock_guard<std::mutex> lock(mutex);
-        const int64_t count = std::min<int64_t>(most, waiting.size() - next);
+        const int64_t count = has_failed ? 0 : std::clamp<int64_t>(most, 0, waiting.size() - next);
         next += count;
         return {waiting.begin() + (next - count), waiting.begin() + next};
     }
@@ -39,12 +56,14 @@ public:
 
     void begin() { ++busy; }
 
-    // Waits for offered sentences; false when no worker has any left.
+    std::atomic<bool> has_failed{false};
+
+    // Waits for offered sentences; false where no worker has any left, or one has failed.
     bool wait(std::vector<int64_t>& active) {
         --busy;
         ++idle;
         bool found = false;
-        for (int looks = 0; !found && (is_full || busy > 0); ++looks) {
+        for (int looks = 0; !found && !has_failed && (is_full || busy > 0); ++looks) {
             if (!is_full) {
                 threads::pause_after(looks);
                 continue;

@@ -6,12 +6,20 @@
 
 namespace spec_dec {
 
-void Sources::read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad) {
+void Sources::read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad, int64_t dim,
+                   const float* given, const float* given_embedding) {
     begins.assign(1, 0);
     tokens.clear();
+    encoded.clear();
+    embedding.clear();
     for (int64_t b = 0; b < sentences; ++b) {
         for (int64_t i = b * width; i < (b + 1) * width; ++i) {
-            if (source[i] != pad) tokens.push_back(source[i]);
+            if (source[i] == pad) continue;
+            tokens.push_back(source[i]);
+            if (given) encoded.insert(encoded.end(), given + i * dim, given + (i + 1) * dim);
+            if (given_embedding) {
+                embedding.insert(embedding.end(), given_embedding + i * dim, given_embedding + (i + 1) * dim);
+            }
         }
         if (static_cast<int64_t>(tokens.size()) == begins.back()) throw std::invalid_argument("a source has no token");
         begins.push_back(tokens.size());
@@ -59,25 +67,6 @@ void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
         }
     };
     encoder.run(x, count, positions.data(), attend_self, {}, {});
-}
-
-void Sources::take(const int64_t* source, const float* given, const float* given_embedding, const uint8_t* padding,
-                   int64_t sentences, int64_t width, int64_t dim) {
-    begins.assign(1, 0);
-    tokens.clear();
-    encoded.clear();
-    embedding.clear();
-    for (int64_t b = 0; b < sentences; ++b) {
-        for (int64_t i = b * width; i < (b + 1) * width; ++i) {
-            if (padding[i]) continue;
-            tokens.push_back(source ? source[i] : 0);
-            encoded.insert(encoded.end(), given + i * dim, given + (i + 1) * dim);
-            if (!given_embedding) continue;
-            embedding.insert(embedding.end(), given_embedding + i * dim, given_embedding + (i + 1) * dim);
-        }
-        if (static_cast<int64_t>(tokens.size()) == begins.back()) throw std::invalid_argument("a source has no token");
-        begins.push_back(tokens.size());
-    }
 }
 
 }  // namespace spec_dec

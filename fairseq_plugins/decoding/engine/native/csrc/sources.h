@@ -20,8 +20,10 @@ struct Sources {
     int64_t rows() const { return begins.back(); }
     int64_t length(int64_t sentence) const { return begins[sentence + 1] - begins[sentence]; }
 
-    // Takes the tokens [sentences][width] that are not `pad`. Throws std::invalid_argument for an empty sentence.
-    void read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad);
+    // Takes the tokens [sentences][width] that are not `pad`, and their states and embeddings [sentences][width][dim]
+    // where another encoder has read them. Throws std::invalid_argument for an empty sentence.
+    void read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad, int64_t dim = 0,
+              const float* given = nullptr, const float* given_embedding = nullptr);
 
     // Has room for the tokens as `encoder` encodes them. Throws std::invalid_argument for a token outside of the
     // vocabulary.
@@ -29,11 +31,6 @@ struct Sources {
 
     // Encodes the sentences `first` .. `last`.
     void encode(const Transformer& encoder, int64_t first, int64_t last);
-
-    // Takes what another encoder returned for the tokens [sentences][width] that are not `padding`: states
-    // [sentences][width][dim], and embeddings or null.
-    void take(const int64_t* source, const float* encoded, const float* embedding, const uint8_t* padding,
-              int64_t sentences, int64_t width, int64_t dim);
 };
 
 // Calls `run(first, last)` for sentences that follow one another: products of more rows are faster.

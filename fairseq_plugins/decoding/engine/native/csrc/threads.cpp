@@ -103,6 +103,7 @@ int64_t available() { return is_inside ? 1 : limit.load(); }
 void pause_after(int looks) { looks < SPINS ? pause() : std::this_thread::yield(); }
 
 void run(int64_t parts, const std::function<void(int64_t)>& task) {
+    if (parts == 1) return task(0);
     Pool* own = nullptr;
     {
         std::lock_guard<std::mutex> lock(making);

@@ -15,7 +15,8 @@ void set(int64_t count);
 // How many threads a call may use; 1 inside of `run`, which is not divided further.
 int64_t available();
 
-// Calls task(0) .. task(parts - 1) on as many threads; one after the other where these are busy with another call.
+// Calls task(0) .. task(parts - 1) on as many threads; one after the other where these are busy with another call. A
+// single part may use several threads itself.
 void run(int64_t parts, const std::function<void(int64_t)>& task);
 
 // Waits a moment before another look at what a thread does; after many looks, lets that thread have this core.

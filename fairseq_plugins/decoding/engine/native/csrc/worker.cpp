@@ -126,7 +126,7 @@ void Worker::draft() {
     if (profiled_width) drafts.fill(batch.limits.pad);
 }
 
-// The given beginnings of outputs are their first drafts, even where they are empty.
+// Drafts the given prefixes (--prefix-size), also empty ones.
 void Worker::draft_prefix() {
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];
@@ -177,7 +177,7 @@ void Worker::project(const float* states, int64_t rows, float* to) {
     search.model->projection->run(states, rows, to);
 }
 
-// Predicts after some rows of every sentence at a time, as long as all of its draft stands.
+// Predicts the tokens after a few rows of every sentence at a time, until a drafted token is rejected.
 void Worker::predict_accepted() {
     const int64_t dim = search.model->width, vocabulary = search.model->projection->outputs;
     const int64_t together = search.model->projection->efficient_rows();
@@ -207,7 +207,7 @@ void Worker::predict_accepted() {
     }
 }
 
-// Predicts after every row, also where what was drafted does not stand.
+// Predicts the token after every row, also after rejected tokens.
 void Worker::predict_all() {
     const int64_t rows = work.rows.size(), vocabulary = search.model->projection->outputs, dim = search.model->width;
     const int64_t together = search.model->projection->efficient_rows();
@@ -223,14 +223,14 @@ void Worker::predict_all() {
         }
     });
     for (size_t index = 0; index < work.active.size(); ++index) {
-        for (bool stands = true; stands;) {
+        for (bool is_accepted = true; is_accepted;) {
             const BestToken& next = best[work.first_row[index] + work.gained[index]];
-            stands = emit(index, next.token, next.log_prob);
+            is_accepted = emit(index, next.token, next.log_prob);
         }
     }
 }
 
-// Chooses the tokens after `rows` rows of a sentence, as far as its draft stands; returns whether all of it does.
+// Chooses the tokens after `rows` rows of a sentence until one is rejected; returns whether none was.
 bool Worker::choose(size_t index, int64_t rows, float* row) {
     const int64_t b = work.active[index], vocabulary = search.model->projection->outputs;
     for (int64_t end = work.gained[index] + rows; work.gained[index] < end; row += vocabulary) {
@@ -244,8 +244,8 @@ bool Worker::choose(size_t index, int64_t rows, float* row) {
             const int64_t drafted = work.drafts.token(index, t), given = batch.limits.forced(b, position);
             // A given token may have no score.
             next.token = given >= 0 ? given : kernels().first_best(row, vocabulary);
-            const bool may_stand = drafted != next.token && row[drafted] > -HUGE_VALF;
-            if (may_stand && search.acceptance->accepts(row, vocabulary, t, drafted, next.token)) next.token = drafted;
+            const bool is_allowed = drafted != next.token && row[drafted] > -HUGE_VALF;
+            if (is_allowed && search.acceptance->accepts(row, vocabulary, t, drafted, next.token)) next.token = drafted;
             next.log_prob = row[next.token];
         } else {
             next = best_token(row, batch.limits, b, position);
@@ -255,7 +255,7 @@ bool Worker::choose(size_t index, int64_t rows, float* row) {
     return true;
 }
 
-// Adds a token to a sentence; returns whether it is the one that was drafted there, so that what follows counts.
+// Adds a token to a sentence; returns whether it equals the drafted one, so that the following ones count.
 bool Worker::emit(size_t index, int64_t token, float log_prob) {
     const int64_t b = work.active[index], t = work.gained[index]++,
                   place = b * batch.columns + batch.lengths[b] + t + 1;

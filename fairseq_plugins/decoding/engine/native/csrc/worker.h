@@ -1,4 +1,4 @@
-// What one thread does for some sentences of a batch: iterations of the loop.
+// Iterations of the loop for the sentences of one thread.
 
 #pragma once
 
@@ -17,7 +17,7 @@ public:
     // Takes sentences that have no output yet. `share`: sentences that a call has together.
     void admit(const std::vector<int64_t>& sentences, int64_t share);
 
-    // One iteration of the sentences in hand; takes those out that have ended.
+    // One iteration of the active sentences; removes those that have ended.
     void iterate();
 
     // Hands what was counted over to the policy.
@@ -26,7 +26,7 @@ public:
     std::vector<int64_t>& active() { return work.active; }
 
     PartSeconds seconds{};
-    std::optional<int64_t> profiled_width;  // while costs are profiled: tokens of a draft; half of them stand
+    std::optional<int64_t> profiled_width;  // while costs are profiled: tokens of a draft; half are accepted
 
 private:
     void draft();

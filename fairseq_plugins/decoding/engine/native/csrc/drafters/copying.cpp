@@ -1,4 +1,4 @@
-// Copies texts from where the output is in them; the same rules as drafters/copying.py.
+// Copies texts after the position that matches the output, by the rules of drafters/copying.py.
 
 #include <cstdlib>
 #include <stdexcept>

@@ -37,7 +37,7 @@ SharedDrafter make_token_drafter(std::shared_ptr<const Transformer> model, std::
 // near.
 enum class Lookup { UNIQUE, RECENT, NEAREST };
 
-// Copies texts from where the output is in them.
+// Copies texts after the position that matches the output.
 class CopyDrafter final : public Drafter {
 public:
     // max_match: longer common suffixes count as this many tokens. width: the most tokens of a draft.

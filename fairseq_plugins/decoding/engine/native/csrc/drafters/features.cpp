@@ -4,22 +4,17 @@
 #include <stdexcept>
 
 #include "drafters.h"
-#include "mask_feed.h"
+#include "trained.h"
 
 namespace spec_dec {
 namespace {
 
-class FeatureDrafter final : public Drafter {
+class FeatureDrafter final : public TrainedDrafter {
 public:
     FeatureDrafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed, FeatureReading reading,
                    int64_t width)
-        : model(model),
-          decoder(model),
-          path(std::move(path)),
-          masks(std::move(feed)),
-          reading(std::move(reading)),
-          width(width) {
-        const int dim = model->width, count = static_cast<int>(model->layers.size());
+        : TrainedDrafter(std::move(model), std::move(path), std::move(feed), width), reading(std::move(reading)) {
+        const int dim = this->model->width, count = static_cast<int>(this->model->layers.size());
         const bool at_once = this->reading.projections.empty();
         const bool fits = this->reading.reader->outputs == (at_once ? 2 * count + 1 : count + 1) * dim &&
                           (at_once || static_cast<int>(this->reading.projections.size()) == count);
@@ -28,14 +23,11 @@ public:
         }
     }
 
-    int64_t max_width(const Batch&) const override { return width; }
     std::vector<int> layers_read() const override { return reading.layers; }
 
     void begin_batch(const Batch& batch) override {
         path.check_drafter(*model, batch.limits.vocabulary);
-        const int64_t capacity = batch.columns + width + 1;
-        decoder.begin(batch.sources, capacity);
-        masks.begin_batch(batch.sources, capacity);
+        begin_with(batch, batch.sources);
         newest.resize(batch.sentences() * model->width);
     }
 
@@ -43,42 +35,6 @@ public:
         decoder.read_sources(sentences);
         for (const int64_t b : sentences) std::fill_n(newest.begin() + b * model->width, model->width, 0.0f);
         for (const int64_t b : sentences) masks.at(b, 0);
-    }
-
-    void draft(Work& work) override {
-        thread_local Rows rows;
-        thread_local Floats scores_memory;
-        const Batch& batch = work.batch;
-        std::vector<size_t> which;
-        std::vector<int64_t> last;
-        int64_t longest = 0;
-        for (size_t index = 0; index < work.active.size(); ++index) {
-            if (!batch.is_drafted[work.active[index]] || !work.drafts.goes_on(index)) continue;
-            which.push_back(index);
-            last.push_back(batch.last_token(work.active[index]));
-            longest = std::max(longest, work.drafts.room_of(index));
-        }
-        if (which.empty()) return;
-        // The last token, then masks; each sees the accepted tokens and those before it.
-        rows.clear();
-        for (size_t n = 0; n < which.size(); ++n) {
-            const int64_t b = work.active[which[n]], length = batch.lengths[b];
-            for (int64_t t = 0; t < longest; ++t) rows.add(b, length + t, t == 0 ? last[n] : MASK);
-        }
-        const int64_t dim = model->width;
-        const auto input = [&](int64_t row, float* x) {
-            const int64_t b = rows.sentence[row];
-            if (rows.tokens[row] == MASK) {
-                std::copy_n(masks.at(b, rows.position[row]), dim, x);
-            } else {
-                model->embed(rows.tokens[row], x);
-            }
-            for (int64_t c = 0; c < dim; ++c) x[c] += newest[b * dim + c];
-        };
-        decoder.run(rows, input, {});
-        float* scores = at_least(scores_memory, rows.size() * model->projection->outputs);
-        model->projection->run(rows.x.data(), rows.size(), scores);
-        path.choose(scores, rows.x.data(), longest, which, last, work.drafts);
     }
 
     void observe(const Work& work) override {
@@ -127,15 +83,20 @@ public:
         }
     }
 
-private:
-    static constexpr int64_t MASK = -1;
+protected:
+    // The last token, then masks; each sees the accepted tokens and those before it.
+    void add_rows(const Batch& batch, int64_t sentence, int64_t longest, Rows& rows) override {
+        const int64_t length = batch.lengths[sentence];
+        rows.add(sentence, length, batch.last_token(sentence));
+        for (int64_t t = 1; t < longest; ++t) rows.add(sentence, length + t, MASK);
+    }
 
-    const std::shared_ptr<const Transformer> model;
-    Decoder decoder;
-    const Path path;
-    MaskInputs masks;
+    void add_to_input(int64_t sentence, float* x) const override {
+        for (int64_t c = 0; c < model->width; ++c) x[c] += newest[sentence * model->width + c];
+    }
+
+private:
     const FeatureReading reading;
-    const int64_t width;
     Floats newest;  // [B][D], what the newest token adds to the next input
 };
 

@@ -1,4 +1,3 @@
-#include <array>
 #include <limits>
 
 #include "products.h"
@@ -7,7 +6,6 @@ namespace spec_dec {
 namespace SPEC_DEC_ISA {
 namespace {
 
-constexpr int PANEL = Linear::PANEL;
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
 // Turns scores of one row into weights: softmax over the slots up to `last`, 0 for later ones. After the slots there is
@@ -77,8 +75,9 @@ void score_slots(const float* query, int64_t query_stride, const float* keys, in
 }
 
 template <int ROWS>
-void attend_rows(const float* query, int64_t query_stride, const float* key_values, int64_t stride, const int64_t* last,
-                 int heads, int width, float* weights, float* out) {
+__attribute__((noinline)) void attend_rows(const float* query, int64_t query_stride, const float* key_values,
+                                           int64_t stride, const int64_t* last, int heads, int width, float* weights,
+                                           float* out) {
     constexpr int OUTPUTS = ROWS == 1 ? std::min(8, LANES) : OUTPUTS_OF<ROWS>;
     const int64_t total = static_cast<int64_t>(heads) * width;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
@@ -92,13 +91,6 @@ void attend_rows(const float* query, int64_t query_stride, const float* key_valu
         weigh<ROWS, 4>(weights, row_stride, slots, keys + total, stride, 0, width, out + head * width, total);
     }
 }
-
-using AttendRows = void (*)(const float*, int64_t, const float*, int64_t, const int64_t*, int, int, float*, float*);
-template <int... COUNTS>
-constexpr std::array<AttendRows, sizeof...(COUNTS)> attend_table(std::integer_sequence<int, COUNTS...>) {
-    return {attend_rows<COUNTS + 1>...};
-}
-constexpr auto ATTEND_ROWS = attend_table(std::make_integer_sequence<int, MORE_ROWS>());
 
 // Scores of a query for LANES keys that stand anywhere.
 __attribute__((always_inline)) inline void score_keys(const float* query, const float* const* keys, int64_t offset,
@@ -134,7 +126,9 @@ __attribute__((always_inline)) inline void weigh_values(const float* weights, in
 
 void attend(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
             const int64_t* last, int heads, int width, float* weights, float* out) {
-    ATTEND_ROWS[rows - 1](query, query_stride, key_values, slot_stride, last, heads, width, weights, out);
+    with_count<MORE_ROWS>(rows, [&](auto count) {
+        attend_rows<count>(query, query_stride, key_values, slot_stride, last, heads, width, weights, out);
+    });
 }
 
 void attend_scattered(const float* query, const float* const* key_values, int64_t slots, int heads, int width,

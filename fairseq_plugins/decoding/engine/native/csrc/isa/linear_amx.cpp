@@ -15,31 +15,20 @@ namespace SPEC_DEC_ISA {
 
 namespace {
 
-constexpr int PANEL = Linear::PANEL;
-
 class TileLinear final : public Linear {
 public:
     explicit TileLinear(const Weight& weight)
-        : Linear(weight.inputs, weight.outputs, weight.bias), blocks(weight.inputs / amx::INPUTS) {
-        const int64_t panels = (outputs + PANEL - 1) / PANEL;
-        numbers.resize(panels * inputs * PANEL);
-        const auto* from = static_cast<const float*>(weight.numbers);
-        for (int64_t output = 0; output < outputs; ++output) {
-            uint16_t* panel = numbers.data() + output / PANEL * inputs * PANEL + output % PANEL * 2;
-            for (int64_t i = 0; i < inputs; ++i) {
-                const __m128i half =
-                    _mm_cvtps_ph(_mm_set_ss(from[output * inputs + i] * amx::WEIGHT_SCALE), _MM_FROUND_TO_NEAREST_INT);
-                panel[i / 2 * PANEL * 2 + i % 2] = static_cast<uint16_t>(_mm_extract_epi16(half, 0));
-            }
-        }
-    }
+        : Linear(weight.inputs, weight.outputs, weight.bias),
+          blocks(weight.inputs / amx::INPUTS),
+          numbers(in_panels<uint16_t, 2>(weight, [](int64_t, float number) {
+              const __m128i half = _mm_cvtps_ph(_mm_set_ss(number * amx::WEIGHT_SCALE), _MM_FROUND_TO_NEAREST_INT);
+              return static_cast<uint16_t>(_mm_extract_epi16(half, 0));
+          })) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
         const amx::Rows parts(x, rows, inputs);
-        share_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
-            const Target own{target.to + begin - first, target.stride, target.activation, target.add};
-            multiply(parts, rows, begin, end, own);
-        });
+        share_outputs(*this, rows, first, last, 1,
+                      [&](int begin, int end) { multiply(parts, rows, begin, end, target.at(0, begin - first)); });
     }
 
     int64_t efficient_rows() const override { return 2 * amx::ROWS; }
@@ -62,26 +51,25 @@ private:
                     amx::multiply_more(x.group(group), x.group(group + 1), {weight, panels, blocks}, sums, LINE);
                 }
                 for (int64_t r = 0; r < some; ++r) {
-                    float* to = target.to + (row + r) * target.stride + from - begin;
-                    finish_sums(sums + r * TOGETHER, count, bias_at(from), target, to);
+                    finish_sums(sums + r * TOGETHER, count, bias_at(from), target.at(row + r, from - begin));
                 }
             }
         }
     }
 
-    static void finish_sums(float* sums, int columns, const float* bias, const Target& target, float* to) {
+    static void finish_sums(float* sums, int columns, const float* bias, const Target& target) {
         const int whole = is_simple(target) ? columns / LANES * LANES : 0;
         for (int c = 0; c < whole; c += LANES) {
             finish_vector(load(sums + c) * amx::RESULT_SCALE, bias ? bias + c : nullptr,
-                          target.activation == Activation::RELU, target.add, to + c);
+                          target.activation == Activation::RELU, target.add, target.to + c);
         }
         if (whole == columns) return;
         for (int c = whole; c < columns; ++c) sums[c] *= amx::RESULT_SCALE;
-        finish(sums + whole, columns - whole, nullptr, bias ? bias + whole : nullptr, target, to + whole);
+        finish(sums + whole, columns - whole, nullptr, bias ? bias + whole : nullptr, target.at(0, whole));
     }
 
     const int64_t blocks;
-    std::vector<uint16_t> numbers;  // [outputs / 16][inputs / 2][16][2] in float16, times WEIGHT_SCALE
+    const std::vector<uint16_t> numbers;  // [outputs / 16][inputs / 2][16][2] in float16, times WEIGHT_SCALE
 };
 
 }  // namespace

@@ -1,32 +1,15 @@
 // Products of float32 rows: weights in panels (float32, float16) or in rows (float32, int8).
 
-#include <array>
-
 #include "products.h"
 
 namespace spec_dec {
 namespace SPEC_DEC_ISA {
 namespace {
 
-constexpr int PANEL = Linear::PANEL;
-
-// Numbers of a weight, [outputs / 16][inputs][16], the last panel filled up with zeros.
-template <typename Number, typename Convert>
-std::vector<Number> in_panels(const Weight& weight, const Convert& convert) {
-    const auto* from = static_cast<const float*>(weight.numbers);
-    const int64_t inputs = weight.inputs, panels = (weight.outputs + PANEL - 1) / PANEL;
-    std::vector<Number> numbers(panels * inputs * PANEL);
-    for (int64_t output = 0; output < weight.outputs; ++output) {
-        Number* to = numbers.data() + output / PANEL * inputs * PANEL + output % PANEL;
-        for (int64_t i = 0; i < inputs; ++i) to[i * PANEL] = convert(from[output * inputs + i]);
-    }
-    return numbers;
-}
-
 // A block of panels that stays in the nearest cache for all rows, by ROWS rows.
 template <typename Number, int ROWS>
-void panels_by_rows(const Number* weight, const float* bias, int inputs, const float* x, int outputs,
-                    const Target& target) {
+__attribute__((noinline)) void panels_by_rows(const Number* weight, const float* bias, int inputs, const float* x,
+                                              int outputs, const Target& target) {
     constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL];
@@ -47,7 +30,7 @@ void panels_by_rows(const Number* weight, const float* bias, int inputs, const f
         };
         multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, put);
         for (int r = 0; !is_plain && r < ROWS; ++r) {
-            finish(result[r], PANELS * PANEL, nullptr, own_bias, target, target.to + r * target.stride + begin);
+            finish(result[r], PANELS * PANEL, nullptr, own_bias, target.at(r, begin));
         }
     }
     for (; begin < outputs; begin += PANEL) {
@@ -55,20 +38,10 @@ void panels_by_rows(const Number* weight, const float* bias, int inputs, const f
         multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL,
                                  [&](int row, int v, Vector sums) { store(result[row] + v * LANES, sums); });
         for (int r = 0; r < ROWS; ++r) {
-            finish(result[r], columns, nullptr, bias ? bias + begin : nullptr, target,
-                   target.to + r * target.stride + begin);
+            finish(result[r], columns, nullptr, bias ? bias + begin : nullptr, target.at(r, begin));
         }
     }
 }
-
-template <typename Number>
-using PanelsByRows = void (*)(const Number*, const float*, int, const float*, int, const Target&);
-template <typename Number, int... COUNTS>
-constexpr std::array<PanelsByRows<Number>, sizeof...(COUNTS)> panels_table(std::integer_sequence<int, COUNTS...>) {
-    return {panels_by_rows<Number, COUNTS + 1>...};
-}
-template <typename Number>
-constexpr auto PANELS_BY_ROWS = panels_table<Number>(std::make_integer_sequence<int, MAX_ROWS>());
 
 // All rows with `outputs` outputs of a weight in panels, of which `weight` is the first.
 template <typename Number>
@@ -79,10 +52,9 @@ void multiply_in_panels(const Number* weight, const float* bias, int inputs, con
     const int block = PANEL * static_cast<int>(std::max(fitting, MIN_PANELS));
     for (int from = 0; from < outputs; from += block) {
         const int count = std::min(block, outputs - from);
-        in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t some) {
-            const Target own{target.to + row * target.stride + from, target.stride, target.activation, target.add};
-            PANELS_BY_ROWS<Number>[some - 1](weight + static_cast<int64_t>(from)* inputs, bias ? bias + from : nullptr,
-                                             inputs, x + row* inputs, count, own);
+        by_rows<MAX_ROWS>(rows, [&](int64_t row, auto some) {
+            panels_by_rows<Number, some>(weight + static_cast<int64_t>(from) * inputs, bias ? bias + from : nullptr,
+                                         inputs, x + row * inputs, count, target.at(row, from));
         });
     }
 }
@@ -95,9 +67,8 @@ public:
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
         share_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
-            const Target own{target.to + begin - first, target.stride, target.activation, target.add};
             multiply_in_panels(numbers.data() + static_cast<int64_t>(begin) * inputs, bias_at(begin), inputs, x, rows,
-                               end - begin, own);
+                               end - begin, target.at(0, begin - first));
         });
     }
 
@@ -107,17 +78,19 @@ private:
     const std::vector<Number> numbers;
 };
 
+float as_it_is(int64_t, float number) { return number; }
+
 // `outputs` outputs of a weight [outputs][inputs], for ROWS rows.
 template <typename Number, int ROWS>
-void outputs_by_rows(const Number* weight, const float* scale, const float* bias, int inputs, const float* x,
-                     int outputs, const Target& target) {
+__attribute__((noinline)) void outputs_by_rows(const Number* weight, const float* scale, const float* bias, int inputs,
+                                               const float* x, int outputs, const Target& target) {
     constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
     const int64_t size = inputs;
     float result[ROWS][LANES];
     const auto put = [&](int begin, int columns) {
         for (int r = 0; r < ROWS; ++r) {
-            finish(result[r], columns, scale ? scale + begin : nullptr, bias ? bias + begin : nullptr, target,
-                   target.to + r * target.stride + begin);
+            finish(result[r], columns, scale ? scale + begin : nullptr, bias ? bias + begin : nullptr,
+                   target.at(r, begin));
         }
     };
     int begin = 0;
@@ -132,15 +105,6 @@ void outputs_by_rows(const Number* weight, const float* scale, const float* bias
 }
 
 template <typename Number>
-using OutputsByRows = void (*)(const Number*, const float*, const float*, int, const float*, int, const Target&);
-template <typename Number, int... COUNTS>
-constexpr std::array<OutputsByRows<Number>, sizeof...(COUNTS)> outputs_table(std::integer_sequence<int, COUNTS...>) {
-    return {outputs_by_rows<Number, COUNTS + 1>...};
-}
-template <typename Number>
-constexpr auto OUTPUTS_BY_ROWS = outputs_table<Number>(std::make_integer_sequence<int, MORE_ROWS>());
-
-template <typename Number>
 class RowLinear final : public Linear {
 public:
     explicit RowLinear(const Weight& weight)
@@ -152,7 +116,7 @@ public:
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
         share_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
-            const Target own{target.to + begin - first, target.stride, target.activation, target.add};
+            const Target own = target.at(0, begin - first);
             if (packs_for_many_rows && rows >= MANY_ROWS) {
                 run_packed(x, rows, begin, end, own);
             } else {
@@ -172,12 +136,10 @@ private:
     void run_in_place(const float* x, int64_t rows, int begin, int end, const Target& target) const {
         for (int from = begin; from < end; from += MAX_OUTPUTS) {
             const int count = std::min(MAX_OUTPUTS, end - from);
-            in_parts(rows, MORE_ROWS, [&](int64_t row, int64_t some) {
-                const Target own{target.to + row * target.stride + from - begin, target.stride, target.activation,
-                                 target.add};
-                OUTPUTS_BY_ROWS<Number>[some - 1](numbers + static_cast<int64_t>(from)* inputs,
-                                                  scale.empty() ? nullptr : scale.data() + from, bias_at(from), inputs,
-                                                  x + row* inputs, count, own);
+            by_rows<MORE_ROWS>(rows, [&](int64_t row, auto some) {
+                outputs_by_rows<Number, some>(numbers + static_cast<int64_t>(from) * inputs,
+                                              scale.empty() ? nullptr : scale.data() + from, bias_at(from), inputs,
+                                              x + row * inputs, count, target.at(row, from - begin));
             });
         }
     }
@@ -188,9 +150,8 @@ private:
                 const int count = std::min(PACKED_OUTPUTS, end - from);
                 const Weight part{
                     numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
-                const std::vector<float> panels = in_panels<float>(part, [](float number) { return number; });
-                const Target own{target.to + from - begin, target.stride, target.activation, target.add};
-                multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, own);
+                const std::vector<float> panels = in_panels<float, 1>(part, as_it_is);
+                multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, target.at(0, from - begin));
             }
         }
     }
@@ -202,7 +163,7 @@ private:
 };
 
 #ifdef SPEC_DEC_FP16
-Half to_half(float number) {
+Half to_half(int64_t, float number) {
     return {static_cast<uint16_t>(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(number), _MM_FROUND_TO_NEAREST_INT), 0))};
 }
 #endif
@@ -214,10 +175,10 @@ std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat for
     if (format == WeightFormat::INT8_ROWS) return std::make_unique<RowLinear<int8_t>>(weight);
 #ifdef SPEC_DEC_FP16
     if (format == WeightFormat::FP16_PANELS) {
-        return std::make_unique<PanelLinear<Half>>(weight, in_panels<Half>(weight, to_half));
+        return std::make_unique<PanelLinear<Half>>(weight, in_panels<Half, 1>(weight, to_half));
     }
 #endif
-    return std::make_unique<PanelLinear<float>>(weight, in_panels<float>(weight, [](float number) { return number; }));
+    return std::make_unique<PanelLinear<float>>(weight, in_panels<float, 1>(weight, as_it_is));
 }
 
 }  // namespace SPEC_DEC_ISA

@@ -1,7 +1,5 @@
 // Products of rows rounded to int8 and int8 weights, [outputs / 16][inputs / 4][16][4].
 
-#include <array>
-
 #include "products.h"
 
 namespace spec_dec {
@@ -11,7 +9,7 @@ namespace SPEC_DEC_ISA {
 
 namespace {
 
-constexpr int PANEL = Linear::PANEL, INPUTS_AT_ONCE = 4;
+constexpr int INPUTS_AT_ONCE = 4;
 
 // Processors multiply unsigned by signed bytes. Inputs are rounded to -127 .. 127. With VNNI, which sums four products
 // in 32 bits, they are shifted to be positive. Without it their signs move to the weights, so that two products, at
@@ -83,8 +81,8 @@ struct Int8Weight {
 
 // `outputs` outputs of rounded rows, `size` bytes each, from the panel `first` on.
 template <int ROWS>
-void int8_by_rows(const Int8Weight& weight, const float* bias, int size, int first, int last, const uint8_t* x,
-                  const float* row_scales, const Target& target) {
+__attribute__((noinline)) void int8_by_rows(const Int8Weight& weight, const float* bias, int size, int first, int last,
+                                            const uint8_t* x, const float* row_scales, const Target& target) {
     constexpr int IN_PANEL = PANEL / LANES, PANELS = PANELS_OF<ROWS>, VECTORS = PANELS * IN_PANEL;
     const int64_t panel_bytes = static_cast<int64_t>(size) * PANEL, panels = (last + PANEL - 1) / PANEL;
     const auto multiply = [&](auto several, int64_t panel) {
@@ -113,8 +111,8 @@ void int8_by_rows(const Int8Weight& weight, const float* bias, int size, int fir
             for (int c = 0; c < COUNT * LANES; ++c) {
                 result[c] = (whole[c] - SHIFT * weight.sums[begin + c]) * row_scales[row];
             }
-            finish(result, columns, weight.scale.data() + begin, bias ? bias + begin : nullptr, target,
-                   target.to + row * target.stride + begin - first);
+            finish(result, columns, weight.scale.data() + begin, bias ? bias + begin : nullptr,
+                   target.at(row, begin - first));
         }
     };
     int64_t panel = first / PANEL;
@@ -122,35 +120,22 @@ void int8_by_rows(const Int8Weight& weight, const float* bias, int size, int fir
     for (; panel < panels; ++panel) multiply(std::integral_constant<int, IN_PANEL>(), panel);
 }
 
-using Int8ByRows = void (*)(const Int8Weight&, const float*, int, int, int, const uint8_t*, const float*,
-                            const Target&);
-template <int... COUNTS>
-constexpr std::array<Int8ByRows, sizeof...(COUNTS)> int8_table(std::integer_sequence<int, COUNTS...>) {
-    return {int8_by_rows<COUNTS + 1>...};
-}
-constexpr auto INT8_BY_ROWS = int8_table(std::make_integer_sequence<int, MAX_ROWS>());
-
 // Rounds the weight to int8, in 127 steps up to the largest weight of each output.
 Int8Weight rounded(const Weight& weight) {
-    const int64_t inputs = weight.inputs, outputs = weight.outputs, panels = (outputs + PANEL - 1) / PANEL;
-    const int64_t size = (inputs + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE;
-    Int8Weight result{std::vector<int8_t>(panels * size * PANEL), std::vector<float>(panels * PANEL),
-                      std::vector<int32_t>(panels * PANEL)};
-    const auto* numbers = static_cast<const float*>(weight.numbers);
-    for (int64_t output = 0; output < outputs; ++output) {
-        const float* from = numbers + output * inputs;
+    const int64_t inputs = weight.inputs, size = (weight.outputs + PANEL - 1) / PANEL * PANEL;
+    Int8Weight result{{}, std::vector<float>(size), std::vector<int32_t>(size)};
+    const auto* from = static_cast<const float*>(weight.numbers);
+    for (int64_t output = 0; output < weight.outputs; ++output) {
         float largest = 0;
-        for (int64_t i = 0; i < inputs; ++i) largest = std::max(largest, std::fabs(from[i]));
-        const float scale = result.scale[output] = largest > 0 ? largest / 127 : 1.0f / 127;
-        int8_t* panel = result.numbers.data() + output / PANEL * size * PANEL;
-        for (int64_t i = 0; i < inputs; ++i) {
-            const float steps = std::nearbyint(from[i] / scale);
-            const auto step = static_cast<int8_t>(std::min(std::max(steps, -127.0f), 127.0f));
-            panel[i / INPUTS_AT_ONCE * INPUTS_AT_ONCE * PANEL + output % PANEL * INPUTS_AT_ONCE + i % INPUTS_AT_ONCE] =
-                step;
-            result.sums[output] += step;
-        }
+        for (int64_t i = 0; i < inputs; ++i) largest = std::max(largest, std::fabs(from[output * inputs + i]));
+        result.scale[output] = largest > 0 ? largest / 127 : 1.0f / 127;
     }
+    result.numbers = in_panels<int8_t, INPUTS_AT_ONCE>(weight, [&](int64_t output, float number) {
+        const float steps = std::nearbyint(number / result.scale[output]);
+        const auto step = static_cast<int8_t>(std::min(std::max(steps, -127.0f), 127.0f));
+        result.sums[output] += step;
+        return step;
+    });
     return result;
 }
 
@@ -163,11 +148,10 @@ public:
         const RoundedRows rounded(x, rows, inputs);
         // int8 products take half the time of float32, or less.
         share_outputs(*this, rows, first, last, 2, [&](int begin, int end) {
-            in_parts(rows, MAX_ROWS, [&](int64_t row, int64_t some) {
-                const Target own{target.to + row * target.stride + begin - first, target.stride, target.activation,
-                                 target.add};
-                INT8_BY_ROWS[some - 1](weight, bias_at(0), rounded.size, begin, end,
-                                       rounded.numbers.data() + row * rounded.size, rounded.scales.data() + row, own);
+            by_rows<MAX_ROWS>(rows, [&](int64_t row, auto some) {
+                int8_by_rows<some>(weight, bias_at(0), rounded.size, begin, end,
+                                   rounded.numbers.data() + row * rounded.size, rounded.scales.data() + row,
+                                   target.at(row, begin - first));
             });
         });
     }

@@ -1,4 +1,4 @@
-// Products of a few rows in registers, and what becomes of them.
+// Products of a few rows in registers; their scale, bias and activation.
 
 #pragma once
 
@@ -23,8 +23,41 @@ constexpr int ACCUMULATORS = 24, MAX_ROWS = 12;
 constexpr int ACCUMULATORS = 12, MAX_ROWS = 6;
 #endif
 
+constexpr int PANEL = Linear::PANEL;
+
+// Calls `run` with an integral constant of the value of `count`, 1 to MOST.
+template <int MOST, typename Run>
+void with_count(int64_t count, const Run& run) {
+    if constexpr (MOST > 1) {
+        if (count < MOST) return with_count<MOST - 1>(count, run);
+    }
+    run(std::integral_constant<int, MOST>());
+}
+
+// Calls `run(row, count)` for parts of at most MOST rows; `count` is an integral constant.
+template <int MOST, typename Run>
+void by_rows(int64_t rows, const Run& run) {
+    in_parts(rows, MOST,
+             [&](int64_t row, int64_t some) { with_count<MOST>(some, [&](auto count) { run(row, count); }); });
+}
+
+// Numbers of a weight, [outputs / 16][inputs / GROUP][16][GROUP], filled up with zeros. convert(output, number).
+template <typename Number, int GROUP, typename Convert>
+std::vector<Number> in_panels(const Weight& weight, const Convert& convert) {
+    const auto* from = static_cast<const float*>(weight.numbers);
+    const int64_t size = (weight.inputs + GROUP - 1) / GROUP * GROUP, panels = (weight.outputs + PANEL - 1) / PANEL;
+    std::vector<Number> numbers(panels * size * PANEL);
+    for (int64_t output = 0; output < weight.outputs; ++output) {
+        Number* panel = numbers.data() + output / PANEL * size * PANEL + output % PANEL * GROUP;
+        for (int64_t i = 0; i < weight.inputs; ++i) {
+            panel[i / GROUP * GROUP * PANEL + i % GROUP] = convert(output, *from++);
+        }
+    }
+    return numbers;
+}
+
 // As many panels as have accumulators in registers: more for fewer rows.
-template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (Linear::PANEL / LANES))>
+template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES))>
 constexpr int PANELS_OF = FITTING >= 4   ? 4
                           : FITTING >= 2 ? 2
                                          : 1;
@@ -34,16 +67,15 @@ template <typename Run>
 void share_outputs(const Linear& layer, int64_t rows, int first, int last, int64_t speed, const Run& run) {
     // A single row waits for its weights, and takes as long as this many.
     constexpr int64_t WAITING_ROWS = 8;
-    const int64_t products = std::max(rows, WAITING_ROWS) * layer.inputs * Linear::PANEL / speed;
-    const int64_t panels = (last - first + Linear::PANEL - 1) / Linear::PANEL;
+    const int64_t products = std::max(rows, WAITING_ROWS) * layer.inputs * PANEL / speed;
+    const int64_t panels = (last - first + PANEL - 1) / PANEL;
     threads::share(panels, products, [&](int64_t begin, int64_t end) {
-        run(first + static_cast<int>(begin) * Linear::PANEL,
-            std::min(first + static_cast<int>(end) * Linear::PANEL, last));
+        run(first + static_cast<int>(begin) * PANEL, std::min(first + static_cast<int>(end) * PANEL, last));
     });
 }
 
 // Finishes `columns` products of one row, which are changed: scale, bias, activation, sum with what is there.
-void finish(float* products, int columns, const float* scale, const float* bias, const Target& target, float* to);
+void finish(float* products, int columns, const float* scale, const float* bias, const Target& target);
 
 // The same for a vector that is not scaled, with no activation or ReLU: most are, and in registers it costs nothing.
 __attribute__((always_inline)) inline void finish_vector(Vector sums, const float* bias, bool is_relu, bool add,
@@ -63,7 +95,7 @@ template <int ROWS, int PANELS, typename Number, typename Put>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
                                                            const Number* panels, int64_t panel_stride,
                                                            int64_t input_stride, const Put& put) {
-    constexpr int VECTORS = PANELS * Linear::PANEL / LANES, IN_PANEL = Linear::PANEL / LANES;
+    constexpr int VECTORS = PANELS * PANEL / LANES, IN_PANEL = PANEL / LANES;
     Vector sums[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < inputs; ++i) {
         const auto weight = [&](int v) {

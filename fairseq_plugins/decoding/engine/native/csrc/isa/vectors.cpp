@@ -16,24 +16,13 @@ void attend_scattered(const float* query, const float* const* key_values, int64_
 namespace {
 
 bool supports(WeightFormat format) {
-    switch (format) {
-        case WeightFormat::FP16_PANELS:
-#ifdef SPEC_DEC_FP16
-            return true;
-#else
-            return false;
+#ifndef SPEC_DEC_FP16
+    if (format == WeightFormat::FP16_PANELS) return false;
 #endif
-        case WeightFormat::INT8_PANELS:
-#ifdef SPEC_DEC_INT8
-            return true;
-#else
-            return false;
+#ifndef SPEC_DEC_INT8
+    if (format == WeightFormat::INT8_PANELS) return false;
 #endif
-        case WeightFormat::FP16_AMX_TILES:
-            return has_amx_tiles();
-        default:
-            return true;
-    }
+    return format != WeightFormat::FP16_AMX_TILES || has_amx_tiles();
 }
 
 std::unique_ptr<Linear> make_linear(const Weight& weight, WeightFormat format) {
@@ -139,16 +128,12 @@ int64_t first_best(const float* scores, int64_t size) {
     return i;
 }
 
-void add(const float* from, int64_t size, float* to) {
-    for (int64_t i = 0; i < size; ++i) to[i] += from[i];
-}
-
 float gelu(float x) { return 0.5f * x * (1 + std::erf(x * 0.70710678118654752f)); }
 float silu(float x) { return x / (1 + std::exp(-x)); }
 
 }  // namespace
 
-void finish(float* products, int columns, const float* scale, const float* bias, const Target& target, float* to) {
+void finish(float* products, int columns, const float* scale, const float* bias, const Target& target) {
     if (scale) {
         for (int c = 0; c < columns; ++c) products[c] *= scale[c];
     }
@@ -164,9 +149,9 @@ void finish(float* products, int columns, const float* scale, const float* bias,
         for (int c = 0; c < columns; ++c) products[c] = silu(products[c]);
     }
     if (target.add) {
-        for (int c = 0; c < columns; ++c) products[c] += to[c];
+        for (int c = 0; c < columns; ++c) products[c] += target.to[c];
     }
-    std::memcpy(to, products, columns * sizeof(float));
+    std::memcpy(target.to, products, columns * sizeof(float));
 }
 
 const Kernels& get_kernels() {
@@ -181,8 +166,7 @@ const Kernels& get_kernels() {
                                   &sum_exponentials,
                                   &highest,
                                   &first_above,
-                                  &first_best,
-                                  &add};
+                                  &first_best};
     return table;
 }
 

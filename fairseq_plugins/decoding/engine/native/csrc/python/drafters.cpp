@@ -77,16 +77,12 @@ void bind_drafters(nb::module_& m) {
             "vector"_a, "copy_attention"_a.none(), "positions"_a.none());
     m.def(
         "feature_drafter",
-        [](std::shared_ptr<Transformer> model, Path path, MaskFeed feed, std::vector<int> layers, SharedLinear reader,
-           std::vector<SharedLinear> projections,
+        [](std::shared_ptr<const Transformer> model, Path path, MaskFeed feed, std::vector<int> layers,
+           SharedLinear reader, std::vector<SharedLinear> projections,
            int64_t width) { return make_feature_drafter(model, path, feed, {layers, reader, projections}, width); },
         "model"_a, "path"_a, "feed"_a, "layers"_a, "reader"_a, "projections"_a, "width"_a);
-    m.def(
-        "token_drafter",
-        [](std::shared_ptr<Transformer> model, std::shared_ptr<Transformer> encoder, Path path, MaskFeed feed,
-           bool caches_prefix,
-           int64_t width) { return make_token_drafter(model, encoder, path, feed, caches_prefix, width); },
-        "model"_a, "encoder"_a.none(), "path"_a, "feed"_a, "caches_prefix"_a, "width"_a);
+    m.def("token_drafter", &make_token_drafter, "model"_a, "encoder"_a.none(), "path"_a, "feed"_a, "caches_prefix"_a,
+          "width"_a);
     nb::enum_<Lookup>(m, "Lookup")
         .value("UNIQUE", Lookup::UNIQUE)
         .value("RECENT", Lookup::RECENT)

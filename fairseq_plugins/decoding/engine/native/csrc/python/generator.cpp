@@ -11,7 +11,7 @@ namespace {
 class Generator {
 public:
     Generator(std::shared_ptr<Transformer> encoder, std::shared_ptr<Transformer> verifier, SharedLinear expand,
-              SharedLinear shrink, std::shared_ptr<Drafter> drafter, std::shared_ptr<Acceptance> acceptance,
+              SharedLinear shrink, std::shared_ptr<Drafter> drafter, std::shared_ptr<const Acceptance> acceptance,
               std::shared_ptr<Policy> policy, int64_t beam, int64_t least_together, int64_t rows_together)
         : encoder(std::move(encoder)),
           verifier(verifier),
@@ -34,7 +34,7 @@ public:
     // Begins a batch; see the docstring below.
     void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
                int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
-               const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding, const Maybe<bool, 2>& padding) {
+               const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding) {
         const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
         Limits& limits = batch.limits;
         limits = {verifier->projection->outputs, pad, unk, eos, min_len, max_len, unk_penalty, temperature, nullptr, 0};
@@ -57,15 +57,12 @@ public:
         const double began = seconds_now();
         if (encoded) {
             const auto dim = static_cast<int64_t>(encoded->shape(2));
-            require(padding.has_value() && dim == verifier->layers[0].cross_key_value->inputs, "other encoded sources");
-            require(encoded->shape(0) == source.shape(0) && padding->shape(0) == source.shape(0) &&
-                        encoded->shape(1) == padding->shape(1) && (!embedding || embedding->size() == encoded->size()),
+            require(dim == verifier->layers[0].cross_key_value->inputs, "other encoded sources");
+            require(encoded->shape(0) == source.shape(0) && encoded->shape(1) == source.shape(1) &&
+                        (!embedding || embedding->size() == encoded->size()),
                     "encoded sources of another size");
-            const bool has_tokens = encoded->shape(1) == source.shape(1);
-            batch.sources.take(has_tokens ? source.data() : nullptr, encoded->data(),
-                               embedding ? embedding->data() : nullptr,
-                               reinterpret_cast<const uint8_t*>(padding->data()), sentences,
-                               static_cast<int64_t>(encoded->shape(1)), dim);
+            batch.sources.read(source.data(), sentences, width, pad, dim, encoded->data(),
+                               embedding ? embedding->data() : nullptr);
         } else {
             require(encoder != nullptr, "a generator without encoder needs encoded sources");
             batch.sources.read(source.data(), sentences, width, pad);
@@ -178,13 +175,13 @@ void bind_generator(nb::module_& m) {
     nb::exception<std::domain_error>(m, "NothingMayEnd", PyExc_ValueError);
     nb::class_<Generator>(m, "Generator")
         .def(nb::init<std::shared_ptr<Transformer>, std::shared_ptr<Transformer>, SharedLinear, SharedLinear,
-                      std::shared_ptr<Drafter>, std::shared_ptr<Acceptance>, std::shared_ptr<Policy>, int64_t, int64_t,
-                      int64_t>(),
+                      std::shared_ptr<Drafter>, std::shared_ptr<const Acceptance>, std::shared_ptr<Policy>, int64_t,
+                      int64_t, int64_t>(),
              nb::kw_only(), "encoder"_a.none(), "verifier"_a, "expand"_a.none(), "shrink"_a.none(), "drafter"_a.none(),
              "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "least_together"_a, "rows_together"_a)
         .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
              "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "encoded"_a.none(),
-             "embedding"_a.none(), "padding"_a.none())
+             "embedding"_a.none())
         .def("run", &Generator::run, "iterations"_a = -1)
         .def("outputs", &Generator::outputs)
         .def("last_iteration", &Generator::last_iteration)
