@@ -30,7 +30,8 @@ def model_rows(folder: Path) -> list[list[str]]:
         if name == "blockwise" and not file.exists():
             continue
         weights = torch.load(file, map_location="cpu")["model"]
-        count = sum(value.numel() for value in weights.values() if value.is_floating_point())
+        # Tied weights share memory, and count once.
+        count = sum({w.data_ptr(): w.numel() for w in weights.values() if w.is_floating_point()}.values())
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         rows.append([file.name, f"{count / 1e6:.1f} M", f"{file.stat().st_size / 1e6:.1f} MB", f"`{digest}`"])
     return rows
