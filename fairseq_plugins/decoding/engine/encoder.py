@@ -18,15 +18,13 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
 from fairseq_plugins.decoding.engine.graph_capture import CapturedSteps, Outputs, Run
 from fairseq_plugins.decoding.engine.rows import may_have_padding
-from fairseq_plugins.decoding.engine.shapes import rounded_up
+from fairseq_plugins.decoding.engine.shapes import MAX_ROWS, rounded_up
 from fairseq_plugins.decoding.engine.weights import Precision, norm, quantized_layer, read_encoder_layer
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
 
-# Batches of so many tokens keep a device busy by themselves, and rounding them up is not free.
-MAX_TOKENS = 2048
 MIN_SOURCE = 32
 
 EncoderOut = dict[str, list[Tensor]]
@@ -64,7 +62,7 @@ class FusedEncoder:
         rows, width = tokens.shape
         shape = rounded_up(rows), rounded_up(width, MIN_SOURCE)
         has_positions = self.positions is not None and width <= len(self.positions)
-        if self.steps is not None and has_positions and math.prod(shape) <= MAX_TOKENS:
+        if self.steps is not None and has_positions and math.prod(shape) <= MAX_ROWS:
             x, padding, embedding = self._run_shape(shape, tokens)
         else:
             has_padding = may_have_padding(tokens == self.encoder.padding_idx)

@@ -20,11 +20,9 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import CapturedSteps, Graphs, Outputs, Run
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span
 from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
-from fairseq_plugins.decoding.engine.shapes import Shape, rounded_up
+from fairseq_plugins.decoding.engine.shapes import MAX_ROWS, Shape, rounded_up
 from fairseq_plugins.decoding.engine.weights import Precision
 
-# Steps of so many rows (sentences times tokens) keep a device busy by themselves, and rounding them up is not free.
-MAX_ROWS = 2048
 _MIN_SLOTS = 64
 _MIN_SOURCE = 32
 

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+# Rows (sentences times tokens) of a step beyond which its shape is kept: more rows keep a device busy by themselves,
+# and rounding them up costs time.
+MAX_ROWS = 2048
+
 
 @dataclass(frozen=True)
 class Shape:

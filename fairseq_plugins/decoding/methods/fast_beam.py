@@ -25,7 +25,7 @@ class BeamVerifier(ModelEnsemble):
         assert beams is not None
         layout = BeamLayout(state.lengths, state.span, beams.size, beams.beam_ancestors)
         is_plain = len(self.decoders) == 1 and limits.prefix is None and not limits.no_repeat_ngram_size
-        is_plain &= _has_enough(len(self.decoders[0].decoder.dictionary), beams.size)
+        is_plain &= _has_enough(len(decoder.decoder.dictionary), beams.size)
         if isinstance(decoder, GraphedDecoder) and is_plain:
             return self._verify_and_select(decoder, state, beams, layout)
         candidates = best_candidates(state, self.log_probs(state.last_tokens()[:, 0], layout))
