@@ -170,7 +170,7 @@ def continuation(text: Tensor, position: Tensor, found: Tensor, width: int) -> t
     A negative id ends the copy; the text ends with one. Nothing is copied unless the position was `found` [B].
     """
     size = text.size(1)
-    columns = position[:, None] + torch.arange(1, max(1, min(width + 1, size - 1)), device=text.device)
+    columns = position[:, None] + torch.arange(1, min(width + 1, size - 1), device=text.device)
     copied = text.gather(1, columns.clamp(max=size - 1))
     valid = (copied >= 0).long().cumprod(1)
     counts = valid.sum(1) * found
