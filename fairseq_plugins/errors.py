@@ -58,6 +58,9 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
     return None
 
 
+# Also of the compiled kernels (csrc/limits.cpp).
+NAN_SCORES = "the model's scores are not numbers (NaN): its weights or activations overflow"
+
 NOT_OF_FAIRSEQ_TRAIN = (
     "not a fairseq checkpoint (it lacks weights under 'model' or settings under 'cfg'); give one of fairseq-train"
 )
@@ -83,9 +86,9 @@ def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
     embedded = _local(trace, "torch/nn/modules/sparse.py", "forward", "input")
     if reason == "a source token is outside of the vocabulary" or (embedded is not None and "out of range" in reason):
         return "the data has tokens that its dictionary does not; binarise it again with the verifier's dictionaries"
-    nan = "the model's scores are not numbers (NaN): its weights or activations overflow"
-    if reason == nan or re.fullmatch(r"(\d+) < \1", reason):  # what fairseq's search says where no hypothesis ends
-        return f"{nan}; decode in fp32, or give an earlier checkpoint"
+    # The second is what fairseq's search says where no hypothesis ends.
+    if reason == NAN_SCORES or re.fullmatch(r"(\d+) < \1", reason):
+        return f"{NAN_SCORES}; decode in fp32, or give an earlier checkpoint"
     return None
 
 

@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace_writer import Tracer
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             log_probs = torch.cat([output.log_probs for output in flat]).split_with_sizes(lengths)
             scores = torch.stack([output.score for output in flat])
             if scores.isnan().any():  # the kernels stop at the first
-                raise RuntimeError("the model's scores are not numbers (NaN): its weights or activations overflow")
+                raise RuntimeError(NAN_SCORES)
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
             hypotheses = [

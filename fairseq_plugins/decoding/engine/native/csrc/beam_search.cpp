@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <stdexcept>
 
 #include "kernels.h"
 #include "queue.h"
@@ -179,10 +178,7 @@ private:
                 sum += sums[r * chunks + chunk] * std::exp(highest[r * chunks + chunk] - top);
             }
             normalizers[r] = top + std::log(sum);
-            if (std::isnan(normalizers[r])) {
-                throw std::runtime_error(
-                    "the model's scores are not numbers (NaN): its weights or activations overflow");
-            }
+            refuse_nan(normalizers[r]);
             for (int64_t part = 0; part < parts; ++part) {
                 for (const ScoredToken& token : found[part * count + r].entries) best[r].add(token);
             }

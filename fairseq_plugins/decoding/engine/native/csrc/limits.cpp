@@ -1,11 +1,18 @@
 #include "limits.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "kernels.h"
 
 namespace spec_dec {
+
+void refuse_nan(float score) {
+    if (!std::isnan(score)) return;
+    throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
+}
 
 void apply_temperature(float* scores, int64_t count, const Limits& limits) {
     if (limits.temperature == 1) return;

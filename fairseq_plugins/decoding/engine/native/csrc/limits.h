@@ -38,6 +38,9 @@ struct BestToken {
     float log_prob;  // NaN where scores are
 };
 
+// Throws std::runtime_error where a score is NaN; fairseq_plugins/errors.py has the same words.
+void refuse_nan(float score);
+
 // Divides scores by the temperature.
 void apply_temperature(float* scores, int64_t count, const Limits& limits);
 

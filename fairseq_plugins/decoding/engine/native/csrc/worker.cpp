@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
-#include <stdexcept>
 
 #include "kernels.h"
 
@@ -259,9 +258,7 @@ bool Worker::choose(size_t index, int64_t rows, float* row) {
 bool Worker::emit(size_t index, int64_t token, float log_prob) {
     const int64_t b = work.active[index], t = work.gained[index]++,
                   place = b * batch.columns + batch.lengths[b] + t + 1;
-    if (std::isnan(log_prob)) {
-        throw std::runtime_error("the model's scores are not numbers (NaN): its weights or activations overflow");
-    }
+    refuse_nan(log_prob);
     batch.tokens[place] = token;
     batch.log_probs[place] = log_prob;
     batch.finished[b] = token == batch.limits.eos && !profiled_width;
