@@ -54,21 +54,23 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     with open(log, "ab", 0) as file, started(command, env=asked, **files) as child:
         lines: Iterable[bytes] = child.stdout or ()
 
-        def is_saved(line: bytes) -> bool:
-            """Log a line; the clock goes on from where the training does."""
+        def log_line(line: bytes) -> bool:
+            """Log a line; return whether it reports a checkpoint, from which training and clock would go on."""
             file.write(line)
-            if b"| Saved checkpoint " not in line:
-                return False
-            seconds.write_text(f"{progress.elapsed():.0f}")
-            return True
+            is_saved = b"| Saved checkpoint " in line
+            if is_saved:
+                seconds.write_text(f"{progress.elapsed():.0f}")
+            return is_saved
 
         try:
             for line in lines:
-                is_saved(line)
+                log_line(line)
                 progress.read(line.decode(errors="replace"))
         except TimeIsUp:
             stop.touch()
-            any(map(is_saved, lines))
+            for line in lines:
+                if log_line(line):
+                    break
             raise
     clear_line()
     if child.wait():
