@@ -31,7 +31,7 @@ class BlockwiseDecoder(TransformerDecoder):
         super().__init__(args, dictionary, embed_tokens)
         self.heads: int = args.blockwise_heads
         self.identity_first_head: bool = args.identity_first_head
-        hidden = args.decoder.ffn_embed_dim
+        hidden = args.head_ffn_embed_dim or args.decoder.ffn_embed_dim
         self.head_expand = nn.Linear(self.output_embed_dim, self.heads * hidden)
         self.head_shrink = nn.Linear(self.heads * hidden, self.heads * self.output_embed_dim)
         # Every head starts as the base model's own prediction.
@@ -90,6 +90,12 @@ class BlockwiseTransformer(TransformerModel):
             type=int,
             metavar="K",
             help=f"how many tokens are predicted together, k (default: --block-size, else {_DEFAULT_HEADS})",
+        )
+        parser.add_argument(
+            "--head-ffn-embed-dim",
+            type=int,
+            metavar="N",
+            help="hidden units of each head's feed-forward layer (default: those of a decoder layer)",
         )
 
     @classmethod
@@ -172,7 +178,7 @@ def _load_base(model: BlockwiseTransformer, weights: dict[str, Tensor], path: st
 @register_model_architecture("blockwise_transformer", "blockwise_transformer")
 def blockwise_transformer(args: Namespace) -> None:
     """Set the defaults: the sizes of the base model, or Transformer-base without one."""
-    for name in ("base_path", "blockwise_heads"):
+    for name in ("base_path", "blockwise_heads", "head_ffn_embed_dim"):
         setattr(args, name, getattr(args, name, None))
     for name in ("freeze_base", "identity_first_head"):
         setattr(args, name, getattr(args, name, False))
