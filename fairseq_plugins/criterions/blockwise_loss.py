@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
@@ -44,7 +43,7 @@ class BlockwiseLoss(FairseqCriterion):
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, int, dict[str, Any]]:
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Return the summed loss of a batch, the number of targets of the trained heads, and the logging output."""
         net_input, target = sample["net_input"], sample["target"]
         blockwise = unwrap(model)
@@ -55,18 +54,31 @@ class BlockwiseLoss(FairseqCriterion):
         if self.head_loss == "sampled" and torch.is_grad_enabled():
             heads = [heads[int(torch.randint(len(heads), ()))]]
         logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
-        total, nll_total, size = torch.zeros((), device=target.device), torch.zeros((), device=target.device), 0
+        losses = []
         for head, scores in zip(heads, model(**net_input, heads=heads), strict=True):
             # Position t of head i predicts target t + i - 1, if the sentence has one.
             targets = torch.nn.functional.pad(target, (0, head - 1), value=self.padding_idx)[:, head - 1 :]
-            rows = (targets != self.padding_idx).flatten().nonzero()[:, 0]
-            log_probs, targets = utils.log_softmax(scores, dim=-1).flatten(0, 1)[rows], targets.flatten()[rows]
-            loss, nll_loss = label_smoothed_nll_loss(log_probs, targets[:, None], self.label_smoothing)
-            total, nll_total, size = total + loss, nll_total + nll_loss.detach(), size + targets.numel()
-            logging_output[f"correct_{head}"] = (log_probs.argmax(-1) == targets).sum()
-            logging_output[f"total_{head}"] = targets.numel()
-        logging_output.update(loss=total.detach(), nll_loss=nll_total, sample_size=size)
-        return total, size, logging_output
+            is_target = targets != self.padding_idx
+            losses.append((*self._losses(scores.float(), targets, is_target), is_target.sum()))
+            if not torch.is_grad_enabled():
+                logging_output[f"correct_{head}"] = ((scores.argmax(-1) == targets) & is_target).sum()
+                logging_output[f"total_{head}"] = is_target.sum()
+        loss, nll_loss, size = (torch.stack(values).sum() for values in zip(*losses, strict=True))
+        logging_output.update(loss=loss.detach(), nll_loss=nll_loss.detach(), sample_size=size)
+        return loss, size, logging_output
+
+    def _losses(self, scores: Tensor, targets: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed label-smoothed and plain losses of scores [B, T, V], as fairseq defines them.
+
+        The log-probabilities themselves would take several times the memory and time.
+        """
+        normalizers = scores.logsumexp(-1)
+        nll_loss = (normalizers - scores.gather(2, targets[..., None])[..., 0]).masked_fill(~is_target, 0).sum()
+        if self.label_smoothing == 0:
+            return nll_loss, nll_loss
+        each = self.label_smoothing / (scores.size(2) - 1)
+        smooth_loss = (scores.size(2) * normalizers - scores.sum(-1)).masked_fill(~is_target, 0).sum()
+        return (1 - self.label_smoothing - each) * nll_loss + each * smooth_loss, nll_loss
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
