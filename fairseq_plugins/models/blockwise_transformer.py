@@ -148,7 +148,7 @@ class BlockwiseTransformer(TransformerModel):
         heads: list[int] | None = None,
         **options: Any,
     ) -> Any:
-        """Run some of the heads 1 to k with teacher forcing; None runs head 1 as fairseq's Transformer does.
+        """Run consecutive heads of 1 to k with teacher forcing; None runs head 1 as fairseq's Transformer does.
 
         Returns:
             scores [B, T, V] of every head: those of head i are for the token i positions after the last one read.
@@ -157,7 +157,8 @@ class BlockwiseTransformer(TransformerModel):
             return super().forward(src_tokens, src_lengths, prev_output_tokens, **options)
         encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
         features = self.decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)[0]
-        return [self.decoder.project(self.decoder.head_states(features, i, i)[..., 0, :]) for i in heads]
+        states = self.decoder.head_states(features, heads[0], heads[-1])
+        return [self.decoder.project(of_head) for of_head in states.unbind(-2)]
 
 
 def _load_base(model: BlockwiseTransformer, weights: dict[str, Tensor], path: str) -> None:
