@@ -54,7 +54,7 @@ struct Batch {
 
 // The drafts of some sentences, filled in token by token.
 //
-// With a threshold a draft ends before the first token that is less likely than this to survive.
+// Where a policy decides, a draft ends before the first token that is not worth its row.
 class Drafts {
 public:
     // Begins drafts of at most most[i] tokens, none of them longer than `width`.
@@ -82,7 +82,7 @@ public:
         if (seen) {
             const size_t of_token = seen->at(position, bin);
             seen->seen[of_token] += 1;
-            if (rates && (*rates)[of_token] < threshold) {
+            if (worth && !(*worth)[of_token]) {
                 const int64_t left = position == 0 ? room[index] : 0;
                 end(index);
                 refused[index] = left;
@@ -124,8 +124,7 @@ public:
 
     // Set where a policy decides (policy.h): counts what is made, and ends drafts that are not worth their rows.
     SurvivalCounts* seen = nullptr;
-    const std::vector<float>* rates = nullptr;  // of survival
-    float threshold = 0;
+    const std::vector<uint8_t>* worth = nullptr;
 
     // Whether the probabilities of tokens are read.
     bool wants_probabilities() const { return seen != nullptr; }

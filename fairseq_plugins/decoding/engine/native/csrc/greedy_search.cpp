@@ -128,14 +128,14 @@ void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
         PartSeconds& took = worker.seconds;
         took.fill(0);
         worker.iterate();
-        const double verifying = took[VERIFY] + took[ACCEPT] + took[OBSERVE];
-        spent += took[DRAFT] + verifying;
+        const double drafting = took[DRAFT] + took[OBSERVE], verifying = took[VERIFY] + took[ACCEPT];
+        spent += drafting + verifying;
         if (width == 0) {
-            add_cost(costs.step, sentences, took[DRAFT] + verifying);
+            add_cost(costs.step, sentences, verifying);
         } else {
-            add_cost(costs.draft, sentences * width, took[DRAFT]);
-            add_cost(costs.verify, sentences * (1 + width), verifying);
+            add_cost(costs.draft, sentences * width, drafting);
         }
+        if (width > 0 || sentences == 1) add_cost(costs.verify, sentences * (1 + width), verifying);
     }
 }
 

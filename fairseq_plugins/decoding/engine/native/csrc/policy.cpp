@@ -11,32 +11,30 @@ constexpr double EXPLORATION = 0.005;
 constexpr double HORIZON = 200;
 // Evidence, in tokens, for the drafter's own probability of a bin, and for a bin at one position.
 constexpr double PRIOR_TOKENS = 8;
+// Evidence, in drafts, for tokens that are all likely.
+constexpr double PRIOR_DRAFTS = 0.1;
 // Rounds of Dinkelbach's method (1967), which converges faster than linearly.
 constexpr int ROUNDS = 3;
 
-// Seconds of a call, and of one more row: linear between the measured sizes and beyond them.
-struct Cost {
-    Cost(const CostTable& table, double size) {
-        if (table.size() < 2) return;
-        auto after = table.upper_bound(size);
-        if (after == table.begin()) ++after;
-        if (after == table.end()) --after;
-        const auto [smaller, least] = *std::prev(after);
-        slope = (after->second - least) / (after->first - smaller);
-        seconds = std::max(least + (size - smaller) * slope, 1e-9);
-    }
-
-    double seconds = 0, slope = 0;
-};
+// Seconds of a call: linear between the measured sizes and beyond them.
+double cost(const CostTable& table, double size) {
+    if (table.size() < 2) return 0;
+    auto after = table.upper_bound(size);
+    if (after == table.begin()) ++after;
+    if (after == table.end()) --after;
+    const auto [smaller, least] = *std::prev(after);
+    const double slope = (after->second - least) / (after->first - smaller);
+    return std::max(least + (size - smaller) * slope, 1e-9);
+}
 
 }  // namespace
 
-Policy::Policy(int64_t width, bool always_drafts) : width(width), always_drafts(always_drafts), known(width) {
+Policy::Policy(int64_t width, bool always_drafts)
+    : width(width), always_drafts(always_drafts), known(width), survival(width * BINS) {
     update_survival();
 }
 
 void Policy::update_survival() {
-    std::vector<float> found(width * BINS);
     for (int bin = 0; bin < BINS; ++bin) {
         double tried = PRIOR_TOKENS, right = PRIOR_TOKENS * (bin + 0.5) / BINS;
         for (int64_t i = bin; i < width * BINS; i += BINS) {
@@ -44,10 +42,9 @@ void Policy::update_survival() {
             right += known.right[i];
         }
         for (int64_t i = bin; i < width * BINS; i += BINS) {
-            found[i] = (known.right[i] + PRIOR_TOKENS * right / tried) / (known.tried[i] + PRIOR_TOKENS);
+            survival[i] = (known.right[i] + PRIOR_TOKENS * right / tried) / (known.tried[i] + PRIOR_TOKENS);
         }
     }
-    survival = std::make_shared<const std::vector<float>>(std::move(found));
     plans.clear();
 }
 
@@ -59,33 +56,30 @@ Plan Policy::plan(int64_t sentences) {
 }
 
 Plan Policy::best_plan(double sentences) const {
-    if (always_drafts) return {width, HUGE_VAL, 0, 0, nullptr};
-    const double greedy_rate = sentences / Cost(costs.step, sentences).seconds;
-    Plan best{0, 0, greedy_rate, 0, survival};
-    double rate = greedy_rate, rows_of_best = 1;
+    if (always_drafts) return {width, HUGE_VAL, 0, nullptr};
+    const double step = cost(costs.step, sentences), greedy_rate = sentences / step;
+    Plan best{0, 0, greedy_rate, nullptr};
+    double rate = greedy_rate;
     for (int round = 0; round < ROUNDS; ++round) {
-        // A row pays where its token survives more often than its time is worth at the current rate.
-        const double threshold = rate * Cost(costs.verify, sentences * rows_of_best).slope;
-        Plan found{1, 0, greedy_rate, static_cast<float>(threshold), survival};
-        double tokens = 1, rows = 1;
+        auto worth = std::make_shared<std::vector<uint8_t>>(width * BINS);
+        double tokens = 1, seconds = step;
         for (int64_t t = 0; t < width; ++t) {
+            const double row =
+                (cost(costs.verify, sentences * (t + 2)) - cost(costs.verify, sentences * (t + 1))) / sentences;
             for (int bin = 0; bin < BINS; ++bin) {
                 const int64_t i = t * BINS + bin;
-                if ((*survival)[i] < threshold) continue;
-                // One further draft, all of whose tokens are likely: a position that was never drafted looks good.
-                const double reach = (known.seen[i] + (bin == BINS - 1)) / (known.drafts[t] + 1);
-                rows += reach;
-                tokens += reach * (*survival)[i];
+                if (survival[i] < rate * row) continue;
+                (*worth)[i] = 1;
+                // A position that was never drafted looks good, until little evidence says otherwise.
+                const double likely = bin == BINS - 1 ? PRIOR_DRAFTS : 0;
+                const double reach = (known.seen[i] + likely) / (known.drafts[t] + PRIOR_DRAFTS);
+                seconds += sentences * reach * row;
+                tokens += reach * survival[i];
             }
-            const double seconds =
-                Cost(costs.draft, sentences * (t + 1)).seconds + Cost(costs.verify, sentences * rows).seconds;
-            if (sentences * tokens <= found.rate * seconds) continue;
-            found.rate = sentences * tokens / seconds;
-            found.width = t + 1;
-            rows_of_best = rows;
+            const double found = sentences * tokens / (cost(costs.draft, sentences * (t + 1)) + seconds);
+            if (found > best.rate) best = {t + 1, found, greedy_rate, worth};
         }
-        if (found.rate > best.rate) best = found;
-        rate = std::max(found.rate, greedy_rate);
+        rate = std::max(best.rate, greedy_rate);
     }
     return best;
 }

@@ -1,11 +1,12 @@
 // Whether to draft, how many tokens, and which of them to verify: what promises most tokens a second. For n sentences
-// that share a call, a draft width and a least survival of verified tokens, the rate is
+// that share a call and a draft width, the rate is
 //
-//     n (1 + sum of reach * survival) / (draft(n * width) + verify(n * (1 + sum of reach)))    against    n / step(n)
+//     n (1 + sum of reach * survival) / (draft(n * width) + step(n) + sum of reach * n * row)    against    n / step(n)
 //
-// The sums run over the verified tokens: the share of drafts that reach one, and how likely it survives. Costs are
-// profiled on the real weights (greedy_search.cpp). Survival comes with the drafter and is recalibrated by what is
-// verified. The same costs and counts give the same decisions.
+// The sums run over the verified tokens: the share of drafts that reach one, how likely it survives, and what the row
+// at its position costs. A token is verified where its survival is worth its row at this rate. Costs are profiled on
+// the real weights (greedy_search.cpp). Survival comes with the drafter and is recalibrated by what is verified. The
+// same costs and counts give the same decisions.
 
 #pragma once
 
@@ -23,8 +24,8 @@ using CostTable = std::map<double, double>;  // seconds of calls by their size; 
 
 struct Costs {
     CostTable step;      // an iteration without drafts, by sentences
-    CostTable draft;     // by drafted tokens of all sentences, including those that are not worth a row
-    CostTable verify;    // verification, acceptance and what the drafter learns, by rows
+    CostTable draft;     // drafting, and what the drafter learns, by drafted tokens with those not worth a row
+    CostTable verify;    // verification and acceptance, by rows
     double prepare = 0;  // the drafter's work at the start of a sentence, for each source token
 };
 
@@ -50,8 +51,7 @@ struct SurvivalCounts {
 struct Plan {
     int64_t width = 0;                 // longest draft, in tokens
     double rate = 0, greedy_rate = 0;  // tokens a second of all sentences of a call, with and without drafts
-    float threshold = 0;               // least survival that is worth a row
-    std::shared_ptr<const std::vector<float>> survival;  // [width][BINS]; null where every token is verified
+    std::shared_ptr<const std::vector<uint8_t>> worth;  // [width][BINS], tokens that are verified; null for all
 
     bool pays() const { return rate > greedy_rate; }
 };
@@ -84,7 +84,7 @@ private:
     void update_survival();
 
     SurvivalCounts known;
-    std::shared_ptr<const std::vector<float>> survival;
+    std::vector<float> survival;    // [width][BINS]
     std::map<int64_t, Plan> plans;  // by sentences, until more is known
     double output_per_source = 1, credit = 0;
     mutable std::mutex mutex;

@@ -97,9 +97,9 @@ void Worker::draft() {
     for (const int64_t b : work.active) drafted += batch.is_drafted[b];
     Drafts& drafts = work.drafts;
     drafts.seen = nullptr;
-    drafts.rates = nullptr;
+    drafts.worth = nullptr;
     if (search.policy && drafted > 0) {
-        plan = profiled_width ? Plan{*profiled_width, 1, 0, 0, nullptr} : search.policy->plan(sentences);
+        plan = profiled_width ? Plan{*profiled_width, 1, 0, nullptr} : search.policy->plan(sentences);
         // A drafter that misses an iteration of a sentence cannot go on. One by itself is drafted to see how that goes.
         if (!plan.pays() && drafted == sentences && sentences > 1) {
             for (const int64_t b : work.active) batch.is_drafted[b] = 0;
@@ -107,8 +107,7 @@ void Worker::draft() {
         }
         width = profiled_width ? plan.width : std::min(width, plan.width);
         drafts.seen = &counts;
-        drafts.rates = plan.survival.get();
-        drafts.threshold = plan.threshold;
+        drafts.worth = plan.worth.get();
     }
     std::vector<int64_t> most;
     for (const int64_t b : work.active) most.push_back(batch.is_drafted[b] || batch.limits.prefix ? batch.left(b) : 0);

@@ -50,7 +50,7 @@ void ReplayedDrafter::draft(Work& work) {
     thread_local SurvivalCounts ignored(1);
     // The inner drafter drafts all that it may.
     Drafts replayed = work.drafts;
-    work.drafts.rates = nullptr;
+    work.drafts.worth = nullptr;
     work.drafts.seen = replayed.seen ? &ignored : nullptr;
     inner->draft(work);
     if (tokens.empty()) return;

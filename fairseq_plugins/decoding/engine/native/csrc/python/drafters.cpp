@@ -13,9 +13,10 @@ void bind_policy(nb::module_& m) {
     m.attr("BINS") = BINS;
     nb::class_<Plan>(m, "Plan")
         .def_ro("width", &Plan::width)
-        .def_ro("threshold", &Plan::threshold)
+        .def_ro("greedy_rate", &Plan::greedy_rate)
         .def_ro("rate", &Plan::rate)
-        .def_prop_ro("pays", &Plan::pays);
+        .def_prop_ro("pays", &Plan::pays)
+        .def_prop_ro("worth", [](const Plan& self) { return *self.worth; });
     nb::class_<Costs>(m, "Costs", "Seconds by size: see policy.h.")
         .def(nb::init<CostTable, CostTable, CostTable, double>(), "step"_a, "draft"_a, "verify"_a, "prepare"_a = 0)
         .def_ro("step", &Costs::step)
