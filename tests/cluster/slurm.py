@@ -31,7 +31,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1000
 ReturnToService=0
 KillWait=1
 GresTypes=gpu
