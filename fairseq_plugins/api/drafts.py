@@ -1,4 +1,4 @@
-"""Drafts that callers bring, for `--decoder reuse`."""
+"""Check drafts that callers give, for `--decoder reuse`, and cut them into subwords."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,27 +10,23 @@ Drafts = str | Sequence[str] | None
 
 
 def cut_drafts(drafts: Any, cut: Callable[[str], list[str]]) -> list[list[list[str]]]:
-    """Return of every sentence its drafts, cut into subwords.
+    """Return the drafts of each sentence as subwords.
 
     Args:
-        drafts: of several sentences, as for `Model.translate`.
-        cut: cuts text of the target.
+        drafts: drafts of several sentences, as for `Model.translate`.
+        cut: splits target text into subwords.
 
     Raises:
-        ConfigurationError: for one string where there are several sentences.
+        ConfigurationError: for a single string, which cannot belong to several sentences.
     """
     if isinstance(drafts, str):
         raise ConfigurationError("drafts: are one string, and the text is a list; give a list, with None for no draft")
-    each = ([] if some is None else [some] if isinstance(some, str) else some for some in drafts)
-    return [[cut(draft) for draft in some] for some in each]
+    by_sentence = ([] if given is None else [given] if isinstance(given, str) else given for given in drafts)
+    return [[cut(draft) for draft in given] for given in by_sentence]
 
 
 def check_drafts(drafts: Sequence[Any], sentences: int, decoder: str) -> None:
-    """Refuse drafts of another number of sentences, or for a decoder that has its own.
-
-    Raises:
-        ConfigurationError: saying what to give.
-    """
+    """Raise ConfigurationError if the decoder takes no drafts, or if there are more or fewer than sentences."""
     if decoder != "reuse":
         raise ConfigurationError(f'drafts: are not for decoder {decoder}; load with decoder="reuse"')
     if len(drafts) != sentences:

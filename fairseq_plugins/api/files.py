@@ -49,15 +49,15 @@ def find_files(
     """Find the files of a model.
 
     Args:
-        folder: as the recipes write them and as they are released, or one of Hugging Face, which is converted; what
-            is named besides comes first.
-        verifier, drafter, data, subwords: files and folders by themselves, None for those of `folder`.
-        languages: source and target, None to find out.
-        heads: take the verifier with heads for blockwise decoding (`blockwise.pt`).
-        finds_dictionaries: the languages are those of `dict.LANGUAGE.txt`; else the task has its own way.
+        folder: of a recipe, of a released model, or in Hugging Face's format, which is converted.
+        verifier, drafter, data, subwords: take precedence over the files of `folder`; None for those.
+        languages: source and target, None to find them by the names of files.
+        heads: use the verifier with heads for blockwise decoding (`blockwise.pt`).
+        finds_dictionaries: whether languages are found by the names `dict.LANGUAGE.txt`; some tasks of fairseq have
+            their own convention.
 
     Raises:
-        ConfigurationError: naming what is missing.
+        ConfigurationError: for a missing file or argument, or one in Hugging Face's format.
     """
     home = None if folder is None else Path(folder)
     if home is not None and not home.is_dir():
@@ -86,8 +86,8 @@ def find_files(
     else:
         source, target = named = find_languages(Path(where), languages)
     if subwords is None:
-        found = (Path(where) / name for name in ("subwords.model", "bpe.codes"))
-        subwords = next((file for file in found if file.is_file()), None)
+        candidates = (Path(where) / name for name in ("subwords.model", "bpe.codes"))
+        subwords = next((file for file in candidates if file.is_file()), None)
         if subwords is None and (Path(where) / "vocab.bpe").is_file():
             subwords = where
     elif not Path(subwords).is_file():
@@ -111,13 +111,13 @@ def find_files(
 
 
 def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, None)) -> tuple[str, str]:
-    """Source and target language of a folder of dictionaries.
+    """Return source and target language of a folder of dictionaries.
 
-    They are what is given; or those that the folder's name ends in (`mytext.en-de`), or the names of its binarised
-    files do (`test.en-de.en.bin`); or `src` and `tgt`.
+    In this order: as `given`; as in the folder's name (`mytext.en-de`) or in those of its binarised files
+    (`test.en-de.en.bin`); `src` and `tgt`.
 
     Raises:
-        ConfigurationError: where dictionaries are missing, or do not say which is the source.
+        ConfigurationError: if dictionaries are missing, or if no name tells source from target.
     """
     known = sorted(file.name.split(".")[1] for file in folder.glob("dict.*.txt"))
     if not known:

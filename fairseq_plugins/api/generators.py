@@ -1,4 +1,4 @@
-"""Generators that a model keeps ready, and what a call may change of them."""
+"""Generators that a model keeps for reuse, and the options that a call may set."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,20 +13,18 @@ from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
 
 BATCH_SIZE = 32
-# As fairseq-generate.
-_DEFAULT_BEAM = 5
+_DEFAULT_BEAM = 5  # as in fairseq-generate
 
 
 class SearchOptions(TypedDict, total=False):
-    """Options of a call, named as fairseq's; those that are left out are as `load` was told.
+    """Options of a call, named as in fairseq; by default they are those given to `load`.
 
     Attributes:
-        max_len_a, max_len_b: no output is longer than max_len_a times the tokens of the batch's longest source, plus
-            max_len_b.
-        min_len: nor shorter than this.
-        lenpen: length penalty; above 1 long hypotheses win.
-        unnormalized: compare hypotheses by the sums of their scores.
-        unkpen: what the unknown word loses.
+        max_len_a, max_len_b: maximum output length, max_len_a times the batch's longest source plus max_len_b tokens.
+        min_len: minimum output length in tokens.
+        lenpen: length penalty; above 1 favours long hypotheses.
+        unnormalized: rank hypotheses by the sum of their tokens' scores.
+        unkpen: penalty of the unknown word, subtracted from its score.
     """
 
     max_len_a: float
@@ -41,10 +39,10 @@ class CallOptions(SearchOptions, total=False):
     """Options of a call that translates.
 
     Attributes:
-        beam: hypotheses of a sentence, for decoders that search with several; default 5, as fairseq-generate.
-        num_hypotheses: how many of them are returned, the others as `Translation.alternatives`; default 1.
-        batch_size: sentences decoded together, of similar length; default 32. The output of lossless decoders does not
-            depend on it.
+        beam: hypotheses per sentence, for decoders that keep several; default 5, as in fairseq-generate.
+        num_hypotheses: hypotheses to return, all but the best as `Translation.alternatives`; default 1.
+        batch_size: sentences of similar length decoded together; default 32. Does not change the output of lossless
+            decoders.
     """
 
     beam: int | None
@@ -52,14 +50,14 @@ class CallOptions(SearchOptions, total=False):
     batch_size: int
 
 
-# What fairseq's generators call these options: all that they read anew for every batch.
+# Attributes of fairseq's generators for these options; a generator reads them for every batch.
 _ATTRIBUTES = {"lenpen": "len_penalty", "unkpen": "unk_penalty", "unnormalized": "normalize_scores"}
 _OPTIONS = list(SearchOptions.__annotations__)
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a call asks for: `CallOptions`, all of which are set."""
+    """`CallOptions` with all defaults filled in."""
 
     beam: int
     num_hypotheses: int
@@ -68,7 +66,7 @@ class Search:
 
 
 class Generators:
-    """Builds generators, and lends them to one call at a time.
+    """Pool of generators: each serves one call at a time.
 
     Args:
         session: the model.
@@ -77,24 +75,24 @@ class Generators:
 
     def __init__(self, session: Session, spec: MethodSpec) -> None:
         self._session, self._spec = session, spec
-        # Beam -> generators that are not in use. Streams that are under way keep theirs.
+        # Beam -> generators not in use. An unfinished stream keeps its own.
         self._idle: dict[int, list[Any]] = {}
         self._defaults = {name: session.cfg.generation[name] for name in _OPTIONS}
 
     @property
     def searches_beams(self) -> bool:
-        """Whether several hypotheses are kept."""
+        """Whether the decoder keeps several hypotheses."""
         return self._spec.build is None or self._spec.searches_beams
 
     def search(self, options: Mapping[str, Any]) -> Search:
-        """Return what a call asks for, checked.
+        """Return a call's options, checked and with defaults.
 
         Args:
             options: `CallOptions`.
 
         Raises:
-            ConfigurationError: for a beam that the decoder has not, more hypotheses than it has, and options that a
-                call cannot have.
+            ConfigurationError: for a beam that the decoder does not support, more hypotheses than the beam keeps, or
+                an option that only `load` takes.
         """
         given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **options}
         beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
@@ -113,7 +111,7 @@ class Generators:
         return Search(size, num_hypotheses, batch_size, {**self._defaults, **_checked(given)})
 
     def take(self, search: Search) -> Any:
-        """Return a generator that no other call uses, set to the options of this one."""
+        """Return an unused generator, set to the options of this call."""
         idle = self._idle.setdefault(search.beam, [])
         generator = idle.pop() if idle else self._session.generator(beam=search.beam, nbest=1)
         for name, value in search.options.items():
@@ -121,7 +119,7 @@ class Generators:
         return generator
 
     def give_back(self, generator: Any) -> None:
-        """Keep a generator for other calls."""
+        """Return a generator to the pool."""
         self._idle.setdefault(generator.beam_size, []).append(generator)
 
 

@@ -1,4 +1,4 @@
-"""Text that grows or is being edited: every translation is the draft of the next one."""
+"""Retranslate text that grows or is edited, with each translation as draft of the next one."""
 
 from typing import TYPE_CHECKING
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 
 class LiveSession:
-    """Translates one text again and again while it changes, as captions and typing do; made by `Model.session`.
+    """Retranslates a text whenever it changes, such as captions or typing; made by `Model.session`.
 
-    The source is encoded anew every time, so each translation is that of `translate(text)`.
+    The whole source is encoded each time, so each translation equals `translate(text)`.
 
     Attributes:
-        translation: the last one, None before the first.
+        translation: the last translation, None before the first.
 
     Raises:
-        ConfigurationError: for a model that was loaded with another decoder than "reuse".
+        ConfigurationError: if the model's decoder is not "reuse".
     """
 
     def __init__(self, model: "Model") -> None:

@@ -22,8 +22,8 @@ MIN_SIMILARITY = 60
 class Memory:
     """Earlier outputs in a folder, for `translate(text, drafts=memory.drafts(text))`.
 
-    Several processes and threads may add to a folder at a time, and each finds what the others have added. A process
-    that is killed leaves whole lines. The newest output of a source counts.
+    Several processes and threads may add to a folder at the same time and read each other's outputs. Killing a process
+    does not damage the file. The newest output of a source counts.
 
     Args:
         folder: made by the first `add`; a missing one is empty.
@@ -47,7 +47,7 @@ class Memory:
     def drafts(self, text: list[str] | tuple[str, ...]) -> list[list[str]]: ...
 
     def drafts(self, text: str | list[str] | tuple[str, ...]) -> list[str] | list[list[str]]:
-        """Return the targets of the same source, or else of the most similar ones; for several texts a list of these.
+        """Return the output of an equal source, else those of the most similar ones; for several texts a list of lists.
 
         Raises:
             ConfigurationError: as `Memory`.
@@ -56,10 +56,10 @@ class Memory:
         return self._similar(text) if isinstance(text, str) else [self._similar(one) for one in text]
 
     def add(self, sources: Sequence[str], targets: Sequence[str]) -> None:
-        """Append outputs that are new; blank ones are left out.
+        """Append new outputs; skip blank ones.
 
         Raises:
-            ConfigurationError: where the folder cannot be written to or locked; or as `Memory`.
+            ConfigurationError: if the folder cannot be written or locked; or as `Memory`.
         """
         pairs = dict(zip(sources, targets, strict=True))
         try:
@@ -68,7 +68,7 @@ class Memory:
                 lock(file, self.path, wait=True)
                 rest = self._read(file)
                 if _pair(rest) is None:
-                    # Part of a line, of a process that was killed.
+                    # A killed process left part of a line.
                     file.truncate(self._end)
                 else:
                     file.write(b"\n")
@@ -82,12 +82,12 @@ class Memory:
             raise unwritable(self.path, "memory", error) from error
 
     def _similar(self, text: str) -> list[str]:
-        from rapidfuzz import fuzz, process  # 46 modules that others do not need
+        from rapidfuzz import fuzz, process  # imports 46 modules that only a memory needs
 
         if text in self._targets:
             return [self._targets[text]]
-        found = process.extract(text, self._sources, scorer=fuzz.ratio, limit=MAX_DRAFTS, score_cutoff=MIN_SIMILARITY)
-        return [self._targets[source] for source, _, _ in found]
+        nearest = process.extract(text, self._sources, scorer=fuzz.ratio, limit=MAX_DRAFTS, score_cutoff=MIN_SIMILARITY)
+        return [self._targets[source] for source, _, _ in nearest]
 
     def _forget(self) -> None:
         self._sources: list[str] = []
@@ -104,7 +104,7 @@ class Memory:
             raise ConfigurationError(f"memory {self.path}: cannot be read ({error.strerror}); give a folder") from error
 
     def _read(self, file: IO[bytes]) -> bytes:
-        """Read the whole lines that have come since; returns what follows the last one."""
+        """Read the whole lines added since the last call; return the bytes after them."""
         if file.seek(0, 2) < self._end:
             self._forget()
         file.seek(self._end)
@@ -123,7 +123,7 @@ class Memory:
 
 
 def _pair(line: bytes) -> tuple[str, str] | None:
-    """Source and target of a line; None where it is another one, or part of one."""
+    """Return source and target of a line; None if the line is incomplete or has other content."""
     try:
         values = json.loads(line)
         pair = values["source"], values["target"]

@@ -29,16 +29,16 @@ Texts = list[str] | tuple[str, ...]
 
 
 class Model:
-    """Translates; made by `fairseq_plugins.load`.
+    """A model and its decoder; made by `fairseq_plugins.load`.
 
-    Safe in threads: calls of several threads take turns, one batch at a time, and each thread sees the statistics of
-    its own calls.
+    Thread-safe: calls of several threads take turns batch by batch, and each thread has the statistics of its own
+    calls.
 
     Attributes:
         decoder: name of the decoding method.
         is_lossless: whether its output is, token for token, that of fairseq's own search.
         source_lang, target_lang: names of the languages.
-        max_source_tokens: the longest source that the model can read, EOS included, and without its language.
+        max_source_tokens: maximum source length in tokens, with EOS and without a language token.
     """
 
     def __init__(self, session: Session, languages: tuple[str, str], threads: int | None = None) -> None:
@@ -48,13 +48,13 @@ class Model:
         self._text = TextCoder(session)
         self._generators = Generators(session, self._spec)
         self._lock = threading.RLock()
-        self._own = threading.local()
+        self._thread = threading.local()
         self.decoder: str = self._spec.name
         self.is_lossless: bool = self._spec.is_lossless and not session.cfg.task.int8
         self.source_lang, self.target_lang = languages
-        # What does not fit is refused now, not at the first sentence.
+        # Build a generator, so that options that do not fit the model fail here, not at the first sentence.
         self._give_back(self._take(self._generators.search({})))
-        # The task may put a language before each source.
+        # The task may put a language token before each source.
         blank = session.batch(self._dataset([self._text.source([])]), [0])
         self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
 
@@ -63,7 +63,7 @@ class Model:
 
     @property
     def backend(self) -> str:
-        """Name of the backend that decodes, and why it was chosen: "native: the compiled kernels ..."."""
+        """Name of the backend and why it was chosen: "native: the compiled kernels ..."."""
         if self._spec.build is None:
             return "fairseq: its own beam search"
         with self._turn():
@@ -74,8 +74,8 @@ class Model:
 
     @property
     def statistics(self) -> CallStatistics:
-        """Counts of this thread's last call; for one that is still going on (an iterator), of what it did so far."""
-        return getattr(self._own, "statistics", None) or CallStatistics()
+        """Counts of this thread's last call; for an iterator that has not ended, counts so far."""
+        return getattr(self._thread, "statistics", None) or CallStatistics()
 
     @overload
     def translate(
@@ -115,15 +115,15 @@ class Model:
         """Translate a sentence, or a list of them.
 
         Args:
-            text: raw text, a sentence by itself; or a list of sentences. One that is blank stays empty.
-            drafts: with decoder="reuse", earlier translations or other guesses, which make decoding faster and never
-                change the output: a string, several, or None; for a list of sentences, a list of these.
-            return_scores: return a `Translation` in place of each string.
+            text: raw text of a sentence, or a list of sentences. A blank sentence gives an empty translation.
+            drafts: for decoder="reuse", guesses such as an earlier translation, which never change the output: a
+                string, several, or None; for a list of sentences, a list of these.
+            return_scores: return a `Translation` instead of each string.
             options: see `CallOptions`.
 
         Raises:
-            ConfigurationError: for a sentence that is too long, a beam that the decoder has not, options that a call
-                cannot have, or drafts of another number of sentences.
+            ConfigurationError: for a sentence that is too long, a beam that the decoder does not support, an option
+                that only `load` takes, or not one entry of `drafts` for each sentence.
         """
         search = self._generators.search(options)
         if search.num_hypotheses > 1 and not return_scores:
@@ -131,14 +131,14 @@ class Model:
                 f"num_hypotheses={search.num_hypotheses}: a string is one; add return_scores=True, which gives "
                 "alternatives"
             )
-        self._own.statistics = CallStatistics()
+        self._thread.statistics = CallStatistics()
         texts = [text] if isinstance(text, str) else text
-        each = [drafts] if isinstance(text, str) and drafts is not None else drafts
-        own = None if each is None else self._drafts(cut_drafts(each, self.tokenize), len(texts))
-        found = self._decode([self._encode(one) for one in texts], search, own)
+        by_sentence = [drafts] if isinstance(text, str) and drafts is not None else drafts
+        ids = None if by_sentence is None else self._draft_ids(cut_drafts(by_sentence, self.tokenize), len(texts))
+        translations = self._decode([self._encode(sentence) for sentence in texts], search, ids)
         if isinstance(text, str):
-            return found[0] if return_scores else found[0].text
-        return found if return_scores else [translation.text for translation in found]
+            return translations[0] if return_scores else translations[0].text
+        return translations if return_scores else [translation.text for translation in translations]
 
     def translate_batch(
         self,
@@ -147,29 +147,29 @@ class Model:
         drafts: Sequence[Sequence[Sequence[str]]] | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Translation]:
-        """Translate sentences that are cut into subwords already (see `tokenize`), in one call.
+        """Translate sentences given as subwords (see `tokenize`).
 
         Args:
-            tokens: of every sentence its subwords, without EOS; those that the dictionary lacks are read as unknown.
-            drafts: of every sentence its drafts, each cut into subwords of the target; see `translate`.
+            tokens: subwords of each sentence, without EOS; subwords that the dictionary lacks become the unknown word.
+            drafts: drafts of each sentence, each as target subwords; see `translate`.
             options: see `CallOptions`.
 
         Raises:
             ConfigurationError: as for `translate`.
         """
-        self._own.statistics = CallStatistics()
-        own = self._drafts(drafts, len(tokens))
-        return self._decode([self._text.source(one) for one in tokens], self._generators.search(options), own)
+        self._thread.statistics = CallStatistics()
+        ids = self._draft_ids(drafts, len(tokens))
+        return self._decode([self._text.source(words) for words in tokens], self._generators.search(options), ids)
 
     def translate_iterable(self, texts: Iterable[str], **options: Unpack[CallOptions]) -> Iterator[Translation]:
-        """Translate sentences one after the other, lazily: of any number, so many as are needed.
+        """Translate sentences lazily; `texts` may be endless.
 
         Args:
-            texts: raw text; read ahead by 32 batches, in which sentences are sorted by length.
+            texts: raw text; 32 batches are read ahead and sorted by length.
             options: see `CallOptions`.
 
         Yields:
-            a `Translation` of each, in order.
+            a `Translation` of each sentence, in order.
 
         Raises:
             ConfigurationError: as for `translate`, when the sentence is reached.
@@ -182,21 +182,21 @@ class Model:
     def _lazily(self, texts: Iterator[str], search: Search) -> Iterator[Translation]:
         statistics = CallStatistics()
         while chunk := list(islice(texts, search.batch_size * _BATCHES_AHEAD)):
-            self._own.statistics = statistics
+            self._thread.statistics = statistics
             yield from self._decode([self._encode(text) for text in chunk], search)
 
     def stream(self, text: str, **options: Unpack[SearchOptions]) -> Iterator[Step]:
-        """Translate a sentence, and yield what each iteration adds to it.
+        """Translate a sentence and yield the tokens of each iteration.
 
         Args:
-            text: raw text, one sentence.
+            text: raw text of one sentence.
             options: see `SearchOptions`.
 
         Yields:
-            a `Step` for every iteration; the last one has all of the text.
+            a `Step` for each iteration; the last one has the whole text.
 
         Raises:
-            ConfigurationError: where the decoder has no iterations of drafts (`beam`), or the sentence is too long.
+            ConfigurationError: for a decoder that keeps several hypotheses, or a sentence that is too long.
         """
         if self._generators.searches_beams:
             raise ConfigurationError(
@@ -206,13 +206,13 @@ class Model:
         source = self._encode(text)
         self._check_length(source, 0)
         if len(source) == 1:
-            self._own.statistics = CallStatistics(sentences=1)
+            self._thread.statistics = CallStatistics(sentences=1)
             return iter([Step([], 0, 0, "", finished=True)])
         return self._stream(source, self._generators.search(options))
 
     def _stream(self, source: Tensor, search: Search) -> Iterator[Step]:
         generator = self._take(search)
-        statistics = self._own.statistics = CallStatistics()
+        statistics = self._thread.statistics = CallStatistics()
         sample = self._session.batch(self._dataset([source]), [0])
         iterations = self._session.steps(generator, sample)
         output: list[int] = []
@@ -233,7 +233,7 @@ class Model:
             self._give_back(generator)
 
     def _step(self, step: StepOutput, output: list[int]) -> Step:
-        """What an iteration did to the only sentence; appends its tokens to `output`."""
+        """Append an iteration's tokens to `output`, and return them as a `Step`."""
         output += step.tokens
         return Step(
             tokens=self._text.symbols(step.tokens),
@@ -244,15 +244,15 @@ class Model:
         )
 
     def session(self) -> LiveSession:
-        """Begin to translate a text that grows: see `LiveSession`."""
+        """Return a session for text that changes: see `LiveSession`."""
         return LiveSession(self)
 
     def tokenize(self, text: str) -> list[str]:
-        """Cut raw text into the subwords of the source, as `translate` does."""
+        """Split raw text into source subwords, as `translate` does."""
         return self._text.tokenize(text)
 
     def detokenize(self, tokens: Sequence[str]) -> str:
-        """Join subwords of the target to raw text, as `translate` does."""
+        """Join target subwords to raw text, as `translate` does."""
         return self._text.join(self._text.target(tokens))
 
     def knows(self, token: str) -> bool:
@@ -262,12 +262,14 @@ class Model:
     def _encode(self, text: str) -> Tensor:
         return self._text.source(self.tokenize(text))
 
-    def _drafts(self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int) -> list[list[list[int]]] | None:
-        """Token ids of the drafts of every sentence."""
+    def _draft_ids(
+        self, drafts: Sequence[Sequence[Sequence[str]]] | None, sentences: int
+    ) -> list[list[list[int]]] | None:
+        """Return the token ids of each sentence's drafts."""
         if drafts is None:
             return None
         check_drafts(drafts, sentences, self.decoder)
-        return [[self._text.target(draft) for draft in some] for some in drafts]
+        return [[self._text.target(draft) for draft in of_sentence] for of_sentence in drafts]
 
     def _check_length(self, source: Tensor, number: int) -> None:
         if len(source) > self.max_source_tokens:
@@ -278,7 +280,7 @@ class Model:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait for other calls, and compute with the model's number of threads."""
+        """Hold the lock, and set torch to the model's number of threads."""
         with self._lock:
             before = torch.get_num_threads()
             if self._threads is not None:
@@ -309,16 +311,17 @@ class Model:
     def _decode(
         self, sources: Sequence[Tensor], search: Search, drafts: Sequence[Sequence[Sequence[int]]] | None = None
     ) -> list[Translation]:
-        """Decode sentences in batches of similar length; adds to the statistics of this thread's call."""
-        statistics = self._own.statistics
+        """Decode sentences in batches of similar length, and add them to the statistics of this thread's call."""
+        statistics = self._thread.statistics
         for number, source in enumerate(sources):
             self._check_length(source, number)
-        # Of nothing but EOS a model makes up a sentence.
+        # Given EOS alone, a model hallucinates a sentence.
         blank = [number for number, source in enumerate(sources) if len(source) == 1]
-        found = {number: Translation("", [], 0.0, [], None if self._spec.build is None else []) for number in blank}
-        for translation in found.values():
+        no_iterations = self._spec.build is None
+        translations = {number: Translation("", [], 0.0, [], None if no_iterations else []) for number in blank}
+        for translation in translations.values():
             statistics.add(translation)
-        order = sorted(set(range(len(sources))) - found.keys(), key=lambda number: (len(sources[number]), number))
+        order = sorted(set(range(len(sources))) - set(blank), key=lambda number: (len(sources[number]), number))
         generator = self._take(search)
         try:
             for start in range(0, len(order), search.batch_size):
@@ -328,11 +331,11 @@ class Model:
                     if drafts is not None:
                         sample["drafts"] = [drafts[number] for number in sample["id"].tolist()]
                     for number, translation in self._decode_batch(generator, sample, search.num_hypotheses, statistics):
-                        found[number] = translation
+                        translations[number] = translation
                         statistics.add(translation)
         finally:
             self._give_back(generator)
-        return [found[number] for number in range(len(sources))]
+        return [translations[number] for number in range(len(sources))]
 
     def _decode_batch(
         self, generator: Any, sample: dict[str, Any], num_hypotheses: int, statistics: CallStatistics

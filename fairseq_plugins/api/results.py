@@ -1,4 +1,4 @@
-"""What a model returns: translations, the steps of one that is being made, and the counts of a call."""
+"""Results of a model: translations, the steps of a stream, and the counts of a call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ class CallStatistics:
 
 
 class RecordedStats(DecodingStats):
-    """Statistics that keep what they are told of every sentence until it is taken."""
+    """Keeps the statistics of each sentence until `take`, and writes and prints nothing."""
 
     def __init__(self, decoder: str) -> None:
         super().__init__(decoder)
@@ -93,6 +93,6 @@ class RecordedStats(DecodingStats):
         self._recorded.update((sentence.id, sentence) for sentence in batch)
 
     def take(self) -> dict[int, SentenceStats]:
-        """The sentences recorded so far by their numbers; they are kept no longer."""
+        """Return the recorded sentences by their numbers, and forget them."""
         taken, self._recorded = self._recorded, {}
         return taken

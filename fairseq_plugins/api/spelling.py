@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError, explain
 
-# Arguments that are called otherwise than the option.
+# Options whose argument in Python has another name.
 _NAMES = {"path": "verifier", "drafter-path": "drafter", "nbest": "num_hypotheses"}
 _WHOLE = {"cpu": 'device="cpu"', "fp16": 'precision="fp16"', "bf16": 'precision="bf16"'}
 _FILES = ("verifier", "drafter")
-# Of other programs, which messages say how to call.
+# Command lines within messages, which stay as they are.
 _PROGRAM = re.compile(r"(?:fairseq-|spec-dec-|python -m )[^;()]*")
 _SUBJECT = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^:]+))?(?=: )")
 _DECODERS = "|".join(re.escape(name) for name in methods.DECODERS)
@@ -19,7 +19,7 @@ _MENTION = re.compile(rf"--([a-z][a-z0-9-]*)(?: (\S+\.pt|high-[a-z]+|[a-z]+_[a-z
 
 
 def in_python(message: str) -> str:
-    """Return a message of the command line with the names of arguments."""
+    """Return a message about options with the names of Python's arguments in their place."""
     subject = _SUBJECT.match(message)
     begin = ""
     if subject is not None:
@@ -34,10 +34,10 @@ def in_python(message: str) -> str:
 
 
 def on_command_line(error: ConfigurationError, options: Collection[str]) -> str:
-    """Return the message of an error of the Python API as a command says it.
+    """Return the message of an error of the Python API with the names of a command's options.
 
     Args:
-        error: what the API raised.
+        error: the API's error.
         options: names of the command's options, with underscores.
     """
     if error.__cause__ is not None:
@@ -56,13 +56,13 @@ def on_command_line(error: ConfigurationError, options: Collection[str]) -> str:
 
 @contextmanager
 def python_errors(explains: bool = False) -> Iterator[None]:
-    """Spell errors for a program in Python.
+    """Name Python's arguments instead of options in the errors raised inside.
 
     Args:
-        explains: say in one line what is wrong with a file that fairseq cannot load, too.
+        explains: also replace errors of fairseq's that have a one-line explanation, such as a file it cannot load.
 
     Raises:
-        ConfigurationError: in one line.
+        ConfigurationError: with a message of one line.
     """
     try:
         yield

@@ -9,7 +9,7 @@ from fairseq_plugins.commands.session import Session
 
 
 class TextCoder:
-    """Cuts raw text into a model's subwords, looks them up, and joins them again.
+    """Converts between raw text, a model's subwords and their token ids.
 
     Args:
         session: the model.
@@ -29,22 +29,22 @@ class TextCoder:
         return str(line).split()
 
     def source(self, tokens: Sequence[str]) -> Tensor:
-        """Return the ids [S] of subwords of the source and of EOS."""
+        """Return the ids [S] of source subwords, followed by EOS."""
         if isinstance(tokens, str):
             raise TypeError(f"a sentence is one string, not a sequence of subwords: {tokens!r}; use translate")
         dictionary = self._session.task.source_dictionary
         return torch.tensor([*(dictionary.index(token) for token in tokens), dictionary.eos()])
 
     def target(self, tokens: Sequence[str]) -> list[int]:
-        """Return the ids of subwords of the target."""
+        """Return the ids of target subwords, without EOS."""
         index = self._session.task.target_dictionary.index
         return [index(token) for token in tokens]
 
     def symbols(self, ids: Sequence[int]) -> list[str]:
-        """Return the subwords of the target that have these ids and are text."""
+        """Return the target subwords of these ids, without EOS and language tokens."""
         dictionary = self._session.task.target_dictionary
         return [dictionary[index] for index in ids if index not in self._session.stripped]
 
     def join(self, ids: Sequence[int]) -> str:
-        """Return raw text of the target."""
+        """Return the raw text of target token ids."""
         return self._session.text(ids)

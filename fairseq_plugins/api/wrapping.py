@@ -18,7 +18,7 @@ from fairseq_plugins.tasks.options import DecodingOptions
 
 Task = TypeVar("Task", bound=FairseqTask)
 
-# Named by arguments of their own, or fairseq's own.
+# Options that have their own arguments, and options of fairseq's.
 _NOT_OPTIONS = {"decoding_method", "drafter_path", "tensorboard_logdir", "profile", "bf16", "verbose"}
 
 
@@ -30,22 +30,22 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
         generator = task.build_generator(models, Namespace(beam=1, max_len_b=200))
         hypotheses = task.inference_step(generator, models, sample)
 
-    The task makes its own generator as before; ours takes over its lengths, penalties and special symbols. Prefixes and
-    first tokens stay what the task's `inference_step` gives.
+    Ours takes lengths, penalties and special symbols from the task's own generator, and prefixes and first tokens from
+    the task's `inference_step`.
 
     Args:
         task: of any kind that decodes with fairseq's beam search: translation_multi_simple_epoch (M2M-100, NLLB),
             translation_from_pretrained_bart (mBART), multilingual_translation, speech_to_text, BART's ...
         decoder: name of a decoding method, as for --decoder.
         drafter: checkpoint of the drafter, for methods that need one.
-        options: those of decoding, named as on the command line with underscores: block_size=5, int8=True ...
+        options: options of decoding, named as on the command line with underscores: block_size=5, int8=True ...
 
     Returns:
-        the same task. Wrapped again, it decodes with the last decoder.
+        the same task. Wrapping it again replaces the decoder.
 
     Raises:
-        ConfigurationError: in one line, for unknown options and such as contradict each other; from `build_generator`,
-            for models that the decoder cannot run.
+        ConfigurationError: for unknown or contradicting options; from `build_generator`, for models that the decoder
+            cannot run.
     """
     if decoder not in methods.DECODERS:
         raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
@@ -67,13 +67,13 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
 
     changed = with_args(task)
     changed.build_generator = build_generator
-    # A program reports by itself, unless it asks for a file.
+    # A program has its own output: no summary line, unless it asks for a file.
     changed.reports_summary = cfg.stats_file is not None or cfg.trace_file is not None
     return task
 
 
 def decoding_options() -> set[str]:
-    """Return the names of the options of decoding that a program may give."""
+    """Return the names of the decoding options that `wrap` takes."""
     return {declared.name for declared in fields(DecodingOptions)} - _NOT_OPTIONS
 
 
@@ -81,7 +81,7 @@ def set_option(cfg: DictConfig, name: str, value: Any, known: Collection[str]) -
     """Set one of the `known` options.
 
     Raises:
-        ConfigurationError: for another one, or a value of the wrong kind.
+        ConfigurationError: for an unknown name, or a value of the wrong type.
     """
     if name not in known:
         raise ConfigurationError(f"{name}: no such option; there are {', '.join(sorted(known))}")
