@@ -172,9 +172,16 @@ def test_progress_of_training(capsys: pytest.CaptureFixture[str]) -> None:
     progress.read(record("train_inner", **inner)[:60] + "}\n")
     progress.read(record("valid", **valid))
     assert capsys.readouterr().out.splitlines() == [
-        "       epoch 2, update 375, loss 9.25, 3404 words/s, 2:30 of at most 4:30 min",
+        "       2:30 min, about 2:00 left: epoch 2, update 375, loss 9.25, 3404 words/s",
         "       epoch 2, 191 updates: loss on the validation set 7.502, mean accepted tokens 3.21",
     ]
+
+
+def test_a_moving_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    Progress(0, {}, clock=lambda: 0).read(record("train_inner", epoch=1, update=0.5, num_updates=5, loss=9))
+    assert capsys.readouterr().out == "\r       0:00 min: epoch 1, update 5, los\033[K"
 
 
 def test_the_clock_goes_on(tmp_path: Path) -> None:
@@ -184,7 +191,7 @@ def test_the_clock_goes_on(tmp_path: Path) -> None:
     seconds.write_text("6000")
     script = f"cat <<'END'\n{line}END\necho '| Saved checkpoint'"
     said = run(tmp_path, "train", "model", "train", "log", "0", "bash", "-c", script).stdout
-    assert "words/s, 100:" in said and 6000 <= int((tmp_path / "model/seconds").read_text()) < 6100
+    assert "       100:" in said and 6000 <= int((tmp_path / "model/seconds").read_text()) < 6100
 
 
 @pytest.mark.parametrize(
@@ -205,13 +212,16 @@ def test_time_that_is_left(options: str, shown: str, capsys: pytest.CaptureFixtu
     first, second = capsys.readouterr().out.splitlines()
     assert "update 50" in first and "left" not in first
     # 80 updates in 20 seconds, 270 to go.
-    assert shown in second and second.endswith(", about 1:07 min left")
+    assert shown in second and " min, about 1:07 left: epoch" in second
 
 
 def test_time_that_is_left_for_all() -> None:
-    """The verifier's 20 epochs are followed by 30 of other models, and about one for decoding."""
+    """The verifier's 20 epochs are followed by 30 of other models, and about one for decoding; or clocks end all."""
     s = Settings(VERIFIER_EPOCHS="20", DRAFTER_EPOCHS="20", BLOCKWISE_EPOCHS="10")
-    assert [later_work(s, name) for name in ("verifier", "drafter", "blockwise")] == [31 / 20, 11 / 20, 1 / 10]
+    models = ("verifier", "drafter", "blockwise")
+    assert [later_work(s, name) for name in models] == pytest.approx([31 / 20, 11 / 20, 1 / 10])
+    s = Settings(**vars(s), VERIFIER_MINUTES="8", DRAFTER_MINUTES="4", BLOCKWISE_MINUTES="2")
+    assert [later_work(s, name) for name in models] == pytest.approx([6 / 8 + 1 / 20, 2 / 4 + 1 / 20, 1 / 10])
     assert later_work(s, "teacher") == later_work(Settings(), "verifier") == 0
     now = 0.0
     progress = Progress(0, {"update": 100}, later=1.5, clock=lambda: now)
@@ -219,7 +229,7 @@ def test_time_that_is_left_for_all() -> None:
     progress.describe({**values, "num_updates": "10"})
     now = 60.0
     said = progress.describe({**values, "num_updates": "20"})
-    assert said.endswith(", about 8:00 min left, 23:00 for all")
+    assert said.startswith("1:00 min, about 8:00 left, 21:30 for all: epoch 1,")
 
 
 @pytest.mark.parametrize(("gad", "is_said"), [(90, True), (105, True), (150, False), (None, False)])

@@ -81,8 +81,7 @@ class Recipe:
             if self.wanted != {"decode"}:  # jobs of an array decode side by side
                 lock(self.models / ".lock")
             self.check_origin()
-        where = f"models in {self.models}, logs in {self.logs}, results in {self.results}"
-        say(f"Recipe {s.NAME}: {where}; {s.GPUS} GPUs.")
+        say(f"Recipe {s.NAME}, {s.GPUS} GPUs: models and logs in {self.models}, results in {self.results}.")
         call_recipe("get_models")
         self.step("text", self.raw, "get the text", lambda: make_text(s, self.raw, sets))
         dictionary, cut = self.data / f"dict.{s.tgt}.txt", "cut into subwords and binarise"
@@ -312,8 +311,10 @@ def later_work(s: Settings, name: str) -> float:
     order = ["verifier", "drafter", "blockwise"]
     if name not in order or not getattr(s, f"{name.upper()}_EPOCHS"):
         return 0
-    epochs, *later = (float(getattr(s, f"{model.upper()}_EPOCHS") or 0) for model in order[order.index(name) :])
-    return (sum(later) + 1) / epochs
+    models = [model.upper() for model in order[order.index(name) :]]
+    epochs, clock = ([float(getattr(s, f"{model}_{unit}") or 0) for model in models] for unit in ("EPOCHS", "MINUTES"))
+    this, *later = clock if all(clock) else epochs
+    return sum(later) / this + 1 / epochs[0]
 
 
 def advice(table: Path) -> str:
@@ -328,7 +329,7 @@ def advice(table: Path) -> str:
         return ""
     return (
         f"\nDrafts do not pay here yet: gad has {gad / greedy:.2f} times the speed of greedy. More text and longer\n"
-        "training let it accept more (VERIFIER_EPOCHS=40 DRAFTER_EPOCHS=40), and a larger verifier makes\n"
+        "training let it accept more (VERIFIER_EPOCHS=60 DRAFTER_EPOCHS=40), and a larger verifier makes\n"
         "each accepted token worth more (WIDTH=256 FFN_WIDTH=1024); give another NAME. Where the output\n"
         "repeats the input, iad drafts without a model: docs/decoders.md, docs/drafters.md."
     )

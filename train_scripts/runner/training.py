@@ -160,7 +160,8 @@ class Progress:
                 return say(f"       {text}{values['valid_loss']}{more}")
             text = f"       {self.describe(values)}"
             if sys.stdout.isatty():
-                print(f"\r{text}\033[K", end="", flush=True)
+                # What a terminal breaks into two lines cannot be written over.
+                print(f"\r{text[: shutil.get_terminal_size().columns - 1]}\033[K", end="", flush=True)
             elif self.clock() - self.shown >= INTERVAL:
                 self.shown = self.clock()
                 say(text)
@@ -168,14 +169,17 @@ class Progress:
     def describe(self, values: dict[str, Any]) -> str:
         """Return where the training is, and a guess of the time that is left."""
         done = {"epoch": float(values["update"]), "update": int(values["num_updates"])}
-        epoch, update = (f" of {self.ends[unit]}" if unit in self.ends else "" for unit in done)
-        text = f"epoch {values['epoch']}{epoch}, update {done['update']}{update}, loss {float(values['loss']):.2f}, "
-        text += f"{float(values.get('wps', 0)):.0f} words/s, {minutes(self.elapsed())}"
-        text += f" of at most {minutes(60 * self.limit)} min" if self.limit else ""
         share, now = max((done[unit] / end for unit, end in self.ends.items()), default=0), self.clock()
         self.first = self.first or (share, now)
+        elapsed = self.elapsed()
+        ends = [60 * self.limit - elapsed] if self.limit else []
         if share > self.first[0]:
-            whole = (now - self.first[1]) / (share - self.first[0])
-            text += f", about {minutes(whole * (1 - share))} min left"
-            text += f", {minutes(whole * (1 - share + self.later))} for all" if self.later else ""
-        return text
+            ends.append((now - self.first[1]) / (share - self.first[0]) * (1 - share))
+        text = f"{minutes(elapsed)} min"
+        if ends:
+            left = max(0, min(ends))
+            text += f", about {minutes(left)} left"
+            text += f", {minutes(left + self.later * (elapsed + left))} for all" if self.later else ""
+        epoch, update = (f" of {self.ends[unit]}" if unit in self.ends else "" for unit in done)
+        text += f": epoch {values['epoch']}{epoch}, update {done['update']}{update}, loss {float(values['loss']):.2f}"
+        return f"{text}, {float(values.get('wps', 0)):.0f} words/s"
