@@ -99,9 +99,9 @@ def decode(generator: Any, models: list, dataset: Any, size: int, limit: int) ->
         sample = dataset.collater([dataset[number] for number in order[start : start + size]])
         with torch.no_grad():
             hypotheses = generator.generate(models, sample)
-        for number, found in zip(sample["id"].tolist(), hypotheses, strict=True):
-            ids = [token for hypothesis in found for token in hypothesis["tokens"].tolist()]
-            outputs[number] = ids, [score for hypothesis in found for score in hypothesis["positional_scores"].tolist()]
+        for number, nbest in zip(sample["id"].tolist(), hypotheses, strict=True):
+            ids = [token for hypothesis in nbest for token in hypothesis["tokens"].tolist()]
+            outputs[number] = ids, [score for hypothesis in nbest for score in hypothesis["positional_scores"].tolist()]
     return outputs
 
 

@@ -58,8 +58,8 @@ class Comparison:
         if is_replayed:
             generator = self.generator("greedy")
             for sample in self.batches(8):
-                found = session.decode(generator, sample)
-                pairs = zip(sample["id"].tolist(), found, strict=True)
+                hypotheses = session.decode(generator, sample)
+                pairs = zip(sample["id"].tolist(), hypotheses, strict=True)
                 self.outputs.update({number: best[0]["tokens"].tolist() for number, best in pairs})
         # The drafter is read once, not by every process.
         self.generator("gad")

@@ -60,7 +60,7 @@ def contenders(folder: Path) -> dict[str, Callable[[list[int]], list[int]]]:
     numbers = {token: number for number, token in enumerate(NAMES)}
 
     def generate(source: list[int], **options: Any) -> list[int]:
-        found = original.generate(
+        outputs = original.generate(
             torch.tensor([[SOURCE, *source, EOS]]),
             num_beams=1,
             do_sample=False,
@@ -69,15 +69,15 @@ def contenders(folder: Path) -> dict[str, Callable[[list[int]], list[int]]]:
             bad_words_ids=[[PAD]],
             **options,
         )
-        ids: list[int] = found[0, 2:].tolist()
+        ids: list[int] = outputs[0, 2:].tolist()
         return ids
 
     def ctranslate(source: list[int]) -> list[int]:
         tokens = [NAMES[number] for number in (SOURCE, *source)]
-        (found,) = translator.translate_batch(
+        (result,) = translator.translate_batch(
             [tokens], target_prefix=[[NAMES[TARGET]]], beam_size=1, max_decoding_length=LONGEST
         )
-        return [numbers[token] for token in found.hypotheses[0][1:]]
+        return [numbers[token] for token in result.hypotheses[0][1:]]
 
     def own(decoder: str) -> Callable[[list[int]], list[int]]:
         model = fairseq_plugins.load(
@@ -91,8 +91,8 @@ def contenders(folder: Path) -> dict[str, Callable[[list[int]], list[int]]]:
         )
 
         def decode(source: list[int]) -> list[int]:
-            (found,) = model.translate_batch([[NAMES[number] for number in source]])
-            return [numbers[token] for token in found.tokens]
+            (translation,) = model.translate_batch([[NAMES[number] for number in source]])
+            return [numbers[token] for token in translation.tokens]
 
         return decode
 

@@ -101,7 +101,7 @@ class Family:
         block_nat_base(args)
         drafter = BlockNat.build_model(args, task, verifier=model).train()
         (sample,) = self.batches(task, SENTENCES)
-        outputs = [torch.tensor(found[0]) for found in generate(self, task, model, 1, SENTENCES)]
+        outputs = [torch.tensor(hypotheses[0]) for hypotheses in generate(self, task, model, 1, SENTENCES)]
         target = nn.utils.rnn.pad_sequence(outputs, True, task.target_dictionary.pad())
         fed = F.pad(target[:, :-1], (1, 0), value=task.target_dictionary.eos())
         source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}

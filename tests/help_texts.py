@@ -18,8 +18,8 @@ def commands() -> dict[str, str]:
     """Command -> module:function, as setup.py has them."""
     tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
-    found = assigned["CONSOLE_SCRIPTS"]
-    return {name.strip(): target.strip() for name, target in (line.split("=") for line in ast.literal_eval(found))}
+    scripts = assigned["CONSOLE_SCRIPTS"]
+    return {name.strip(): target.strip() for name, target in (line.split("=") for line in ast.literal_eval(scripts))}
 
 
 def printed(target: str, command: str, arguments: list[str]) -> str:
@@ -40,11 +40,11 @@ def printed(target: str, command: str, arguments: list[str]) -> str:
 
 def texts() -> dict[str, str]:
     """File name -> text, of all commands and subcommands."""
-    found = {}
+    by_file = {}
     for command, target in commands().items():
         for more in ([], *([name] for name in SUBCOMMANDS.get(command, ()))):
-            found["-".join([command, *more]) + ".txt"] = printed(target, command, more)
-    return found
+            by_file["-".join([command, *more]) + ".txt"] = printed(target, command, more)
+    return by_file
 
 
 if __name__ == "__main__":

@@ -70,9 +70,9 @@ def tables() -> dict[str, str]:
 
 def marked(text: str, name: str) -> re.Match[str]:
     """The part of a page between the comments `name begins` and `name ends`."""
-    found = re.search(rf"(<!-- {name} begins[^\n]*-->\n)(.*?)(\n<!-- {name} ends -->)", text, re.DOTALL)
-    assert found is not None, f"no marks of {name}"
-    return found
+    match = re.search(rf"(<!-- {name} begins[^\n]*-->\n)(.*?)(\n<!-- {name} ends -->)", text, re.DOTALL)
+    assert match is not None, f"no marks of {name}"
+    return match
 
 
 def write(page: Path, contents: Mapping[str, str]) -> None:

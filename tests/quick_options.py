@@ -44,11 +44,11 @@ class _Kept:
         classes: dict[str, type] = {}
 
         class Pickler(pickle.Pickler):
-            def persistent_id(self, found: Any) -> str | None:
-                if not isinstance(found, type):
+            def persistent_id(self, value: Any) -> str | None:
+                if not isinstance(value, type):
                     return None
-                classes[str(id(found))] = found
-                return str(id(found))
+                classes[str(id(value))] = value
+                return str(id(value))
 
         class Unpickler(pickle.Unpickler):
             def persistent_load(self, number: str) -> type:

@@ -32,9 +32,9 @@ def table() -> str:
     columns = ["identical", "tokens/iteration", "× fairseq", "× CTranslate2", "× greedy"]
     header = ["model, decoder", "same output", "tokens per iteration", *columns[2:]]
     lines = [f"| {' | '.join(header)} |", "| --- | --: | --: | --: | --: | --: |"]
-    for folder, name, wanted in CARDS:
+    for folder, name, decoders in CARDS:
         rows = card_rows(REPOSITORY / "checkpoints" / folder / "README.md")
-        for row in wanted:
+        for row in decoders:
             lines.append(f"| {name}, {row} | {' | '.join(rows[row][column] for column in columns)} |")
     return "\n".join(lines)
 

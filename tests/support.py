@@ -125,8 +125,8 @@ def _let_outputs_end(model: TransformerModel, task: SpecDecTask, arguments: tupl
 
 def _endless_outputs(model: TransformerModel, task: SpecDecTask, sample: dict[str, Any], steps: int) -> Tensor:
     """Return greedy outputs without EOS, [B, steps]; they only decide which token is exchanged with EOS."""
-    found, _ = decode([model], task, sample, Options("greedy"), max_len_b=steps, min_len=steps)
-    return torch.tensor(ids(found))[:, :steps]
+    output, _ = decode([model], task, sample, Options("greedy"), max_len_b=steps, min_len=steps)
+    return torch.tensor(ids(output))[:, :steps]
 
 
 def make_drafter(
@@ -274,8 +274,8 @@ def decode_all(
     """
     per_batch = _per_batch(options)
     generator, stats = make_generator(models, task, method, model, rule, engine, **options)
-    found = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
-    return found, stats.recorded
+    output = [hypotheses for sample in samples for hypotheses in generator.generate(models, sample, **per_batch)]
+    return output, stats.recorded
 
 
 def make_generator(
@@ -402,7 +402,7 @@ def _in_the_order_of(own: list, other: list, rounding: float = 2e-6) -> list:
 
 def all_ids(hypotheses: list) -> list[list[list[int]]]:
     """Return token ids of all hypotheses of every sentence."""
-    return [[hypothesis["tokens"].tolist() for hypothesis in found] for found in hypotheses]
+    return [[hypothesis["tokens"].tolist() for hypothesis in of_sentence] for of_sentence in hypotheses]
 
 
 def scores(hypotheses: list) -> list[Tensor]:

@@ -42,8 +42,8 @@ pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++
 
 def code(language: str) -> str:
     """Return the page's only block of code in a language."""
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return found
+    (block,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return block
 
 
 @pytest.fixture(scope="module")

@@ -59,8 +59,8 @@ def test_stock_checkpoint_is_decoded_as_by_fairseq(
     assert hypotheses(ours.stdout) == greedy
     assert "with beam=1" in ours.stdout
     summary = r"36 sentences, \d+ tokens, \d+ iterations, ([\d.]+) mean accepted tokens, [\d.]+ tok"
-    said = re.search(summary, ours.stderr)
-    assert said is not None and float(said[1]) >= least
+    summary_line = re.search(summary, ours.stderr)
+    assert summary_line is not None and float(summary_line[1]) >= least
 
 
 def test_int8_is_called_lossy(corpus: Corpus) -> None:
@@ -82,14 +82,14 @@ def test_decoder_beam_is_fairseqs_search(corpus: Corpus) -> None:
 
 def printed(output: str) -> list[tuple[str, str, list[float]]]:
     """Of every line S-, T-, H-, D- and P- its number, its text and its scores."""
-    found = []
+    outputs = []
     for line in output.splitlines():
         if re.match("[STHDP]-", line):
             name, *rest = line.split("\t")
             numbers = rest[0].split() if name[0] in "HDP" else []
             text = "" if name[0] == "P" else rest[-1]
-            found.append((name, text, [float(number) for number in numbers]))
-    return found
+            outputs.append((name, text, [float(number) for number in numbers]))
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_fast_beam_prints_what_fairseq_prints(corpus: Corpus, options: str) -> N
     options += " --batch-size 6 --required-batch-size-multiple 1"
     own = generate(corpus, f"--task translation {options}")
     ours = generate(corpus, f"--task spec_dec --decoder fast-beam {options}")
-    theirs, found = printed(own.stdout), printed(ours.stdout)
-    assert [line[:2] for line in found] == [line[:2] for line in theirs] and len(found) > 5 * 36
-    for (*_, mine), (*_, its) in zip(found, theirs, strict=True):
+    theirs, printed_by_ours = printed(own.stdout), printed(ours.stdout)
+    assert [line[:2] for line in printed_by_ours] == [line[:2] for line in theirs] and len(printed_by_ours) > 5 * 36
+    for (*_, mine), (*_, its) in zip(printed_by_ours, theirs, strict=True):
         assert mine == pytest.approx(its, abs=3e-4)
     beam = re.search(r"--beam (\d)", options)
     assert beam is not None and f"with beam={beam[1]}" in ours.stdout
@@ -204,8 +204,8 @@ def test_validation_counts_accepted_tokens(corpus: Corpus) -> None:
         f"{corpus.data} --path {corpus.drafter} --task spec_dec --verifier-path {corpus.verifier} --valid-subset test "
         "--cpu --batch-size 9 --log-format simple",
     )
-    said = run.stdout + run.stderr
-    accepted = float(re.findall(r"mean_accepted_tokens ([\d.]+)", said)[-1])
+    output = run.stdout + run.stderr
+    accepted = float(re.findall(r"mean_accepted_tokens ([\d.]+)", output)[-1])
     decoder = f"gad --fixed-width --drafter-path {corpus.drafter}"
     decoded = generate(corpus, f"--task spec_dec --decoder {decoder} --batch-size 9")
     assert accepted == pytest.approx(float(re.findall(r"([\d.]+) mean accepted", decoded.stderr)[-1]), abs=0.01)

@@ -34,22 +34,22 @@ def run(python: str | Path, program: str, redirection: str, unbuffered: str = ""
     environment = {**os.environ, "MARK": "ä", "PYTHONUNBUFFERED": unbuffered}
     command = ["bash", "-c", line, str(python), program]
     done = subprocess.run(command, input="text", capture_output=True, text=True, env=environment)
-    said = done.stderr.splitlines()[-1:]
-    return done.returncode, done.stdout, said[0] if said else ""
+    error = done.stderr.splitlines()[-1:]
+    return done.returncode, done.stdout, error[0] if error else ""
 
 
 @pytest.mark.parametrize("redirection", REDIRECTIONS)
 def test_exit_status_is_that_of_a_process(programs: Path, redirection: str) -> None:
     for program in PROGRAMS:
-        wanted = run(sys.executable, program, redirection)
-        assert run(programs / "python", program, redirection) == wanted, program
+        expected = run(sys.executable, program, redirection)
+        assert run(programs / "python", program, redirection) == expected, program
 
 
 def test_unbuffered_output(programs: Path) -> None:
     for unbuffered in ("", "1"):
-        wanted = run(sys.executable, "print('out'); os._exit(0)", "", unbuffered)
-        assert run(programs / "python", "print('out'); os._exit(0)", "", unbuffered) == wanted
-        assert wanted[1] == ("out\n" if unbuffered else "")
+        expected = run(sys.executable, "print('out'); os._exit(0)", "", unbuffered)
+        assert run(programs / "python", "print('out'); os._exit(0)", "", unbuffered) == expected
+        assert expected[1] == ("out\n" if unbuffered else "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])

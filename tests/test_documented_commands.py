@@ -48,8 +48,8 @@ def blocks(page: str, section: str = "") -> list[str]:
     """The indented blocks of a page, or of a section and what comes after it, without indentation."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     text = text[text.index(section) :]
-    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
-    return ["\n".join(line[4:] for line in block.splitlines()).strip() for block in found]
+    indented = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+    return ["\n".join(line[4:] for line in block.splitlines()).strip() for block in indented]
 
 
 def commands(page: str, section: str = "") -> list[str]:
@@ -82,13 +82,13 @@ def filled_in(command: str, corpus: Corpus) -> str:
 
 
 def test_pages_have_commands() -> None:
-    found = [command.split()[0] for page in RUN_ON for command in runnable(page)]
-    assert set(found) == {
+    programs = [command.split()[0] for page in RUN_ON for command in runnable(page)]
+    assert set(programs) == {
         *("fairseq-generate", "fairseq-train", "spec-dec-distill", "echo", "spec-dec-translate", "head"),
         *("spec-dec-trace", "spec-dec-metrics", "spec-dec-report", "spec-dec-sweep", "spec-dec-ddgviz"),
         *("spec-dec-compare", "grep"),
     }
-    assert len(found) >= 20 and all(runnable(page) for page in RUN_ON)
+    assert len(programs) >= 20 and all(runnable(page) for page in RUN_ON)
 
 
 def run_line(line: str, folder: Path, programs: Path) -> str:
@@ -152,8 +152,8 @@ def test_other_text_than_a_drafter_was_trained_for(programs: Path, tmp_path: Pat
     run_line(timed.replace("--timing-seconds 1.5 --repeats 5", "--repeats 1"), tmp_path, programs)
     for text, sentences in {"plain": 3, "cut": 3, "lower": 3, "joined": 1}.items():
         rows = json.loads((tmp_path / "results" / text / "benchmark.json").read_text(encoding="utf-8"))["rows"]
-        found = {row["name"]: (row["identical"], row["sentences"]) for row in rows}
-        assert found["greedy"] == found["gad"] == (sentences, sentences)
+        identical = {row["name"]: (row["identical"], row["sentences"]) for row in rows}
+        assert identical["greedy"] == identical["gad"] == (sentences, sentences)
     assert (tmp_path / "cut.en").read_text() == "A group of men are\nA man sleeping in a\nTwo\n"
 
 
@@ -171,9 +171,9 @@ def test_make_knows_its_targets(page: str) -> None:
 def test_recipes_say_what_they_would_do(tmp_path: Path) -> None:
     (tmp_path / "train_scripts").symlink_to(REPOSITORY / "train_scripts")
     pages = ("docs/recipes.md", "docs/training.md")
-    found = [command for page in pages for command in commands(page) if "train_scripts/" in command]
-    assert len(found) > 4
-    for command in found:
+    recipes = [command for page in pages for command in commands(page) if "train_scripts/" in command]
+    assert len(recipes) > 4
+    for command in recipes:
         run = subprocess.run(
             ["bash", "-c", f"{re.sub('^sbatch( --array=[0-9-]+)?', 'bash', command)} --dry-run"],
             cwd=tmp_path, capture_output=True, text=True,
@@ -193,9 +193,9 @@ def test_python_runs(
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     variables: dict = {}
-    found = [block for block in blocks(page) if "model." in block or "fairseq_plugins.load" in block]
-    assert found
-    for block in found:
+    examples = [block for block in blocks(page) if "model." in block or "fairseq_plugins.load" in block]
+    assert examples
+    for block in examples:
         for name, file in (
             ("checkpoint_best.pt", corpus.verifier),
             ("drafter.pt", corpus.drafter),

@@ -22,7 +22,7 @@ def test_families_decode_as_fairseq_does(name: str, tmp_path: Path) -> None:
     task = family.set_up(tmp_path)
     model, _ = family.model(task)
     expected = {(beam, size): generate(family, task, model, beam, size) for beam in (1, 5) for size in SIZES}
-    lengths = {len(found[0]) for found in expected[1, 7]}
+    lengths = {len(output[0]) for output in expected[1, 7]}
     assert len(lengths) > 3 and min(lengths) < MAX_LEN, lengths
     drafter = {"drafter": tmp_path / "drafter.pt", "fixed_width": True}
     if "gad" in family.decoders:
@@ -32,8 +32,8 @@ def test_families_decode_as_fairseq_does(name: str, tmp_path: Path) -> None:
         for options in (given, {**given, "no_compiled_steps": True}) if decoder in REFERENCE_TOO else (given,):
             wrap(task, decoder=decoder, **options)
             for beam, size in product(beams, SIZES):
-                found = generate(family, task, model, beam, size)
-                assert found == expected[beam, size], (decoder, options, beam, size)
+                output = generate(family, task, model, beam, size)
+                assert output == expected[beam, size], (decoder, options, beam, size)
 
 
 def test_the_page_has_the_table_of_what_is_tested() -> None:

@@ -54,9 +54,9 @@ def imports_of(folder: Path) -> dict[str, set[str]]:
     `from package import name` imports the submodule of this name where there is one, else the package.
     """
     modules = modules_of(folder)
-    found: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for module, file in modules.items():
-        found[module] = set()
+        imports[module] = set()
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
         for statement in statements(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(statement, ast.Import):
@@ -67,8 +67,8 @@ def imports_of(folder: Path) -> dict[str, set[str]]:
                 source = ".".join([*above, *([statement.module] if statement.module else [])])
                 targets = [f"{source}.{alias.name}" for alias in statement.names]
                 names = [target if target in modules else source for target in targets]
-            found[module] |= modules.keys() & set(names)
-    return found
+            imports[module] |= modules.keys() & set(names)
+    return imports
 
 
 def shelf_of(module: str) -> str:
@@ -150,9 +150,9 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
         "part/__init__.py": "from made_up.part import three\n",
         "part/three.py": "def late():\n    from .. import one\n",
     }
-    found = circle(imports_of(package(tmp_path, files)))
-    assert found[0] == found[-1]
-    assert set(found) == {"made_up.one", "made_up.two", "made_up.part.three"}
+    names = circle(imports_of(package(tmp_path, files)))
+    assert names[0] == names[-1]
+    assert set(names) == {"made_up.one", "made_up.two", "made_up.part.three"}
 
 
 def test_a_package_that_imports_its_modules_is_no_circle(tmp_path: Path) -> None:

@@ -83,14 +83,14 @@ def test_same_refusals(hydras_own: Any) -> None:
     refusals = []
     for wrong in ({"ddp_backend": "none"}, {"max_tokens": "many"}, {"criterion": "none"}, {"path": "a'"}):
         args = Namespace(**{**vars(parsed(*LINES[0])), **wrong})
-        said = []
+        errors = []
         for read in (hydras_own, convert_namespace_to_omegaconf):
             try:
-                said.append(str(OmegaConf.to_container(read(args))))
+                errors.append(str(OmegaConf.to_container(read(args))))
             except Exception as error:
-                said.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
-        assert said[0] == said[1]
-        refusals.append(said[0])
+                errors.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
+        assert errors[0] == errors[1]
+        refusals.append(errors[0])
     assert "ConfigCompositionException" in refusals[0] and "ddp_backend" in refusals[0]
 
 
@@ -101,20 +101,20 @@ def test_same_configs(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
     def made() -> list[Any]:
-        found: list[Any] = []
+        configs: list[Any] = []
         plain = {"one": 1, "half": 0.5, "no": None, "yes": True, "text": "a b", "list": [1, None], "more": {"x": {}}}
         special = {"one": 1, "again": "${one}", "lost": "${none}", "missing": "???", "more": {"up": "${..one}"}, 3: 4}
         for content in (plain, special, {"kept": OmegaConf.create(plain), "bad": Other()}, {"bad": {1}}):
-            found.append("-")
+            configs.append("-")
             try:
                 config = OmegaConf.create(content)
             except Exception as error:
-                found.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
+                configs.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
                 continue
             OmegaConf.set_struct(config, True)
             nodes = [config]
             for node in nodes:
-                found.append((type(node), dict(vars(node._metadata).items()), str(node)))
+                configs.append((type(node), dict(vars(node._metadata).items()), str(node)))
                 if isinstance(node, DictConfig):
                     nodes += [node._get_node(key) for key in node]
             for key in [*content, "other", 5]:
@@ -125,16 +125,16 @@ def test_same_configs(monkeypatch: pytest.MonkeyPatch) -> None:
                     OmegaConf.select,
                 ):
                     try:
-                        found.append(read(config, key))
+                        configs.append(read(config, key))
                     except Exception as error:
-                        found.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
+                        configs.append(re.sub("0x[0-9a-f]+", "", f"{type(error)}: {error}"))
             try:
                 config.one = "two"
                 config.text = 8
             except Exception as error:
-                found.append(f"{type(error)}: {error}")
-            found.append(str(config))
-        return found
+                configs.append(f"{type(error)}: {error}")
+            configs.append(str(config))
+        return configs
 
     quick = made()
     with monkeypatch.context() as patch:

@@ -17,14 +17,14 @@ PAGES += MANUAL + NOTEBOOK
 
 @pytest.mark.parametrize("name", ["decoding", "decoders", "training"])
 def test_option_tables_are_current(name: str) -> None:
-    found = marked(PAGE.read_text(encoding="utf-8"), name)[2]
-    assert found == options_page.tables()[name], "write it anew: python -m tests.options_page"
+    table = marked(PAGE.read_text(encoding="utf-8"), name)[2]
+    assert table == options_page.tables()[name], "write it anew: python -m tests.options_page"
 
 
 def test_results_match_the_model_cards() -> None:
-    found = marked(README.read_text(encoding="utf-8"), "results")[2]
-    assert found == readme_results.table(), "write it anew: python -m tests.readme_results"
-    assert len(found.splitlines()) >= 9
+    table = marked(README.read_text(encoding="utf-8"), "results")[2]
+    assert table == readme_results.table(), "write it anew: python -m tests.readme_results"
+    assert len(table.splitlines()) >= 9
 
 
 def test_how_it_works_stays_short() -> None:

@@ -144,11 +144,11 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
     rows = json.loads((results / "table.json").read_text())["rows"]
     identical = {row["name"]: row["identical"] for row in rows}
     assert identical["gad"] == 6 and identical.get("blockwise") == (6 if recipe == "multi30k" else None)
-    wanted = {"rouge": "cnn_dm", "SARI": "simplification", "F0.5": "gec"}
+    metrics = {"rouge": "cnn_dm", "SARI": "simplification", "F0.5": "gec"}
     assert (results / "test").exists() == ("test" not in skipped)
     if "test" not in skipped:
         scores = (results / "test/gad.txt").read_text()
-        assert all((text in scores) == (used in recipe) for text, used in wanted.items() if text != "rouge"), scores
+        assert all((text in scores) == (used in recipe) for text, used in metrics.items() if text != "rouge"), scores
     assert (results / "sweep/sweep.md").exists() == ("sweep" not in skipped)
     assert not [str(path) for path in checkout.rglob("*.partial*")]
     card = (models / "README.md").read_text(encoding="utf-8")
@@ -217,10 +217,10 @@ def test_dry_run_prints_every_command_and_does_nothing(checkout: Path, recipe: s
 def test_the_batch_of_the_paper_is_kept(checkout: Path) -> None:
     for gpus, most in ((8, 8192), (3, 5000), (1, 4096), (64, 20000)):
         result = run(checkout, "wmt14", "--dry-run", GPUS=str(gpus), MAX_TOKENS=str(most), DRAFTER_MAX_TOKENS=str(most))
-        found = re.findall(r"fairseq-train .*--max-tokens (\d+) --update-freq (\d+)", result.stdout)
-        batches = [int(tokens) * int(frequency) * gpus for tokens, frequency in found]
-        for batch, wanted in zip(batches, (3584 * 16 * 8, 20000 * 4 * 8, 4096 * 4 * 8), strict=True):
-            assert batch == pytest.approx(wanted, rel=0.06)
+        commands = re.findall(r"fairseq-train .*--max-tokens (\d+) --update-freq (\d+)", result.stdout)
+        batches = [int(tokens) * int(frequency) * gpus for tokens, frequency in commands]
+        for batch, expected in zip(batches, (3584 * 16 * 8, 20000 * 4 * 8, 4096 * 4 * 8), strict=True):
+            assert batch == pytest.approx(expected, rel=0.06)
 
 
 @pytest.mark.parametrize(

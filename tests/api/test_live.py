@@ -17,12 +17,12 @@ def test_every_translation_is_the_next_ones_draft() -> None:
     tokens = iterations = 0
     for words in range(1, len(CAPTION) + 1):
         text = " ".join(CAPTION[:words])
-        found = session.translate(text)
+        translation = session.translate(text)
         tokens, iterations = tokens + model.statistics.tokens, iterations + model.statistics.iterations
-        assert found == session.translation == model.translate(text)
+        assert translation == session.translation == model.translate(text)
     assert tokens > 2 * iterations
     # Nothing changed: one iteration.
-    assert session.translate(text) == found and model.statistics.iterations == 1
+    assert session.translate(text) == translation and model.statistics.iterations == 1
 
 
 def test_another_decoder_is_refused() -> None:

@@ -39,12 +39,12 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
 def test_codes_of_fastbpe_cut_as_those_of_subword_nmt(tmp_path: Path) -> None:
     pairs = ["l o", "lo w</w>", "e r</w>", "lo w", "low er</w>", "n e", "ne w</w>"]
     files = {"pairs": ["#version: 0.2", *pairs], "counts": [f"{pair} {random.randrange(1, 9000)}" for pair in pairs]}
-    found = []
+    subwords = []
     for name, lines in files.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
         model = fairseq_plugins.load(MULTI30K, decoder="greedy", subwords=tmp_path / name, device="cpu")
-        found.append(model.tokenize("low lower new newer l"))
-    assert found[0] == found[1] == "low lower new ne@@ w@@ er l".split()
+        subwords.append(model.tokenize("low lower new newer l"))
+    assert subwords[0] == subwords[1] == "low lower new ne@@ w@@ er l".split()
     codes = FastBPECodes(FastBPECodesConfig(bpe_codes=str(tmp_path / "counts")))
     assert codes.decode("low ne@@ w@@ er") == "low newer"
 

@@ -79,8 +79,8 @@ def test_killed_writers(tmp_path: Path) -> None:
         process.kill()
         process.join()
         memory.add([f"after {turn}"], ["whole"])
-    found = stored(tmp_path)
-    assert all(found[f"after {turn}"] == "whole" for turn in range(5))
+    outputs = stored(tmp_path)
+    assert all(outputs[f"after {turn}"] == "whole" for turn in range(5))
     assert memory.drafts("turn 2 0") == [target_of("turn 2 0")]
 
 

@@ -66,10 +66,10 @@ def test_backend_has_a_name_and_a_reason() -> None:
 
 def test_text_is_that_of_fairseq_interactive(model: Model) -> None:
     expected = interactive(SENTENCES, "--beam", "1")
-    found = model.translate(SENTENCES, return_scores=True)
-    assert len(expected) == 100 and [translation.text for translation in found] == [text for _, text in expected]
+    translations = model.translate(SENTENCES, return_scores=True)
+    assert len(expected) == 100 and [translation.text for translation in translations] == [text for _, text in expected]
     assert sum(text != source for text, source in zip(model.translate(SENTENCES), SENTENCES, strict=True)) > 20
-    for translation, (score, _) in zip(found, expected, strict=True):
+    for translation, (score, _) in zip(translations, expected, strict=True):
         assert translation.score / math.log(2) == pytest.approx(score, abs=1e-4)
 
 
@@ -77,10 +77,10 @@ def test_beam_search_is_fairseqs(model: Model) -> None:
     search = fairseq_plugins.load(UA_GEC, decoder="beam", device="cpu")
     few = SENTENCES[:12]
     for beam, options in ((None, ["--beam", "5"]), (2, ["--beam", "2"])):
-        found = search.translate(few, beam=beam, return_scores=True)
+        translations = search.translate(few, beam=beam, return_scores=True)
         expected = interactive(few, *options)
-        assert [translation.text for translation in found] == [text for _, text in expected]
-        assert all(translation.emitted is None and translation.iterations is None for translation in found)
+        assert [translation.text for translation in translations] == [text for _, text in expected]
+        assert all(translation.emitted is None and translation.iterations is None for translation in translations)
     with pytest.raises(ConfigurationError, match="beam=2: iad keeps one hypothesis; .*fast-beam"):
         model.translate("Так .", beam=2)
     with pytest.raises(ConfigurationError, match="none grows by itself"):
@@ -92,8 +92,8 @@ def test_several_hypotheses_are_fairseqs(decoder: str) -> None:
     search = fairseq_plugins.load(UA_GEC, decoder=decoder, device="cpu")
     few = SENTENCES[:12]
     expected = interactive(few, "--beam", "4", "--nbest", "3")
-    found = search.translate(few, beam=4, num_hypotheses=3, return_scores=True)
-    hypotheses = [one for best in found for one in (best, *best.alternatives)]
+    translations = search.translate(few, beam=4, num_hypotheses=3, return_scores=True)
+    hypotheses = [one for best in translations for one in (best, *best.alternatives)]
     assert [one.text for one in hypotheses] == [text for _, text in expected] and len(expected) == 36
     for one, (score, _) in zip(hypotheses, expected, strict=True):
         assert one.score / math.log(2) == pytest.approx(score, abs=1e-4)
@@ -129,27 +129,27 @@ def test_options_of_a_call_are_those_of_load(model: Model) -> None:
 
 def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     before, own = torch.get_num_threads(), fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu", threads=3)
-    seen: list[int] = []
+    numbers: list[int] = []
     decode = Session.decode
 
     def noting(*args: Any) -> Any:
-        seen.append(torch.get_num_threads())
+        numbers.append(torch.get_num_threads())
         return decode(*args)
 
     monkeypatch.setattr(Session, "decode", noting)
-    assert own.translate("Так .") == "Так." and seen == [3] and torch.get_num_threads() == before
+    assert own.translate("Так .") == "Так." and numbers == [3] and torch.get_num_threads() == before
     with pytest.raises(ConfigurationError, match="threads=0: give at least 1"):
         fairseq_plugins.load(UA_GEC, threads=0)
 
 
 def test_blank_text_stays_empty(captions: Model, model: Model) -> None:
     texts = ["", "Two dogs play.", " \t\n", "People"]
-    found = captions.translate(texts)
-    assert found == ["", captions.translate(texts[1]), "", captions.translate(texts[3])] and found[3]
+    translations = captions.translate(texts)
+    assert translations == ["", captions.translate(texts[1]), "", captions.translate(texts[3])] and translations[3]
     captions.translate(texts)
     assert captions.statistics.sentences == 4 and captions.statistics.iterations > 0
     assert captions.translate("", return_scores=True) == Translation("", [], 0.0, [], [])
-    assert [translation.text for translation in captions.translate_iterable(texts)] == found
+    assert [translation.text for translation in captions.translate_iterable(texts)] == translations
     assert [(step.text, step.finished) for step in captions.stream("")] == [("", True)]
     assert model.translate([]) == []
 
@@ -190,9 +190,9 @@ def test_order_is_kept_and_batches_do_not_matter(captions: Model) -> None:
 def test_subwords(captions: Model) -> None:
     tokens = [captions.tokenize(text) for text in CAPTIONS]
     assert tokens[0][0] == "▁A" and tokens[2] == []
-    found = captions.translate_batch(tokens)
-    assert [t.text for t in found] == captions.translate(CAPTIONS)
-    assert [captions.detokenize(t.tokens) for t in found] == [t.text for t in found]
+    translations = captions.translate_batch(tokens)
+    assert [t.text for t in translations] == captions.translate(CAPTIONS)
+    assert [captions.detokenize(t.tokens) for t in translations] == [t.text for t in translations]
     assert captions.translate_batch([["no-such-subword"]])[0].text == captions.translate_batch([["nor-this"]])[0].text
 
 
@@ -205,11 +205,11 @@ def test_what_is_returned_beside_the_text(captions: Model) -> None:
 
 
 def test_statistics_are_those_of_the_call(captions: Model) -> None:
-    found = captions.translate(CAPTIONS, return_scores=True)
+    translations = captions.translate(CAPTIONS, return_scores=True)
     statistics = captions.statistics
     assert statistics.sentences == len(CAPTIONS)
-    assert statistics.tokens == sum(len(t.token_scores) for t in found)
-    assert statistics.iterations == sum(t.iterations or 0 for t in found)
+    assert statistics.tokens == sum(len(t.token_scores) for t in translations)
+    assert statistics.iterations == sum(t.iterations or 0 for t in translations)
     assert statistics.mean_accepted_tokens == statistics.tokens / statistics.iterations > 1
     assert statistics.seconds > 0
     captions.translate("Two dogs play.")
@@ -247,8 +247,8 @@ def test_iterables_are_read_as_needed(captions: Model) -> None:
             yield CAPTIONS[number % 2]
 
     expected = captions.translate(CAPTIONS[:2]) * 5
-    found = itertools.islice(captions.translate_iterable(endless(), batch_size=2), 10)
-    assert [translation.text for translation in found] == expected
+    translations = itertools.islice(captions.translate_iterable(endless(), batch_size=2), 10)
+    assert [translation.text for translation in translations] == expected
     assert read == 64
     assert list(captions.translate_iterable([])) == []
 
@@ -259,15 +259,15 @@ def test_threads_take_turns(captions: Model) -> None:
 
     def call(number: int) -> tuple[list[str], int, str]:
         barrier.wait()
-        found = []
+        translations = []
         for _ in range(3):
-            found = captions.translate(CAPTIONS[: number + 1], batch_size=2)
+            translations = captions.translate(CAPTIONS[: number + 1], batch_size=2)
         counted = captions.statistics.sentences
-        return found, counted, list(captions.stream(CAPTIONS[number]))[-1].text
+        return translations, counted, list(captions.stream(CAPTIONS[number]))[-1].text
 
     with ThreadPoolExecutor(4) as pool:
-        for number, (found, counted, streamed) in enumerate(pool.map(call, range(4))):
-            assert found == expected[: number + 1] and counted == number + 1 and streamed == expected[number]
+        for number, (translations, counted, streamed) in enumerate(pool.map(call, range(4))):
+            assert translations == expected[: number + 1] and counted == number + 1 and streamed == expected[number]
 
 
 def test_text_without_subwords(corpus: Corpus) -> None:
@@ -378,5 +378,5 @@ def test_types(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file", str(tmp_path / "mypy.ini")]
     command += ["--cache-dir", str(tmp_path / "cache"), str(tmp_path / "use.py"), "fairseq_plugins/api"]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    found = [line for line in run.stdout.splitlines() if ": error:" in line]
-    assert len(found) == 1 and "use.py:12:" in found[0], run.stdout + run.stderr
+    errors = [line for line in run.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1 and "use.py:12:" in errors[0], run.stdout + run.stderr

@@ -34,15 +34,15 @@ def words(tokens: Iterable[str]) -> list[str]:
 def test_output_is_that_of_the_task(name: str, decoder: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     task, model = family.save(tmp_path)
-    expected = [found[0] for found in generate(family, task, model, 1, 7)]
+    expected = [hypotheses[0] for hypotheses in generate(family, task, model, 1, 7)]
     symbols, own = task.target_dictionary.symbols, fairseq_plugins.load(decoder=decoder, **arguments(family, tmp_path))
     assert own.backend.startswith("native: ") and (own.source_lang, own.target_lang) == ("en", "de")
     batches = (batch["net_input"]["src_tokens"].tolist() for batch in family.batches(task, 7))
     sources = [words(symbols[token] for token in tokens) for batch in batches for tokens in batch]
-    wanted = [words(symbols[token] for token in tokens) for tokens in expected]
-    assert [words(one.tokens) for one in own.translate_batch(sources, batch_size=5)] == wanted
-    assert words(token for step in own.stream(" ".join(sources[0])) for token in step.tokens) == wanted[0]
-    assert len({tuple(tokens) for tokens in wanted}) > 10
+    expected_words = [words(symbols[token] for token in tokens) for tokens in expected]
+    assert [words(one.tokens) for one in own.translate_batch(sources, batch_size=5)] == expected_words
+    assert words(token for step in own.stream(" ".join(sources[0])) for token in step.tokens) == expected_words[0]
+    assert len({tuple(tokens) for tokens in expected_words}) > 10
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:

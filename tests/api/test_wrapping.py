@@ -41,8 +41,8 @@ def test_the_last_decoder_counts_and_beam_is_the_tasks_own() -> None:
         assert wrap(task, decoder=decoder) is task
         generator = task.build_generator([model], Namespace(max_len_b=20))
         assert generator.spec.name == decoder
-        found = task.inference_step(generator, [model], sample)
-        assert ids(found) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
+        hypotheses = task.inference_step(generator, [model], sample)
+        assert ids(hypotheses) == ids(fairseq_greedy([model], task, sample, max_len_b=20))
     assert type(wrap(task, decoder="beam").build_generator([model], Namespace())) is SequenceGenerator
 
 

@@ -181,13 +181,13 @@ def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str
 def test_warnings_by_precision(caplog: pytest.LogCaptureFixture) -> None:
     row = Row("gad", identical=7, sentences=9, timed_sentences=1)
     contender = next(contender for contender in CONTENDERS if contender.name == "gad")
-    for kind, said in (
+    for kind, beginning in (
         ("fp32", "gad differs from fairseq beam 1 in 2 of 9 sentences; in fp32 only two tokens of equal score can"),
         ("bf16", "gad differs from greedy in 2 of 9 sentences; in bf16 nothing explains that"),
     ):
         caplog.clear()
         compare.warn_if_lossy([row], [contender], kind)
-        assert caplog.messages[0].startswith(said)
+        assert caplog.messages[0].startswith(beginning)
 
 
 def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,7 +333,7 @@ def test_lossless_decoder_with_different_output_is_reported(caplog: pytest.LogCa
         Contender("nat", "nat"),
         Contender("fast-beam", "fast-beam", beam=5, lossless=True, reference=BEAM_5),
     ]
-    rows = [Row(name, identical=found, sentences=4) for name, found in (("gad", 3), ("nat", 0), ("fast-beam", 2))]
+    rows = [Row(name, identical=count, sentences=4) for name, count in (("gad", 3), ("nat", 0), ("fast-beam", 2))]
     with caplog.at_level("WARNING"):
         compare.warn_if_lossy(rows, contenders, "fp32")
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [

@@ -89,7 +89,7 @@ def generated(model: Any, name: str, sentences: list[list[int]], longest: int) -
     sentences = sentences if first is None else [[first, *ids] for ids in sentences]
     rows = pad_sequence([torch.tensor([*ids, eos]) for ids in sentences], True, model.config.pad_token_id)
     mask = torch.tensor([[position <= len(ids) for position in range(rows.size(1))] for ids in sentences]).long()
-    found = model.generate(
+    outputs = model.generate(
         rows,
         attention_mask=mask,
         num_beams=1,
@@ -100,7 +100,7 @@ def generated(model: Any, name: str, sentences: list[list[int]], longest: int) -
         # fairseq never generates the padding.
         bad_words_ids=[[model.config.pad_token_id]],
     )
-    ended = [ids[: ids.index(eos)] if eos in ids else ids for ids in found[:, 1:].tolist()]
+    ended = [ids[: ids.index(eos)] if eos in ids else ids for ids in outputs[:, 1:].tolist()]
     # fairseq takes the forced token for no text wherever it stands.
     return [[number for number in ids if number != forced] for ids in ended]
 

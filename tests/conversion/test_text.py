@@ -88,8 +88,8 @@ def forced_token(name: str, tokenizer: Any) -> int | None:
     if name not in LANGUAGES:
         return 0 if name == "bart" else None
     language = LANGUAGES[name]["target_lang"]
-    found: int = tokenizer.get_lang_id(language) if name == "m2m100" else tokenizer.convert_tokens_to_ids(language)
-    return found
+    token: int = tokenizer.get_lang_id(language) if name == "m2m100" else tokenizer.convert_tokens_to_ids(language)
+    return token
 
 
 def save_model(name: str, folder: Path, tokenizer: Any) -> Any:
@@ -135,7 +135,7 @@ def save_model(name: str, folder: Path, tokenizer: Any) -> Any:
 @torch.no_grad()
 def generated(model: Any, tokenizer: Any, text: list[str], forced: int | None) -> list[tuple[list[int], str]]:
     """Return ids without special ones, and text, of Hugging Face's greedy search."""
-    found = model.generate(
+    outputs = model.generate(
         **tokenizer(text, return_tensors="pt", padding=True),
         num_beams=1,
         do_sample=False,
@@ -145,7 +145,7 @@ def generated(model: Any, tokenizer: Any, text: list[str], forced: int | None) -
         bad_words_ids=[[tokenizer.pad_token_id]],
     )
     special = {*tokenizer.all_special_ids, forced}
-    words = [[number for number in row if number not in special] for row in found.tolist()]
+    words = [[number for number in row if number not in special] for row in outputs.tolist()]
     return list(zip(words, tokenizer.batch_decode(words), strict=True))
 
 
@@ -153,9 +153,9 @@ def test_subwords_of_tokenizers_that_transformers_5_saved(tmp_path: Path) -> Non
     for name in ("bart", "mbart50"):
         (tmp_path / name).mkdir()
         save_tokenizer(name, tmp_path / name).save_pretrained(tmp_path / f"{name}.saved")
-    found = byte_level_bpe(tmp_path / "bart")
-    assert found is not None and len(found[1]) > 100
-    assert byte_level_bpe(tmp_path / "bart.saved") == found
+    bpe = byte_level_bpe(tmp_path / "bart")
+    assert bpe is not None and len(bpe[1]) > 100
+    assert byte_level_bpe(tmp_path / "bart.saved") == bpe
     assert text_files(tmp_path / "mbart50").keys() == {"subwords.model"}
     assert not (tmp_path / "mbart50.saved" / "sentencepiece.bpe.model").exists()
     with pytest.raises(ConfigurationError, match="mbart50.saved: has no sentencepiece.bpe.model, .*; copy it from"):
@@ -178,8 +178,8 @@ def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
     own = fairseq_plugins.load(
         tmp_path / "out", decoder="greedy", device="cpu", max_len_b=LONGEST, **LANGUAGES.get(name, {})
     )
-    found = own.translate(text, return_scores=True)
+    translations = own.translate(text, return_scores=True)
     # fairseq's BART has numbers for names.
     name_of = str if name == "bart" else tokenizer.convert_ids_to_tokens
-    assert [one.tokens for one in found] == [[name_of(number) for number in ids] for ids, _ in expected]
-    assert [one.text.strip() for one in found] == [one.strip() for _, one in expected]
+    assert [one.tokens for one in translations] == [[name_of(number) for number in ids] for ids, _ in expected]
+    assert [one.text.strip() for one in translations] == [one.strip() for _, one in expected]

@@ -46,8 +46,8 @@ def test_causal_blocks_equal_a_loop(lengths: list[int], size: int, count: int, s
             for offset, column in enumerate(columns):
                 place = prefix + offset
                 assert int(blocks.positions[row, width + column]) == place + 1
-                wanted = int(target[row, place]) if place <= length else PAD
-                assert int(blocks.targets[row, column]) == wanted
+                expected = int(target[row, place]) if place <= length else PAD
+                assert int(blocks.targets[row, column]) == expected
                 sees = blocks.visible[row, width + column].nonzero().flatten().tolist()
                 assert sees == [*range(prefix + 1), *(width + other for other in columns)]
         for place in range(width):
@@ -63,8 +63,8 @@ def test_full_attention_equals_a_loop(lengths: list[int], size: int, seed: int) 
         prefix = int(blocks.positions[row, width]) - 1
         block = list(range(width, width + size))
         for place in range(width):
-            wanted = [*range(prefix + 1), *block] if place <= prefix else [place]
-            assert blocks.visible[row, place].nonzero().flatten().tolist() == wanted
+            expected = [*range(prefix + 1), *block] if place <= prefix else [place]
+            assert blocks.visible[row, place].nonzero().flatten().tolist() == expected
         for mask in block:
             assert blocks.visible[row, mask].nonzero().flatten().tolist() == [*range(prefix + 1), *block]
 

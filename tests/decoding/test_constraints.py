@@ -47,8 +47,8 @@ def test_apply_forbids_what_fairseq_forbids(
                 forbidden |= token == EOS and position < min_len and not forced
                 forbidden |= token != EOS and position >= max_len
                 expected = before[row, column, token] - (penalty if token == UNK else 0.0)
-                found = log_probs[row, column, token]
-                assert found == -torch.inf if forbidden else found == expected
+                log_prob = log_probs[row, column, token]
+                assert log_prob == -torch.inf if forbidden else log_prob == expected
 
 
 @settings(DETERMINISTIC, max_examples=example_count(150))

@@ -63,8 +63,8 @@ def test_equals_fairseq(engine: str, case: Case, beam: int, prefix: int, ends: b
         active = 0
     expected = fairseq_beam([case.verifier], case.task, case.sample, beam, **search)
     how = {"engine": ENGINES[engine](), "beam_size": beam, "active_sentences": active}
-    found, stats = case.decode(FAST_BEAM, **how, **search)
-    assert_same_hypotheses(found, expected)
+    output, stats = case.decode(FAST_BEAM, **how, **search)
+    assert_same_hypotheses(output, expected)
     assert [sum(sentence.emitted) for sentence in stats] == [len(best["tokens"]) for best, *_ in expected]
     longest = [max(len(hypothesis["tokens"]) for hypothesis in every) for every in expected]
     assert [sentence.iterations for sentence in stats] == longest
@@ -77,13 +77,13 @@ def test_every_batch_size(beam: int, batch_size: int) -> None:
     model = make_transformer(task, 5)
     lengths = [(7 * number) % 23 for number in range(32)]
     samples = [make_sample(task, lengths[begin : begin + batch_size], begin) for begin in range(0, 32, batch_size)[:4]]
-    expected = [found for sample in samples for found in fairseq_beam([model], task, sample, beam, max_len_b=30)]
+    expected = [output for sample in samples for output in fairseq_beam([model], task, sample, beam, max_len_b=30)]
     # PyTorch's operations take longest: every beam and every batch size, but not all combinations.
     engines = ENGINES.values() if beam == 5 or batch_size == 7 else [ENGINES["kernels"]]
     for engine in engines:
-        found, _ = decode_all([model], task, samples, FAST_BEAM, engine=engine(), beam_size=beam, max_len_b=30)
-        assert_same_hypotheses(found, expected)
-        assert all(len(every) == beam for every in found)
+        output, _ = decode_all([model], task, samples, FAST_BEAM, engine=engine(), beam_size=beam, max_len_b=30)
+        assert_same_hypotheses(output, expected)
+        assert all(len(every) == beam for every in output)
 
 
 @settings(UNSHRUNK, max_examples=example_count(12))
@@ -101,8 +101,8 @@ def test_ensembles_equal_fairseqs(
     models = [make_transformer(task, seed + index, **choice) for index, choice in enumerate(options)]
     sample = make_sample(task, sources, seed)
     expected = fairseq_beam(models, task, sample, beam, **search)
-    found, _ = decode(models, task, sample, FAST_BEAM, beam_size=beam, **search)
-    assert_same_hypotheses(found, expected)
+    output, _ = decode(models, task, sample, FAST_BEAM, beam_size=beam, **search)
+    assert_same_hypotheses(output, expected)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
@@ -113,8 +113,8 @@ def test_models_without_eos(engine: str) -> None:
     sample = make_sample(task, [5, 0, 18])
     expected = fairseq_beam([model], task, sample, 4, max_len_b=200)
     assert max(len(best["tokens"]) for best, *_ in expected) == 20
-    found, _ = decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=4, max_len_b=200)
-    assert_same_hypotheses(found, expected)
+    output, _ = decode([model], task, sample, FAST_BEAM, engine=ENGINES[engine](), beam_size=4, max_len_b=200)
+    assert_same_hypotheses(output, expected)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
@@ -196,8 +196,8 @@ def test_prefix_of_eos_only() -> None:
     with pytest.raises(ConfigurationError, match="--prefix-size"):
         decode([model], task, sample, FAST_BEAM, beam_size=3, max_len_b=9, prefix_tokens=prefix)
     expected = fairseq_beam([model], task, sample, 1, max_len_b=9, prefix_tokens=prefix)
-    found, _ = decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=9, prefix_tokens=prefix)
-    assert_same_hypotheses(found, expected)
+    output, _ = decode([model], task, sample, FAST_BEAM, beam_size=1, max_len_b=9, prefix_tokens=prefix)
+    assert_same_hypotheses(output, expected)
 
 
 @pytest.mark.parametrize(
@@ -261,11 +261,11 @@ def test_int8_kernels_equal_the_reference() -> None:
     model = make_transformer(task, 6)
     sample = make_sample(task, [5, 0, 12, 3])
     how, search = Options("fast-beam", int8=True), {"beam_size": 4, "max_len_b": 20}
-    found, expected = (
+    output, expected = (
         decode([model], task, sample, how, engine=engine, **search)[0]
         for engine in (None, Engine(Precision.INT8_WEIGHTS))
     )
-    assert_same_hypotheses(found, expected)
+    assert_same_hypotheses(output, expected)
 
 
 @pytest.mark.parametrize("lengths", [[11], [3, 8, 0, 21, 5, 5, 9]])

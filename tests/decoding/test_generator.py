@@ -136,18 +136,18 @@ def test_steps_report_every_iteration(batch: Batch, how: Options, active: int) -
     """Both backends yield the same steps, which add up to the output of `generate`."""
     drafter = batch.drafter("features") if how.spec.name == "gad" else None
     sizes = [len(tokens) for tokens in batch.outputs]
-    seen = []
+    yielded = []
     for engine in (None, Engine()):
         generator, stats = make_generator(
             [batch.verifier], batch.task, how, drafter, engine=engine, max_len_b=40, active_sentences=active
         )
-        steps, told = generator.steps(batch.sample), []
+        steps, steps_of_sentences = generator.steps(batch.sample), []
         try:
             while True:
-                told.append(next(steps))
+                steps_of_sentences.append(next(steps))
         except StopIteration as end:
             assert ids(end.value) == batch.outputs
-        of_sentences = list(zip(*told, strict=True))
+        of_sentences = list(zip(*steps_of_sentences, strict=True))
         for sentence, own in enumerate(of_sentences):
             assert [token for step in own for token in step.tokens] == batch.outputs[sentence]
             assert [len(step.tokens) for step in own if step.tokens] == stats.recorded[sentence].emitted
@@ -158,9 +158,9 @@ def test_steps_report_every_iteration(batch: Batch, how: Options, active: int) -
                 step.drafted = min(step.drafted, 40 - done)
                 done += len(step.tokens)
                 assert step.finished == (done == sizes[sentence])
-        seen.append([[step for step in own if step.tokens] for own in of_sentences])
-    assert seen[0] == seen[1]
-    assert (how.spec.name == "greedy") == all(step.drafted == 0 for own in seen[0] for step in own)
+        yielded.append([[step for step in own if step.tokens] for own in of_sentences])
+    assert yielded[0] == yielded[1]
+    assert (how.spec.name == "greedy") == all(step.drafted == 0 for own in yielded[0] for step in own)
 
 
 @settings(UNSHRUNK, max_examples=example_count(12))

@@ -29,11 +29,11 @@ from tests.support import (
 
 def _forward(self: NGramRepeatBlock, tokens: Any, log_probs: Any, sentences: int, beam: int, step: int) -> Any:
     size = self.no_repeat_ngram_size
-    for row, said in enumerate(tokens[:, : step + 1].tolist()):
+    for row, output in enumerate(tokens[:, : step + 1].tolist()):
         again = [
-            said[end]
-            for end in range(size - 1, len(said))
-            if said[end - size + 1 : end] == said[len(said) - size + 1 :]
+            output[end]
+            for end in range(size - 1, len(output))
+            if output[end - size + 1 : end] == output[len(output) - size + 1 :]
         ]
         log_probs[row, again] = -torch.inf
     return log_probs

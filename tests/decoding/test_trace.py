@@ -97,8 +97,8 @@ def assert_consistent(trace: Trace, hypotheses: list, lengths: list[int] = LENGT
                 together.append(note.verifier[note.accepted])
                 their_log_probs.append(note.verifier_log_probs[note.accepted])
                 assert note.why[-1] in ("verifier", "unverified")
-            for said in note.drafter_log_probs or []:
-                assert said is not None and said <= 0
+            for log_prob in note.drafter_log_probs or []:
+                assert log_prob is not None and log_prob <= 0
             if note.bifurcation is not None:
                 assert note.draft[note.bifurcation] != note.verifier[note.bifurcation]
         assert together == sentence.output
@@ -233,10 +233,10 @@ def test_drafter_log_probs(tmp_path: Path, task: Any, verifier: Any, transitions
     trace, hypotheses = traced(tmp_path / "t", task, verifier, make_sample(task, LENGTHS), drafter)
     assert_consistent(trace, hypotheses)
     for number, sentence in enumerate(trace.sentences):
-        said = [note.drafter_log_probs for note in sentence.iterations if note.draft]
-        assert len(said) > 3 and len({tuple(scores_of_tokens) for scores_of_tokens in said}) > 1
-        for found, expected in zip(said, drafter.heard[number], strict=True):
-            assert found == pytest.approx(expected, abs=2e-4)
+        log_probs = [note.drafter_log_probs for note in sentence.iterations if note.draft]
+        assert len(log_probs) > 3 and len({tuple(scores_of_tokens) for scores_of_tokens in log_probs}) > 1
+        for recorded, expected in zip(log_probs, drafter.heard[number], strict=True):
+            assert recorded == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,11 @@ def test_one_line_and_status(
 ) -> None:
     names = asdict(released)
     command, *arguments = shlex.split(line.format(**names))
-    ended_with, said = ended(command, arguments, capsys)
-    assert "Traceback" not in said and "weights_only" not in said
-    wanted = ".*".join(map(re.escape, message.format(**names).split("...")))
-    lines = said.strip().splitlines()
-    assert re.match(wanted, lines[-1]), lines[-1]
+    ended_with, error = ended(command, arguments, capsys)
+    assert "Traceback" not in error and "weights_only" not in error
+    pattern = ".*".join(map(re.escape, message.format(**names).split("...")))
+    lines = error.strip().splitlines()
+    assert re.match(pattern, lines[-1]), lines[-1]
     assert sum("error: " in other for other in lines) == 1
     assert ended_with == int(status)
     assert not list(released.folder.iterdir())
@@ -91,8 +91,8 @@ def test_input_that_is_not_utf8_does_not_stop_the_rest(released: Released) -> No
     outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", text, re.MULTILINE) for text in (done.stdout, whole))
     assert [number for number, _ in outputs] == ["0", "1", "2"]
     assert (outputs[0], outputs[2]) == (expected[0], expected[2])
-    said = [line for line in done.stderr.splitlines() if "UTF-8" in line]
-    assert said == ["input, line 2: is not UTF-8; what is wrong was read as U+FFFD"]
+    reports = [line for line in done.stderr.splitlines() if "UTF-8" in line]
+    assert reports == ["input, line 2: is not UTF-8; what is wrong was read as U+FFFD"]
 
 
 def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkey
     for size in ("1", "2", "10"):
         failures.clear()
         done = run_in_process("interactive", options(released, *common, str(text), "--buffer-size", size)).stdout
-        outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", found, re.MULTILINE) for found in (done, whole))
+        outputs, expected = (re.findall(r"^H-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE) for printed in (done, whole))
         assert outputs == [expected[0], ("2", expected[1][1]), ("3", expected[2][1])]
         assert failures == [
             "line 2: has 3001 tokens, and the model reads at most 1024; it has no translation; split it"

@@ -23,9 +23,9 @@ def test_truncated_at_any_byte(corpus: Corpus, tmp_path: Path, capsys: pytest.Ca
         file.write_bytes(content[:size])
         with pytest.raises(ConfigurationError) as raised:
             read_checkpoint(str(file), "--drafter-path")
-        said = str(raised.value)
-        assert said.startswith(f"--drafter-path {file}: truncated or not a fairseq checkpoint"), (size, said)
-        assert "copy it again" in said and "\n" not in said
+        message = str(raised.value)
+        assert message.startswith(f"--drafter-path {file}: truncated or not a fairseq checkpoint"), (size, message)
+        assert "copy it again" in message and "\n" not in message
         assert averaging.main([str(corpus.drafter), str(file), "--output", str(output)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"spec-dec-average: error: checkpoint {file}: truncated or not a fairseq checkpoint")

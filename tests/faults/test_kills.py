@@ -94,8 +94,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def shards_in(folder: Path) -> list[list[Sentence]]:
     """The sentences of every finished shard, by number."""
-    found = [read_shard(shard_path(folder, "valid", shard, SHARDS))[1] for shard in range(SHARDS)]
-    return [sorted(sentences, key=lambda sentence: sentence.number) for sentences in found]
+    shards = [read_shard(shard_path(folder, "valid", shard, SHARDS))[1] for shard in range(SHARDS)]
+    return [sorted(sentences, key=lambda sentence: sentence.number) for sentences in shards]
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,8 @@ def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.Cap
         if destination.exists():
             # Killed after all was done: whole, and not made a second time.
             assert merged(corpus, whole, destination) == 2
-            said = f"spec-dec-distill: error: --destdir {destination}: is there already"
-            assert capsys.readouterr().err.startswith(said)
+            error = f"spec-dec-distill: error: --destdir {destination}: is there already"
+            assert capsys.readouterr().err.startswith(error)
         else:
             assert merged(corpus, whole, destination) == 0
         assert contents(destination) == contents(expected)

@@ -80,13 +80,13 @@ def is_written(text: str | bytes) -> bool:
 
 @WRITERS
 def test_fifo_gets_the_lines_and_stays(tmp_path: Path, write: object) -> None:
-    fifo, got = tmp_path / "fifo", []
+    fifo, lines = tmp_path / "fifo", []
     os.mkfifo(fifo)
-    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()), daemon=True)
+    reader = threading.Thread(target=lambda: lines.append(fifo.read_bytes()), daemon=True)
     reader.start()
     write(fifo)
     reader.join(10)
-    assert is_written(got[0]) and stat.S_ISFIFO(fifo.stat().st_mode)
+    assert is_written(lines[0]) and stat.S_ISFIFO(fifo.stat().st_mode)
     assert [file.name for file in tmp_path.iterdir()] == ["fifo"]
 
 
@@ -189,10 +189,10 @@ def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.Captur
         for _ in range(50):
             stats.record([SENTENCE], 1.0)
         stats.close()
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"error: --stats-file {path}: cannot be written (File too large)")
-    assert said[0].endswith(f"what there is is in {path}.partial")
-    assert said[1].startswith("gad: 50 sentences") and len(said) == 2
+    messages = capsys.readouterr().err.splitlines()
+    assert messages[0].startswith(f"error: --stats-file {path}: cannot be written (File too large)")
+    assert messages[0].endswith(f"what there is is in {path}.partial")
+    assert messages[1].startswith("gad: 50 sentences") and len(messages) == 2
     assert path.read_text() == "old" and is_written(Path(f"{path}.partial").read_text().splitlines()[0])
     assert ending._has_failed
 
@@ -264,17 +264,17 @@ def finish(process: subprocess.Popen) -> tuple[int, str, list[str]]:
     """Exit status, standard output, and what our code said on standard error."""
     stdout, stderr = process.communicate(timeout=200)
     assert "Traceback" not in stderr and "Exception" not in stderr and "Logging error" not in stderr, stderr
-    said = [line for line in stderr.splitlines() if re.match("error|interrupted|--|greedy", line)]
-    return process.returncode, stdout, said
+    messages = [line for line in stderr.splitlines() if re.match("error|interrupted|--|greedy", line)]
+    return process.returncode, stdout, messages
 
 
 def test_translations_come_though_statistics_cannot_be_written(released: Released, programs: Path) -> None:
     more = ("--input", str(released.text), "--stats-file", str(released.full))
     process = start(released, "fairseq-interactive", *more, programs=programs)
-    status, stdout, said = finish(process)
+    status, stdout, messages = finish(process)
     assert len(re.findall("^H-", stdout, re.MULTILINE)) == released.lines
-    assert said[0] == f"error: --stats-file {released.full}: {FULL}"
-    assert said[1].startswith(f"greedy: {released.lines} sentences") and len(said) == 2
+    assert messages[0] == f"error: --stats-file {released.full}: {FULL}"
+    assert messages[1].startswith(f"greedy: {released.lines} sentences") and len(messages) == 2
     assert status == 1 and released.full.is_char_device()
 
 
@@ -284,9 +284,9 @@ def test_statistics_and_trace_on_standard_output(released: Released, programs: P
     # The link, and not /dev/stdout, would be destroyed.
     standard_output.symlink_to("/dev/stdout")
     more = ("--stats-file", str(standard_output), "--trace-file", str(both))
-    status, _, said = finish(start(released, "fairseq-generate", *more, redirect=f"> {both}", programs=programs))
+    status, _, messages = finish(start(released, "fairseq-generate", *more, redirect=f"> {both}", programs=programs))
     lines = both.read_text(encoding="utf-8").splitlines()
-    assert status == 0 and said[-1].startswith("greedy: ") and standard_output.is_symlink()
+    assert status == 0 and messages[-1].startswith("greedy: ") and standard_output.is_symlink()
     assert sum(line.startswith("H-") for line in lines) == released.lines
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert len(records) == 2 * released.lines + 1
@@ -311,9 +311,9 @@ def test_standard_output_that_takes_nothing(
     more = ("--input", str(text)) if command == "fairseq-interactive" else ()
     if (command, redirect) == ("fairseq-interactive", "> /dev/full"):
         programs = INSTALLED
-    status, _, said = finish(start(released, command, *more, redirect=redirect, programs=programs))
-    said = [line for line in said if not line.startswith("greedy: ")]
-    assert said == [
+    status, _, messages = finish(start(released, command, *more, redirect=redirect, programs=programs))
+    messages = [line for line in messages if not line.startswith("greedy: ")]
+    assert messages == [
         f"error: standard output: cannot be written ({reason}); give it a file with room" for reason in expected
     ]
     assert status == 1
@@ -331,10 +331,10 @@ def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, t
             break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    status, _, said = finish(process)
+    status, _, messages = finish(process)
     # Ended by the signal, as shells want it to end their loops: $? is 128 + 2.
     assert status == -signal.SIGINT
-    assert said == ["interrupted", f"--stats-file {stats}: not finished; what there is is in {partial}"]
+    assert messages == ["interrupted", f"--stats-file {stats}: not finished; what there is is in {partial}"]
     kept = [json.loads(line) for line in partial.read_text().splitlines()]
     assert 3 < len(kept) < released.lines and not stats.exists()
     assert len(re.findall("^H-", output.read_text(encoding="utf-8"), re.MULTILINE)) >= len(kept) - 1
@@ -351,7 +351,7 @@ PRINTING = (
 
 
 @pytest.mark.parametrize(
-    ("size", "redirect", "status", "said"),
+    ("size", "redirect", "status", "reason"),
     [
         # A short output is written when the process ends, a long one by print.
         (10, "> /dev/full", 2, "No space left on device"),
@@ -359,7 +359,7 @@ PRINTING = (
     ],
 )
 def test_command_whose_output_is_not_taken(
-    programs: Path, size: int, redirect: str, status: int, said: str | None
+    programs: Path, size: int, redirect: str, status: int, reason: str | None
 ) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     line = f'exec "$0" -c "$1" {size} {redirect}'
@@ -367,6 +367,6 @@ def test_command_whose_output_is_not_taken(
         ["bash", "-c", line, programs / "python", PRINTING],
         capture_output=True, text=True, env=environment, cwd=REPOSITORY,
     )  # fmt: skip
-    wanted = "" if said is None else f"spec-dec-test: error: standard output: cannot be written ({said})"
-    assert done.stderr.splitlines()[-1:] == ([] if said is None else [f"{wanted}; give it a file with room"])
+    expected = "" if reason is None else f"spec-dec-test: error: standard output: cannot be written ({reason})"
+    assert done.stderr.splitlines()[-1:] == ([] if reason is None else [f"{expected}; give it a file with room"])
     assert done.returncode == status

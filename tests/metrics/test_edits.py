@@ -48,14 +48,14 @@ WORDS = st.lists(st.sampled_from("abcd"), max_size=9)
 @settings(DETERMINISTIC, max_examples=example_count(150))
 @given(source=WORDS, target=WORDS)
 def test_edits_turn_the_source_into_the_target(source: list[str], target: list[str]) -> None:
-    found = edits_between(source, target)
+    edits = edits_between(source, target)
     result, place, cost = [], 0, 0
-    for begin, end, words in found:
+    for begin, end, words in edits:
         result += source[place:begin] + list(words)
         place, cost = end, cost + max(end - begin, len(words))
     assert result + source[place:] == target
     assert cost == Levenshtein.distance(source, target)
-    assert all(before[1] < after[0] for before, after in zip(found, found[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in zip(edits, edits[1:], strict=False))
 
 
 def test_f_measure_by_hand() -> None:

@@ -325,11 +325,11 @@ def test_subwords_are_reported(files: SimpleNamespace, capsys: pytest.CaptureFix
 
 
 def test_comet(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = []
+    samples = []
 
     class Model:
         def predict(self, data: list[dict], **options: object) -> SimpleNamespace:
-            seen.extend(data)
+            samples.extend(data)
             return SimpleNamespace(system_score=0.8125)
 
     module = ModuleType("comet")
@@ -340,7 +340,7 @@ def test_comet(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: 
     (files.folder / "model.ckpt").write_bytes(b"")
     _run("--hypotheses", files.generated, "--metrics", "comet", "--comet-model", f"{files.folder}/model.ckpt")
     assert _values(capsys.readouterr().out)["COMET"] == "0.8125"
-    assert seen[2] == {"src": SOURCE[2], "mt": HYPOTHESIS[2], "ref": REFERENCE[2]}
+    assert samples[2] == {"src": SOURCE[2], "mt": HYPOTHESIS[2], "ref": REFERENCE[2]}
 
     assert cli.main(["--hypotheses", files.generated, "--metrics", "comet"]) == 2
     assert "COMET: no model given; add --comet-model MODEL.ckpt" in capsys.readouterr().err

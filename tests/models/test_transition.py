@@ -55,8 +55,8 @@ def test_path_is_greedy(state: int) -> None:
     previous = torch.cat([first[:, None], tokens[:, :-1]], dim=1)
     trained = logits + transition.after(transition.factors(hidden, previous))
     assert torch.equal(tokens, trained.argmax(2))
-    wanted = trained.log_softmax(2).gather(2, tokens[:, :, None])[:, :, 0]
-    torch.testing.assert_close(log_probs, wanted, rtol=1e-4, atol=1e-5)
+    expected = trained.log_softmax(2).gather(2, tokens[:, :, None])[:, :, 0]
+    torch.testing.assert_close(log_probs, expected, rtol=1e-4, atol=1e-5)
     ranks = (logits > logits.gather(2, tokens[:, :, None])).sum(2)
     assert ranks.max() >= 8
 
@@ -72,8 +72,8 @@ def test_survival_is_exact_in_half_precision(rank: int) -> None:
     scores[:, :, 7] = 8 - 3 * torch.arange(3)
     make_draft = draft_maker(decoder, lambda _: scores, DraftOptions(with_survival=True), None)
     survival = make_draft(torch.zeros(1, 3, 16, dtype=torch.bfloat16), torch.tensor([[2]])).survival
-    wanted = scores.double().softmax(2).amax(2).cumprod(1).float()
-    torch.testing.assert_close(survival, wanted, rtol=1e-3, atol=0)
+    expected = scores.double().softmax(2).amax(2).cumprod(1).float()
+    torch.testing.assert_close(survival, expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("attention", ["full", "prefix-causal", "features"])
@@ -110,8 +110,8 @@ def test_training_equals_decoding(state: int) -> None:
     draft = make_draft(hidden, blocks.masks[:, :1])
     assert torch.equal(draft.tokens, blocks.targets)
     assert is_target.any()
-    wanted = (trained + true_path[is_target]).log_softmax(-1)
-    torch.testing.assert_close(draft.log_probs[is_target], wanted, rtol=0, atol=1e-4)
+    expected = (trained + true_path[is_target]).log_softmax(-1)
+    torch.testing.assert_close(draft.log_probs[is_target], expected, rtol=0, atol=1e-4)
     assert not torch.allclose(trained, plain[is_target])
 
 

@@ -179,8 +179,8 @@ def _traced(path: Path, probabilities: list[float | None] | None) -> str:
         notes = []
         for emitted in [4, 3, 1, 4][number % 2 :]:
             one = note([5] * 3, [5] * (emitted - 1) + [6] * (5 - emitted), emitted - 1, emitted)
-            said = None if probabilities is None else [one and math.log(one) for one in probabilities]
-            notes.append({**one, "drafter_log_probs": said})
+            log_probs = None if probabilities is None else [one and math.log(one) for one in probabilities]
+            notes.append({**one, "drafter_log_probs": log_probs})
         length = sum(len(one["why"]) for one in notes)
         sentences.append(sentence(number, [5, 2], [5] * length, notes))
     symbols = [*SPECIAL, "a", "b", "c"]

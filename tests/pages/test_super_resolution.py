@@ -98,9 +98,9 @@ def test_bad_input_in_one_line(
     (tmp_path / "text").write_text("1 2 3\n")
     (tmp_path / "odd").write_text("S-0\t1 2 3\nT-0\t1 2 3\nH-0\t-1\t1 2 3 4\n")
     assert main(arguments.format(folder=tmp_path).split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("spec-dec-super-resolution: error: ") and message in said
-    assert len(said.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("spec-dec-super-resolution: error: ") and message in error
+    assert len(error.splitlines()) == 1
     assert not (tmp_path / "p.png").exists() and not (tmp_path / "new").exists()
 
 

@@ -74,9 +74,9 @@ def test_two_processes_equal_one_with_twice_the_update_freq(corpus: Corpus, prog
     one = run_in_process("train", options(corpus, tmp_path / "one", f"--update-freq 2 --max-update {UPDATES}"))
     two = [finish_command(process) for process in processes]
     assert [process.returncode for process in two] == [0, 0], two[0].stderr + two[1].stderr
-    expected, found = logged(one.stdout + one.stderr, "loss"), logged(two[0].stdout + two[0].stderr, "loss")
+    expected, losses = logged(one.stdout + one.stderr, "loss"), logged(two[0].stdout + two[0].stderr, "loss")
     assert list(expected) == list(range(1, UPDATES + 1))
-    assert found == pytest.approx(expected, abs=2e-3)  # logged with three decimals
+    assert losses == pytest.approx(expected, abs=2e-3)  # logged with three decimals
     weights = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two")]
     # Each process counts the targets of its own batches.
     counts = [model.pop("decoder.target_counts").sum() for model in weights]

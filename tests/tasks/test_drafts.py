@@ -20,8 +20,8 @@ def generate(corpus: Corpus, options: str, command: str = "generate") -> str:
 
 def hypotheses(output: str) -> list[str]:
     """The tokens of all sentences, in the order of the text."""
-    found = re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)
-    return [tokens for _, tokens in sorted(found, key=lambda pair: int(pair[0]))]
+    outputs = re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)
+    return [tokens for _, tokens in sorted(outputs, key=lambda pair: int(pair[0]))]
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +34,15 @@ def test_an_earlier_output_is_reused(corpus: Corpus, greedy: list[str], tmp_path
     right.write_text("".join(f"{line}\n" for line in greedy))
     # Some are missing, some are another sentence's, one has an unknown word.
     wrong.write_text("".join(f"{line}\n" for line in ["", *greedy[:-2], "WHAT"]))
-    told = {}
+    summaries = {}
     for name, files in (("right", right), ("wrong", wrong), ("both", f"{wrong}:{right}")):
         options = f"--task spec_dec --decoder reuse --fixed-width --drafts {files}"
         output = generate(corpus, options)
         assert hypotheses(output) == greedy
-        told[name] = float(re.findall(r"([\d.]+) mean accepted tokens", output)[0])
+        summaries[name] = float(re.findall(r"([\d.]+) mean accepted tokens", output)[0])
     least = sum(len(line.split()) + 1 for line in greedy) / len(greedy)
-    assert told["right"] == pytest.approx(least, abs=0.01)
-    assert told["wrong"] < 3 < told["both"]
+    assert summaries["right"] == pytest.approx(least, abs=0.01)
+    assert summaries["wrong"] < 3 < summaries["both"]
 
 
 def test_files_that_do_not_fit_are_refused(corpus: Corpus, tmp_path: Path) -> None:

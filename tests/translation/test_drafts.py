@@ -52,9 +52,9 @@ def test_files_that_do_not_fit(
     if content is not None:
         (text.parent / name).write_text(content, encoding="utf-8")
     assert translate(text, "--drafts", str(text.parent / name)) == 2
-    said = capsys.readouterr().err
-    assert f"--drafts {text.parent / name}: " in said
-    assert re.search(message, said)
+    error = capsys.readouterr().err
+    assert f"--drafts {text.parent / name}: " in error
+    assert re.search(message, error)
 
 
 def test_options_that_contradict_drafts(text: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,8 +155,8 @@ def test_block_inputs() -> None:
             assert blocks.tokens[row, columns].tolist() == [int(previous[row, anchor]), *[model.decoder.mask_id] * 2]
             expected = [*target[row, anchor : anchor + 3].tolist(), 1, 1, 1][:3]
             assert blocks.targets[row, 3 * block : 3 * block + 3].tolist() == expected
-            seen = blocks.visible[row, 3 * block : 3 * block + 3, : blocks.prefix_width].sum(1)
-            assert seen.tolist() == [anchor] * 3
+            visible_counts = blocks.visible[row, 3 * block : 3 * block + 3, : blocks.prefix_width].sum(1)
+            assert visible_counts.tolist() == [anchor] * 3
 
 
 def test_glancing_reveals_the_next_input() -> None:

@@ -57,8 +57,8 @@ def test_all_tokens_are_scored() -> None:
     counts = torch.tensor([0, 5, 1])
     assert draft_vocabulary(counts, 1) is None
     assert draft_vocabulary(torch.zeros(3), None) is None and DEFAULT_SHARE < 1
-    found = draft_vocabulary(counts, None)
-    assert found is not None and found.tolist() == [1, 2]
+    vocabulary = draft_vocabulary(counts, None)
+    assert vocabulary is not None and vocabulary.tolist() == [1, 2]
 
 
 @settings(UNSHRUNK, max_examples=example_count(25))

@@ -95,8 +95,8 @@ def test_ragged_steps_rolling_back_and_dropping_rows(engine: Engine) -> None:
     lengths = lengths[[2, 0]] + 3
     slot = lengths[:, None] + torch.arange(2)
     last = cached.project(cached.step(tokens[[2, 0]].gather(1, slot), Chain(lengths, Span(5, 6), 2)))
-    wanted = expected[[2, 0]].gather(1, slot[:, :, None].expand(-1, -1, 30))
-    torch.testing.assert_close(last, wanted, rtol=1e-4, atol=2e-5)
+    expected_rows = expected[[2, 0]].gather(1, slot[:, :, None].expand(-1, -1, 30))
+    torch.testing.assert_close(last, expected_rows, rtol=1e-4, atol=2e-5)
 
 
 @settings(UNSHRUNK, max_examples=example_count(20))
@@ -137,13 +137,13 @@ def test_cache_holds_the_sentence_and_one_draft(
     model = make_transformer(task, 8, share_decoder_input_output_embed=True)
     sample = make_sample(task, [0, 3, 30, 7, 12])
     outputs = ids(fairseq_greedy([model], task, sample, max_len_b=40))
-    seen: list[tuple[int, int, int]] = []
+    sizes: list[tuple[int, int, int]] = []
     verify = Verifier.verify
 
     def spy(self: Verifier, state: DecodingState, draft: Draft) -> Any:
         result = verify(self, state, draft)
         cached = self.decoders[0]
-        seen.append((cached.capacity, max(state.host_lengths), cached.cache.size(1)))
+        sizes.append((cached.capacity, max(state.host_lengths), cached.cache.size(1)))
         assert cached.cache.size(1) == state.tokens.size(0)
         return result
 
@@ -151,11 +151,11 @@ def test_cache_holds_the_sentence_and_one_draft(
     script = always_right(outputs) if right else always_wrong(outputs)
     decode([model], task, sample, ScriptedDrafter(script, width), engine=engine, max_len_b=40)
     longest = max(map(len, outputs))
-    assert max(capacity for capacity, _, _ in seen) < longest + width + SLOT_INCREMENT
+    assert max(capacity for capacity, _, _ in sizes) < longest + width + SLOT_INCREMENT
     # Slots 0 .. length - 1 are final; the last token and the draft stand after them.
-    for index, (capacity, _, _) in enumerate(seen):
-        assert capacity < max(length for _, length, _ in seen[: index + 1]) + 1 + width + SLOT_INCREMENT
-    assert len({rows for *_, rows in seen}) > 1, "finished sentences leave the cache"
+    for index, (capacity, _, _) in enumerate(sizes):
+        assert capacity < max(length for _, length, _ in sizes[: index + 1]) + 1 + width + SLOT_INCREMENT
+    assert len({rows for *_, rows in sizes}) > 1, "finished sentences leave the cache"
 
 
 @pytest.mark.parametrize("by_steps", [False, True])
@@ -164,12 +164,12 @@ def test_no_scores_are_kept_between_iterations(engine: Engine, by_steps: bool) -
     task = make_task(700)
     model = make_transformer(task, 2, ending=False)
     sample = make_sample(task, [3, 5, 4], 2)
-    found: list[torch.Size] = []
+    shapes: list[torch.Size] = []
 
     def script(sentence: int, done: int, width: int) -> list[int]:
         if sentence == 0:
             large = [t for t in gc.get_objects() if torch.is_tensor(t) and t.dim() == 3 and t.size(-1) == 700]
-            found.extend(t.shape for t in large)
+            shapes.extend(t.shape for t in large)
         return [5] * width
 
     generator, stats = make_generator([model], task, ScriptedDrafter(script, 4), engine=engine, max_len_b=12)
@@ -178,7 +178,7 @@ def test_no_scores_are_kept_between_iterations(engine: Engine, by_steps: bool) -
             pass
     else:
         generator.generate([], sample)
-    assert stats.iterations > 10 and not found
+    assert stats.iterations > 10 and not shapes
 
 
 def _light_convolutions() -> LightConvModel:

@@ -39,12 +39,12 @@ BASE = {
 
 def reachable_tensors(*roots: object) -> Iterator[Tensor]:
     """All tensors that an object keeps alive; of functions those in their closures."""
-    waiting, seen = list(roots), set()
+    waiting, visited = list(roots), set()
     while waiting:
         thing = waiting.pop()
-        if id(thing) in seen or isinstance(thing, type | types.ModuleType | types.BuiltinFunctionType):
+        if id(thing) in visited or isinstance(thing, type | types.ModuleType | types.BuiltinFunctionType):
             continue
-        seen.add(id(thing))
+        visited.add(id(thing))
         if isinstance(thing, Tensor):
             yield thing
         elif isinstance(thing, types.FunctionType):

@@ -37,11 +37,11 @@ def another_value(option: str) -> Any:
 
 
 def test_every_module_has_methods() -> None:
-    found = []
+    specs = []
     for module in pkgutil.iter_modules(methods.__path__):
         if not module.name.startswith("_"):
-            found += import_module(f"{methods.__name__}.{module.name}").METHODS
-    assert {id(spec) for spec in found} == {id(spec) for spec in METHODS} and len(found) == len(METHODS)
+            specs += import_module(f"{methods.__name__}.{module.name}").METHODS
+    assert {id(spec) for spec in specs} == {id(spec) for spec in METHODS} and len(specs) == len(METHODS)
     assert [spec.order for spec in METHODS] == sorted(spec.order for spec in METHODS)
 
 
@@ -64,8 +64,8 @@ def test_help_of_the_decoders() -> None:
 @pytest.mark.parametrize("option", sorted(TEXTS))
 def test_help_of_an_option_names_the_methods_that_have_it(option: str) -> None:
     text = CONFIG[option].metadata["help"]
-    for said in TEXTS[option]:
-        assert text.count(said) == 1
+    for help_text in TEXTS[option]:
+        assert text.count(help_text) == 1
     for name in USERS[option]:
         own = next(own for own in fields(methods.find(name).options) if own.name == option)
         # "gad, iad: what it does", and another text for others.

@@ -38,7 +38,7 @@ def verified(log_probs: torch.Tensor) -> Verification:
 
 def test_equations_8_and_9_by_hand() -> None:
     """Four positions with drafted tokens of the verifier's ranks 1, 2, 3 and 4; tau = 1 is a ratio of e = 2.718."""
-    said = verified(
+    verification = verified(
         log_probs_of(
             [0.70, 0.20, 0.06, 0.04],
             [0.50, 0.30, 0.15, 0.05],  # 0.50 / 0.30 = 1.67: within tau
@@ -48,23 +48,23 @@ def test_equations_8_and_9_by_hand() -> None:
         )
     )
     draft = Draft(torch.tensor([[0, 1, 2, 3]]))
-    assert TopBeta(3, 1.0)(draft, said).tolist() == [[True, True, True, False]]
-    assert TopBeta(2, 1.0)(draft, said).tolist() == [[True, True, False, False]]
-    assert TopBeta(4, 0.5)(draft, said).tolist() == [[True, False, False, True]]
-    assert TopBeta(4, math.log(2.25) + 1e-4)(draft, said).tolist() == [[True, True, True, True]]
-    assert TopBeta(4, math.log(2.25) - 1e-4)(draft, said).tolist() == [[True, True, False, True]]
-    assert TopBeta(1, 0.0)(draft, said).tolist() == exact(draft, said).tolist()
+    assert TopBeta(3, 1.0)(draft, verification).tolist() == [[True, True, True, False]]
+    assert TopBeta(2, 1.0)(draft, verification).tolist() == [[True, True, False, False]]
+    assert TopBeta(4, 0.5)(draft, verification).tolist() == [[True, False, False, True]]
+    assert TopBeta(4, math.log(2.25) + 1e-4)(draft, verification).tolist() == [[True, True, True, True]]
+    assert TopBeta(4, math.log(2.25) - 1e-4)(draft, verification).tolist() == [[True, True, False, True]]
+    assert TopBeta(1, 0.0)(draft, verification).tolist() == exact(draft, verification).tolist()
 
 
 def test_score_of_the_drafter_by_hand() -> None:
     """SpecDec eq. 6-7 taken literally: the drafter's probability of its token against the verifier's list."""
-    said = verified(log_probs_of([0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]))
+    verification = verified(log_probs_of([0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]))
     # The drafter prefers token 2 at the first position, which the verifier ranks last, and is unsure at the second.
     draft = Draft(torch.tensor([[2, 2]]), log_probs=log_probs_of([0.1, 0.1, 0.8], [0.4, 0.35, 0.25]))
-    assert TopBeta(2, 1.0, "drafter")(draft, said).tolist() == [[True, False]]
-    assert TopBeta(3, 1.0, "drafter")(draft, said).tolist() == [[True, True]]
-    assert TopBeta(3, 0.5, "drafter")(draft, said).tolist() == [[True, False]]
-    assert TopBeta(3, 1.0, "verifier")(draft, said).tolist() == [[False, False]]
+    assert TopBeta(2, 1.0, "drafter")(draft, verification).tolist() == [[True, False]]
+    assert TopBeta(3, 1.0, "drafter")(draft, verification).tolist() == [[True, True]]
+    assert TopBeta(3, 0.5, "drafter")(draft, verification).tolist() == [[True, False]]
+    assert TopBeta(3, 1.0, "verifier")(draft, verification).tolist() == [[False, False]]
 
 
 @settings(DETERMINISTIC, max_examples=example_count(60))
@@ -80,9 +80,9 @@ def test_top_beta_equals_a_loop(beta: int, tau: float, seed: int, ties: bool) ->
     if ties:
         scores = scores.round()
     scores[:, :, 1] = -math.inf
-    said = verified(scores.log_softmax(-1))
+    verification = verified(scores.log_softmax(-1))
     drafted = torch.randint(7, (3, 4), generator=generator)
-    log_probs = said.log_probs
+    log_probs = verification.log_probs
     expected = []
     for sentence in range(3):
         row = []
@@ -92,12 +92,12 @@ def test_top_beta_equals_a_loop(beta: int, tau: float, seed: int, ties: bool) ->
             own = float(log_probs[sentence, position, token])
             in_beta = own >= ranked[beta - 1]
             in_gap = ranked[0] - own <= tau
-            top_1 = token == int(said.best[sentence, position])
+            top_1 = token == int(verification.best[sentence, position])
             row.append(top_1 or (own > -math.inf and in_beta and in_gap))
         expected.append(row)
     near = (log_probs.amax(-1)[:, :4] - log_probs[:, :4].gather(2, drafted[:, :, None])[:, :, 0] - tau).abs() < 1e-5
-    got = TopBeta(beta, tau)(Draft(drafted), said)
-    assert torch.equal(got | near, torch.tensor(expected) | near)
+    acceptable = TopBeta(beta, tau)(Draft(drafted), verification)
+    assert torch.equal(acceptable | near, torch.tensor(expected) | near)
 
 
 @settings(DETERMINISTIC, max_examples=example_count(40))
@@ -119,14 +119,14 @@ def test_distance_and_minimum_block() -> None:
     scores = torch.full((1, 5, 7), -5.0)
     scores[0, torch.arange(5), torch.tensor([2, 4, 6, 1, 3])] = 0.0
     scores[0, 0, 0] = -math.inf
-    said = verified(scores)
+    verification = verified(scores)
     draft = Draft(torch.tensor([[3, 6, 6, 0]]))
-    assert within_distance(1, values)(draft, said).tolist() == [[True, False, True, False]]
-    assert within_distance(2, values)(draft, said).tolist() == [[True, True, True, False]]
-    assert with_min_block(3, exact)(draft, said).tolist() == [[True, True, True, False]]
-    assert with_min_block(1, exact)(draft, said).tolist() == exact(draft, said).tolist()
+    assert within_distance(1, values)(draft, verification).tolist() == [[True, False, True, False]]
+    assert within_distance(2, values)(draft, verification).tolist() == [[True, True, True, False]]
+    assert with_min_block(3, exact)(draft, verification).tolist() == [[True, True, True, False]]
+    assert with_min_block(1, exact)(draft, verification).tolist() == exact(draft, verification).tolist()
     forbidden = Draft(torch.tensor([[0, 6, 6, 0]]))
-    assert not with_min_block(3, exact)(forbidden, said)[0, 0]
+    assert not with_min_block(3, exact)(forbidden, verification)[0, 0]
 
 
 def test_accept_all() -> None:
@@ -224,9 +224,9 @@ def replay(printed: str, rule: Rule, best: dict[int, str], gap: float = 0.8) -> 
         return [number[word] for word in next(turns)[done:]][:width]
 
     method = Method(PrintedVerifier(verified, number, best, gap), ScriptedDrafter(script, 10), GreedySearch(rule))
-    found, (stats,) = decode([make_transformer(task, 0, ending=False)], task, make_sample(task, [1]), method)
+    output, (stats,) = decode([make_transformer(task, 0, ending=False)], task, make_sample(task, [1]), method)
     assert not list(turns), "every printed iteration took place"
-    return task.target_dictionary.string(ids(found)[0]), stats.emitted
+    return task.target_dictionary.string(ids(output)[0]), stats.emitted
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,11 @@ def linear(inputs: int, outputs: int) -> Any:
 def test_what_is_in_order_is_not_refused() -> None:
     call = greedy()
     expected = fairseq_greedy(call.models, call.task, call.sample, max_len_b=12)
-    assert call.run() == [found[0]["tokens"].tolist() for found in expected]
+    assert call.run() == [output[0]["tokens"].tolist() for output in expected]
     call = beams()
-    found = call.run()
+    output = call.run()
     expected = fairseq_beam(call.models, call.task, call.sample, 3, max_len_b=12)
-    assert sorted(found) != [] and all(tokens[-1] == EOS for tokens in found)
+    assert sorted(output) != [] and all(tokens[-1] == EOS for tokens in output)
     for makes in (trained, lambda: trained(drafter_context="features"), heads):
         assert all(len(tokens) <= 13 for tokens in makes().run())
     assert all(len(tokens) <= 13 for tokens in greedy().encoded().run())

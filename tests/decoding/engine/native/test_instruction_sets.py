@@ -69,7 +69,7 @@ def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, 
     """What the layers of an instruction set make of x, in every form that it has."""
     module = kernels()
     module.use_instruction_set(name)
-    found = {}
+    results = {}
     for form in FORMS:
         if not module.supports(form) or (form == FORMS.FP16_AMX_TILES and weight.size(1) % 32):
             continue
@@ -77,8 +77,8 @@ def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, 
         held = weight.round().clamp(-127, 127).to(torch.int8) if is_int8 else weight
         scale = torch.full((len(weight),), 0.5) if is_int8 else None
         layer = module.linear(held, bias, scale, format=form, batch_invariant=False)
-        found[form] = torch.from_numpy(layer(x)).view(len(x), len(weight))
-    return found
+        results[form] = torch.from_numpy(layer(x)).view(len(x), len(weight))
+    return results
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -90,9 +90,9 @@ def test_layers_of_every_form(name: str, rows: int, inputs: int, outputs: int) -
     """All but the last bits; int8 products the very same."""
     torch.manual_seed(rows)
     weight, bias, x = torch.randn(outputs, inputs).half().float(), torch.randn(outputs), torch.randn(rows, inputs)
-    found, expected = (results_of(isa, weight, bias, x) for isa in (name, SETS[0]))
-    assert len(found) >= 3
-    for form, result in found.items():
+    results, expected = (results_of(isa, weight, bias, x) for isa in (name, SETS[0]))
+    assert len(results) >= 3
+    for form, result in results.items():
         if form == FORMS.INT8_PANELS:
             assert torch.equal(result, expected[form])
             continue
@@ -148,8 +148,8 @@ def test_drafts_are_the_same(name: str, options: dict[str, Any]) -> None:
         kernels().use_instruction_set(isa)
         for fp32_drafts in (True, False):
             how = Options("gad", 12, fp32_drafts=fp32_drafts)
-            found, stats = decode([model], task, sample, how, drafter, max_len_b=30, min_len=20)
-            assert_same_output(found, expected)
+            output, stats = decode([model], task, sample, how, drafter, max_len_b=30, min_len=20)
+            assert_same_output(output, expected)
             emitted.append([sentence.emitted for sentence in stats])
     assert emitted[0] == emitted[2]
     assert name == "portable" or emitted[1] == emitted[3]

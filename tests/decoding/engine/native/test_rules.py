@@ -68,8 +68,8 @@ def run_replayed(
     stats = RecordedStats()
     per_batch = {name: search.pop(name) for name in ("bos_token", "prefix_tokens") if name in search}
     generator = DraftVerifyGenerator([model], task.target_dictionary, spec, lambda *_: backend, stats, **search)
-    found = generator.generate([model], sample, **per_batch)
-    return found, [sentence.emitted for sentence in stats.recorded]
+    output = generator.generate([model], sample, **per_batch)
+    return output, [sentence.emitted for sentence in stats.recorded]
 
 
 def with_fixed_scores(model: Any, values: Tensor) -> Any:
@@ -125,8 +125,8 @@ def test_acceptance(
 
     scripted = ScriptedDrafter(script, WIDTH)
     expected, stats = decode([model], task, sample, scripted, rule=python, engine=Engine(), **search)
-    found, emitted = run_replayed(model, task, sample, drafts, native, **search)
-    assert_same_output(found, expected)
+    output, emitted = run_replayed(model, task, sample, drafts, native, **search)
+    assert_same_output(output, expected)
     assert emitted == [sentence.emitted for sentence in stats]
 
 
@@ -188,10 +188,10 @@ def test_the_best_token_and_its_probability(
     sample = make_sample(task, [2, 0])
     if prefix is not None:
         search["prefix_tokens"] = torch.tensor([prefix, [1] * len(prefix)])
-    found, _ = decode([model], task, sample, Options("greedy"), **search)
+    output, _ = decode([model], task, sample, Options("greedy"), **search)
     # Of equal scores fairseq takes whichever its search finds first.
     expected, _ = decode([model], task, sample, Options("greedy"), engine=Engine(), **search)
     assert equal or ids(expected) == ids(fairseq_greedy([model], task, sample, **search))
-    assert ids(found) == ids(expected)
-    for ours, theirs in zip(scores(found), scores(expected), strict=True):
+    assert ids(output) == ids(expected)
+    for ours, theirs in zip(scores(output), scores(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -45,8 +45,8 @@ def _build(folder: Path) -> Path:
 
 def _library(compiler: str, name: str) -> Path:
     """Where the compiler has a library; its name alone where it has none."""
-    found = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
-    return Path(found.stdout.strip())
+    result = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+    return Path(result.stdout.strip())
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def _parts(printed: str) -> list[str]:
 
 
 def test_random_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> None:
-    printed, said = (_parts(text)[1] for text in (ran.stdout, ran.stderr))
-    assert ran.returncode == 0 and "Sanitizer" not in said and "runtime error" not in said, said
+    printed, error = (_parts(text)[1] for text in (ran.stdout, ran.stderr))
+    assert ran.returncode == 0 and "Sanitizer" not in error and "runtime error" not in error, error
     # A driver that had nothing to do would end well, too.
     counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in printed.splitlines()}
     assert counts["rounds"] == ROUNDS and counts["whole batches"] >= ROUNDS // 4
@@ -90,9 +90,9 @@ def test_random_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> 
 
 
 def test_what_is_past_the_checks_is_reported(ran: subprocess.CompletedProcess[str]) -> None:
-    printed, said = (_parts(text)[0] for text in (ran.stdout, ran.stderr))
+    printed, error = (_parts(text)[0] for text in (ran.stdout, ran.stderr))
     ended = dict(line.split() for line in printed.splitlines() if line.count(" ") == 1)
     assert list(ended) == ["too_small_weight", "too_small_source", "unaligned_weight"]
     assert "0" not in ended.values()
-    assert said.count("ERROR: AddressSanitizer: heap-buffer-overflow") == 2, said
-    assert "misaligned" in said, said
+    assert error.count("ERROR: AddressSanitizer: heap-buffer-overflow") == 2, error
+    assert "misaligned" in error, error

@@ -26,9 +26,9 @@ from tests.support import (
 )
 
 
-def bits(found: list) -> list[tuple[list[int], list[float]]]:
+def bits(output: list) -> list[tuple[list[int], list[float]]]:
     """Ids and scores of every sentence."""
-    return [(tokens, values.tolist()) for tokens, values in zip(ids(found), scores(found), strict=True)]
+    return [(tokens, values.tolist()) for tokens, values in zip(ids(output), scores(output), strict=True)]
 
 
 @settings(UNSHRUNK, max_examples=example_count(20))

@@ -51,8 +51,8 @@ class Case:
 
     def run(self, sample: dict[str, Any]) -> Said:
         """Ids and scores, to the last bit."""
-        found = self.generator.generate([], sample)
-        return [(tokens, values.tolist()) for tokens, values in zip(ids(found), scores(found), strict=True)]
+        output = self.generator.generate([], sample)
+        return [(tokens, values.tolist()) for tokens, values in zip(ids(output), scores(output), strict=True)]
 
 
 def make_case(
