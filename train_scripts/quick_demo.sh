@@ -58,7 +58,7 @@ runner log "$logs/trace.log" fairseq-generate "$work/ua-gec/bin" --user-dir fair
 runner log "$logs/page.log" spec-dec-trace "$results/trace.jsonl" --html "$results/trace.html"
 say "Step through what was drafted and accepted: $results/trace.html"
 say
-say "2. A drafter from scratch: one layer for $teacher, $UPDATES updates on what that model says of $TRAIN_PAIRS generated sentences."
+say "2. A drafter from scratch: one layer for $teacher, $UPDATES updates on that model's translations of $TRAIN_PAIRS generated sentences."
 tool example-text "$work/generated" --train "$TRAIN_PAIRS" --valid 50 --test "$TEST_PAIRS"
 binarise "$work/generated" "$teacher" en de "train valid test"
 runner log "$logs/distil.log" spec-dec-distill decode "$work/generated/bin" --source-lang en --target-lang de --gen-subset train,valid \

@@ -16,7 +16,7 @@ class Backend(Protocol):
     """Decodes batches."""
 
     name: str  # "native", "cuda-graphs" or "torch"
-    reason: str  # why it was chosen, as users read it
+    reason: str  # why it was chosen, for users
 
     def decode(self, sample: dict[str, Any], constraints: Constraints, first_token: int) -> Decoded:
         """Decode a fairseq batch whose outputs begin with `first_token`."""
@@ -33,7 +33,7 @@ CHOICES = (
         "native",
         "a CPU: the compiled kernels decode a batch in one call",
         "ensembles, --trace-file, --no-compiled-steps, --no-repeat-ngram-size, --decoder nat, --accept-score drafter, "
-        "and what of a model the kernels do not know (activations, projections of embeddings, other vocabulary "
+        "and models with a part that has no kernel (some activations, projections of embeddings, other vocabulary "
         "projections)",
     ),
     (
