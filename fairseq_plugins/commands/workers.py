@@ -1,4 +1,4 @@
-"""Share parts of the work among processes, and start one process for each GPU."""
+"""Share shards of the work among processes, and start one process for each GPU."""
 
 import os
 import signal
@@ -15,36 +15,36 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
 
 WAIT_SECONDS = 2.0
-"""How often a process looks whether the parts that others hold are finished or free."""
+"""Interval at which a waiting process checks whether shards of other processes are finished or free."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
-    """The rank of a process among those that share the work."""
+class Worker:
+    """This process among those that share the work: its rank in a Slurm array and in torchrun."""
 
-    job: int = 0  # index of this job in a Slurm array
-    jobs: int = 1
-    rank: int = 0  # of the process in its job, as torchrun numbers them
-    world: int = 1
+    job: int = 0  # index of its job in the Slurm array
+    num_jobs: int = 1
+    rank: int = 0  # torchrun's, within the job
+    world_size: int = 1  # torchrun's, processes per job
     device: int = 0  # index of the GPU
     spawned: bool = False  # whether torchrun started this process
-    call: str = ""  # name of the array or of torchrun's run; empty without
+    run_id: str = ""  # id of the array or of torchrun's run; empty without
 
     @property
     def index(self) -> int:
         """Number of this process among those of all jobs; not unique in an array with gaps."""
-        return self.job * self.world + self.rank
+        return self.job * self.world_size + self.rank
 
     @property
-    def width(self) -> int:
+    def num_workers(self) -> int:
         """Number of processes that share the work."""
-        return self.jobs * self.world
+        return self.num_jobs * self.world_size
 
 
-def find_place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Read the place from the variables of Slurm arrays and torchrun."""
+def find_worker(environment: Mapping[str, str] = os.environ) -> Worker:
+    """Return this process's rank, from the environment variables of Slurm arrays and torchrun."""
 
     def number(name: str, default: int) -> int:
         return int(environment.get(name) or default)
@@ -53,30 +53,40 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place:
     first = number("SLURM_ARRAY_TASK_MIN", 0)
     spawned = "TORCHELASTIC_RUN_ID" in environment
     run = environment.get("TORCHELASTIC_RUN_ID", "")
-    return Place(
+    return Worker(
         job=(number("SLURM_ARRAY_TASK_ID", first) - first) // step,
-        jobs=number("SLURM_ARRAY_TASK_COUNT", 1),
+        num_jobs=number("SLURM_ARRAY_TASK_COUNT", 1),
         rank=number("RANK", 0) if spawned else 0,
-        world=number("WORLD_SIZE", 1) if spawned else 1,
+        world_size=number("WORLD_SIZE", 1) if spawned else 1,
         device=number("LOCAL_RANK", 0) if spawned else 0,
         spawned=spawned,
-        call=environment.get("SLURM_ARRAY_JOB_ID") or ("" if run == "none" else run),
+        run_id=environment.get("SLURM_ARRAY_JOB_ID") or ("" if run == "none" else run),
     )
 
 
-def take_parts(place: Place, count: int, is_finished: Callable[[int], bool], begin: Callable[[int], T]) -> Iterator[T]:
-    """Begin this process's share of the unfinished parts, one after the other; yield what `begin` returns.
+def take_shards(
+    worker: Worker, count: int, is_finished: Callable[[int], bool], begin: Callable[[int], T]
+) -> Iterator[T]:
+    """Begin this worker's share of the unfinished shards, one after the other; yield what `begin` returns.
 
-    A process prefers parts index, index + width, ..., and takes others if these are finished or held, so that gaps in
-    an array and failed jobs leave no part. It waits if all other parts are held. `begin` locks a part and opens it.
-    Raises ConfigurationError if a part is held although no other process shares the work.
+    A worker prefers shards index, index + num_workers, ..., and takes others if these are finished or held, so that
+    gaps in an array and failed jobs leave no shard. It waits if all others are held.
+
+    Args:
+        worker: this process.
+        count: number of shards.
+        is_finished: returns whether a shard is finished.
+        begin: locks and opens a shard; raises HeldByAnother if another process has it.
+
+    Raises:
+        HeldByAnother: if a shard is held although no other process shares the work.
     """
-    order = sorted(range(count), key=lambda part: (part - place.index) % place.width)
-    share, is_waiting = -(-count // place.width), False
-    while share and (left := [part for part in order if not is_finished(part)]):
-        for part in left:
+    order = sorted(range(count), key=lambda shard: (shard - worker.index) % worker.num_workers)
+    share, is_waiting = -(-count // worker.num_workers), False
+    while share and (left := [shard for shard in order if not is_finished(shard)]):
+        for shard in left:
             try:
-                begun = begin(part)
+                begun = begin(shard)
             except HeldByAnother as error:
                 held = error
                 continue
@@ -84,7 +94,7 @@ def take_parts(place: Place, count: int, is_finished: Callable[[int], bool], beg
             share -= 1
             break
         else:
-            if place.width == 1:
+            if worker.num_workers == 1:
                 raise held
             if not is_waiting:
                 say(f"waiting for other processes, which write what is left: {held.file}")
@@ -92,17 +102,17 @@ def take_parts(place: Place, count: int, is_finished: Callable[[int], bool], beg
             time.sleep(WAIT_SECONDS)
 
 
-def check_trains_together(place: Place) -> None:
-    """Raise ConfigurationError if processes of torchrun would each train a model into the same folder.
+def check_trains_together(worker: Worker) -> None:
+    """Raise ConfigurationError if each process of torchrun would train its own model into the same folder.
 
-    fairseq expects as many processes as GPUs, whatever torchrun has started.
+    By default fairseq joins as many processes as there are GPUs, however many torchrun has started.
     """
-    world = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-    if place.spawned and place.world != world:
+    joined = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    started = worker.world_size
+    if worker.spawned and started != joined:
         raise ConfigurationError(
-            f"torchrun started {place.world} processes, and --distributed-world-size is {world}: each process or group "
-            f"would train a model of its own; add --distributed-world-size {place.world}, or without GPUs "
-            "start one process"
+            f"torchrun started {started} processes, and --distributed-world-size is {joined}: each process or group "
+            f"would train a model of its own; add --distributed-world-size {started}, or without GPUs start one process"
         )
 
 
@@ -110,11 +120,11 @@ def start_processes(count: int, module: str, argv: Sequence[str]) -> None:
     """Run a module of this package with these arguments in `count` processes, by torchrun, and wait for them.
 
     Raises:
-        ConfigurationError: when one of them failed; it has said why.
+        ConfigurationError: if one of them failed, which has printed its own error.
         KeyboardInterrupt: after Ctrl-C.
         SystemExit: after SIGTERM, as `scancel` sends it.
     """
-    # Fifty modules that one process does not need.
+    # 50 modules, which a single process does not need.
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -1,12 +1,12 @@
-"""Learn from a teacher's translations: decode a corpus in shards, see how far it is, merge the shards.
+"""Distil a teacher (Seq-KD): decode a corpus in shards, print their progress, merge them into training data.
 
     spec-dec-distill decode DATA --path TEACHER.pt --output SHARDS [--gen-subset train,valid] [--decoder greedy]
     spec-dec-distill status SHARDS
     spec-dec-distill merge DATA --shards SHARDS --destdir DISTILLED [--gen-subset train,valid]
 
-`decode` understands all options of fairseq-generate: beam search with 5 beams by default, `--decoder fast-beam` for
-the same on the engine of this plugin, `--decoder greedy` for one beam. It uses all GPUs of the machine, divides the
-work in a Slurm array by itself, and goes on where it was interrupted.
+`decode` takes all options of fairseq-generate. By default it runs fairseq's search with beam 5; `--decoder fast-beam`
+gives the same output faster, `--decoder greedy` that of beam 1. It uses all GPUs of the machine, shares the work among
+the tasks of a Slurm array, and resumes after an interruption. The commands have their own --help.
 """
 
 import sys
@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments, positive
-from fairseq_plugins.commands.workers import find_place, start_processes
+from fairseq_plugins.commands.workers import find_worker, start_processes
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards
 from fairseq_plugins.distillation.merge import check_subset, merge
@@ -36,7 +36,7 @@ def decode_parser() -> CommandParser:
     parser.set_defaults(gen_subset="train", num_shards=None, shard_id=None)
     add = parser.add_argument_group("distillation").add_argument
     add("--output", required=True, metavar="SHARDS", help="folder for the shards")
-    workers = "processes on this machine (default: one for each GPU; one without)"
+    workers = "processes on this machine (default: one for each GPU; 1 without GPUs)"
     add("--workers", type=positive, metavar="N", help=workers)
     return parser
 
@@ -44,31 +44,32 @@ def decode_parser() -> CommandParser:
 def decode(argv: Sequence[str]) -> None:
     """Decode this process's shards, or start the processes that do."""
     args = parse_arguments(decode_parser(), argv)
-    given, shard = args.num_shards, args.shard_id
+    num_shards, shard = args.num_shards, args.shard_id
     args.num_shards, args.shard_id = 1, 0
     cfg = as_config(args)
     check_paths(cfg)
-    _check_numbers(given, shard)
+    _check_shard_options(num_shards, shard)
     subsets = cfg.dataset.gen_subset.split(",")
     for subset in subsets:
         check_subset(subset)
-    folder, place = Path(args.output), find_place()
-    processes = 1 if place.spawned or shard is not None else args.workers or _gpus(cfg)
+    folder, worker = Path(args.output), find_worker()
+    processes = 1 if worker.spawned or shard is not None else args.workers or _gpus(cfg)
     if processes > 1:
         start_processes(processes, "fairseq_plugins.distillation.cli", ["decode", *argv])
         return
     for subset in subsets:
-        count = _count(given, folder, subset, place.width)
-        decode_shards(cfg, subset, shard, count, folder, place)
+        count = _count(num_shards, folder, subset, worker.num_workers)
+        decode_shards(cfg, subset, shard, count, folder, worker)
 
 
-def _check_numbers(given: int | None, shard: int | None) -> None:
-    if given is not None and given < 1:
-        raise ConfigurationError(f"--num-shards {given}: give at least 1")
-    if shard is not None and given is None:
+def _check_shard_options(num_shards: int | None, shard: int | None) -> None:
+    if num_shards is not None and num_shards < 1:
+        raise ConfigurationError(f"--num-shards {num_shards}: give at least 1")
+    if shard is not None and num_shards is None:
         raise ConfigurationError(f"--shard-id {shard}: of how many? add --num-shards N")
-    if shard is not None and given is not None and not 0 <= shard < given:
-        raise ConfigurationError(f"--shard-id {shard}: give a number from 0 to {given - 1} (--num-shards {given})")
+    if shard is not None and num_shards is not None and not 0 <= shard < num_shards:
+        last = num_shards - 1
+        raise ConfigurationError(f"--shard-id {shard}: give a number from 0 to {last} (--num-shards {num_shards})")
 
 
 def _gpus(cfg: DictConfig) -> int:
@@ -76,7 +77,7 @@ def _gpus(cfg: DictConfig) -> int:
 
 
 def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
-    """Return the number of shards: as given, as begun, or one for each process."""
+    """Return the number of shards: that of --num-shards, of an earlier run, or one for each process."""
     begun = shards.number_of_shards(folder, subset)
     if given is not None and begun is not None and begun != given:
         raise ConfigurationError(
@@ -87,9 +88,11 @@ def _count(given: int | None, folder: Path, subset: str, default: int) -> int:
 
 def status(argv: Sequence[str]) -> None:
     """Print the progress of the shards of a folder."""
-    parser = CommandParser(f"{NAME} status", "Print how far the shards of a folder are.", f"{NAME} status shards")
-    parser.add_argument("folder", metavar="SHARDS", help="the --output of decode")
-    parser.add_argument("--gen-subset", default="train,valid,test", metavar="NAME,NAME")
+    description = "Print the progress of shards: finished ones, and sentences of unfinished ones."
+    parser = CommandParser(f"{NAME} status", description, f"{NAME} status shards")
+    parser.add_argument("folder", metavar="SHARDS", help="folder of the shards, --output of decode")
+    subsets = "subsets to report (default: train,valid,test)"
+    parser.add_argument("--gen-subset", default="train,valid,test", metavar="NAME,NAME", help=subsets)
     args = parser.parse_args(argv)
     folder = Path(args.folder)
     if not folder.is_dir():
@@ -108,20 +111,20 @@ def status(argv: Sequence[str]) -> None:
 
 def merge_parser() -> CommandParser:
     """Return the parser of `merge`."""
-    description = "Put shards together and binarise them with the same dictionaries."
+    description = "Merge finished shards into training data, binarised with the same dictionaries."
     example = f"{NAME} merge data-bin --shards shards --destdir distilled --gen-subset train,valid"
     parser = CommandParser(f"{NAME} merge", description, example)
     add = parser.add_argument
-    add("data", metavar="DATA", help="the folder that was decoded")
-    add("--shards", required=True, metavar="SHARDS", help="the --output of decode")
-    add("--destdir", required=True, metavar="FOLDER", help="where the binarised data goes")
-    add("--gen-subset", default="train", metavar="NAME,NAME", help="what to merge (default: train)")
-    add("--source-lang", "-s")
-    add("--target-lang", "-t")
+    add("data", metavar="DATA", help="binarised data that was decoded")
+    add("--shards", required=True, metavar="SHARDS", help="folder of the shards, --output of decode")
+    add("--destdir", required=True, metavar="FOLDER", help="new folder for the binarised data")
+    add("--gen-subset", default="train", metavar="NAME,NAME", help="subsets to merge (default: train)")
+    add("--source-lang", "-s", metavar="NAME", help="source language (default: from the names of files)")
+    add("--target-lang", "-t", metavar="NAME", help="target language (default: from the names of files)")
     ratio = "train: leave out pairs in which one side has more than R times the tokens of the other (default: none)"
     add("--max-length-ratio", type=float, metavar="R", help=ratio)
-    add("--keep-raw", action="store_true", help="train: add the original pairs too")
-    add("--workers", type=positive, default=1, help="processes that binarise")
+    add("--keep-raw", action="store_true", help="train: also keep the original pairs")
+    add("--workers", type=positive, default=1, metavar="N", help="processes that binarise (default: 1)")
     return parser
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_plugins.commands.files import sha256
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import Session, precision
-from fairseq_plugins.commands.workers import Place, take_parts
+from fairseq_plugins.commands.workers import Worker, take_shards
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.shards import Sentence, ShardWriter
@@ -24,9 +24,9 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
 
 DEFAULT_MAX_TOKENS = 12000
-"""Padded source tokens of a batch where neither --max-tokens nor --batch-size is given, as in fairseq-generate."""
+"""Padded source tokens of a batch without --max-tokens and --batch-size, as in fairseq-generate."""
 
-# Options that only steer speed and printing.
+# Options that only affect speed and printing.
 _IRRELEVANT = {"print_alignment", "print_step", "iter_decode_with_external_reranker", "nbest", "no_beamable_mm"}
 
 
@@ -60,9 +60,9 @@ class Teacher:
 
 
 def _check_dictionaries(path: str, task: Any) -> None:
-    """Compare with the dictionaries the teacher was trained with, where these are still where they were.
+    """Compare with the dictionaries that the teacher was trained with, if their files still exist.
 
-    A dictionary of another size does not fit the weights; one in another order would, and give nonsense.
+    A dictionary of the same size in another order would fit the weights, but give wrong translations.
     """
     state, _ = read_checkpoint(path, "--path")
     recorded = (state.get("cfg") or {}).get("task") or {}
@@ -98,7 +98,7 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         source, target = data_utils.infer_language_pair(task.data)
     generation = OmegaConf.to_container(cfg.generation)
     assert isinstance(generation, dict)
-    found = {
+    depends_on = {
         "subset": subset,
         "data": sha256(source_files(task.data, subset, source, target)),
         "checkpoints": [sha256([Path(path)]) for path in utils.split_paths(cfg.common_eval.path)],
@@ -108,16 +108,16 @@ def origin(cfg: DictConfig, subset: str) -> dict[str, Any]:
         **{name: value for name, value in generation.items() if name not in _IRRELEVANT},
     }
     if task.int8:
-        found["int8"] = True
+        depends_on["int8"] = True
     spec, options = methods.chosen(task)
     if not spec.is_lossless:
-        found["drafting"] = asdict(options)
-        found["drafter"] = sha256([Path(task.drafter_path)]) if task.drafter_path else None
-    return json.loads(json.dumps(found, default=str))  # as it will be read back
+        depends_on["drafting"] = asdict(options)
+        depends_on["drafter"] = sha256([Path(task.drafter_path)]) if task.drafter_path else None
+    return json.loads(json.dumps(depends_on, default=str))  # comparable with values read from a file
 
 
 def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[list[int]]:
-    """Yield batches of similar length, the longest first, so that too large a batch fails at once.
+    """Yield batches of similar length, longest first, so that a batch that exceeds memory fails at the start.
 
     Raises ConfigurationError for a sentence longer than a batch may be.
     """
@@ -128,23 +128,23 @@ def batches(dataset: Any, numbers: Sequence[int], cfg: DictConfig) -> Iterator[l
     longest = int(dataset.num_tokens(int(indices[-1])))
     if max_tokens is not None and longest > max_tokens:
         raise ConfigurationError(f"--max-tokens {max_tokens}: a sentence has {longest}; give at least as many")
-    found = dataset.batch_by_size(indices, max_tokens=max_tokens, max_sentences=max_sentences)
-    for batch in reversed(list(found)):
+    by_length = dataset.batch_by_size(indices, max_tokens=max_tokens, max_sentences=max_sentences)
+    for batch in reversed(list(by_length)):
         yield [int(number) for number in batch]
 
 
-def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, folder: Path, place: Place) -> None:
+def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, folder: Path, worker: Worker) -> None:
     """Decode one shard, or this process's share of the unfinished ones.
 
     Args:
         cfg: fairseq's whole configuration.
-        subset: to decode.
-        shard: shard to decode; None for a share of all.
+        subset: name of the subset.
+        shard: index of the shard to decode; None for this process's share of all.
         count: number of shards; shard i holds sentences i, i + count, i + 2 * count ...
-        folder: of the shards.
-        place: of this process.
+        folder: folder of the shards.
+        worker: this process.
 
-    Raises ConfigurationError for what the user can mend.
+    Raises ConfigurationError for shards made from other data or options, and for batches too large for the GPU.
     """
     made_from = origin(cfg, subset)
     files = [shards.shard_path(folder, subset, number, count) for number in range(count)]
@@ -155,23 +155,23 @@ def decode_shards(cfg: DictConfig, subset: str, shard: int | None, count: int, f
 
     @cache
     def loaded() -> tuple[Teacher, Any]:
-        teacher = Teacher(cfg, place.device)
+        teacher = Teacher(cfg, worker.device)
         return teacher, teacher.session.load(subset)
 
     def begin(number: int) -> tuple[int, ShardWriter]:
-        loaded()  # before the shard: a teacher that is refused leaves no shard that was begun with it
+        loaded()  # first, so that a teacher that cannot be loaded leaves no unfinished shard
         return number, ShardWriter(files[number], made_from)
 
     if shard is not None:
         begun = iter(() if files[shard].is_file() else [begin(shard)])
     else:
-        begun = take_parts(place, count, lambda number: files[number].is_file(), begin)
+        begun = take_shards(worker, count, lambda number: files[number].is_file(), begin)
     for number, writer in begun:
         teacher, dataset = loaded()
-        numbers = [one for one in range(number, len(dataset), count) if one not in writer.done]
-        too_long = [one for one in numbers if dataset.src_sizes[one] > teacher.max_source]
-        writer.add(Sentence(one, shards.TOO_LONG, "") for one in too_long)
-        left = [one for one in numbers if one not in writer.done]
+        missing = [sentence for sentence in range(number, len(dataset), count) if sentence not in writer.done]
+        too_long = [sentence for sentence in missing if dataset.src_sizes[sentence] > teacher.max_source]
+        writer.add(Sentence(sentence, shards.TOO_LONG, "") for sentence in too_long)
+        left = [sentence for sentence in missing if sentence not in writer.done]
         _decode_shard(teacher, dataset, left, writer, f"{subset} {number + 1}/{count}")
         writer.finish()
         print(f"{files[number]}: {len(writer.done)} sentences", flush=True)

@@ -1,4 +1,4 @@
-"""Put shards together: check, filter, binarise with the same dictionaries."""
+"""Merge shards into training data: check, filter, and binarise with the same dictionaries."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ from fairseq_plugins.distillation.shards import Sentence
 from fairseq_plugins.errors import ConfigurationError
 
 PREFIXES = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
-"""Subsets that fairseq-preprocess writes."""
+"""fairseq-preprocess's option for each subset."""
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Counts:
     kept: int = 0  # written
     empty: int = 0  # left out: source or translation has no token
     too_long: int = 0  # left out: the teacher has no positions for the source
-    ratio: int = 0  # left out: lengths differ too much
-    raw: int = 0  # added pairs of the original data
+    ratio: int = 0  # left out: lengths differ by more than --max-length-ratio
+    raw: int = 0  # pairs of the original data added by --keep-raw
 
     def __str__(self) -> str:
         parts = [f"{self.kept} of {self.sentences} kept", f"{self.empty} empty", f"{self.too_long} too long"]
@@ -54,19 +54,19 @@ def open_task(data: str, source: str | None, target: str | None) -> TranslationT
     """Return fairseq's translation task on a folder; raises ConfigurationError without binarised data."""
     try:
         cfg = TranslationConfig(data=data, source_lang=source, target_lang=target)
-        # By default references to other parts of fairseq's configuration.
+        # Their defaults are references into fairseq's whole configuration.
         cfg.dataset_impl, cfg.required_seq_len_multiple = None, 1
         return TranslationTask.setup_task(cfg)
-    except Exception as error:  # fairseq's own, for what is missing
+    except Exception as error:  # fairseq has no one class for missing files
         raise ConfigurationError(
             f"{data}: no binarised data ({error}); give a folder that fairseq-preprocess wrote"
         ) from error
 
 
 def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str, Any], list[Sentence]]:
-    """Return the origin of all translations of a subset, and the translations in order.
+    """Return the origin of a subset's translations, and the translations in order.
 
-    Raises ConfigurationError for missing, corrupt or unfitting shards.
+    Raises ConfigurationError for missing or corrupt shards, and shards of different origin.
     """
     number = shards.number_of_shards(folder, subset)
     if number is None:
@@ -77,11 +77,11 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
         file = shards.shard_path(folder, subset, shard, number)
         if not file.is_file():
             raise ConfigurationError(f"{file}: not finished; run the same `spec-dec-distill decode` again")
-        header, found = shards.read_shard(file)
+        header, in_shard = shards.read_shard(file)
         if origins:
             shards.check_origin(file, header, origins[0])
         origins.append(header)
-        sentences += found
+        sentences += in_shard
     if origins[0]["data"] != data:
         raise ConfigurationError(
             f"--shards {folder}: made from other data or dictionaries; give the folder that was decoded"
@@ -92,9 +92,9 @@ def read_all(folder: Path, subset: str, data: str, count: int) -> tuple[dict[str
 def filter_pairs(
     sources: Iterable[str], sentences: Iterable[Sentence], max_ratio: float | None
 ) -> tuple[list[tuple[str, str]], Counts]:
-    """Return the pairs of source and translation to learn from, and the counts of those left out.
+    """Return the pairs to train on, and counts of those left out.
 
-    The longer side may have `max_ratio` times the tokens of the shorter; None: any number.
+    The longer side may have `max_ratio` times the tokens of the shorter; None for no limit.
     """
     pairs, counts = [], Counts(0)
     for source, sentence in zip(sources, sentences, strict=True):
@@ -127,19 +127,19 @@ def merge(
     keep_raw: bool = False,
     workers: int = 1,
 ) -> dict[str, Counts]:
-    """Merge the shards of subsets into binarised data, made as a whole or not at all; return counts by subset.
+    """Merge the shards of subsets into binarised data, written atomically; return counts by subset.
 
     Args:
-        data: decoded folder.
+        data: binarised data that was decoded.
         folder: folder of the shards.
         subsets: of "train", "valid", "test".
-        destination: folder to make.
+        destination: new folder.
         languages: source and target (default: the data's only pair).
         max_ratio: see `filter_pairs`; for "train" only.
         keep_raw: add the original pairs of "train" after the distilled ones.
         workers: processes that binarise.
 
-    Raises ConfigurationError for what the user can mend.
+    Raises ConfigurationError for shards that are missing or do not fit the data, and a folder that cannot be written.
     """
     if destination.exists():
         raise ConfigurationError(f"--destdir {destination}: is there already; remove it or give another folder")

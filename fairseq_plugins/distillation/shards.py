@@ -41,12 +41,12 @@ def shard_path(folder: Path, subset: str, shard: int, shards: int) -> Path:
 
 def shard_files(folder: Path, subset: str) -> dict[int, list[Path]]:
     """Return number of shards -> the files of a subset, partial ones included."""
-    found: dict[int, list[Path]] = {}
+    files: dict[int, list[Path]] = {}
     for file in sorted(folder.glob(f"{subset}.*")):
         match = _NAME.fullmatch(file.name.removeprefix(f"{subset}."))
         if match is not None:
-            found.setdefault(int(match.group(2)), []).append(file)
-    return found
+            files.setdefault(int(match.group(2)), []).append(file)
+    return files
 
 
 def number_of_shards(folder: Path, subset: str) -> int | None:

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from fairseq_plugins import tensorboard
 from fairseq_plugins.commands.session import options_of
-from fairseq_plugins.commands.workers import check_trains_together, find_place
+from fairseq_plugins.commands.workers import check_trains_together, find_worker
 from fairseq_plugins.criterions.block_reliability import logged_reliability
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.decoding import methods
@@ -99,7 +99,7 @@ class TrainsDrafters(DecodesWithDrafts):
         if from_checkpoint:
             check_task(cfg, self, "--path")
         else:
-            check_trains_together(find_place())
+            check_trains_together(find_worker())
         model = super().build_model(cfg, from_checkpoint)
         if isinstance(model, BlockNat):
             attention, count = model.decoder.drafter_attention, self._options.blocks_per_sentence

@@ -4,7 +4,7 @@
     spec-dec-translate checkpoints/ua-gec --decoder iad --input essays.txt --output corrected.txt
 
 With --input and --output an interrupted run can be resumed, and several processes share the work (--processes,
-torchrun, a Slurm array). Until the translation is complete, its parts are in a folder beside the output.
+torchrun, a Slurm array). Until the translation is complete, its shards are in a folder beside the output.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from fairseq_plugins.commands.files import Destination, destination, sha256, unw
 from fairseq_plugins.commands.invalid_text import mend_lines
 from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.commands.progress import progress_bar
-from fairseq_plugins.commands.workers import find_place, start_processes, take_parts
+from fairseq_plugins.commands.workers import find_worker, start_processes, take_shards
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.ending import fail
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import say
 from fairseq_plugins.translation.drafts import DraftSources, count_lines, draft_sources
-from fairseq_plugins.translation.parts import CHUNK, Part, Parts, remove_finished
+from fairseq_plugins.translation.output_shards import CHUNK, OutputShard, OutputShards, remove_finished
 
 NAME = "spec-dec-translate"
 
@@ -60,11 +60,14 @@ def get_parser() -> CommandParser:
     model("--verifier", metavar="MODEL.pt", help="the verifier, if it is not in FOLDER")
     model("--drafter", metavar="MODEL.pt", help="the drafter, if it is not in FOLDER")
     model("--data", metavar="FOLDER", help="folder of the dictionaries, if not FOLDER")
-    model("--task", default="spec_dec", metavar="NAME", help="fairseq's task, for a model whose task adds languages")
-    model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt")
-    model("--tokenizer", choices=["moses"], help="splits text before subwords")
-    model("--source-lang", metavar="NAME", help="if the files do not name it; always for multilingual models")
-    model("--target-lang", metavar="NAME", help="likewise for the target")
+    task = "fairseq's task, for a model whose task adds language tokens (default: spec_dec)"
+    model("--task", default="spec_dec", metavar="NAME", help=task)
+    model("--subwords", metavar="FILE", help="sentencepiece model, or codes of subword-nmt (default: those of FOLDER)")
+    moses = "tokenizer that splits text before subwords (default: moses with codes of subword-nmt, else none)"
+    model("--tokenizer", choices=["moses"], help=moses)
+    language = "language; needed for multilingual models, and if the names of files do not tell it"
+    model("--source-lang", metavar="NAME", help=f"source {language}")
+    model("--target-lang", metavar="NAME", help=f"target {language}")
     decoding = parser.add_argument_group("decoding").add_argument
     default = "(default: gad with a drafter, greedy without, reuse with --drafts or --memory)"
     names = ", ".join(methods.DECODERS)
@@ -78,31 +81,34 @@ def get_parser() -> CommandParser:
     decoding("--beam", type=positive, metavar="N", help="hypotheses, for decoders that keep several (default: 5)")
     nbest = "hypotheses written for each sentence, further ones as alternatives in jsonl (default: 1)"
     decoding("--nbest", type=positive, default=1, metavar="N", help=nbest)
-    decoding("--block-size", type=positive, metavar="K", help="tokens per draft")
-    other = "any other option of decoding, such as lenpen=0.6 or preset=high-quality: docs/options.md"
+    block = "most tokens in a draft (default: as the drafter was trained)"
+    decoding("--block-size", type=positive, metavar="K", help=block)
+    other = "any other option of decoding, such as lenpen=0.6 or preset=high-quality; repeatable (docs/options.md)"
     decoding("--set", action="append", default=[], metavar="NAME=VALUE", help=other)
-    decoding("--batch-size", type=positive, default=BATCH_SIZE, metavar="N", help=f"(default: {BATCH_SIZE})")
+    together = f"sentences decoded together (default: {BATCH_SIZE})"
+    decoding("--batch-size", type=positive, default=BATCH_SIZE, metavar="N", help=together)
     decoding("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
-    decoding("--threads", type=positive, metavar="N", help="threads of the CPU (default: torch's)")
-    decoding("--precision", choices=["fp32", "fp16", "bf16"], default="fp32", help="of the weights (default: fp32)")
-    processes = "processes on this machine, with --input and --output (default: one for each GPU; 1 without)"
+    decoding("--threads", type=positive, metavar="N", help="threads on the CPU (default: torch's)")
+    precision = "precision of the weights (default: fp32)"
+    decoding("--precision", choices=["fp32", "fp16", "bf16"], default="fp32", help=precision)
+    processes = "processes on this machine, with --input and --output (default: one for each GPU; 1 without GPUs)"
     decoding("--processes", type=positive, metavar="N", help=processes)
     return parser
 
 
 def set_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of --set (NAME=VALUE, or ConfigurationError) and --block-size as `load` takes them."""
-    found: dict[str, Any] = {} if args.block_size is None else {"block_size": args.block_size}
+    """Return the options of --block-size and --set for `load`; raise ConfigurationError unless --set has NAME=VALUE."""
+    options: dict[str, Any] = {} if args.block_size is None else {"block_size": args.block_size}
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"--set {item}: give NAME=VALUE, such as --set lenpen=0.6")
-        found[name.replace("-", "_")] = value
-    return found
+        options[name.replace("-", "_")] = value
+    return options
 
 
 def origin(args: argparse.Namespace) -> dict[str, Any]:
-    """Return all that the translation of a file depends on, as JSON values."""
+    """Return everything that the translation of a file depends on, as JSON values."""
     irrelevant = ("input", "output", "processes", "device", "buffer_size", "threads")
     given = {name: value for name, value in vars(args).items() if name not in irrelevant}
     languages = (args.source_lang, args.target_lang)
@@ -141,14 +147,14 @@ class Translator:
         self.total = CallStatistics()
 
     def translate(self, lines: Sequence[str], before: int) -> list[str]:
-        """Return lines of output for lines of `chunks`, with `before` lines of the file before them.
+        """Return the output for lines of `chunks`, which follow `before` lines of the file.
 
-        Names and mends lines that are not UTF-8; names lines that are too long, each a failure.
+        Reports and repairs lines that are not UTF-8. Reports lines that are too long as failures.
         """
         model, args = self.model, self.args
         mended = list(mend_lines(lines, before))
         tokens = [model.tokenize(line) for line in mended]
-        fitting = [index for index, one in enumerate(tokens) if len(one) < model.max_source_tokens]
+        fitting = [index for index, source in enumerate(tokens) if len(source) < model.max_source_tokens]
         sources = {before + index: mended[index] for index in fitting}
         drafts = None if self.drafts is None else self.drafts.tokens(sources, model)
         batch = model.translate_batch(
@@ -163,12 +169,12 @@ class Translator:
             self.total.add(translation)
         if self.drafts is not None:
             self.drafts.remember([*sources.values()], [translation.text for translation in batch])
-        found = dict(zip(fitting, batch, strict=True))
-        for index, one in enumerate(tokens):
-            if index not in found:
-                fail(f"line {before + index + 1}: has {len(one) + 1} tokens, and the model reads at most "
+        translations = dict(zip(fitting, batch, strict=True))
+        for index, source in enumerate(tokens):
+            if index not in translations:
+                fail(f"line {before + index + 1}: has {len(source) + 1} tokens, and the model reads at most "
                      f"{model.max_source_tokens}; its translation is empty; split it")  # fmt: skip
-        return [self._line(before + index + 1, found.get(index)) for index in range(len(lines))]
+        return [self._line(before + index + 1, translations.get(index)) for index in range(len(lines))]
 
     def _line(self, number: int, translation: Translation | None) -> str:
         if self.args.output_format == "text":
@@ -179,13 +185,13 @@ class Translator:
         alternatives = values.pop("alternatives")
         if self.args.nbest > 1:
             values["alternatives"] = [
-                {name: one[name] for name in ("text", "tokens", "score", "token_scores")}
-                for one in map(_rounded, alternatives)
+                {name: alternative[name] for name in ("text", "tokens", "score", "token_scores")}
+                for alternative in map(_rounded, alternatives)
             ]
         return json.dumps(values, ensure_ascii=False) + "\n"
 
     def summary(self) -> str:
-        """Return one line for standard error."""
+        """Return counts and speed in one line."""
         total, accepted = self.total, self.total.mean_accepted_tokens
         drafted = "" if accepted is None else f"{total.iterations} iterations, {accepted:.2f} mean accepted tokens, "
         speed = f"{total.sentences / max(total.seconds, 1e-9):.1f} sentences/s"
@@ -193,13 +199,13 @@ class Translator:
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a translation, with four decimals of its scores."""
+    """Return the fields of a translation, with scores rounded to four decimals."""
     scores = [round(score, 4) for score in values["token_scores"]]
     return {**values, "score": round(values["score"], 4), "token_scores": scores}
 
 
 def run(argv: Sequence[str]) -> None:
-    """Parse arguments, and translate; or start the processes that do."""
+    """Parse arguments, and translate in this process or in several."""
     args = get_parser().parse_args(argv)
     try:
         _run(args, argv)
@@ -208,7 +214,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
-    place = find_place()
+    worker = find_worker()
     options = set_options(args)
     if args.input is not None and not Path(args.input).is_file():
         raise ConfigurationError(f"--input {args.input}: no such file; give raw text, a sentence a line")
@@ -217,28 +223,29 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     output = None if args.output is None else destination(args.output, "--output")
     if args.input is not None and output is not None and output.path.exists() and output.path.samefile(args.input):
         raise ConfigurationError(f"--output {args.output}: is the file of --input; give another one")
-    whole = args.input is not None and output is not None and not output.is_direct
-    if not whole and (place.width > 1 or (args.processes or 1) > 1):
+    in_shards = args.input is not None and output is not None and not output.is_direct
+    if not in_shards and (worker.num_workers > 1 or (args.processes or 1) > 1):
         raise ConfigurationError("--processes: several processes share a file; give --input and --output")
-    if whole and not place.spawned:
+    if in_shards and not worker.spawned:
         processes = args.processes or (1 if args.device is not None else max(1, torch.cuda.device_count()))
         if processes > 1:
             start_processes(processes, "fairseq_plugins.translation.cli", argv)
-            if place.jobs == 1 and output is not None:
+            if worker.num_jobs == 1 and output is not None:
                 remove_finished(output.path)
             return
     drafts = draft_sources(args)
     device = args.device
     if device is None and torch.cuda.is_available():
-        device = f"cuda:{place.device}"
-    parts: Parts | None = None
-    begun: Iterable[Part] = ()
-    if whole and output is not None:
-        parts = Parts(output, origin(args), place.width, place.call if place.width > 1 else "")
-        left = take_parts(place, parts.count, parts.is_finished, parts.begin)
-        first = next(left, None)  # before the model, which takes longer
+        device = f"cuda:{worker.device}"
+    shards: OutputShards | None = None
+    begun: Iterable[OutputShard] = ()
+    if in_shards and output is not None:
+        run_id = worker.run_id if worker.num_workers > 1 else ""
+        shards = OutputShards(output, origin(args), worker.num_workers, run_id)
+        left = take_shards(worker, shards.count, shards.is_finished, shards.begin)
+        first = next(left, None)  # before loading the model, in case nothing is left
         if first is None:
-            parts.join()
+            shards.join()
             say(f"{NAME}: {args.output} was translated before")
             return
         begun = chain([first], left)
@@ -261,33 +268,33 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     if drafts is not None:
         drafts.check(model)
     translator = Translator(model, args, drafts)
-    if parts is not None:
-        _translate_parts(translator, parts, begun)
+    if shards is not None:
+        _translate_shards(translator, shards, begun)
     else:
-        _translate_on(translator, output)
+        _translate_stream(translator, output)
 
 
-def _translate_parts(translator: Translator, parts: Parts, begun: Iterable[Part]) -> None:
-    """Translate this process's share, and join the parts if all are finished."""
+def _translate_shards(translator: Translator, shards: OutputShards, begun: Iterable[OutputShard]) -> None:
+    """Translate this process's share, and join the shards if all are finished."""
     lines = count_lines(translator.args.input)
-    for part in begun:
-        _translate_part(translator, part, parts.count, lines)
-    if parts.join():
+    for shard in begun:
+        _translate_shard(translator, shard, shards.count, lines)
+    if shards.join():
         say(f"{NAME}: all of {translator.args.input} is in {translator.args.output}")
     say(translator.summary())
 
 
-def _translate_part(translator: Translator, part: Part, count: int, lines: int) -> None:
-    """Translate the missing chunks of a part, of `lines` lines in `count` parts."""
-    source, index = translator.args.input, part.index
-    own = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
-    done, number = part.lines_done, 0
-    name = f"part {index + 1} of {count}" if count > 1 else translator.model.decoder
+def _translate_shard(translator: Translator, shard: OutputShard, count: int, lines: int) -> None:
+    """Translate the missing chunks of one of `count` shards of a file of `lines` lines."""
+    source, index = translator.args.input, shard.index
+    total = sum(min(CHUNK, lines - start) for start in range(index * CHUNK, lines, count * CHUNK))
+    done, number = shard.lines_done, 0
+    name = f"shard {index + 1} of {count}" if count > 1 else translator.model.decoder
     if done:
-        say(f"{NAME}: going on after {done} of {own} lines ({name})")
+        say(f"{NAME}: going on after {done} of {total} lines ({name})")
     with (
         open(source, encoding="utf-8", errors="surrogateescape", newline="\n") as file,
-        progress_bar(own, initial=done, desc=name) as bar,
+        progress_bar(total, initial=done, desc=name) as bar,
     ):
         for turn, chunk in enumerate(chunks(file, CHUNK)):
             before, number = number, number + len(chunk)
@@ -296,16 +303,16 @@ def _translate_part(translator: Translator, part: Part, count: int, lines: int) 
             skipped = min(done, len(chunk))
             done -= skipped
             if skipped < len(chunk):
-                part.write(translator.translate(chunk[skipped:], before + skipped))
+                shard.write(translator.translate(chunk[skipped:], before + skipped))
                 bar.update(len(chunk) - skipped)
-    part.finish()
+    shard.finish()
 
 
-def _translate_on(translator: Translator, output: Destination | None) -> None:
-    """Translate chunk by chunk, to a stream, or to a file that gets its name at the end."""
+def _translate_stream(translator: Translator, output: Destination | None) -> None:
+    """Translate chunk by chunk, to standard output or to a file that is renamed when complete."""
     args = translator.args
     for stream in (sys.stdin, sys.stdout):
-        if hasattr(stream, "reconfigure"):  # a closed standard output is something else
+        if hasattr(stream, "reconfigure"):  # not with a closed standard output, see `watch_output`
             stream.reconfigure(encoding="utf-8", errors="surrogateescape", newline="\n")
     with ExitStack() as opened:
         file, target = sys.stdin, sys.stdout

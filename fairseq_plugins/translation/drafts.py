@@ -49,11 +49,11 @@ class DraftSources:
 
     def tokens(self, lines: Mapping[int, str], model: Model) -> list[list[list[str]]]:
         """Return the drafts of lines, by their numbers from 0; each as subwords of the target."""
-        found = [[_cut(drafts[number], model) for drafts in self._files.values()] for number in lines]
+        drafts_of_lines = [[_cut(drafts[number], model) for drafts in self._files.values()] for number in lines]
         remembered = [] if self._memory is None else self._memory.drafts([*lines.values()])
-        for drafts_of_line, more in zip(found, remembered, strict=False):
+        for drafts_of_line, more in zip(drafts_of_lines, remembered, strict=False):
             drafts_of_line += map(model.tokenize, more)
-        return found
+        return drafts_of_lines
 
     def remember(self, lines: Sequence[str], outputs: Sequence[str]) -> None:
         """Add outputs to the memory with `--memory-add`; raises ConfigurationError if it cannot be written."""

@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from fairseq_plugins.commands import workers
 from fairseq_plugins.commands.cli import run_command
-from fairseq_plugins.commands.workers import Place, check_trains_together, start_processes
+from fairseq_plugins.commands.workers import Worker, check_trains_together, start_processes
 from fairseq_plugins.errors import ConfigurationError
 from tests.support import REPOSITORY, run_in_process
 
@@ -29,28 +29,29 @@ def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert run.returncode != 0
-    said = (
+    expected = (
         "error: torchrun started 2 processes, and --distributed-world-size is 1: each process or group would train a "
+        "model of its own; add --distributed-world-size 2, or without GPUs start one process"
     )
-    assert said + "model of its own; add --distributed-world-size 2, or without GPUs start one process" in run.stderr
+    assert expected in run.stderr
     assert not list(tmp_path.glob("out/*.pt"))
 
 
 def test_processes_that_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes with a GPU each are two processes; fairseq's own processes, and one by itself, are left alone."""
-    check_trains_together(Place())
-    check_trains_together(Place(world=1, spawned=True))
+    check_trains_together(Worker())
+    check_trains_together(Worker(world_size=1, spawned=True))
     monkeypatch.setattr(workers.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(workers.distributed, "get_world_size", lambda: 2)
-    check_trains_together(Place(world=2, spawned=True))
-    check_trains_together(Place())
+    check_trains_together(Worker(world_size=2, spawned=True))
+    check_trains_together(Worker())
     with pytest.raises(ConfigurationError, match="torchrun started 4 processes, and --distributed-world-size is 2"):
-        check_trains_together(Place(world=4, spawned=True))
+        check_trains_together(Worker(world_size=4, spawned=True))
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, ""), (signal.SIGINT, "spec-dec-x: interrupted\n")])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, ""), (signal.SIGINT, "spec-dec-x: interrupted\n")])
 def test_processes_that_are_ended_together(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals, said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals, expected: str
 ) -> None:
     """`scancel` and Ctrl-C: no traceback of torchrun, which turns both into an exception of its own."""
 
@@ -62,4 +63,4 @@ def test_processes_that_are_ended_together(
         status: object = run_command("spec-dec-x", lambda argv: start_processes(2, "module", argv), [])
     except SystemExit as end:
         status = end.code
-    assert status == 128 + number and capsys.readouterr().err == said
+    assert status == 128 + number and capsys.readouterr().err == expected

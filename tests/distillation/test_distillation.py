@@ -18,7 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 
 from fairseq_plugins.commands.files import HeldByAnother
-from fairseq_plugins.commands.workers import Place, find_place, take_parts
+from fairseq_plugins.commands.workers import Worker, find_worker, take_shards
 from fairseq_plugins.distillation import cli, shards
 from fairseq_plugins.distillation.merge import filter_pairs
 from fairseq_plugins.distillation.shards import TOO_LONG, Sentence, ShardWriter, read_shard
@@ -56,10 +56,10 @@ def sentences(folder: Path, subset: str = "train") -> list[Sentence]:
     return [sentence for file in files for sentence in read_shard(file)[1]]
 
 
-def texts(found: Sequence[Sentence]) -> list[str]:
+def texts(sentences_by_number: Sequence[Sentence]) -> list[str]:
     """Translations by number, each number once."""
-    assert sorted(sentence.number for sentence in found) == list(range(len(found)))
-    return [sentence.text for sentence in sorted(found, key=lambda sentence: sentence.number)]
+    assert sorted(sentence.number for sentence in sentences_by_number) == list(range(len(sentences_by_number)))
+    return [sentence.text for sentence in sorted(sentences_by_number, key=lambda sentence: sentence.number)]
 
 
 @pytest.fixture(scope="module")
@@ -151,37 +151,37 @@ def test_arrays_with_gaps_leave_no_shard(
     assert texts(sentences(tmp_path, "valid")) == texts(sentences(greedy, "valid"))
 
 
-def test_every_part_is_taken_once() -> None:
+def test_each_shard_is_taken_once() -> None:
     for jobs, world, count in ((1, 1, 5), (2, 3, 6), (3, 2, 7), (4, 2, 3)):
         taken: list[int] = []
         for job in range(jobs):
             for rank in range(world):
-                place = Place(job, jobs, rank, world)
-                for part in take_parts(place, count, taken.__contains__, lambda part: part):
-                    taken.append(part)
+                worker = Worker(job, jobs, rank, world)
+                for shard in take_shards(worker, count, taken.__contains__, lambda shard: shard):
+                    taken.append(shard)
         assert sorted(taken) == list(range(count))
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}
-    assert find_place(torchrun) == Place(rank=9, world=16, device=1, spawned=True, call="x")
-    assert find_place({"RANK": "3"}) == Place()
+    assert find_worker(torchrun) == Worker(rank=9, world_size=16, device=1, spawned=True, run_id="x")
+    assert find_worker({"RANK": "3"}) == Worker()
 
 
-def test_a_process_waits_for_parts_that_others_hold(
+def test_worker_waits_for_shards_held_by_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Part 1 is held; when its process is gone without having finished it, it is taken over."""
+    """Shard 1 is held by a process that ends without finishing it; another one takes it over."""
     held, taken = {1}, {0}
     monkeypatch.setattr("fairseq_plugins.commands.workers.time.sleep", lambda seconds: held.clear())
 
-    def begin(part: int) -> int:
-        if part in held:
-            raise HeldByAnother(Path(f"part {part}"))
-        return part
+    def begin(shard: int) -> int:
+        if shard in held:
+            raise HeldByAnother(Path(f"shard {shard}"))
+        return shard
 
-    assert list(take_parts(Place(1, 2), 2, taken.__contains__, begin)) == [1]
-    assert capsys.readouterr().err == "waiting for other processes, which write what is left: part 1\n"
+    assert list(take_shards(Worker(1, 2), 2, taken.__contains__, begin)) == [1]
+    assert capsys.readouterr().err == "waiting for other processes, which write what is left: shard 1\n"
     held.add(1)
-    with pytest.raises(HeldByAnother, match="part 1: another process writes it"):
-        list(take_parts(Place(), 2, taken.__contains__, begin))
+    with pytest.raises(HeldByAnother, match="shard 1: another process writes it"):
+        list(take_shards(Worker(), 2, taken.__contains__, begin))
 
 
 # Merging
@@ -213,18 +213,18 @@ def test_merged_data(corpus: Corpus, greedy: Path, tmp_path: Path, capsys: pytes
 
 
 def test_filtering() -> None:
-    found = [Sentence(0, "-1", "A B"), Sentence(1, "-1", ""), Sentence(2, TOO_LONG, ""), Sentence(3, "-1", "A B C D")]
-    pairs, counts = filter_pairs(["a", "a", "a", "a"], found, 3)
+    decoded = [Sentence(0, "-1", "A B"), Sentence(1, "-1", ""), Sentence(2, TOO_LONG, ""), Sentence(3, "-1", "A B C D")]
+    pairs, counts = filter_pairs(["a", "a", "a", "a"], decoded, 3)
     assert pairs == [("a", "A B")]
     assert (counts.sentences, counts.kept, counts.empty, counts.too_long, counts.ratio) == (4, 1, 1, 1, 1)
-    assert filter_pairs(["a"], found[3:], None)[1].kept == 1
+    assert filter_pairs(["a"], decoded[3:], None)[1].kept == 1
 
 
 def test_sources_too_long_for_the_teacher(corpus: Corpus, tmp_path: Path) -> None:
     decode(corpus, tmp_path, "--decoder", "greedy", "--gen-subset", "valid", "--max-source-positions", "6")
     lengths = [len(line) for line in _ids(corpus.data, "valid", "src")]
-    found = {sentence.number: sentence.score for sentence in sentences(tmp_path, "valid")}
-    assert {number for number, score in found.items() if score == TOO_LONG} == {
+    scores = {sentence.number: sentence.score for sentence in sentences(tmp_path, "valid")}
+    assert {number for number, score in scores.items() if score == TOO_LONG} == {
         number for number, length in enumerate(lengths) if length > 6
     }
 
@@ -261,11 +261,11 @@ def test_spoiled_shards(corpus: Corpus, copy: Path, tmp_path: Path, capsys: pyte
     kept = other.stat().st_mtime_ns
     assert cli.main([str(word) for word in again]) == 0
     assert file.read_bytes() == whole and other.stat().st_mtime_ns == kept
-    header, found = read_shard(file)
+    header, translations = read_shard(file)
     for lines, message in (
-        ([*found, found[0]], f"two translations of sentence {found[0].number}; "),
-        (found[1:], "1 of 300 sentences have no translation"),
-        ([*found, Sentence(300, "0", "A")], "has a translation of sentence 300, but the data has 300"),
+        ([*translations, translations[0]], f"two translations of sentence {translations[0].number}; "),
+        (translations[1:], "1 of 300 sentences have no translation"),
+        ([*translations, Sentence(300, "0", "A")], "has a translation of sentence 300, but the data has 300"),
     ):
         file.unlink()
         writer = ShardWriter(file, header)

@@ -31,7 +31,7 @@ from fairseq_plugins.distillation.decode import Teacher
 from fairseq_plugins.distillation.shards import read_shard
 from fairseq_plugins.stopping import stop_on_request
 from fairseq_plugins.translation import cli as translate
-from fairseq_plugins.translation import parts
+from fairseq_plugins.translation import output_shards
 from tests.conftest import TINY, Corpus
 from tests.support import REPOSITORY, run_in_process
 from train_scripts.runner import stages
@@ -56,7 +56,7 @@ def _distill(corpus: Corpus, folder: Path) -> int:
 
 def _translate(corpus: Corpus, folder: Path) -> int:
     command = f"--verifier {corpus.verifier} --data {corpus.data} --device cpu --output {folder}/out"
-    with mock.patch.object(parts, "CHUNK", 4), mock.patch.object(translate, "CHUNK", 4):
+    with mock.patch.object(output_shards, "CHUNK", 4), mock.patch.object(translate, "CHUNK", 4):
         return translate.main([*command.split(), "--input", f"{corpus.text}/test.src"])
 
 
@@ -111,8 +111,8 @@ class Command:
 COMMANDS = {
     "training": Command(_train, _weights, (Trainer, "save_checkpoint"), "model/.lock"),
     "distilling": Command(_distill, _sentences, (Teacher, "decode"), "shards/valid.0-of-1.tsv.partial"),
-    "translating": Command(_translate, lambda folder: (folder / "out").read_text(), (parts.Part, "write"),
-                           "out.parts/0-of-1.partial"),
+    "translating": Command(_translate, lambda folder: (folder / "out").read_text(),
+                           (output_shards.OutputShard, "write"), "out.parts/0-of-1.partial"),
     "memory": Command(_remember, lambda folder: (folder / "memory/memory.jsonl").read_text(), (Memory, "add"),
                       "memory/memory.jsonl"),
     "sweep": Command(_sweep, _settings, (Journal, "add"), "sweep/.lock"),
@@ -162,19 +162,19 @@ def in_fork(run: Callable[[], int]) -> tuple[int, str]:
         os._exit(status)
     os.close(writes)
     with open(reads, encoding="utf-8", errors="replace") as file:
-        said = file.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+        output = file.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output
 
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object, int]]:
     """What each command writes, and in how many steps."""
-    found = {}
+    results = {}
     for name, command in COMMANDS.items():
         folder = tmp_path_factory.mktemp(name)
         steps = calls(command, lambda: command.run(corpus, folder))  # noqa: B023
-        found[name] = command.result(folder), steps
-    return found
+        results[name] = command.result(folder), steps
+    return results
 
 
 @CELLS
@@ -192,12 +192,12 @@ def test_work_goes_on(
         calls(command, lambda: done.append(command.run(corpus, tmp_path)), happens)
         return done[0]
 
-    ended, said = in_fork(run)
-    assert ended == (of_fairseq if name == "training" else status), said
+    exit_status, output = in_fork(run)
+    assert exit_status == (of_fairseq if name == "training" else status), output
     if name != "training":
-        assert "Traceback" not in said
-        assert ("cannot be written (File too large)" in said) == (fault == "disk full")
-        assert ("stopped by SIGUSR1; what is finished is kept" in said) == (fault == "SIGUSR1")
+        assert "Traceback" not in output
+        assert ("cannot be written (File too large)" in output) == (fault == "disk full")
+        assert ("stopped by SIGUSR1; what is finished is kept" in output) == (fault == "SIGUSR1")
     result, steps = undisturbed[name]
     assert calls(command, lambda: command.run(corpus, tmp_path)) < steps
     assert command.result(tmp_path) == result
@@ -232,10 +232,10 @@ def test_a_file_system_that_is_read_only(
 ) -> None:
     if name == "training":
         done = run_stage(read_only)
-        status, said = done.returncode, done.stderr
+        status, error = done.returncode, done.stderr
     else:
-        status, said = COMMANDS[name].run(corpus, read_only), capsys.readouterr().err
-    assert status == 2 and "cannot be written (" in said and len(said.splitlines()) == 1
+        status, error = COMMANDS[name].run(corpus, read_only), capsys.readouterr().err
+    assert status == 2 and "cannot be written (" in error and len(error.splitlines()) == 1
 
 
 @CELLS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
-from fairseq_plugins.translation import cli, parts
+from fairseq_plugins.translation import cli, output_shards
 from tests.support import REPOSITORY
 
 MODEL = str(REPOSITORY / "checkpoints" / "multi30k.en-de")
@@ -34,7 +34,7 @@ def expected() -> list[str]:
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of `LINES`, in chunks of two."""
-    for module in (cli, parts):
+    for module in (cli, output_shards):
         monkeypatch.setattr(module, "CHUNK", 2)
     file = tmp_path / "text.en"
     file.write_text("".join(line + "\n" for line in LINES), encoding="utf-8")
@@ -49,8 +49,8 @@ def test_file_to_file(text: Path, expected: list[str], capsys: pytest.CaptureFix
     assert translate(text) == 0
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
     assert sorted(file.name for file in text.parent.iterdir()) == ["out", "text.en"]
-    said = capsys.readouterr()
-    assert "gad: 5 sentences, " in said.err and " mean accepted tokens, " in said.err and said.out == ""
+    captured = capsys.readouterr()
+    assert "gad: 5 sentences, " in captured.err and " mean accepted tokens, " in captured.err and captured.out == ""
 
 
 def test_json_lines(text: Path, expected: list[str]) -> None:
@@ -98,7 +98,7 @@ def test_goes_on_where_it_was(
     monkeypatch.setattr(cli.Translator, "translate", ends_early)
     assert translate(text) == 130
     monkeypatch.undo()
-    for module in (cli, parts):
+    for module in (cli, output_shards):
         monkeypatch.setattr(module, "CHUNK", 2)
     partial = text.parent / "out.parts" / "0-of-1.partial"
     assert not (text.parent / "out").exists() and len(partial.read_text(encoding="utf-8").split("\n")) == 3
@@ -129,8 +129,8 @@ def test_goes_on_where_it_was(
 # Ends without a word before its third chunk.
 KILLED = """
 import os, signal, sys
-from fairseq_plugins.translation import cli, parts
-cli.CHUNK = parts.CHUNK = 2
+from fairseq_plugins.translation import cli, output_shards
+cli.CHUNK = output_shards.CHUNK = 2
 original, done = cli.Translator.translate, []
 def translate(self, lines, before):
     if len(done) == 2:
@@ -251,9 +251,9 @@ def test_standard_input_to_standard_output(expected: list[str], programs: Path) 
     run = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.decode().split("\n")[1:] == [*expected[1:], ""]
-    said = run.stderr.decode().splitlines()
-    assert said[0] == "input, line 1: is not UTF-8; what is wrong was read as U+FFFD"
-    assert len(said) == 2 and said[1].startswith("gad: 5 sentences, ")
+    messages = run.stderr.decode().splitlines()
+    assert messages[0] == "input, line 1: is not UTF-8; what is wrong was read as U+FFFD"
+    assert len(messages) == 2 and messages[1].startswith("gad: 5 sentences, ")
 
 
 def test_standard_input_to_a_file(
@@ -289,5 +289,5 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_is_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([MODEL, *options]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("spec-dec-translate: error: ") and message in said[0]
+    messages = capsys.readouterr().err.splitlines()
+    assert len(messages) == 1 and messages[0].startswith("spec-dec-translate: error: ") and message in messages[0]

@@ -1,15 +1,15 @@
-"""The translation of a file while it is being made: a folder beside it, in which every process writes a part.
+"""An unfinished translation of a file: a folder beside it with one shard for each process.
 
-Lines go to the parts in turns of `CHUNK`. A part grows by whole chunks under a name that ends in `.partial`; the last
-process to finish puts the parts together and gives the result its name. A run that was interrupted goes on where its
-parts end, with as many parts, if it is made from the same models, options and text.
+Chunks of `CHUNK` lines are dealt to the shards in turn. A shard is appended to chunk by chunk under a name that ends in
+`.partial`. The last process to finish joins the shards and renames the result. An interrupted run resumes at the end of
+each shard, with the same number of shards, if models, options and text are the same.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,28 +18,28 @@ from fairseq_plugins.commands.files import Destination, hold, lock, unwritable, 
 from fairseq_plugins.errors import ConfigurationError
 
 CHUNK = 1024
-"""Lines that are sorted by length and written together."""
+"""Number of lines that are sorted by length and written together."""
 
 _OPTION = "--output"
 _ORIGIN = "origin.json"
 _FINISHED = "finished"
-"""Tells processes of an array that start when all is done that nothing is left; has the name of their call."""
+"""File with the id of the finished run, for tasks of its array that start later and have nothing to do."""
 
 
-class Part:
-    """A part that this process translates; `lines_done` of its lines come from an earlier run."""
+class OutputShard:
+    """A shard that this process writes; the first `lines_done` lines come from an earlier run."""
 
-    def __init__(self, parts: "Parts", index: int) -> None:
+    def __init__(self, output: Destination, finished: Path, index: int) -> None:
         self.index = index
-        self._output, self._whole = parts.output, parts.whole(index)
-        self._partial = self._whole.with_name(self._whole.name + ".partial")
+        self._output, self._finished = output, finished
+        self._partial = finished.with_name(finished.name + ".partial")
         try:
             self._file = open(self._partial, "a+b")
         except OSError as error:
-            raise unwritable(self._output.path, _OPTION, error) from error
-        hold(self._file, self._partial, self._whole)
+            raise unwritable(output.path, _OPTION, error) from error
+        hold(self._file, self._partial, finished)
         self._file.seek(0)
-        # Line by line: a part may be larger than memory.
+        # Line by line: a shard may be larger than memory.
         end, self.lines_done = 0, 0
         for line in self._file:
             if line.endswith(b"\n"):
@@ -47,7 +47,7 @@ class Part:
         self._file.truncate(end)
 
     def write(self, lines: Sequence[str]) -> None:
-        """Append lines, which end in a newline."""
+        """Append lines, each with its newline."""
         try:
             self._file.write("".join(lines).encode("utf-8"))
             self._file.flush()
@@ -55,37 +55,40 @@ class Part:
             raise unwritable(self._output.path, _OPTION, error) from error
 
     def finish(self) -> None:
-        """Give the part its name and close it."""
+        """Rename the finished shard, and close it."""
         try:
             os.fsync(self._file.fileno())
-            os.replace(self._partial, self._whole)
+            os.replace(self._partial, self._finished)
             self._file.close()
         except OSError as error:
             raise unwritable(self._output.path, _OPTION, error) from error
 
 
-class Parts:
-    """The folder of the parts of a translation.
+class OutputShards:
+    """The shards of a translation, in a folder beside its output.
 
     Args:
-        output: destination of the whole.
-        made_from: all that the translation depends on, as JSON values.
-        count: number of parts of a new translation.
-        call: name of the Slurm array or torchrun's run of this process; empty without.
+        output: destination of the translation.
+        made_from: everything that the translation depends on, as JSON values.
+        count: number of shards of a new translation.
+        run_id: id of this process's Slurm array or torchrun's run; empty for a single process.
 
-    `count` becomes the number of parts that the translation was begun with; `is_done` tells whether processes of this
-    call have already joined them. Raises ConfigurationError for another origin, or if it cannot be written.
+    Attributes:
+        count: number of shards; for a resumed translation that of the first run.
+        is_done: whether other processes of this run have already joined the shards.
+
+    Raises ConfigurationError for a folder made from other models, options or text, or one that cannot be written.
     """
 
-    def __init__(self, output: Destination, made_from: dict[str, Any], count: int, call: str = "") -> None:
-        self.output, self._call = output, call
+    def __init__(self, output: Destination, made_from: dict[str, Any], count: int, run_id: str = "") -> None:
+        self.output, self._run_id = output, run_id
         self._folder = folder_of(output.path)
         try:
             self._folder.mkdir(exist_ok=True)
             with self._locked():
                 finished = self._folder / _FINISHED
-                self.is_done = finished.is_file() and call != "" and finished.read_text(encoding="utf-8") == call
-                if finished.is_file() and not self.is_done:  # left by another call, whose result has its name
+                self.is_done = finished.is_file() and run_id != "" and finished.read_text(encoding="utf-8") == run_id
+                if finished.is_file() and not self.is_done:  # left by an earlier run, whose output is complete
                     for file in (*self._folder.glob("*-of-*"), self._folder / _ORIGIN, finished):
                         file.unlink(missing_ok=True)
                 self.count = self._check_origin({**made_from, "parts": count})
@@ -118,58 +121,53 @@ class Parts:
             lock(file, self._folder, wait=True)
             yield
 
-    def whole(self, index: int) -> Path:
-        """Return the name of a finished part."""
+    def _path(self, index: int) -> Path:
         return self._folder / f"{index}-of-{self.count}"
 
     def is_finished(self, index: int) -> bool:
-        """Return whether a part is finished."""
-        return self.is_done or self.whole(index).is_file()
+        """Return whether a shard is finished."""
+        return self.is_done or self._path(index).is_file()
 
-    def begin(self, index: int) -> Part:
-        """Lock a part and resume it; raises HeldByAnother if another process writes it."""
-        return Part(self, index)
+    def begin(self, index: int) -> OutputShard:
+        """Lock a shard and resume it; raises HeldByAnother if another process writes it."""
+        return OutputShard(self.output, self._path(index), index)
 
     def join(self) -> bool:
-        """Join the parts if all are finished; return whether this process did it."""
+        """Join the shards if all are finished; return whether this process did it."""
         if self.is_done:
             return False
         try:
             with self._locked():
-                parts = [self.whole(index) for index in range(self.count)]
-                if not all(part.is_file() for part in parts):
+                shards = [self._path(index) for index in range(self.count)]
+                if not all(shard.is_file() for shard in shards):
                     return False
-                self._join(parts)
+                self._join(shards)
                 os.replace(self._folder / "joined", self.output.path)
-                (self._folder / _FINISHED).write_text(self._call, encoding="utf-8")
-                for part in parts:
-                    part.unlink()
-            if not self._call:
+                (self._folder / _FINISHED).write_text(self._run_id, encoding="utf-8")
+                for shard in shards:
+                    shard.unlink()
+            if not self._run_id:
                 shutil.rmtree(self._folder)
         except OSError as error:
             raise unwritable(self.output.path, _OPTION, error) from error
         return True
 
-    def _join(self, parts: Sequence[Path]) -> None:
-        files = [part.open("rb") for part in parts]
-        try:
-            with open(self._folder / "joined", "wb") as joined:
-                while sum(_copy_chunk(file, joined) for file in files):
-                    pass
-                joined.flush()
-                os.fsync(joined.fileno())
-        finally:
-            for file in files:
-                file.close()
+    def _join(self, shards: Sequence[Path]) -> None:
+        with ExitStack() as opened, open(self._folder / "joined", "wb") as joined:
+            files = [opened.enter_context(shard.open("rb")) for shard in shards]
+            while sum(_copy_chunk(file, joined) for file in files):
+                pass
+            joined.flush()
+            os.fsync(joined.fileno())
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of the parts."""
+    """Return the folder of the shards of an output."""
     return path.with_name(path.name + ".parts")
 
 
 def remove_finished(path: Path) -> None:
-    """Remove the folder that a call left for its late processes, after all have ended."""
+    """Remove the folder that a run has left for its later processes, once all have ended."""
     if (folder_of(path) / _FINISHED).is_file():
         shutil.rmtree(folder_of(path))
 
