@@ -54,7 +54,7 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
     total: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
     for file in files:
-        read_checkpoint(str(file), "checkpoint")  # for its errors
+        read_checkpoint(str(file), "checkpoint")  # raises the errors of unreadable files
         state = torch.load(file, map_location="cpu")
         weights = state["model"]
         shapes = {name: value.shape for name, value in weights.items()}
@@ -75,7 +75,7 @@ def average(files: Sequence[Path]) -> dict[str, Any]:
             mean[name] = (total[name] / len(files)).float() if value.is_floating_point() else total[name]
     state["model"] = mean
     state["last_optimizer_state"] = None
-    # Only what loading needs: the rest describes the run's data and machine.
+    # Only entries that loading needs: others describe the run's data and machine.
     iterator = {"epoch": state["extra_state"]["train_iterator"]["epoch"]}
     state["extra_state"] = {"train_iterator": iterator, "averaged": [file.name for file in files]}
     return state
@@ -108,9 +108,9 @@ def get_parser() -> CommandParser:
     parser = CommandParser("spec-dec-average", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
     add("inputs", nargs="+", metavar="FOLDER|FILE", help="a training folder with numbered checkpoints, or checkpoints")
-    add("--last", type=positive, default=10, metavar="N", help="number of checkpoints of a folder (default: 10)")
-    add("--output", required=True, metavar="MODEL.pt", help="file of the average")
-    add("--fp32", action="store_true", help="keep single precision")
+    add("--last", type=positive, default=10, metavar="N", help="average the last N of a folder (default: 10)")
+    add("--output", required=True, metavar="MODEL.pt", help="write the averaged checkpoint there")
+    add("--fp32", action="store_true", help="save weights in single precision (default: half precision)")
     return parser
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from fairseq_plugins.benchmarks import ctranslate
 from fairseq_plugins.benchmarks.contenders import BLOCKWISE, CTRANSLATE2, DRAFTER, Contender, heads_are_lossless
 from fairseq_plugins.benchmarks.replay import Replay, replay_drafts
-from fairseq_plugins.commands.session import Session, change, options_of, precision
+from fairseq_plugins.commands.session import Session, options_of, precision, set_options
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
@@ -84,12 +84,12 @@ class Bench:
         if contender.decoder == CTRANSLATE2:
             return self._ctranslate2(contender)
         options = {"decoding_method": contender.decoder, **contender.task_options}
-        before = change(options_of(self.task), **options)
+        before = set_options(options_of(self.task), **options)
         try:
             models = [self.blockwise] if contender.needs == BLOCKWISE else self.models
             generator = self.session.generator(models, beam=contender.beam, nbest=1)
         finally:
-            change(options_of(self.task), **before)
+            set_options(options_of(self.task), **before)
         if contender.replay is not None:
             first = self.task.target_dictionary.nspecial
             outputs = self.greedy_outputs(contender)

@@ -22,19 +22,19 @@ from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.session import precision
 
 MEASURED = (
-    "Latency: median over the repetitions of every sentence, then percentiles over the sentences. Memory: in a "
-    "separate process; on a CPU resident memory beyond that before models were loaded, on a GPU memory allocated by "
-    "PyTorch, and reserved memory (with that of CUDA graphs). On paper: weights of the models, and keys and values of "
-    "all layers for the largest batch."
+    "Latency: percentiles over the sentences of each sentence's median over the repetitions. Memory: peak in a "
+    "separate process; on a CPU resident memory minus that before models were loaded, on a GPU memory allocated by "
+    "PyTorch, and memory reserved by it (CUDA graphs included). On paper: computed size of the models' weights, and of "
+    "the keys and values of all layers for the largest batch."
 )
 
 
 def origin(setting: Setting, argv: Sequence[str], load: float) -> list[str]:
-    """Return the last notes: models, machine and command; `load` is the machine's before the run."""
+    """Return the notes on models, machine and command; `load` is the load average before the run."""
     args, cfg = setting.args, setting.bench.cfg
     lines = []
     if args.replay is not None:
-        drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.wanted if row.replay is not None)
+        drawn = ", ".join(f"{row.name} {row.replay}" for row in setting.contenders if row.replay is not None)
         models = (args.replay, args.replay_drafter, args.replay_lengths, args.replay_vocabulary)
         lines.append(replay.describe(*models, cfg.task.block_size or replay.BLOCK_SIZE, drawn))
     return [
@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> None:
     load = os.getloadavg()[0]
     setting = configure(argv)
     args, bench = setting.args, setting.bench
-    contenders = bench.runnable(setting.wanted)
+    contenders = bench.runnable(setting.contenders)
     last = origin(setting, argv, load)
     plan = Plan(
         args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds, args.timing_sentences

@@ -153,12 +153,12 @@ def choose(
     """
     known = [contender.name for contender in among]
     usual = among if usual is None else usual
-    wanted = [contender.name for contender in usual] if names is None else [name.strip() for name in names.split(",")]
-    for name in wanted:
+    chosen = [contender.name for contender in usual] if names is None else [name.strip() for name in names.split(",")]
+    for name in chosen:
         if name not in known:
             raise ConfigurationError(f"--decoders {name}: no such row; choose from: {', '.join(known)}")
-    references = {reference_of(contender, kind) for contender in among if contender.name in wanted}
-    return [contender for contender in among if contender.name in {*wanted, BEAM_1, *references}]
+    references = {reference_of(contender, kind) for contender in among if contender.name in chosen}
+    return [contender for contender in among if contender.name in {*chosen, BEAM_1, *references}]
 
 
 def heads_are_lossless(model: BlockwiseTransformer, verifiers: Sequence[FairseqEncoderDecoderModel]) -> bool:

@@ -162,9 +162,9 @@ def measure_speed(
 
 def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[str, Profile]:
     """Return the profile of each of our rows at batch size 1; empty without --profile."""
-    found: dict[str, Profile] = {}
+    measured: dict[str, Profile] = {}
     if not bench.cfg.common.profile:
-        return found
+        return measured
     numbers = bench.first(plan.timing_sentences)
     for contender in contenders:
         generator = bench.generator(contender)
@@ -174,8 +174,8 @@ def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[
             profile = Profile()
             profile.attach(generator)
             bench.decode(generator, numbers, 1)
-            found[contender.name] = profile
-    return found
+            measured[contender.name] = profile
+    return measured
 
 
 def iterations(

@@ -131,7 +131,7 @@ def run(argv: Sequence[str]) -> None:
     """Measure and print one line of JSON."""
     name, sizes, numbers, *arguments = argv
     setting = configure(arguments)
-    contender = next(contender for contender in setting.wanted if contender.name == name)
+    contender = next(contender for contender in setting.contenders if contender.name == name)
     batch_sizes, sentences = ([int(part) for part in text.split(",")] for text in (sizes, numbers))
     print(json.dumps(measure(setting.bench, contender, batch_sizes, sentences)))
 

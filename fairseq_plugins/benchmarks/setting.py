@@ -1,4 +1,4 @@
-"""Command lines of `spec-dec-compare` and `spec-dec-bench`: fairseq-generate's with options of the measurement."""
+"""Parse the command lines of `spec-dec-compare` and `spec-dec-bench`, which extend fairseq-generate's."""
 
 import argparse
 import os
@@ -32,10 +32,10 @@ from fairseq_plugins.commands.parsing import (
     positive,
     positive_list,
 )
-from fairseq_plugins.commands.session import change, precision
+from fairseq_plugins.commands.session import precision, set_options
 from fairseq_plugins.errors import ConfigurationError
 
-# Rows that --decoders must name: they are not fast.
+# Slow rows, measured only if --decoders names them.
 _NOT_BY_DEFAULT = ("nat", "jacobi", "gs-jacobi")
 
 
@@ -48,14 +48,18 @@ def get_parser(
     add = parser.add_argument_group("comparison").add_argument
     known = ", ".join(contender.name for contender in contenders)
     add("--results", metavar="FOLDER", help="write the tables there")
-    add("--repeats", type=positive, default=repeats, help="timed repetitions; the median counts")
-    add("--timing-sentences", type=positive, default=100, help="number of timed sentences")
-    again = "in every repetition, decode these sentences repeatedly for at least S seconds; short times are inaccurate"
+    timed = f"timed repetitions; tables show the median (default: {repeats})"
+    add("--repeats", type=positive, default=repeats, metavar="N", help=timed)
+    first = "time the first N sentences of the subset (default: 100)"
+    add("--timing-sentences", type=positive, default=100, metavar="N", help=first)
+    again = "repeat these sentences for at least S seconds in each repetition, since short times are inaccurate "
+    again += "(default: 0, decode them once)"
     add("--timing-seconds", type=not_negative, default=0.0, metavar="S", help=again)
-    add("--timing-batch-sizes", type=positive_list, default=batch_sizes, metavar="N,N", help="batch sizes to time")
+    sizes = f"batch sizes to time (default: {','.join(map(str, batch_sizes))})"
+    add("--timing-batch-sizes", type=positive_list, default=batch_sizes, metavar="N,N", help=sizes)
     add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
-    add("--decoders", metavar="NAME,NAME", help=f"rows besides {BEAM_1}, of: {known}")
-    add("--blockwise-path", metavar="MODEL.pt", help="a blockwise_transformer, for the row blockwise")
+    add("--decoders", metavar="NAME,NAME", help=f"rows to measure besides {BEAM_1} (quote them), of: {known}")
+    add("--blockwise-path", metavar="MODEL.pt", help="checkpoint of a blockwise_transformer, for the row blockwise")
     return parser
 
 
@@ -72,12 +76,15 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespac
     args = parse_arguments(parser, argv)
     cfg = as_config(args)
     check_paths(cfg, args.blockwise_path)
-    leave_the_decoder_to_us(cfg)
+    reset_decoder(cfg)
     return args, cfg
 
 
-def leave_the_decoder_to_us(cfg: DictConfig) -> None:
-    """Reset the options that name a decoder: every contender sets its own."""
+def reset_decoder(cfg: DictConfig) -> None:
+    """Reset the options of the decoder, because each contender sets its own.
+
+    Raises ConfigurationError for options that only a single decoder can have.
+    """
     if cfg.task.stats_file is not None:
         raise ConfigurationError(
             f"--stats-file {cfg.task.stats_file}: is for one decoder; use it with fairseq-generate"
@@ -85,16 +92,16 @@ def leave_the_decoder_to_us(cfg: DictConfig) -> None:
     if cfg.task.int8:
         raise ConfigurationError("--int8: is for one decoder; choose its rows with --decoders 'greedy int8,gad int8'")
     decoder = "beam" if cfg.task.drafter_path is None else "gad"
-    change(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
+    set_options(cfg.task, decoding_method=decoder, preset="none", top_beta=1, tau=0.0)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Options, models and data, and the requested rows of a benchmark."""
+    """Options, models and data, and the rows of a benchmark."""
 
     args: argparse.Namespace
     bench: Bench
-    wanted: list[Contender]
+    contenders: list[Contender]
 
 
 def all_contenders(cuda: bool, replayed: bool) -> list[Contender]:
@@ -114,7 +121,7 @@ def benchmark_parser(contenders: Sequence[Contender]) -> CommandParser:
     parser = get_parser("spec-dec-bench", description, contenders, repeats=5, batch_sizes=[1, 4, 8, 16, 32])
     group = parser.add_argument_group("benchmark")
     add = group.add_argument
-    add("--threads", type=positive, help="threads on the CPU (default: OMP_NUM_THREADS)")
+    add("--threads", type=positive, metavar="N", help="threads on the CPU (default: OMP_NUM_THREADS)")
     add("--no-memory", action="store_true", help="do not measure memory, which loads the models again")
     _add_replay_options(group)
     return parser
@@ -122,15 +129,17 @@ def benchmark_parser(contenders: Sequence[Contender]) -> CommandParser:
 
 def _add_replay_options(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
-    shape = "random weights of this shape and replayed drafts, without DATA and --path"
+    shape = "measure the speed of a Transformer of this size, with random weights and simulated drafts; needs neither "
+    shape += "DATA nor --path"
     add("--replay", choices=list(replay.SHAPES), help=shape)
-    drafter = "drafter that runs: --drafter-context tokens, as deep as the verifier, or features with 2 layers"
+    drafter = "--drafter-context of the drafter, which runs at its full cost: tokens, as deep as the verifier, or "
+    drafter += "features, with 2 layers (default: tokens)"
     add("--replay-drafter", choices=["tokens", "features"], default="tokens", help=drafter)
-    lengths = "shortest and longest sentence"
+    lengths = "length of the shortest and the longest source in tokens (default: 10,50)"
     add("--replay-lengths", type=positive_list, default=[10, 50], metavar="N,N", help=lengths)
-    symbols = "symbols of the dictionary"
+    symbols = f"number of symbols in the dictionary (default: {replay.VOCABULARY})"
     add("--replay-vocabulary", type=positive, default=replay.VOCABULARY, metavar="N", help=symbols)
-    mean = "mean tokens per iteration of the lossless rows (default: 6.13, GAD Table 2)"
+    mean = "simulate N tokens per iteration in the lossless rows (default: 6.13, GAD Table 2)"
     add("--replay-tokens", type=float, metavar="N", help=mean)
 
 
@@ -142,10 +151,10 @@ def configure(argv: Sequence[str]) -> Setting:
     replaying.add_argument("--timing-sentences", type=positive, default=100)
     first, _ = replaying.parse_known_args(argv)
     _check_replay(first)
-    made_here = conversions(first.results)
+    converted = conversions(first.results)
     arguments = list(argv)
     if first.replay is not None:
-        models = (made_here.with_name("replay"), first.replay, first.replay_drafter)
+        models = (converted.with_name("replay"), first.replay, first.replay_drafter)
         texts = (first.timing_sentences, first.replay_lengths, first.replay_vocabulary)
         arguments = [*replay.prepare(*models, *texts), *argv]
     cuda = torch.cuda.is_available() and "--cpu" not in argv
@@ -156,8 +165,8 @@ def configure(argv: Sequence[str]) -> Setting:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     named = args.decoders or ",".join(row.name for row in rows if row.name not in _NOT_BY_DEFAULT)
-    wanted = choose(named, rows, kind=precision(cfg))
-    return Setting(args, Bench(cfg, args.blockwise_path, made_here), wanted)
+    contenders = choose(named, rows, kind=precision(cfg))
+    return Setting(args, Bench(cfg, args.blockwise_path, converted), contenders)
 
 
 def _check_replay(args: argparse.Namespace) -> None:

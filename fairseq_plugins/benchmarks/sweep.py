@@ -3,8 +3,8 @@
     spec-dec-sweep DATA --path V.pt --drafter-path D.pt --gen-subset valid --block-sizes 5,10 --top-betas 1,3,5 \\
         --taus 0,1,2,3 --output FOLDER
 
-All options of fairseq-generate are understood too. Prints Tables 2 and 3 of Generalized Aggressive Decoding, and the
-settings to use. Interrupted, it goes on where it was: every finished setting is in FOLDER/cells.jsonl.
+Takes all options of fairseq-generate. Prints tables as GAD Tables 2 and 3, and recommended settings. An interrupted
+sweep resumes: finished settings are in FOLDER/cells.jsonl.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
-from fairseq_plugins.benchmarks.setting import leave_the_decoder_to_us
+from fairseq_plugins.benchmarks.setting import reset_decoder
 from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, Results, grid
 from fairseq_plugins.benchmarks.sweep_journal import Journal, circumstances, sole_use
 from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
@@ -42,7 +42,7 @@ from fairseq_plugins.pages.sweep_figure import quality_figure
 
 
 def sweep(cells: Sequence[Cell], journal: Journal, measure: Callable[[Cell], Result]) -> Results:
-    """Measure the cells that the journal lacks, those of equal outcome once; return a result for every cell."""
+    """Measure the cells that the journal lacks, each `effective` one once; return a result for every cell."""
     for cell in dict.fromkeys(cell.effective for cell in cells):
         if cell not in journal.results:
             journal.add(cell, measure(cell))
@@ -72,7 +72,7 @@ def measure(
     for _ in range(repeats):
         outputs, seconds = bench.decode(generator, numbers, bench.batch_size, bar)
         times.append(seconds)
-    # Every pass counts the same, so that these means are those of one.
+    # All passes have equal counts, so these means are those of a single pass.
     iterations, accepted = measuring.iterations(generator, chosen, outputs)
     return Result(
         measuring.bleu(bench, outputs, references), accepted, iterations, len(outputs), statistics.median(times)
@@ -86,32 +86,39 @@ def taus(text: str) -> list[float]:
 
 def get_parser() -> CommandParser:
     """Return fairseq-generate's parser with the options of a sweep."""
-    description = "Decode with every block size, top-beta and tau; say which setting is fastest for its quality."
+    description = "Measure gad and gad++ with every block size, top-beta and tau, and recommend settings."
     example = "spec-dec-sweep data-bin --path verifier.pt --drafter-path drafter.pt --output sweep"
     parser = generation_parser("spec-dec-sweep", description, example)
     parser.set_defaults(gen_subset="valid", batch_size=1)
     add = parser.add_argument_group("sweep").add_argument
-    add("--block-sizes", type=positive_list, default=[5, 10, 15, 20, 25], metavar="K,K", help="drafted tokens")
-    add("--top-betas", type=positive_list, default=[1, 3, 5], metavar="B,B", help="1: exact")
-    add("--taus", type=taus, default=[1.0, 2.0, 3.0, 4.0, 5.0], metavar="T,T", help="0: exact")
+    sizes = "values of --block-size (default: 5,10,15,20,25)"
+    add("--block-sizes", type=positive_list, default=[5, 10, 15, 20, 25], metavar="K,K", help=sizes)
+    betas = "values of --top-beta; 1 is exact acceptance (default: 1,3,5)"
+    add("--top-betas", type=positive_list, default=[1, 3, 5], metavar="B,B", help=betas)
+    gaps = "values of --tau; 0 is exact acceptance (default: 1,2,3,4,5)"
+    add("--taus", type=taus, default=[1.0, 2.0, 3.0, 4.0, 5.0], metavar="T,T", help=gaps)
     add("--output", required=True, metavar="FOLDER", help="write sweep.md, sweep.json, sweep.png and cells.jsonl there")
-    add("--tolerance", type=not_negative, default=0.2, help="BLEU that the faster setting may lose (default: 0.2)")
-    add("--repeats", type=positive, default=1, help="timed passes for each setting; the median counts (default: 1)")
-    add("--sentences", type=positive, help="use only the first of the subset")
+    loss = "BLEU that the faster of the two recommended settings may lose (default: 0.2)"
+    add("--tolerance", type=not_negative, default=0.2, metavar="BLEU", help=loss)
+    passes = "timed passes for each setting; tables show the median (default: 1)"
+    add("--repeats", type=positive, default=1, metavar="N", help=passes)
+    add("--sentences", type=positive, metavar="N", help="use only the first N of the subset (default: all)")
     add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
-    add("--no-beam", action="store_true", help="leave out the row of fairseq's beam search, which takes longest")
+    add("--no-beam", action="store_true", help="leave out the row of fairseq's beam search, the slowest")
     return parser
 
 
 def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int, str], list[Cell]]:
-    """Return sentences, references and cells of a sweep; raise ConfigurationError for what cannot be decoded."""
+    """Return sentences, references and cells of a sweep.
+
+    Raises ConfigurationError for a missing reference, and block sizes that the drafter was not trained for.
+    """
     numbers = bench.order if args.sentences is None else bench.first(args.sentences)
     references = bench.references(args.reference)
     if references is None:
         raise ConfigurationError(f"--gen-subset {bench.subset}: has no target side; give --reference FILE")
     cells = grid(*(sorted(set(values)) for values in (args.block_sizes, args.top_betas, args.taus)))
-    # Refuses block sizes that the drafter was not trained for.
-    bench.generator(contender(cells[-1], 1))
+    bench.generator(contender(cells[-1], 1))  # checks the largest block size
     baselines = [Cell(baseline=GREEDY)]
     if not args.no_beam:
         baselines.insert(0, Cell(baseline=f"AT (b = {bench.cfg.generation.beam})"))
@@ -127,14 +134,14 @@ def run(argv: Sequence[str]) -> None:
         raise ConfigurationError("--drafter-path is missing; give the checkpoint of the drafter")
     if args.reference is not None and not Path(args.reference).is_file():
         raise ConfigurationError(f"--reference {args.reference}: no such file; give the raw text of the target side")
-    leave_the_decoder_to_us(cfg)
+    reset_decoder(cfg)
     folder = Path(args.output)
     with sole_use(folder):
         journal = Journal(folder / "cells.jsonl", circumstances(cfg, args))
         bench = Bench(cfg)
         numbers, references, cells = prepare(bench, args)
         todo = {cell.effective for cell in cells} - journal.results.keys()
-        say_what_is_there(journal, len(todo))
+        print_progress(journal, len(todo))
         with progress_bar(len(todo) * len(numbers) * args.repeats) as bar:
             results = sweep(cells, journal, lambda cell: measure(bench, cell, numbers, references, args.repeats, bar))
         notes = [
@@ -151,7 +158,7 @@ def run(argv: Sequence[str]) -> None:
         write_atomically(folder / "sweep.md", "# Sweep\n\n" + text, "--output")
 
 
-def say_what_is_there(journal: Journal, todo: int) -> None:
+def print_progress(journal: Journal, todo: int) -> None:
     """Print how many settings of an earlier sweep are reused, and how many are not."""
     if journal.results or journal.foreign:
         print(f"{journal.file}: {len(journal.results)} settings finished before, {todo} to do", file=sys.stderr)

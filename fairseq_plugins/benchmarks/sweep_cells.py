@@ -1,4 +1,4 @@
-"""The settings of a sweep, their measurements, and the best of them."""
+"""The settings of a sweep, their measurements, and recommendations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ class Cell:
 
     @property
     def exact(self) -> bool:
-        """Whether only the verifier's best token is accepted: gad, with greedy's output."""
+        """Whether acceptance is exact, so that the output is that of greedy decoding."""
         return self.top_beta == 1 or self.tau == 0
 
     @property
     def effective(self) -> "Cell":
-        """The first of all settings of equal outcome."""
+        """The setting measured in place of this one: exact settings of one block size have equal results."""
         return Cell(self.block_size) if self.exact and not self.baseline else self
 
     def options(self) -> str:
-        """Return the options of fairseq-generate."""
+        """Return the setting as options of fairseq-generate."""
         if self.exact:
             return f"--decoder gad --fixed-width --block-size {self.block_size}"
         return f"--decoder gad++ --block-size {self.block_size} --top-beta {self.top_beta} --tau {self.tau:g}"
@@ -63,7 +63,7 @@ Results = dict[Cell, Result]
 
 
 def grid(block_sizes: Sequence[int], top_betas: Sequence[int], taus: Sequence[float]) -> list[Cell]:
-    """Return all settings in the order of the tables, including those of equal outcome."""
+    """Return all settings in the order of the tables, including exact ones with equal results."""
     return [Cell(k, beta, tau) for k in block_sizes for tau in taus for beta in top_betas]
 
 
@@ -85,7 +85,7 @@ def fastest(results: Mapping[Cell, Result], min_bleu: float) -> Cell | None:
 
 
 def distinct(results: Mapping[Cell, Result]) -> Results:
-    """Return the results of settings of different outcome, without baselines."""
+    """Return the results by `effective` setting, without baselines."""
     return {cell.effective: result for cell, result in results.items() if not cell.baseline}
 
 

@@ -70,7 +70,7 @@ def sole_use(folder: Path) -> Iterator[None]:
 def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Return all that a measurement depends on, besides the setting itself."""
     device = "cpu" if cfg.common.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
-    found = {
+    depends_on = {
         "verifier": sha256([Path(path) for path in utils.split_paths(cfg.common_eval.path)]),
         "drafter": sha256([Path(cfg.task.drafter_path)]),
         "data": sha256(sorted(Path(cfg.task.data).glob(f"{cfg.dataset.gen_subset}.*"))),
@@ -87,4 +87,4 @@ def circumstances(cfg: DictConfig, args: argparse.Namespace) -> dict[str, Any]:
         "text": [str(part) for part in (cfg.common_eval.post_process, cfg.get("bpe"), cfg.get("tokenizer"))],
         "machine": f"{machine.cpu_model()}, {torch.get_num_threads()} threads, {device}, torch {torch.__version__}",
     }
-    return json.loads(json.dumps(found, default=str))  # as read back from the file
+    return json.loads(json.dumps(depends_on, default=str))  # as read back from the file

@@ -19,9 +19,13 @@ from fairseq_plugins.output import say
 
 
 class Session:
-    """The task, its data and the models of a command, on their device in the wanted precision.
+    """The task, data and models of a command, on the device and in the precision of its options.
 
-    `cfg` is fairseq's whole configuration. Models are loaded on first use, to the GPU `device` if there is one.
+    Args:
+        cfg: fairseq's whole configuration.
+        device: index of the GPU, if there is one.
+
+    Models are loaded on first use.
     """
 
     def __init__(self, cfg: DictConfig, device: int | None = None) -> None:
@@ -30,7 +34,7 @@ class Session:
         if self.cuda and device is not None:
             torch.cuda.set_device(device)
         self.task = tasks.setup_task(cfg.task)
-        self.task.reports_summary = False  # the command's own output says it all
+        self.task.reports_summary = False  # the command prints its own
 
     @cached_property
     def models(self) -> list[FairseqEncoderDecoderModel]:
@@ -43,7 +47,7 @@ class Session:
         return [self.prepared(model) for model in models]
 
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
-        """Put a model on the device, in the wanted precision, ready for inference."""
+        """Move a model to the device, in the precision of the options, and prepare it for inference."""
         kind = precision(self.cfg)
         if kind == "fp16":
             model.half()
@@ -57,7 +61,7 @@ class Session:
 
     @cached_property
     def max_positions(self) -> tuple[int, int]:
-        """Maximal numbers of source and target tokens of task and models."""
+        """Maximum source and target length in tokens, of task and models."""
         return utils.resolve_max_positions(self.task.max_positions(), *[model.max_positions() for model in self.models])
 
     def load(self, subset: str) -> Any:
@@ -100,25 +104,25 @@ class Session:
         _set_beam(self.models, getattr(generator, "beam_size", 1))
         size = self.prefix_size
         prefix: Tensor | None = sample["target"][:, :size] if size > 0 else None
-        # The task may give a first token or prefix of its own.
-        found: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample, prefix)
-        return found
+        # Through the task, which may add a first token or a prefix.
+        hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample, prefix)
+        return hypotheses
 
     def steps(self, generator: Any, sample: dict[str, Any]) -> Any:
         """Decode a batch iteration by iteration: yield as `DraftVerifyGenerator.steps`."""
-        given = _Arguments()
-        self.task.inference_step(given, self.models, sample, None)
-        return generator.steps(sample, **given.named)
+        recorder = _ArgumentRecorder()
+        self.task.inference_step(recorder, self.models, sample, None)
+        return generator.steps(sample, **recorder.arguments)
 
     @cached_property
     def prefix_size(self) -> int:
-        """--prefix-size, kept because reading a configuration is slow beside a single sentence."""
+        """--prefix-size, cached: reading a configuration takes long compared with decoding one sentence."""
         return self.cfg.generation.prefix_size
 
     def join_subwords(self) -> None:
-        """If no option says how to join subwords, join them by their marks in the dictionary, and print that.
+        """Without an option that joins subwords, choose --remove-bpe by the dictionary's subword marks, and print it.
 
-        Scores of subwords are higher than those of words, and no paper's.
+        BLEU of subwords is higher than BLEU of words, and not comparable with any paper.
         """
         if self.cfg.common_eval.post_process is not None or any(self.text_tools):
             return
@@ -136,13 +140,13 @@ class Session:
 
     @cached_property
     def stripped(self) -> Collection[int]:
-        """Target ids that are no text: EOS, and a language token that the task puts first."""
+        """Target ids left out of the text: EOS, and the task's language token."""
         build = getattr(self.task, "own_generator", self.task.build_generator)
         own = build(self.models, self.generation(beam=1, nbest=1))
         return getattr(own, "symbols_to_strip_from_output", {self.task.target_dictionary.eos()})
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return raw text: subwords joined and detokenised as --remove-bpe, --bpe and --tokenizer say."""
+        """Return raw text: join subwords and detokenise, as --remove-bpe, --bpe and --tokenizer say."""
         tokenizer, bpe = self.text_tools
         words = torch.tensor([token for token in tokens if token not in self.stripped])
         line = self.task.target_dictionary.string(words, self.cfg.common_eval.post_process)
@@ -150,13 +154,13 @@ class Session:
         return tokenizer.decode(line) if tokenizer is not None else line
 
 
-class _Arguments:
-    """Stands for a generator, to record the prefix and first token that a task gives it."""
+class _ArgumentRecorder:
+    """Takes a generator's place to record the prefix and first token that a task passes."""
 
-    named: dict[str, Any]
+    arguments: dict[str, Any]
 
-    def generate(self, models: Any, sample: dict[str, Any], **named: Any) -> list[Any]:
-        self.named = named
+    def generate(self, models: Any, sample: dict[str, Any], **arguments: Any) -> list[Any]:
+        self.arguments = arguments
         return []
 
 
@@ -166,13 +170,13 @@ def precision(cfg: DictConfig) -> str:
 
 
 def options_of(task: Any) -> Any:
-    """Return the options of a task; those of fairseq's older ones are a namespace."""
+    """Return the options of a task: its `cfg`, or the namespace of fairseq's older tasks."""
     cfg = getattr(task, "cfg", None)
     return task.args if cfg is None else cfg
 
 
-def change(options: Any, **values: Any) -> dict[str, Any]:
-    """Set options of a task; return what they were."""
+def set_options(options: Any, **values: Any) -> dict[str, Any]:
+    """Set options of a task; return their previous values."""
     before = {name: getattr(options, name) for name in values}
     for name, value in values.items():
         setattr(options, name, value)
@@ -210,7 +214,7 @@ def subset_errors(subset: str, data: str) -> Iterator[None]:
 
 
 def _set_beam(models: Sequence[FairseqEncoderDecoderModel], beam: int) -> None:
-    """Set the beam that fairseq's BART keeps in its layers from its last search."""
+    """Set the beam in the layers of fairseq's BART, which keep that of the last search."""
     for model in models:
         for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
             layer.encoder_attn.set_beam_size(beam)

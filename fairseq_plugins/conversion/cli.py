@@ -1,4 +1,4 @@
-"""Convert a model of Hugging Face's format for fairseq and fairseq_plugins.load: Marian, M2M100, NLLB, mBART-50, BART.
+"""Convert a model in Hugging Face's format to fairseq's: Marian, M2M100, NLLB, mBART-50, BART.
 
 spec-dec-convert FOLDER OUT
 """
@@ -12,11 +12,12 @@ from fairseq_plugins.conversion.convert import convert
 
 
 def get_parser() -> CommandParser:
-    """Options of `spec-dec-convert`."""
+    """Return the parser of `spec-dec-convert`."""
     example = "spec-dec-convert opus-mt-en-de converted"
     parser = CommandParser("spec-dec-convert", (__doc__ or "").split("\n")[0], example)
-    parser.add_argument("folder", metavar="FOLDER", help="with config.json, model.safetensors and a tokenizer")
-    parser.add_argument("out", metavar="OUT", help="folder to write: verifier.pt, dictionaries, subwords")
+    folder = "folder of the model, with config.json, model.safetensors and a tokenizer"
+    parser.add_argument("folder", metavar="FOLDER", help=folder)
+    parser.add_argument("out", metavar="OUT", help="new folder for verifier.pt, dictionaries and subwords")
     return parser
 
 

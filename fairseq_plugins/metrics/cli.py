@@ -1,4 +1,4 @@
-"""Quality of hypotheses against references, in one command.
+"""Score translations against references: BLEU, chrF, TER, ROUGE, SARI, F0.5 of edits, repetition, COMET.
 
     spec-dec-metrics --hypotheses generate.out [--references FILE ...] [--source FILE] [--baseline FILE]
 
@@ -151,22 +151,29 @@ def get_parser() -> CommandParser:
     example = "spec-dec-metrics --hypotheses gad.out --baseline greedy.out"
     parser = CommandParser("spec-dec-metrics", (__doc__ or "").split("\n")[0], example)
     add = parser.add_argument
-    add("--hypotheses", required=True, metavar="FILE", help="plain text, or output of fairseq-generate")
-    references = "one or several references (default: the T- lines of the hypotheses, when these are generate output)"
+    add("--hypotheses", required=True, metavar="FILE", help="translations: plain text, or output of fairseq-generate")
+    references = "one or several reference files (default: the T- lines of fairseq-generate's output)"
     add("--references", nargs="+", metavar="FILE", help=references)
-    source = "source side, for SARI, F0.5 and COMET (default: the S- lines of generate output)"
+    source = "source file, for SARI, F0.5 and COMET (default: the S- lines of fairseq-generate's output)"
     add("--source", metavar="FILE", help=source)
-    add("--baseline", metavar="FILE", help="other hypotheses: count identical sentences, test the difference")
-    add("--metrics", metavar="NAME,NAME", help=f"which of {','.join(METRICS)} (default: all that can be computed)")
-    add("--lang", default="en", help="target language, for Moses and sacrebleu tokenisation (default: en)")
-    add("--tokenized", action="store_true", help="the files hold Moses tokens: use them, detokenise for sacreBLEU")
-    add("--compound-split", action="store_true", help="tokenised BLEU: split words at hyphens, as WMT14 en-de papers")
-    add("--tokenize", metavar="NAME", choices=sorted(sacrebleu.BLEU.TOKENIZERS), help="sacreBLEU's tokenizer")
+    baseline = "other translations of the same text: count identical sentences, test the difference in score"
+    add("--baseline", metavar="FILE", help=baseline)
+    add("--metrics", metavar="NAME,NAME", help=f"some of {','.join(METRICS)} (default: all that can be computed)")
+    language = "target language, for the tokenisation of Moses and sacreBLEU (default: en)"
+    add("--lang", default="en", metavar="NAME", help=language)
+    tokenized = "the files are tokenised by Moses: score these tokens, and detokenise for sacreBLEU"
+    add("--tokenized", action="store_true", help=tokenized)
+    compounds = "tokenised BLEU: split words at hyphens, as papers on WMT14 English-German do"
+    add("--compound-split", action="store_true", help=compounds)
+    tokenizer = "sacreBLEU's tokenizer (default: by --lang)"
+    add("--tokenize", metavar="NAME", choices=sorted(sacrebleu.BLEU.TOKENIZERS), help=tokenizer)
     add("--stemmer", action="store_true", help="ROUGE: stem words")
-    add("--sentence-separator", default="<q>", metavar="TEXT", help="ROUGE-Lsum: separator of sentences (default: <q>)")
+    separator = "ROUGE-Lsum: separator of the sentences of a line (default: <q>)"
+    add("--sentence-separator", default="<q>", metavar="TEXT", help=separator)
     add("--comet-model", metavar="MODEL.ckpt", help="COMET: model file on this machine; nothing is downloaded")
-    add("--bootstrap-samples", type=positive, default=1000, metavar="N", help="for --baseline (default: 1000)")
-    add("--json", metavar="FILE", help="write all results there too")
+    samples = "--baseline: number of bootstrap samples (default: 1000)"
+    add("--bootstrap-samples", type=positive, default=1000, metavar="N", help=samples)
+    add("--json", metavar="FILE", help="also write all results there")
     return parser
 
 

@@ -89,13 +89,13 @@ def sentence_numbers(text: str) -> list[int]:
 
 def get_parser() -> CommandParser:
     """Return fairseq-generate's parser with our own options added."""
-    description = "Draw which target tokens a model can decode in parallel (DDGviz)."
+    description = "Draw which target tokens a model can decode in parallel by Jacobi iteration (DDGviz)."
     example = "spec-dec-ddgviz data-bin --path verifier.pt --sentences 0-4 --output drawings"
     parser = generation_parser("spec-dec-ddgviz", description, example)
     add = parser.add_argument_group("DDGviz").add_argument
-    sentences = "sentences of the subset, from 0, as in fairseq-generate's H- lines"
+    sentences = "numbers of sentences, counted from 0 as in fairseq-generate's H- lines"
     add("--sentences", required=True, metavar="N,N-N", help=sentences)
-    add("--output", required=True, metavar="FOLDER", help="where to write the drawings")
+    add("--output", required=True, metavar="FOLDER", help="write PNG, SVG, JSON and ddgviz.html there")
     return parser
 
 

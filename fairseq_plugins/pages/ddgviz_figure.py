@@ -192,10 +192,10 @@ def font_families(texts: Iterable[str]) -> list[str]:
     chosen = [BASE_FONT]
     missing -= _characters(font_manager.findfont(BASE_FONT))
     for path in sorted(font_manager.findSystemFonts(), key=_preference) if missing else ():
-        if found := missing & _characters(path):
+        if covered := missing & _characters(path):
             font_manager.fontManager.addfont(path)
             chosen.append(font_manager.get_font(path).family_name)
-            missing -= found
+            missing -= covered
     if missing:
         logger.warning(
             "no installed font has %s; PNG and SVG show boxes in their place. Install the Debian packages "

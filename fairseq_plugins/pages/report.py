@@ -1,4 +1,4 @@
-"""Report where the speed of runs comes from: tables and figures of files of `--stats-file`.
+"""Report speed, acceptance and quality of decoding runs: tables and figures from their files of `--stats-file`.
 
     spec-dec-report gad.jsonl gad++.jsonl --baseline greedy.jsonl --output FOLDER
 
@@ -269,15 +269,17 @@ def get_parser() -> CommandParser:
     add = parser.add_argument
     add("stats", nargs="+", metavar="STATS.jsonl", help="files of --stats-file")
     add("--output", required=True, metavar="FOLDER", help="write report.md, report.html and figures there")
-    baseline = "measure speed-up in wall-clock time over this run (default: count iterations)"
+    baseline = "run to measure speed-up over, in wall-clock time (default: speed-up in iterations over greedy decoding)"
     add("--baseline", metavar="STATS.jsonl", help=baseline)
     add("--labels", nargs="+", metavar="NAME", help="names of the runs (default: names of the files)")
-    add("--hypotheses", nargs="+", metavar="FILE", help="output of each run, plain or of fairseq-generate: edit ratio")
-    traces = "files of --trace-file, one for each run: reliability of the drafter's probabilities"
+    hypotheses = "output of each run, plain text or of fairseq-generate: adds speed-up by edit ratio"
+    add("--hypotheses", nargs="+", metavar="FILE", help=hypotheses)
+    traces = "file of --trace-file of each run: adds the calibration of the drafter's probabilities"
     add("--traces", nargs="+", metavar="FILE", help=traces)
-    add("--source", metavar="FILE", help="source text, when the hypotheses are plain text")
-    add("--references", metavar="FILE", help="reference text: BLEU (default: T- lines of generate output)")
-    add("--sweep", metavar="sweep.json", help="of spec-dec-sweep: quality against speed")
+    add("--source", metavar="FILE", help="source text, if --hypotheses are plain text")
+    references = "reference text: adds BLEU (default: T- lines of fairseq-generate's output)"
+    add("--references", metavar="FILE", help=references)
+    add("--sweep", metavar="sweep.json", help="result of spec-dec-sweep: adds quality over speed")
     return parser
 
 

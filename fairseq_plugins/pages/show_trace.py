@@ -245,15 +245,17 @@ def _warn_without_ratio(wanted: str, basis: str | None) -> None:
 def get_parser() -> CommandParser:
     """Return the command's parser."""
     example = "spec-dec-trace trace.jsonl --html trace.html"
-    parser = CommandParser("spec-dec-trace", "Show the drafts of a --trace-file, and what was accepted.", example)
+    description = "Show the drafts of a decoding run and which tokens were accepted, in the terminal or as a page."
+    parser = CommandParser("spec-dec-trace", description, example)
     add = parser.add_argument
     add("trace", metavar="TRACE", help="file that fairseq-generate wrote with --trace-file")
-    add("--sentence", metavar="ID", type=int, nargs="+", help="only these sentences, by number")
+    numbers = "show only these sentences, numbered as in fairseq-generate's H- lines"
+    add("--sentence", metavar="ID", type=int, nargs="+", help=numbers)
     add("--html", metavar="FILE", help="write a page for the browser instead")
-    limit = f"show at most N sentences (default: {DEFAULT_LIMIT} in the terminal, and on a page as many as a browser "
-    add("--limit", metavar="N", type=positive, help=limit + "can show, evenly spaced)")
-    ratio = "edit ratio of the output against the source or the reference (auto: the source if the task rewrites its "
-    add("--edit-ratio", choices=["auto", *EDITS], default="auto", help=ratio + "input)")
+    limit = f"show at most N sentences (default: {DEFAULT_LIMIT} in the terminal; on a page an evenly spaced sample of "
+    add("--limit", metavar="N", type=positive, help=limit + "the size that browsers can handle)")
+    ratio = "show the edit ratio of outputs to sources or to references (default: auto, sources if the task rewrites "
+    add("--edit-ratio", choices=["auto", *EDITS], default="auto", help=ratio + "its input)")
     return parser
 
 
