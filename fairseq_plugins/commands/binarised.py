@@ -45,5 +45,5 @@ def _bad_file(index: Path) -> Path | None:
     if count == 0 or not tokens.is_file():
         return None
     lengths = numpy.memmap(index, numpy.int32, "r", begin, (count,))
-    wanted = int(lengths.sum(dtype=numpy.int64)) * numpy.dtype(_code_to_dtype[kind]).itemsize
-    return None if tokens.stat().st_size == wanted else tokens
+    expected_bytes = int(lengths.sum(dtype=numpy.int64)) * numpy.dtype(_code_to_dtype[kind]).itemsize
+    return None if tokens.stat().st_size == expected_bytes else tokens

@@ -1,4 +1,4 @@
-"""Shared by the console commands: the order of their help, one-line errors, and quiet libraries."""
+"""Shared by the console commands: layout of --help, one-line errors, exit status, log levels."""
 
 import argparse
 import logging
@@ -104,7 +104,7 @@ def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[
     if arguments == ["--version"]:
         print(version())
         return 0
-    # By force: modules of fairseq have set up their own, more talkative, at import.
+    # force: modules of fairseq configure logging at import, with a lower level.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s", force=True)
     if is_tool():
         watch_output()

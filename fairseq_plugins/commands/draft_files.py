@@ -1,4 +1,4 @@
-"""Files of drafts that users bring: text, or what an earlier run of spec-dec-translate wrote as jsonl."""
+"""Read files of drafts: text, or jsonl that spec-dec-translate wrote."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ def check_known(path: str, drafts: Iterable[Sequence[str]], knows: Callable[[str
     """
     tokens = [token for draft in drafts for token in draft]
     missing = sum(not knows(token) for token in tokens)
-    # sentencepiece makes an unknown word of another script two tokens, of which the first is known.
+    # sentencepiece splits an unknown word of another script into two tokens, the first of them known.
     if missing > 0 and 2 * missing >= len(tokens):
         raise ConfigurationError(
             f"--drafts {path}: {missing} of {len(tokens)} tokens are not in the target's dictionary; give text in the "

@@ -1,4 +1,4 @@
-"""Where results may be written; write them so that a file is there whole or not at all; hash what they depend on."""
+"""Check destinations, write files atomically, lock and hash them."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ class Destination:
     Attributes:
         path: the file, with symbolic links resolved, so that a link stays and its target is replaced.
         is_direct: whether it is a device, a pipe or an open file (/dev/stdout). These are written directly, because
-            renaming would destroy them. All others get their name when they are whole.
+            renaming would destroy them. All others are renamed when complete.
     """
 
     path: Path
@@ -29,12 +29,12 @@ class Destination:
 
     @property
     def partial(self) -> Path:
-        """The name of the file until it is whole."""
+        """Name of the file until it is complete."""
         return self.path.with_name(self.path.name + ".partial")
 
 
 def destination(path: str | Path, option: str) -> Destination:
-    """Find out how a file can be written; nothing is opened or made. `option` named the path, for errors.
+    """Return the destination of a path, without opening or creating anything. `option` named the path, for errors.
 
     Raises ConfigurationError for a folder, or if its folder is missing or read-only.
     """
@@ -139,7 +139,7 @@ def write_atomically(path: Path, content: str | bytes, option: str) -> None:
             stream = standard_stream(path)
             if stream is not None:
                 stream.flush()
-            # The stream's own number: whoever writes to it next goes on where this ends.
+            # The stream's own descriptor, so that later output follows this text.
             with open(target.path if stream is None else os.dup(stream.fileno()), "ab", buffering=0) as file:
                 _write_all(file, data)
             return

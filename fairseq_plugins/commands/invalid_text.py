@@ -1,4 +1,4 @@
-"""Read invalid UTF-8 of fairseq-interactive's input as U+FFFD, with one line on standard error, and continue."""
+"""Replace invalid UTF-8 in fairseq-interactive's input by U+FFFD and report it, instead of ending the run."""
 
 import fileinput
 import os
@@ -9,35 +9,35 @@ from typing import IO, Any
 
 from fairseq_plugins.output import say
 
-_KEPT = "surrogateescape"
-# The characters of that handler for bytes that are not UTF-8.
+_HANDLER = "surrogateescape"
+# Characters that this error handler makes of invalid bytes.
 _INVALID = re.compile("[\udc80-\udcff]+")
 
 
 def read_invalid_text() -> None:
-    """Let fairseq-interactive read on at bytes that are not UTF-8, and keep them recognisable for `mend_lines`.
+    """Let fairseq-interactive escape invalid bytes in its input, so that `mend_lines` finds them.
 
-    Lines end in a newline: a carriage return by itself ends none, so numbers of lines stay those of other programs.
+    Only a newline ends a line, not a carriage return alone, so that line numbers are those of other programs.
 
-    It opens --input with `fileinput.hook_encoded`, for which it names no error handler, and there is no other hook:
-    the line cannot be read otherwise, nor what comes after it.
+    fairseq-interactive opens --input with `fileinput.hook_encoded` without an error handler: an invalid byte would end
+    the run. This function is the only one that can be replaced to add the handler.
     """
     if os.path.basename(sys.argv[0]) not in ("fairseq-interactive", "interactive.py"):
         return
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors=_KEPT, newline="\n")
-    fileinput.hook_encoded = _open_kept
+        sys.stdin.reconfigure(errors=_HANDLER, newline="\n")
+    fileinput.hook_encoded = _hook_escaped
 
 
-def _open_kept(encoding: str, errors: str | None = None) -> Callable[..., IO[Any]]:
-    """Stand in for `fileinput.hook_encoded`."""
-    return lambda file, mode: open(file, encoding=encoding, errors=_KEPT, newline="\n")
+def _hook_escaped(encoding: str, errors: str | None = None) -> Callable[..., IO[Any]]:
+    """Replace `fileinput.hook_encoded`."""
+    return lambda file, mode: open(file, encoding=encoding, errors=_HANDLER, newline="\n")
 
 
 def mend_lines(lines: Sequence[str], before: int) -> list[str]:
-    """Return the lines with U+FFFD for bytes that are not UTF-8; name each such line on standard error.
+    """Return lines with U+FFFD in place of escaped bytes, and report each such line on standard error.
 
-    `before` is the number of lines read before them.
+    `before` is the number of the file's earlier lines.
     """
     mended = []
     for number, line in enumerate(lines, before + 1):

@@ -1,4 +1,4 @@
-"""Command lines that understand all options of fairseq-generate, and the types and checks of their own options."""
+"""Parse command lines that extend fairseq-generate's; types and checks of options."""
 
 import argparse
 import math
@@ -48,7 +48,7 @@ def positive_list(text: str) -> list[int]:
 
 
 def generation_parser(prog: str, description: str = "", example: str = "") -> CommandParser:
-    """Return a parser that understands all options of fairseq-generate, to add a command's own options to."""
+    """Return a parser of all options of fairseq-generate, to which a command adds its own."""
     shown = argparse.ArgumentParser(add_help=False)
     shown.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess wrote")
     shown.add_argument("--path", required=True, metavar="VERIFIER.pt", help="checkpoint of the verifier")
@@ -69,9 +69,9 @@ def decoding_options() -> argparse._ArgumentGroup:
 
 
 def help_of_fairseqs_tools() -> None:
-    """If one of fairseq's tools was called with --help, print the plugin's options before its own.
+    """Print the plugin's decoding options before the --help of fairseq's tools.
 
-    fairseq answers --help before it knows the task, and would never show them.
+    fairseq prints its help before it adds the options of the task, so it would not list them.
     """
     program = Path(sys.argv[0] if sys.argv else "").name
     if not program.startswith("fairseq-") or {"-h", "--help"}.isdisjoint(sys.argv):

@@ -1,4 +1,4 @@
-"""The progress bar of long work."""
+"""The progress bar of commands."""
 
 import sys
 from typing import Any

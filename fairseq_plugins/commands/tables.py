@@ -7,9 +7,9 @@ from tabulate import tabulate
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], style: str = "github") -> str:
-    """Return a table of cells as they are, the first column to the left, the others to the right.
+    """Format rows as a table: the first column left-aligned, all others right-aligned, text unchanged.
 
-    `style` is tabulate's; "pipe" also tells Markdown the alignment.
+    `style` is tabulate's; "pipe" also writes the alignment in Markdown.
     """
     alignment = ["left"] + ["right"] * (len(headers) - 1)
     return tabulate(rows, headers=headers, tablefmt=style, colalign=alignment, disable_numparse=True)

@@ -1,4 +1,4 @@
-"""Converted folders that are kept, so that a model is converted once."""
+"""A cache of converted models."""
 
 import hashlib
 import os
@@ -9,17 +9,17 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether a folder has Hugging Face's files, and no checkpoint of fairseq."""
+    """Return whether a folder has a model in Hugging Face's format and no checkpoint of fairseq's."""
     return (folder / "config.json").is_file() and not any(folder.glob("*.pt"))
 
 
 def converted(folder: Path) -> Path:
-    """Return the converted folder, kept in $XDG_CACHE_HOME/fairseq-spec-dec (default: ~/.cache).
+    """Return the folder of the converted model, cached in $XDG_CACHE_HOME/fairseq-spec-dec (default: ~/.cache).
 
     Raises:
         ConfigurationError: as `convert`.
     """
-    # A file that changes gets another size or time, and is converted again.
+    # A changed file has another size or time, so its model is converted again.
     stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
     key = hashlib.sha256(repr((folder.resolve(), stamp)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq-spec-dec")
@@ -28,6 +28,6 @@ def converted(folder: Path) -> Path:
         if not target.is_dir():
             convert(folder, target)
     except ConfigurationError:
-        if not target.is_dir():  # else another process was faster
+        if not target.is_dir():  # else another process has converted it meanwhile
             raise
     return target

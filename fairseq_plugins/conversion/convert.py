@@ -1,4 +1,4 @@
-"""Convert a folder, and write the result whole or not at all."""
+"""Convert a folder in Hugging Face's format, atomically."""
 
 import os
 import tempfile
@@ -17,14 +17,14 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def convert(source: Path, target: Path) -> None:
-    """Convert a Hugging Face folder into one with verifier.pt, dict.src.txt, dict.tgt.txt, subwords and load.json.
+    """Write verifier.pt, dict.src.txt, dict.tgt.txt, subwords and load.json for a model in Hugging Face's format.
 
     Args:
         source: folder with config.json, model.safetensors and a tokenizer: Marian, M2M100, NLLB, mBART-50 or BART.
-        target: folder to write; it must not exist.
+        target: new folder.
 
     Raises:
-        ConfigurationError: for models that are not converted, and for files that are missing or cannot be written.
+        ConfigurationError: for an unsupported model, missing files, or a folder that exists or cannot be written.
     """
     if not source.is_dir():
         raise ConfigurationError(f"{source}: no such folder; give one that save_pretrained wrote")

@@ -1,4 +1,4 @@
-"""The architectures that are converted, and fairseq's options for each."""
+"""Supported architectures of Hugging Face, and fairseq's options for each."""
 
 import json
 from argparse import Namespace
@@ -13,14 +13,14 @@ from fairseq_plugins.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Family:
-    """Where layer normalisation stands, and whether positions are stored, in the models of one `model_type`."""
+    """Position of layer normalisation, and whether positions are stored, for the models of a `model_type`."""
 
     normalize_before: bool
     layernorm_embedding: bool
     stored_positions: bool
 
 
-# By the names that config.json has under `model_type`. Marian's sinusoids are not fairseq's, so they are stored.
+# By `model_type` of config.json. Marian's sinusoids differ from fairseq's, so they are stored as weights.
 FAMILIES = {
     "bart": Family(normalize_before=False, layernorm_embedding=True, stored_positions=True),
     "m2m_100": Family(normalize_before=True, layernorm_embedding=False, stored_positions=False),
@@ -62,7 +62,7 @@ class Config:
 
     @property
     def is_untied(self) -> bool:
-        """Whether the decoder starts with another token than EOS, so that its input needs an embedding of its own."""
+        """Whether the decoder starts with another token than EOS, so that its input embeddings are not the output's."""
         return bool(self["decoder_start_token_id"] != self["eos_token_id"])
 
     def _check(self) -> None:

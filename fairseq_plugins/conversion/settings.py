@@ -1,4 +1,4 @@
-"""What `load` has to know of a converted model besides its files: languages, and options that are not the default."""
+"""Settings of a converted model, for `load`: its languages, and options that differ from the defaults."""
 
 import json
 import re
@@ -11,18 +11,18 @@ from fairseq_plugins.conversion.vocabulary import Vocabulary
 from fairseq_plugins.errors import ConfigurationError
 
 _FILE = "load.json"
-# How the languages of M2M-100, NLLB and mBART-50 are written in their vocabularies.
+# Language tokens in the vocabularies of M2M-100 (`__de__`), NLLB (`deu_Latn`) and mBART-50 (`de_DE`).
 _LANGUAGE = re.compile(r"__([a-z]{2,3})__|[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The file load.json of a folder.
+    """Contents of a folder's load.json.
 
     Attributes:
-        languages: name of each language -> its token, which sources and outputs begin with; empty for models of one
-            pair.
-        options: as `load` takes them.
+        languages: name of each language -> its token, the first of sources and outputs; empty for models of a single
+            language pair.
+        options: arguments for `load`.
     """
 
     languages: dict[str, str] = field(default_factory=dict)
@@ -30,47 +30,48 @@ class Settings:
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
-        """Return the settings of a folder; empty ones where it has none.
+        """Return the settings of a folder; empty settings if it has no load.json.
 
         Raises:
-            ConfigurationError: for a file that is broken.
+            ConfigurationError: for a file that spec-dec-convert did not write.
         """
         file = folder / _FILE
         if not file.is_file():
             return cls()
         values = read_json(file)
         if not isinstance(values, dict) or values.keys() != {"languages", "options"}:
-            raise ConfigurationError(f"{file}: is not of spec-dec-convert; convert the model again")
+            raise ConfigurationError(f"{file}: was not written by spec-dec-convert; convert the model again")
         return cls(**values)
 
     def write(self, folder: Path) -> None:
-        """Write them into a folder."""
+        """Write load.json into a folder."""
         (folder / _FILE).write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def first_tokens(self, source: str | None, target: str | None) -> dict[str, str]:
-        """Return the options that give a multilingual model its languages.
+        """Return the options that set the language tokens of a multilingual model.
 
         Raises:
             ConfigurationError: for a language that is missing or unknown.
         """
-        found = {}
+        options = {}
         for argument, name, option in (
             ("source_lang", source, "source_first_token"),
             ("target_lang", target, "forced_first_token"),
         ):
             if name not in self.languages:
-                given = f"{argument}: missing" if name is None else f"{argument} {name}: unknown"
+                problem = f"{argument}: missing" if name is None else f"{argument} {name}: unknown"
                 known = list(self.languages)  # NLLB has 202
-                near = [language for language in known if language[:2] == (name or "")[:2]] or known
+                similar = [language for language in known if language[:2] == (name or "")[:2]] or known
                 raise ConfigurationError(
-                    f"{given}; this model is multilingual: give one of its {len(known)}, such as {', '.join(near[:8])}"
+                    f"{problem}; this model is multilingual: give one of its {len(known)} languages, such as "
+                    f"{', '.join(similar[:8])}"
                 )
-            found[option] = self.languages[name]
-        return found
+            options[option] = self.languages[name]
+        return options
 
 
 def settings_of(config: Config, vocabulary: Vocabulary) -> Settings:
-    """Return the settings that make `load` decode as `generate` does by default."""
+    """Return the settings with which `load` decodes as Hugging Face's `generate` does by default."""
     options: dict[str, Any] = {"min_len": 0}
     if config["model_type"] == "bart":
         options["source_first_token"] = "<s>"

@@ -1,4 +1,4 @@
-"""The vocabulary of a Hugging Face folder: names of all ids, and in which order fairseq's dictionary has them."""
+"""The vocabulary of a model in Hugging Face's format: names of its ids, and their order in fairseq's dictionary."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from fairseq_plugins.errors import ConfigurationError
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """Names of the ids 0 to 3 in fairseq's dictionaries."""
 
-# The languages of M2M-100 in the order of their ids. Some versions of its tokenizer do not save them.
+# Languages of M2M-100 in the order of their ids; some versions of its tokenizer do not save them.
 _M2M100_LANGUAGES = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
     "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
@@ -25,16 +25,16 @@ class Vocabulary:
     """Names and order of a model's tokens.
 
     Attributes:
-        order: of every id of fairseq's dictionary the model's own id, None where the model has no such token (Marian
-            has no `<s>`).
-        symbols: names of the ids from 4 on.
+        order: the model's id for each id of fairseq's dictionary; None for tokens that the model lacks (Marian has no
+            `<s>`).
+        symbols: symbols of fairseq's dictionary from id 4 on.
 
     Args:
-        folder: of the model.
-        config: its settings.
+        folder: folder of the model.
+        config: configuration of the model.
 
     Raises:
-        ConfigurationError: for a folder without a vocabulary, or one that does not fit the settings.
+        ConfigurationError: for a missing vocabulary, or one that does not fit the configuration.
     """
 
     def __init__(self, folder: Path, config: Config) -> None:
@@ -42,14 +42,14 @@ class Vocabulary:
         ids = {name: number for number, name in reversed(names.items())}
         for name, key in (("<pad>", "pad_token_id"), ("</s>", "eos_token_id"), ("<unk>", None)):
             if name not in ids or (key is not None and ids[name] != config[key]):
-                wanted = "" if key is None else f" with the id {config[key]} of {config.file.name}'s {key}"
-                raise ConfigurationError(f"{folder}: its vocabulary has no {name}{wanted}; copy the model again")
+                with_id = "" if key is None else f" with the id {config[key]} of {config.file.name}'s {key}"
+                raise ConfigurationError(f"{folder}: its vocabulary has no {name}{with_id}; copy the model again")
         size = config["vocab_size"]
         if max(names) >= size:
             raise ConfigurationError(f"{folder}: its vocabulary has ids up to {max(names)}, and vocab_size is {size}")
         special = [ids.get(name) for name in SPECIAL]
         self.order = [*special, *(number for number in range(size) if number not in special)]
-        # fairseq's BART reads text as numbers of byte-level subwords.
+        # fairseq's dictionary of BART has numbers of byte-level subwords as symbols.
         is_numbered = byte_level_bpe(folder) is not None
         self.symbols = [
             f"madeupword{number}" if name is None else str(number) if is_numbered and name != "<mask>" else name
@@ -86,16 +86,16 @@ def byte_level_bpe(folder: Path) -> tuple[dict[str, int], list[str]] | None:
 
 
 def text_files(folder: Path) -> dict[str, bytes]:
-    """Return what cuts text: names of files for `load` -> their contents; empty for text that is cut already.
+    """Return the subword model's files for `load`, name -> content; empty for a model without a tokenizer.
 
-    Only the source's subwords are needed: pieces of the target join by themselves.
+    Those of the source suffice: target pieces are joined without a model.
 
     Raises:
-        ConfigurationError: for a folder with a tokenizer and without its sentencepiece model.
+        ConfigurationError: for a tokenizer without its sentencepiece model.
     """
-    found = byte_level_bpe(folder)
-    if found is not None:
-        vocabulary, merges = found
+    bpe = byte_level_bpe(folder)
+    if bpe is not None:
+        vocabulary, merges = bpe
         lines = "\n".join(["#version: 0.2", *merges, ""])
         return {"encoder.json": json.dumps(vocabulary).encode(), "vocab.bpe": lines.encode()}
     for name in ("source.spm", "sentencepiece.bpe.model"):
@@ -119,7 +119,7 @@ def read_names(folder: Path) -> dict[int, str]:
     if (folder / "tokenizer.json").is_file():
         tokenizer = read_json(folder / "tokenizer.json")
         vocabulary = tokenizer["model"]["vocab"]
-        # Unigram models have a list of pieces and scores.
+        # A list of (piece, score) for unigram models, else piece -> id.
         if isinstance(vocabulary, list):
             names = {number: piece for number, (piece, _) in enumerate(vocabulary)}
         else:
@@ -129,7 +129,7 @@ def read_names(folder: Path) -> dict[int, str]:
         names = {number: piece for piece, number in read_json(folder / "vocab.json").items()}
     elif (folder / "sentencepiece.bpe.model").is_file():
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
-        # The tokenizers of mBART and NLLB put fairseq's four names before all pieces but the model's first three.
+        # The tokenizers of mBART and NLLB replace the first three pieces by fairseq's four special symbols.
         names = dict(enumerate([*SPECIAL, *(pieces.id_to_piece(number) for number in range(3, len(pieces)))]))
     else:
         raise ConfigurationError(
@@ -140,16 +140,16 @@ def read_names(folder: Path) -> dict[int, str]:
 
 
 def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
-    """Add tokens that are numbered in other files; then languages and the mask, which follow the pieces."""
+    """Add tokens that other files number, then languages and the mask after all others."""
     numbered, listed = folder / "added_tokens.json", ("special_tokens_map.json", "tokenizer_config.json")
     if numbered.is_file():
         names = names | {number: name for name, number in read_json(numbered).items()}
-    found = [read_json(folder / name) for name in listed if (folder / name).is_file()]
-    for settings in found:
+    tokenizer_settings = [read_json(folder / name) for name in listed if (folder / name).is_file()]
+    for settings in tokenizer_settings:
         decoder: dict[str, Any] = settings.get("added_tokens_decoder", {})
         names = names | {int(number): _content(token) for number, token in decoder.items()}
     known = set(names.values())
-    for settings in found:
+    for settings in tokenizer_settings:
         for name in _languages_and_mask(settings):
             if name not in known:
                 names[max(names) + 1] = name

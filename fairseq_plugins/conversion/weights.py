@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq_plugins.conversion.families import Config, read_json
 from fairseq_plugins.errors import ConfigurationError
 
-# A token that the model does not have is never the most likely one. -1e9 would be infinite in half precision.
+# A token that the model lacks must never be the best one; -1e9 would be infinite in half precision.
 _NEVER = -1e4
 # The first position of fairseq's learned positions, after `<pad>`.
 _FIRST_POSITION = 2
@@ -48,33 +48,33 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
     Args:
         weights: as `read_weights` returns them.
         config: settings of the model.
-        order: of every id of fairseq's dictionary the model's own, None for none.
+        order: see `Vocabulary`.
 
     Raises:
         ConfigurationError: for a tensor that is missing or unknown.
     """
-    found = {}
+    converted = {}
     for name, value in weights.items():
         if ".layers." in name or ".layer_norm." in name or ".layernorm_embedding." in name:
-            found[name.removeprefix("model.")] = value
+            converted[name.removeprefix("model.")] = value
         elif name not in (*_EMBEDDINGS, "lm_head.weight", "final_logits_bias") and ".embed_positions." not in name:
             raise ConfigurationError(f"{config.file.parent}: unknown tensor {name}; this architecture is not converted")
     own = _embedding(weights, config)
     table = _in_order(own, order, 0.0)
-    found["encoder.embed_tokens.weight"] = found["decoder.output_projection.weight"] = table
-    found["decoder.embed_tokens.weight"] = table
+    converted["encoder.embed_tokens.weight"] = converted["decoder.output_projection.weight"] = table
+    converted["decoder.embed_tokens.weight"] = table
     if config.is_untied:
-        # fairseq's decoder reads `</s>` first and never again: it gets the embedding of the model's own start.
-        found["decoder.embed_tokens.weight"] = table.clone()
-        found["decoder.embed_tokens.weight"][2] = own[config["decoder_start_token_id"]]
+        # fairseq's decoder reads `</s>` as first token only, so it can have the embedding of the model's start token.
+        converted["decoder.embed_tokens.weight"] = table.clone()
+        converted["decoder.embed_tokens.weight"][2] = own[config["decoder_start_token_id"]]
     bias = weights.get("final_logits_bias")
     if bias is not None and bool(bias.any()):
-        found["decoder.output_projection.bias"] = _in_order(bias.reshape(-1), order, _NEVER)
+        converted["decoder.output_projection.bias"] = _in_order(bias.reshape(-1), order, _NEVER)
     for side in ("encoder", "decoder"):
-        found[f"{side}.version"] = torch.tensor([3.0])
+        converted[f"{side}.version"] = torch.tensor([3.0])
         if config.family.stored_positions:
-            found[f"{side}.embed_positions.weight"] = _positions(weights, config, side)
-    return found
+            converted[f"{side}.embed_positions.weight"] = _positions(weights, config, side)
+    return converted
 
 
 def _embedding(weights: dict[str, Tensor], config: Config) -> Tensor:
