@@ -1,5 +1,5 @@
-"""What the scripts beside this folder do in Python: `python -m train_scripts.tools --help`.
+"""Programs that the recipes call: `python -m train_scripts.tools --help`.
 
-Outside the plugin because a recipe calls it often, and importing torch and fairseq takes seconds: only the tools that
-need them import them.
+They are outside the plugin because importing it takes seconds and recipes call them often; only tools that need torch
+and fairseq import them.
 """

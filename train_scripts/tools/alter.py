@@ -1,4 +1,4 @@
-"""Sentences a little unlike those that a drafter was trained for: how many of its tokens are still accepted?"""
+"""Alter sentences, to measure how many drafted tokens are accepted on text unlike the drafter's training data."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,19 +8,19 @@ from train_scripts.tools.text import read_lines, refuse, write_lines
 
 
 def cut(sentences: Sequence[str]) -> Iterator[str]:
-    """The first half of every sentence; of an odd number of words, the one in the middle too."""
+    """Return the first half of each sentence, with the middle word if the number of words is odd."""
     for sentence in sentences:
         words = sentence.split()
         yield " ".join(words[: (len(words) + 1) // 2])
 
 
 def lower(sentences: Sequence[str]) -> Iterator[str]:
-    """Every sentence in lower case."""
+    """Return the sentences in lower case."""
     return map(str.lower, sentences)
 
 
 def joined(sentences: Sequence[str]) -> Iterator[str]:
-    """Every two sentences as one; of an odd number, the last is left out."""
+    """Join each two sentences to one; leave out the last one of an odd number."""
     return map(" ".join, zip(sentences[::2], sentences[1::2], strict=False))
 
 
@@ -28,15 +28,15 @@ WAYS: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {"cut": cut, "lower"
 
 
 def write(source: Path, target: Path, *, how: Literal["cut", "lower", "joined"]) -> None:
-    """Write the sentences of a file, one a line, a little unlike what models were trained on.
+    """Write altered sentences of a file, one a line.
 
     Args:
-        source: the text.
-        target: where the altered sentences go.
+        source: text, one sentence a line.
+        target: file of the altered sentences.
         how: cut (the first half of every sentence), lower (in lower case) or joined (every two sentences as one).
 
     Raises:
-        ConfigurationError: where there are none.
+        ConfigurationError: for a text without sentences.
     """
     sentences = list(WAYS[how](list(read_lines(source))))
     if not sentences:

@@ -1,4 +1,4 @@
-"""The table of `train_scripts/drafter_table.sh`: what each drafter gained, over one or several seeds."""
+"""Write the table of `train_scripts/drafter_table.sh`: quality and speed of each drafter, over one or several seeds."""
 
 import json
 import re
@@ -13,18 +13,18 @@ import fairseq_plugins  # noqa: F401  (lets torch read fairseq's checkpoints)
 
 
 def show(values: Sequence[float], form: str) -> str:
-    """The mean of values and, of several, their standard deviation."""
+    """Return the mean of values as text, with the standard deviation of several."""
     spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{form}}{spread}"
 
 
 def cell(file: Path) -> list[float]:
-    """BLEU, tokens, iterations and mean accepted tokens of a decoding: a line that `measure_decoding` wrote."""
+    """Return BLEU, tokens, iterations and mean accepted tokens of a decoding, from the file of `measure_decoding`."""
     return [float(number) for number in file.read_text(encoding="utf-8").split()]
 
 
 def timing(folder: Path) -> tuple[float, float, float, float]:
-    """Milliseconds of a draft, sentences per second at batch sizes 1 and 16, × fairseq's beam 1 at batch size 1."""
+    """Return milliseconds per draft, sentences/s at batch sizes 1 and 16, and speed-up over fairseq's beam 1."""
     rows = json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
     row = next(row for row in rows if row["name"] == "gad fixed width")
     profile = Path(f"{folder}.log").read_text(encoding="utf-8").split("Where the time goes: gad fixed width", 1)[1]
@@ -35,14 +35,14 @@ def timing(folder: Path) -> tuple[float, float, float, float]:
 
 
 def row(name: str, runs: Sequence[str], block_sizes: Sequence[str], cells: Path, models: Path) -> list[str]:
-    """One drafter's line of the table.
+    """Return a drafter's row of the table.
 
     Args:
-        name: of the drafter; NAME.what says what it is.
-        runs: its trainings, one a seed.
-        block_sizes: those that it was decoded with.
-        cells: folder of what was measured.
-        models: folder of the trained drafters, with their logs.
+        name: name of the drafter; the file NAME.what describes it.
+        runs: names of its trainings, one for each seed.
+        block_sizes: block sizes of the decodings.
+        cells: folder of the measurements.
+        models: folder of the trained drafters and their logs.
     """
     accepted = [[cell(cells / f"{run}-{k}")[3] for run in runs] for k in block_sizes]
     bleu = [cell(cells / f"{run}-relaxed")[0] for run in runs]
@@ -71,14 +71,14 @@ def write(
     """Write the table of drafter_table.sh.
 
     Args:
-        out: where.
-        cells: folder of what was measured.
-        models: folder of the trained drafters, with their logs.
-        drafters: names, one a row.
-        seeds: of the trainings.
-        block_sizes: those that were decoded with.
+        out: file of the table.
+        cells: folder of the measurements.
+        models: folder of the trained drafters and their logs.
+        drafters: names of the drafters, in the order of the rows.
+        seeds: seeds of the trainings.
+        block_sizes: block sizes of the decodings.
         timed: block size of the timings, and of gad++.
-        note: how long they were trained.
+        note: note below the table, on the training.
     """
     header = ["drafter", *(f"accepted, k = {k}" for k in block_sizes), "BLEU of gad++", "updates", "1000 parameters"]
     header += ["ms per draft", "sent/s, batch 1", "sent/s, batch 16", "× beam 1"]

@@ -1,6 +1,6 @@
-"""README.md beside exported models: what they are, what they were trained on, how they score, how to use them.
+"""Write the model card, README.md in checkpoints/NAME: files, data, recipe, commands and scores.
 
-Everything in it is read from files: results/NAME (what the recipe measured) and the models in checkpoints/NAME.
+All of it comes from files: the recipe's measurements in results/NAME and the models in checkpoints/NAME.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ SUBWORD_OPTIONS = {
 
 
 def model_rows(folder: Path) -> list[list[str]]:
-    """File, parameters, size and hash of each model; blockwise.pt where there is one."""
+    """Return file name, parameters, size and hash of each model in a folder; blockwise.pt is optional."""
     rows = []
     for name in ("verifier", "drafter", "blockwise"):
         file = folder / f"{name}.pt"
         if name == "blockwise" and not file.exists():
             continue
         weights = torch.load(file, map_location="cpu")["model"]
-        # Tied weights share memory, and count once.
+        # Tied weights share memory and count once.
         count = sum({w.data_ptr(): w.numel() for w in weights.values() if w.is_floating_point()}.values())
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         rows.append([file.name, f"{count / 1e6:.1f} M", f"{file.stat().st_size / 1e6:.1f} MB", f"`{digest}`"])
@@ -38,7 +38,7 @@ def model_rows(folder: Path) -> list[list[str]]:
 
 
 def score_rows(results: Path) -> list[list[str]]:
-    """Decoder, metric, value and signature from what spec-dec-metrics wrote."""
+    """Return decoder, metric, value and signature of all scores of spec-dec-metrics in a folder."""
     rows = []
     for file in sorted((results / "test").glob("*.json")):
         for score in json.loads(file.read_text(encoding="utf-8"))["scores"]:
@@ -47,7 +47,7 @@ def score_rows(results: Path) -> list[list[str]]:
 
 
 def commit() -> str:
-    """The commit of the repository; with a note when files other than models and cards differ from it."""
+    """Return the commit of the repository, with a note if files other than checkpoints have changed since."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
@@ -57,7 +57,7 @@ def commit() -> str:
 
 
 def card(name: str, source: str, target: str, subwords: str, licence: str, recipe: str) -> str:
-    """The text of the card (arguments: see `write`)."""
+    """Return the text of the card; arguments as for `write`."""
     folder, results = Path("checkpoints") / name, Path("results") / name
     scores = score_rows(results)
     parts = [
@@ -91,14 +91,14 @@ def write(
     """Write checkpoints/NAME/README.md.
 
     Args:
-        name: of the data and the results.
-        languages: of source and target.
+        name: name of the data and the results.
+        languages: languages of source and target.
         subwords: a key of SUBWORD_OPTIONS.
-        licence: of the data.
-        recipe: the command that made the models.
+        licence: licence of the data.
+        recipe: command that made the models.
 
     Raises:
-        ConfigurationError: when it cannot be written.
+        ConfigurationError: if the card cannot be written.
     """
     text = card(name, *languages, subwords, licence, recipe)
     write_atomically(Path("checkpoints") / name / "README.md", text, "checkpoints")

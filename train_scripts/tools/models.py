@@ -1,4 +1,4 @@
-"""Checkpoints and binarised data: shallower decoders, options for a model of the same shape, numbers of updates."""
+"""Edit checkpoints, and derive training options from checkpoints and data."""
 
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:
     """Write a checkpoint whose decoder has only some of the layers of another.
 
     Args:
-        source: a checkpoint of fairseq.
-        target: where the checkpoint goes.
-        layers: which, counted from 0, in their new order, with commas between.
+        source: checkpoint of fairseq.
+        target: new checkpoint.
+        layers: layers to keep, counted from 0, in their new order, separated by commas.
 
     Raises:
-        ConfigurationError: when there is no such layer.
+        ConfigurationError: for a layer that does not exist.
     """
     wanted = [int(layer) for layer in layers.split(",")]
     state = torch.load(source, map_location="cpu")
@@ -46,14 +46,14 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
     """Write the verifier and the drafter of a training with --tune-verifier, in half precision.
 
     Args:
-        tuned: the checkpoint of both.
-        before: the verifier that it began with, whose options say how it is built.
-        verifier, drafter: where they go.
+        tuned: checkpoint of the training.
+        before: verifier before the training, for the options of its model.
+        verifier, drafter: new checkpoints.
 
     Raises:
-        ConfigurationError: when the checkpoint holds no such verifier, or not all of it fits half precision.
+        ConfigurationError: for a checkpoint without that verifier, or with weights too large for half precision.
     """
-    # An average of one is what is needed to load it.
+    # The average of one checkpoint keeps only the entries that loading needs.
     both, old = average([tuned]), average([before])
     if not getattr(both["cfg"]["model"], "tune_verifier", False):
         raise ConfigurationError(f"{tuned}: holds no verifier; it was not trained with --tune-verifier")
@@ -75,10 +75,10 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
 
 
 def size_options(model: Path) -> str:
-    """Return the options of fairseq-train for a Transformer of the same shape, one a line.
+    """Return the options of fairseq-train for a Transformer of the same sizes, one a line.
 
     Args:
-        model: its checkpoint.
+        model: checkpoint of the Transformer.
     """
     sizes = vars(torch.load(model, map_location="cpu")["cfg"]["model"])
     return "\n".join(
@@ -89,10 +89,10 @@ def size_options(model: Path) -> str:
 
 
 def model_options(model: Path) -> str:
-    """Return the options of fairseq-train for a Transformer that takes this one's weights, one a line.
+    """Return the options of fairseq-train for a Transformer that can load these weights, one a line.
 
     Args:
-        model: its checkpoint.
+        model: checkpoint of the weights.
     """
     of_model = vars(torch.load(model, map_location="cpu")["cfg"]["model"])
     flags = (
@@ -105,18 +105,18 @@ def model_options(model: Path) -> str:
 
 
 def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, tokens: int) -> int:
-    """About how many updates fairseq makes of a training set.
+    """Estimate the number of updates of a training.
 
-    Its batches hold sentences of like lengths, so there is hardly any padding.
+    fairseq's batches have sentences of similar length, so padding is neglected.
 
     Args:
         data: binarised data.
-        languages: of source and target.
-        epochs: how often it is read.
-        tokens: in an update, as for --max-tokens.
+        languages: languages of source and target.
+        epochs: number of epochs.
+        tokens: tokens in an update, as for --max-tokens.
 
     Raises:
-        ConfigurationError: when there is no such training set.
+        ConfigurationError: for data without a training set of these languages.
     """
     sizes = []
     for language in languages:
@@ -124,6 +124,6 @@ def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, toke
         side = data_utils.load_indexed_dataset(str(prefix))
         if side is None:
             raise ConfigurationError(f"{prefix}: no such data; binarise it with fairseq-preprocess")
-        sizes.append(side.sizes.copy())  # the original is a view of the file, which closes with the data set
+        sizes.append(side.sizes.copy())  # a copy: the original is a view of the file, which closes with the data set
     in_all = int(numpy.maximum(*sizes).sum())
     return int(epochs * in_all / tokens) + 1

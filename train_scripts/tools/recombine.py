@@ -1,7 +1,7 @@
-"""New source sentences out of those that there are, for a drafter to learn more of its verifier from.
+"""Draw new source sentences from the n-grams of a text, as more training data for a drafter.
 
-A drafter learns from what its verifier says, of any text. On its own training sentences a verifier is surer than on
-others, so that a drafter which has seen only these drafts others less well.
+A drafter learns from the verifier's output, which any source text gives. On its own training sentences a verifier is
+more certain than on others, so a drafter trained on these alone drafts other text less well.
 """
 
 import random
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from train_scripts.tools.text import refuse
 
-# Attempts for every sentence that is wanted, before a text is taken to hold too little.
+# Attempts for each requested sentence, before the text counts as too small.
 _ATTEMPTS = 100
 
 
 def recombined(sentences: Iterable[str], context: int, seed: int) -> Iterator[str]:
-    """Sentences drawn from the n-grams of a text: every word follows the `context` words before it somewhere in there.
+    """Yield sentences in which each word follows the `context` words before it somewhere in the text.
 
     Args:
-        sentences: words with blanks between.
-        context: words before; 2 draws from trigrams.
-        seed: of the draws.
+        sentences: words separated by spaces.
+        context: number of words that determine the next one; 2 draws trigrams.
+        seed: random seed.
     """
     known = list(dict.fromkeys(sentences))
     followers: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -44,20 +44,20 @@ def recombined(sentences: Iterable[str], context: int, seed: int) -> Iterator[st
 
 
 def write(source: Path, target: Path, *, count: int, context: int = 2, seed: int = 1) -> None:
-    """Make new sentences out of the n-grams of a text.
+    """Write new sentences drawn from the n-grams of a text.
 
     Args:
-        source: the text.
-        target: where the new sentences go, one a line.
+        source: text, one sentence a line.
+        target: file of the new sentences.
         count: number of new sentences.
-        context: words that the next one is drawn after.
-        seed: of the draws.
+        context: number of words that determine the next one.
+        seed: random seed.
 
     Raises:
-        ConfigurationError: where the text has too few n-grams.
+        ConfigurationError: for a text with too few n-grams.
     """
     lines = source.read_text(encoding="utf-8").splitlines()
     new = list(islice(recombined(lines, context, seed), count))
     if len(new) < count:
-        refuse(f"{source}: only {len(new)} sentences can be made of it, {count} are wanted; want fewer")
+        refuse(f"{source}: gives only {len(new)} new sentences; lower --count {count}")
     target.write_text("".join(f"{sentence}\n" for sentence in new), encoding="utf-8")

@@ -69,9 +69,9 @@ def reuse_table(
 
 def replaced(lines: Sequence[str]) -> list[str]:
     """Return the lines, one word of each replaced by one of another line."""
-    choose, found = random.Random(1), []
+    choose, lines_replaced = random.Random(1), []
     for line in lines:
         words = line.split()
         words[choose.randrange(len(words))] = choose.choice(choose.choice(lines).split())
-        found.append(" ".join(words))
-    return found
+        lines_replaced.append(" ".join(words))
+    return lines_replaced

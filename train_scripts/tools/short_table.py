@@ -1,10 +1,10 @@
-"""The table of spec-dec-compare in few columns, at most 100 characters wide."""
+"""Shorten the table of spec-dec-compare to few columns, at most 100 characters wide."""
 
 from pathlib import Path
 
 import tabulate
 
-# Column there -> title here.
+# Column of the table -> title in the short one.
 COLUMNS = {
     "decoder": "decoder",
     "BLEU": "BLEU",

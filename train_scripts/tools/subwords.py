@@ -1,4 +1,4 @@
-"""Subwords: sentencepiece models, and the byte-level BPE of GPT-2 and BART."""
+"""Learn and apply subwords: sentencepiece models, and the byte-level BPE of GPT-2 and BART."""
 
 import os
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ SMALL = 5000  # subwords; with fewer, every character of the text is one of them
 
 
 def learn(model: Path, files: Sequence[Path], *, kind: Literal["bpe", "unigram"], size: int) -> None:
-    """Learn one sentencepiece model of all files. Text is kept as it is: case, no normalisation.
+    """Learn a joint sentencepiece model of all files, without normalisation or lower-casing.
 
     Args:
-        model: where it goes.
+        model: file of the model.
         files: raw text.
-        kind: of subwords.
-        size: number of subwords at most; a small corpus has fewer.
+        kind: kind of subwords.
+        size: maximum number of subwords; a small corpus has fewer.
     """
     import sentencepiece
 
@@ -37,11 +37,11 @@ def learn(model: Path, files: Sequence[Path], *, kind: Literal["bpe", "unigram"]
 
 
 def apply(model: Path, files: Sequence[Path]) -> None:
-    """Cut texts into the subwords of a sentencepiece model.
+    """Split texts into subwords with a sentencepiece model, separated by spaces.
 
     Args:
-        model: the model.
-        files: text, and where its subwords go, with blanks between: IN OUT [IN OUT ...].
+        model: file of the sentencepiece model.
+        files: pairs of text and output: IN OUT [IN OUT ...].
     """
     import sentencepiece
 
@@ -51,11 +51,11 @@ def apply(model: Path, files: Sequence[Path]) -> None:
 
 
 def apply_gpt2(folder: Path, files: Sequence[Path]) -> None:
-    """Cut texts into the byte-level subwords of GPT-2, which fairseq writes as numbers.
+    """Split texts into GPT-2's byte-level subwords, which fairseq writes as numbers.
 
     Args:
-        folder: holds encoder.json and vocab.bpe.
-        files: text, and where its subwords go: IN OUT [IN OUT ...].
+        folder: folder of encoder.json and vocab.bpe.
+        files: pairs of text and output: IN OUT [IN OUT ...].
     """
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 

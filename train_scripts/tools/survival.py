@@ -1,4 +1,4 @@
-"""Measure on a validation set how many drafted tokens survive, and keep the counts in the drafter's checkpoint."""
+"""Count accepted drafted tokens on a validation set, and store the counts in the drafter's checkpoint."""
 
 from pathlib import Path
 
@@ -11,20 +11,20 @@ from fairseq_plugins.decoding.drafters.trained import store_survival
 
 
 def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid", batch_size: int = 32) -> str:
-    """Write the counts into the drafter's checkpoint; training does the same whenever it validates on a CPU.
+    """Store acceptance counts in the drafter's checkpoint, as each validation on a CPU does in training.
 
     Args:
         data: binarised data.
         verifier: checkpoint of the verifier.
-        drafter: checkpoint of the drafter, which is rewritten with the counts that --decoder gad begins with.
+        drafter: checkpoint of the drafter, rewritten with the counts that initialise the policy of --decoder gad.
         subset: name of the validation set.
-        batch_size: sentences of a batch.
+        batch_size: sentences in a batch.
 
     Returns:
-        a line with the emitted tokens per iteration of whole drafts.
+        a line with the tokens per iteration, all drafted tokens verified.
 
     Raises:
-        ConfigurationError: when a checkpoint cannot be read, or the models do not fit each other.
+        ConfigurationError: for a checkpoint that cannot be read, and models that do not fit each other.
     """
     line = [str(data), "--path", str(verifier), "--drafter-path", str(drafter), "--decoder", "gad"]
     options = as_config(parse_arguments(generation_parser("measure-survival"), [*line, "--cpu", "--beam", "1"]))

@@ -1,4 +1,4 @@
-"""Raw text: one sentence a line, line n of one side belongs to line n of the other."""
+"""Prepare raw text: one sentence a line, line n of the source belongs to line n of the target."""
 
 import gzip
 import lzma
@@ -16,7 +16,7 @@ TED_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.t
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise the plugin's one-line error, which is imported only now: it takes seconds.
+    """Raise the plugin's one-line error, whose import takes seconds and is needed for errors only.
 
     Raises:
         ConfigurationError: always.
@@ -27,12 +27,12 @@ def refuse(message: str) -> NoReturn:
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file (.gz, .xz: compressed), with every kind of white space as one blank.
+    """Return the lines of a UTF-8 file (.gz, .xz: compressed), with runs of white space as one space.
 
-    Only a line feed ends a line: what else looks like a line end, such as U+2028, would break pairs.
+    Only a line feed ends a line: other line separators, such as U+2028, would misalign source and target.
 
     Raises:
-        ConfigurationError: where it is not UTF-8.
+        ConfigurationError: for text that is not UTF-8.
     """
     try:
         with OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", newline="\n") as lines:
@@ -43,16 +43,16 @@ def read_lines(file: Path) -> Iterator[str]:
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
-    """Write lines as UTF-8, each with a line feed."""
+    """Write lines as UTF-8, each ended by a line feed."""
     with open(file, "w", encoding="utf-8", newline="\n") as out:
         out.writelines(line + "\n" for line in lines)
 
 
 def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """IN OUT IN OUT ... as pairs.
+    """Return the pairs of IN OUT [IN OUT ...].
 
     Raises:
-        ConfigurationError: when an OUT is missing.
+        ConfigurationError: for a missing OUT.
     """
     if len(files) % 2:
         refuse(f"{files[-1]}: has no file to write to after it; give IN OUT [IN OUT ...]")
@@ -60,10 +60,10 @@ def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
 
 
 def clean_lines(files: Sequence[Path]) -> None:
-    """Copy text with every kind of white space as one blank.
+    """Copy text with runs of white space as one space.
 
     Args:
-        files: text (.gz, .xz: compressed), and where it goes: IN OUT [IN OUT ...].
+        files: pairs of text (.gz, .xz: compressed) and output: IN OUT [IN OUT ...].
     """
     for source, target in file_pairs(files):
         write_lines(target, read_lines(source))
@@ -73,11 +73,11 @@ def example_text(out: Path, *, train: int = 24000, valid: int = 500, test: int =
     """Write the first sentences of the English-German text in `examples`.
 
     Args:
-        out: folder for {train,valid,test}.{en,de}; it is made where it is missing.
-        train, valid, test: number of pairs of each set.
+        out: folder for {train,valid,test}.{en,de}.
+        train, valid, test: number of pairs in each set.
 
     Raises:
-        ConfigurationError: where a set has fewer pairs.
+        ConfigurationError: if `examples` has fewer pairs.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name, size in (("train", train), ("valid", valid), ("test", test)):
@@ -89,20 +89,20 @@ def example_text(out: Path, *, train: int = 24000, valid: int = 500, test: int =
 
 
 def clean_pairs(prefix: str, out: str, *, languages: tuple[str, str], max_length: int = 0, max_ratio: float = 0) -> str:
-    """Copy the pairs of two files that a model can learn from; those with an empty side are always left out.
+    """Copy the pairs of two files within limits of length; drop pairs with an empty side.
 
     Args:
-        prefix: of the files, which hold tokens with blanks between.
-        out: prefix of what is kept.
+        prefix: prefix of the files, whose tokens are separated by spaces.
+        out: prefix of the output.
         languages: suffixes of the files.
-        max_length: most tokens of either side; 0 for any number.
-        max_ratio: most tokens of one side for each of the other; 0 for any number.
+        max_length: maximum tokens of either side; 0 for no limit.
+        max_ratio: maximum ratio of the longer side to the shorter; 0 for no limit.
 
     Returns:
-        a line with the number of pairs that were kept.
+        a line with the number of pairs kept.
 
     Raises:
-        ConfigurationError: when the files have different numbers of lines.
+        ConfigurationError: for files with different numbers of lines.
     """
     kept = total = 0
     sources, targets, *outs = (Path(f"{side}.{language}") for side in (prefix, out) for language in languages)
@@ -123,19 +123,19 @@ def clean_pairs(prefix: str, out: str, *, languages: tuple[str, str], max_length
 
 
 def hold_out(prefix: Path, valid: Path, train: Path, *, languages: tuple[str, str], one_in: int) -> None:
-    """Divide a text: one source sentence in `one_in`, with all its targets, is for validation, the rest for training.
+    """Split a text: hold out one source sentence in `one_in`, with all its targets, for validation.
 
-    Which ones depends on their text alone, so that a sentence that occurs twice is on one side.
+    The choice depends on the sentence's text only, so that repeated sentences stay together.
 
     Args:
-        prefix: of the two files.
-        valid: prefix of what is held out.
-        train: prefix of the rest.
+        prefix: prefix of the two files.
+        valid: prefix of the validation set.
+        train: prefix of the training set.
         languages: suffixes of source and target.
-        one_in: number of sentences, about, of which one is held out.
+        one_in: hold out about one sentence in this many.
 
     Raises:
-        ConfigurationError: when one of both would be empty.
+        ConfigurationError: if one of the sets would be empty.
     """
     sides = {side: list(read_lines(Path(f"{prefix}.{side}"))) for side in languages}
     held = [zlib.crc32(line.encode()) % one_in == 0 for line in sides[languages[0]]]
@@ -148,10 +148,10 @@ def hold_out(prefix: Path, valid: Path, train: Path, *, languages: tuple[str, st
 
 
 def ted_talks(folder: Path, out: Path) -> None:
-    """Write the sets that fairseq makes of IWSLT 2014, in lower case; every 23rd training line is for validation.
+    """Write the sets of fairseq's IWSLT 2014 recipe, in lower case; each 23rd training line is for validation.
 
     Args:
-        folder: the unpacked archive.
+        folder: folder of the unpacked archive.
         out: folder for {train,valid,test}.{de,en}.
     """
     for language in ("de", "en"):

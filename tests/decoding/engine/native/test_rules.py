@@ -1,4 +1,4 @@
-"""Rules that are there twice, in Python and in C++: what may be in an output, its best token, and what is accepted."""
+"""Compare rules that exist in Python and in C++: allowed tokens, the best token, and acceptance."""
 
 import math
 from collections.abc import Callable
@@ -36,12 +36,12 @@ VOCABULARY, PAD, EOS = 12, 1, 2
 SOURCES = [4, 0, 6]
 WIDTH = max(SOURCES) + 1
 
-# Numbers of some symbols; the others are words.
+# Value of each symbol; NaN for words.
 NUMBERS = torch.tensor([math.nan] * 5 + [0.0, 1.0, 2.0, 3.0, 4.0, 8.0, math.nan])
 
 
 def make_rule(name: str, beta: int, tau: float, epsilon: float) -> tuple[Rule, Any]:
-    """A rule of acceptance in Python, and the same of the kernels."""
+    """Return an acceptance rule in Python, and that of the kernels."""
     module = kernels()
     if name == "top beta":
         return TopBeta(beta, tau), module.accept_top_beta(beta, tau)
@@ -53,8 +53,8 @@ def make_rule(name: str, beta: int, tau: float, epsilon: float) -> tuple[Rule, A
 def run_replayed(
     model: nn.Module, task: Any, sample: dict[str, Any], drafts: Tensor, acceptance: Any, **search: Any
 ) -> tuple[list, list[list[int]]]:
-    """Decode on the kernels with drafts [B, T] of what to say at every position; outputs and emitted tokens."""
-    # It is what it drafts that is replaced; it drafts as many tokens as the longest source has.
+    """Decode on the kernels with given drafts [B, T], by output position; return outputs and emitted tokens."""
+    # The wrapped drafter only sets the width of drafts, the length of the longest source; its tokens are replaced.
     drafter = kernels().ReplayedDrafter(kernels().CopyDrafter(kernels().Lookup.UNIQUE, 20), 1.0)
     drafter.replay(drafts)
 
@@ -73,7 +73,7 @@ def run_replayed(
 
 
 def with_fixed_scores(model: Any, values: Tensor) -> Any:
-    """The model, with the same scores [V] after everything."""
+    """Return the model, changed to give these scores [V] at every position."""
     output = model.decoder.output_projection
     output.weight = nn.Parameter(torch.zeros_like(output.weight))
     output.bias = nn.Parameter(values)
@@ -103,7 +103,7 @@ def test_acceptance(
     prefix: list[int] | None,
     seed: int,
 ) -> None:
-    """Whatever is drafted; of fixed scores many are equal, and some tokens have none."""
+    """Drafts are random. Fixed scores have many ties, and forbid some tokens."""
     generator = torch.Generator().manual_seed(seed)
     task = make_task(VOCABULARY)
     model = make_transformer(task, seed)
@@ -139,7 +139,7 @@ def test_acceptance(
     ],
 )
 def test_relaxed_rules_accept_more(rule: Callable[[], Any], more: float) -> None:
-    """Equal outputs say little where nothing is accepted."""
+    """Guard `test_acceptance`, which would pass trivially if relaxed rules accepted nothing more."""
     task = make_task(VOCABULARY)
     model = make_transformer(task, 3, ending=False)
     sample = make_sample(task, SOURCES)
@@ -153,7 +153,7 @@ def test_relaxed_rules_accept_more(rule: Callable[[], Any], more: float) -> None
 
 
 def test_distances_of_unknown_symbols() -> None:
-    """Of a list that is too short, the others are no numbers."""
+    """Symbols beyond the end of the list of values are words."""
     task = make_task(VOCABULARY)
     model = make_transformer(task, 3)
     sample = make_sample(task, SOURCES)
@@ -175,7 +175,7 @@ def test_distances_of_unknown_symbols() -> None:
 def test_the_best_token_and_its_probability(
     size: int, equal: bool, forbidden: bool, search: dict[str, Any], prefix: list[int] | None, seed: int
 ) -> None:
-    """Of vocabularies of any size; of equal scores that of the first token."""
+    """Vocabularies have any size; of equal scores the first token is the best."""
     generator = torch.Generator().manual_seed(seed)
     task = make_task(size)
     search = {name: value for name, value in search.items() if name != "bos_token"}
