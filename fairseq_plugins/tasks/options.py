@@ -1,4 +1,4 @@
-"""The options of the tasks: those of decoding, which stand beside any task's, and those of training drafters."""
+"""Options of the tasks: those of decoding, which any task may have, and those of training drafters."""
 
 from dataclasses import dataclass, field
 from typing import Optional
@@ -23,48 +23,47 @@ class _DecodingOptions(FairseqDataclass):
     block_size: Optional[int] = field(
         default=None,
         metadata={
-            "help": "tokens per draft, k. In training: masks per block (default: 25, GAD Table 2); in decoding: at "
-            "most what the drafter was trained with, which is the default; reuse: tokens copied at most (default: 32); "
-            "gs-jacobi, hybrid-jacobi: tokens solved together, b (default: 5)"
+            "help": "most tokens in a draft, k. Training: masks in a block (default: 25, GAD Table 2). Decoding with a "
+            "trained drafter: k of its training at most (default: that). reuse: tokens copied at most (default: 32). "
+            "gs-jacobi, hybrid-jacobi: tokens decoded in parallel, b (default: 5)"
         },
     )
     active_sentences: int = field(
         default=0,
         metadata={
-            "help": "decode this many sentences of a batch at a time; others replace finished ones, so that the batch "
-            "does not drain; give a --batch-size several times as large (default: 0, the whole batch). All decoders "
-            "but beam; the same output. The compiled kernels replace sentences by themselves and ignore it"
+            "help": "decode this many sentences of a batch at a time, and replace finished ones by waiting ones "
+            "(continuous batching); useful with a --batch-size several times as large (default: 0, the whole batch). "
+            "The compiled kernels always do this, and ignore the number"
         },
     )
     no_compiled_steps: bool = field(
         default=False,
-        metadata={"help": "CPU: run on PyTorch's operations instead of the compiled kernels, which are faster"},
+        metadata={"help": "CPU: decode with PyTorch instead of the compiled kernels, which are faster"},
     )
     int8: bool = field(
         default=False,
         metadata={
-            "help": "CPU: decode with the weights of linear layers rounded to int8, in verifier and drafter alike. "
-            "Lossy: the output may differ from that in fp32; with and without drafts it is the same one. The fp32 "
-            "weights stay in memory. All decoders but beam"
+            "help": "CPU: round the weights of linear layers to int8, in verifier and drafter. The output may differ "
+            "from fp32's, but not between greedy and lossless drafting decoders. The fp32 weights stay in memory"
         },
     )
     packed_weights: bool = field(
         default=False,
         metadata={
-            "help": "CPU: hold the weights of all large layers a second time, in the order in which the compiled "
-            "kernels read them fastest. Where float16 holds them exactly (models saved in half precision) that is done "
-            "without this, for half as much memory again, and of small layers always"
+            "help": "CPU: keep a second copy of all large weights, in the layout that the compiled kernels read "
+            "fastest. Small weights, and large ones that float16 holds exactly (models saved in half precision), "
+            "always have that copy"
         },
     )
     no_packed_weights: bool = field(
         default=False,
-        metadata={"help": "CPU: read the weights of large layers where fairseq has them: slower, with least memory"},
+        metadata={"help": "CPU: keep no second copy of large weights, which saves memory and is slower"},
     )
     no_cuda_graphs: bool = field(
         default=False,
         metadata={
-            "help": "GPU: launch every operation of a step by itself instead of one CUDA graph of all, to compare or "
-            "where capturing fails; without effect on a CPU"
+            "help": "GPU: launch the operations of a step one by one instead of as a CUDA graph, for comparison or if "
+            "capturing fails"
         },
     )
     verbose: bool = field(
@@ -72,21 +71,18 @@ class _DecodingOptions(FairseqDataclass):
     )
     stats_file: Optional[str] = field(
         default=None,
-        metadata={"help": "write iterations, accepted tokens and time of every sentence there, as JSON lines"},
+        metadata={"help": "write iterations, emitted tokens and time of each sentence to this file, as JSON lines"},
     )
     trace_file: Optional[str] = field(
         default=None,
-        metadata={
-            "help": "write every draft and what the verifier made of it there, as JSON lines; look at it with "
-            "spec-dec-trace"
-        },
+        metadata={"help": "write each draft and its verification to this file, as JSON lines for spec-dec-trace"},
     )
     tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")
     profile: bool = II("common.profile")
     bf16: bool = II("common.bf16")
 
 
-# The options of the decoding methods stand with the methods.
+# Methods declare their own options (decoding/methods).
 DecodingOptions = methods.with_method_options(_DecodingOptions)
 
 
@@ -97,30 +93,34 @@ class DrafterTrainingOptions(FairseqDataclass):
     verifier_path: Optional[str] = field(
         default=None,
         metadata={
-            "help": "drafter training: the verifier, for --share-encoder and for mean_accepted_tokens in validation "
-            "(use it with --best-checkpoint-metric mean_accepted_tokens --maximize-best-checkpoint-metric)"
+            "help": "drafter training: checkpoint of the verifier, for --share-encoder and to measure "
+            "mean_accepted_tokens in validation (add --best-checkpoint-metric mean_accepted_tokens "
+            "--maximize-best-checkpoint-metric)"
         },
     )
     blocks_per_sentence: int = field(
         default=1,
-        metadata={"help": "drafter training: blocks per sentence and pass, more than 1 with prefix-causal attention"},
+        metadata={
+            "help": "drafter training: blocks drawn from each sentence in a pass; more than 1 needs prefix-causal "
+            "attention"
+        },
     )
     glancing_start: float = field(
         default=0.5,
         metadata={
-            "help": "share of wrong predictions revealed at the first update (Qian et al. 2021); 0 with "
-            "--glancing-end 0: no glancing"
+            "help": "glancing: share of wrong predictions revealed at the first update (Qian et al. 2021); 0 here and "
+            "in --glancing-end turns glancing off"
         },
     )
-    glancing_end: float = field(default=0.3, metadata={"help": "the same at the last update"})
+    glancing_end: float = field(default=0.3, metadata={"help": "glancing: share revealed at the last update"})
     glancing_updates: Optional[int] = field(
-        default=None, metadata={"help": "updates over which the share falls (default: --max-update)"}
+        default=None, metadata={"help": "glancing: updates over which the share falls (default: --max-update)"}
     )
     cpu_bf16: bool = field(
         default=False,
         metadata={
             "help": "training on a CPU: multiply matrices in bfloat16 (autocast; weights, loss and optimiser stay in "
-            "fp32), faster where the processor has AVX-512 BF16 or AMX; on a GPU use fairseq's --bf16"
+            "fp32), which is faster on processors with AVX-512 BF16 or AMX; on a GPU use fairseq's --bf16"
         },
     )
     max_update: int = II("optimization.max_update")
@@ -128,20 +128,20 @@ class DrafterTrainingOptions(FairseqDataclass):
 
 @dataclass
 class FirstTokenOptions(FairseqDataclass):
-    """Options of multilingual models, which read and write a language first."""
+    """Options of multilingual models, whose sources and outputs begin with a language token."""
 
     source_first_token: Optional[str] = field(
         default=None,
         metadata={
-            "help": "raw text (fairseq-interactive): put this token before every source, such as the language that "
-            "M2M-100 and NLLB read first. Binarised sources hold it"
+            "help": "fairseq-interactive: put this token before each source, such as the language token of M2M-100 and "
+            "NLLB. Binarised sources have it already"
         },
     )
     forced_first_token: Optional[str] = field(
         default=None,
         metadata={
-            "help": "begin every output with this token, such as the language to translate into, and leave it out of "
-            "the text"
+            "help": "begin each output with this token, such as that of the language to translate into, and leave it "
+            "out of the text"
         },
     )
 

@@ -29,13 +29,13 @@ class TrainedDrafterOptions(MethodOptions):
     block_size: Optional[int] = option(None)
     draft_vocabulary: Optional[float] = option(
         None,
-        "draft only the most frequent tokens that make up this share of what the drafter was trained on, 1 for all "
-        f"(default: {DEFAULT_SHARE}); fewer make a draft cheaper; lossless output is the same",
+        "limit drafts to the most frequent tokens, which make up this share of the drafter's training targets; fewer "
+        f"tokens make drafts cheaper, 1 allows all (default: {DEFAULT_SHARE})",
     )
     fp32_drafts: bool = option(
         False,
-        "on a CPU: draft in fp32. Without it, processors with AVX2 or AVX-512 draft with int8 weights where that is "
-        "faster. Drafts are verified in fp32: lossless output stays the same, that of gad++ may differ a little",
+        "CPU: draft in fp32. Without it, processors with AVX2 or AVX-512 draft with int8 weights where that is faster. "
+        "Drafts are verified in fp32, so only the output of gad++ may differ",
         ignored_by_other_methods=True,
     )
 
@@ -183,7 +183,7 @@ class FallbackOptions(TrainedDrafterOptions):
     """Options of methods that copy, and of their fallback drafter."""
 
     iad_fallback: ChoiceEnum(["none", "gad"]) = option(  # type: ignore[valid-type]
-        "none", "drafter for sentences without anything to copy; gad = the model of --drafter-path"
+        "none", "drafter for iterations with nothing to copy; gad is the model of --drafter-path"
     )
 
 

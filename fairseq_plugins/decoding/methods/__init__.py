@@ -41,7 +41,7 @@ def decoder_help() -> str:
 def with_method_options(config: type) -> type:
     """Return the dataclass of a fairseq task's options, extended by those of all methods."""
     declared = {declared.name for declared in fields(config)}
-    added = [(name, found[0].type, _field(found)) for name, found in _options().items() if name not in declared]
+    added = [(name, options[0].type, _field(options)) for name, options in _options().items() if name not in declared]
     return make_dataclass(
         config.__name__.removeprefix("_"), added, bases=(config,), namespace={"__module__": config.__module__}
     )
@@ -49,12 +49,12 @@ def with_method_options(config: type) -> type:
 
 def _options() -> dict[str, list[Field[Any]]]:
     """Return the declarations of every option with a help text, one for each method that has it."""
-    found: dict[str, list[Field[Any]]] = {}
+    declarations: dict[str, list[Field[Any]]] = {}
     for spec in METHODS:
-        for own in fields(spec.options):
-            if "help" in own.metadata:
-                found.setdefault(own.name, []).append(own)
-    return found
+        for option_field in fields(spec.options):
+            if "help" in option_field.metadata:
+                declarations.setdefault(option_field.name, []).append(option_field)
+    return declarations
 
 
 def _users(name: str, help: str | None = None) -> list[str]:
@@ -62,13 +62,13 @@ def _users(name: str, help: str | None = None) -> list[str]:
     return [
         spec.name
         for spec in METHODS
-        for own in fields(spec.options)
-        if own.name == name and help in (None, own.metadata.get("help"))
+        for option_field in fields(spec.options)
+        if option_field.name == name and help in (None, option_field.metadata.get("help"))
     ]
 
 
 def _field(declarations: list[Field[Any]]) -> Any:
-    texts = dict.fromkeys(own.metadata["help"] for own in declarations)
+    texts = dict.fromkeys(declared.metadata["help"] for declared in declarations)
     help = "; ".join(f"{', '.join(_users(declarations[0].name, text))}: {text}" for text in texts)
     return field(default=declarations[0].default, metadata={"help": help})
 
@@ -81,8 +81,8 @@ def check_options(cfg: Any) -> None:
         value, default = getattr(cfg, name), declarations[0].default
         is_ignored = all(declared.metadata["ignored_by_other_methods"] for declared in declarations)
         if name not in own and not is_ignored and plain(value) != default:
-            given = flag(name) if value is True else f"{flag(name)} {value}"
-            raise ConfigurationError(f"{given}: is for --decoder {', '.join(_users(name))}, not {spec.name}")
+            option_text = flag(name) if value is True else f"{flag(name)} {value}"
+            raise ConfigurationError(f"{option_text}: is for --decoder {', '.join(_users(name))}, not {spec.name}")
     options = spec.read(cfg)
     spec.check(options)
     if cfg.drafter_path is not None and not spec.needs_drafter(options.resolved):

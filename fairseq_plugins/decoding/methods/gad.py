@@ -28,9 +28,8 @@ class ExactOptions(TrainedDrafterOptions):
 
     fixed_width: bool = option(
         False,
-        "draft in every iteration and verify all drafted tokens, as in the papers; without it, on a CPU, a policy "
-        "drafts only where that saves time and verifies only tokens likely enough to be accepted (the output is the "
-        "same)",
+        "draft in every iteration and verify all drafted tokens, as in the papers. Without it, on a CPU, a policy "
+        "drafts only where that saves time, and verifies only tokens that are likely enough to be accepted",
     )
 
 
@@ -42,7 +41,7 @@ class RelaxedOptions(TrainedDrafterOptions):
     tau: float = option(0.0, "accept drafted tokens whose log-probability is at most TAU below the best (GAD eq. 9)")
     accept_score: ChoiceEnum(["verifier", "drafter"]) = option(  # type: ignore[valid-type]
         "verifier",
-        "whose log-probability of the drafted token counts; drafter is the literal reading of SpecDec eq. 6-7",
+        "model that scores the drafted token for --tau and --top-beta; drafter as in SpecDec eq. 6-7, read literally",
         ignored_by_other_methods=True,
     )
     preset: ChoiceEnum(["none", *PRESETS]) = option(  # type: ignore[valid-type]

@@ -164,12 +164,12 @@ class JacobiOptions(MethodOptions):
     """Options of `jacobi`."""
 
     jacobi_init: ChoiceEnum(["pad", "source", "unk"]) = option(  # type: ignore[valid-type]
-        "pad", "the first guess for every token"
+        "pad", "first guess of each token: padding, the source token at the same position, or the unknown word"
     )
     jacobi_pool: bool = option(
         False,
-        "draft the verifier's last prediction after the same token, right or not, as lookahead decoding does; most "
-        "useful with --decoder jacobi, whose window is wide",
+        "draft what the verifier last predicted after the same token, even in rejected positions, as in lookahead "
+        "decoding; most useful with --decoder jacobi, whose window is wide",
     )
 
 
@@ -185,7 +185,9 @@ class HybridJacobiOptions(BlockJacobiOptions):
     """Options of `hybrid-jacobi`: parallel up to h."""
 
     jacobi_length: int = option(
-        DEFAULT_LENGTH, "solve in parallel up to this many tokens, h, then one by one", ignored_by_other_methods=True
+        DEFAULT_LENGTH,
+        "h: decode the first h tokens in parallel, and all later ones one by one",
+        ignored_by_other_methods=True,
     )
 
 
