@@ -58,7 +58,7 @@ def sample_blocks(
     """Draw prefixes and mask the `block_size` tokens after each (GAD section 3.1).
 
     A prefix has 0 to m tokens of a sentence of m tokens and EOS, so that a block always has at least one target.
-    Masks after EOS stay in the input without target, since a drafter cannot know where the sentence ends.
+    Masks after EOS are inputs without targets, since a drafter cannot know where the sentence ends.
 
     Args:
         target: [B, M], sentences with EOS, padded on the right.
@@ -105,7 +105,7 @@ def sample_blocks(
             [column[:, None] >= column, column.new_zeros(width, block_of.numel(), dtype=torch.bool)], dim=1
         ).expand(batch, -1, -1)
     else:
-        # Tokens after the prefix are invisible; they attend to themselves, so that no row is empty.
+        # No other row sees tokens after the prefix. These see themselves, since softmax over no token is NaN.
         known = column <= prefix  # [B, M], one block
         diagonal = torch.eye(width, dtype=torch.bool, device=device)
         prefix_sees = torch.cat(

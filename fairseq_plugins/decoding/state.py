@@ -185,7 +185,7 @@ class Accepted:
 
     tokens: Tensor  # [B, T], the output path; its first `counts[:, 0]` tokens are emitted
     counts: Tensor  # [B, 3] of each sentence: emitted tokens, accepted tokens, and 1 if its output has ended
-    log_probs: Tensor | None = None  # [B, T], of the tokens; None if they have to be looked up
+    log_probs: Tensor | None = None  # [B, T], of the tokens; None if they are still to be gathered
 
 
 @dataclass

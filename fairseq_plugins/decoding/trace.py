@@ -84,8 +84,8 @@ def read_trace(path: str) -> Trace:
     return trace
 
 
-def stream_trace(path: str, wanted: Callable[[int], bool] | None = None) -> tuple[Trace, Iterator[TracedSentence]]:
-    """Read the header of a trace, and lazily the sentences whose number in the file (from 0) is wanted; None for all.
+def stream_trace(path: str, includes: Callable[[int], bool] | None = None) -> tuple[Trace, Iterator[TracedSentence]]:
+    """Read the header of a trace, and lazily the sentences whose index in the file `includes` accepts; None for all.
 
     Raises ConfigurationError as `read_trace` does, also during iteration.
     """
@@ -94,7 +94,7 @@ def stream_trace(path: str, wanted: Callable[[int], bool] | None = None) -> tupl
 
     def sentences() -> Iterator[TracedSentence]:
         for number, line in lines:
-            if wanted is not None and not wanted(number - 2):
+            if includes is not None and not includes(number - 2):
                 continue
             try:
                 yield _sentence(json.loads(line), trace)

@@ -22,9 +22,9 @@ def task_beside_decoder(arguments: Sequence[str]) -> str | None:
     program = Path(arguments[0] if arguments else "").name
     parser.add_argument("--task", nargs="?", default="translation" if program.startswith("fairseq-") else None)
     parser.add_argument("--decoder", nargs="?", const="")
-    given, _ = parser.parse_known_args(arguments[1:])
-    decodes = given.decoder is not None or program.startswith("spec-dec-")
-    return given.task if decodes and given.task in TASK_REGISTRY else None
+    known, _ = parser.parse_known_args(arguments[1:])
+    decodes = known.decoder is not None or program.startswith("spec-dec-")
+    return known.task if decodes and known.task in TASK_REGISTRY else None
 
 
 def add_decoder(name: str) -> None:

@@ -71,13 +71,13 @@ class MaskedDecoder:
         block = partial(_draft_of_block, make, width)
         inputs = {} if ends is None else {"ends": ends[:, None]}
         if isinstance(self.cached, GraphedDecoder):
-            _, *found = self.cached.step_and(block, width, tokens, layout, inputs, self.inputs, added)
+            _, *outputs = self.cached.step_and(block, width, tokens, layout, inputs, self.inputs, added)
         else:
             joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
             inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
             hidden = self.cached.step(joined, layout, mask_inputs=self.inputs, added=added)
-            found = list(block(hidden, None, inputs))
-        drafted, survival, log_probs = found
+            outputs = list(block(hidden, None, inputs))
+        drafted, survival, log_probs = outputs
         assert drafted is not None
         return Draft(drafted, survival=survival, log_probs=log_probs)
 

@@ -1,4 +1,4 @@
-"""What the masks of a drafter are fed: not a word's embedding, but something of every position and source."""
+"""Mask embeddings: the input of a drafter's masks, which may depend on position and source."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,11 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
-# Positions are computed so many at a time.
-_TOGETHER = 32
+_CHUNK = 32  # positions are computed in multiples of this
 
 
 class MaskInputs:
-    """Computed for many positions at once, and kept as long as the batch: the source does not change.
+    """Cache of a batch's mask embeddings: they depend on positions and sources only, not on the output.
 
     Args:
         decoder: the drafter's.
@@ -31,7 +30,7 @@ class MaskInputs:
         self.computed = None
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
-        """More sentences come in after those present; their padded length may be another one."""
+        """Append sentences, whose padded length may differ."""
         present = self.encoder_out
         self.start(encoder_out)
         padding = {"encoder_embedding": 0, "encoder_padding_mask": True}
@@ -40,17 +39,17 @@ class MaskInputs:
         }
 
     def select_rows(self, rows: Tensor) -> None:
-        """Go on with these sentences only; rows [B'] are indices into the current batch."""
+        """Keep only these rows [B'], indices into the current batch."""
         self.encoder_out = {name: value.index_select(0, rows) for name, value in self.encoder_out.items()}
         if self.computed is not None and self.computed.dim() == 3:
             self.computed = self.computed.index_select(0, rows)
 
     def table(self, batch: int, positions: int) -> Tensor:
-        """What masks are fed at positions 0 .. `positions` - 1, and maybe later ones: [B, P, D], or [D] everywhere."""
+        """Return mask embeddings of at least `positions` positions, [B, P, D]; [D] if all positions have the same."""
         if self.computed is None or (self.computed.dim() == 3 and self.computed.size(1) < positions):
-            # The more the longer the sentence is, so that it is not often done anew.
+            # Grow geometrically, so that long outputs recompute seldom.
             before = 0 if self.computed is None else self.computed.size(1)
-            count = max(positions + -positions % _TOGETHER, 2 * before)
+            count = max(positions + -positions % _CHUNK, 2 * before)
             numbers = torch.arange(count, device=self.decoder.mask_vector.device)
             encoder_out = {name: [value] for name, value in self.encoder_out.items()}
             self.computed = self.decoder.mask_vectors(numbers.expand(batch, -1), encoder_out)
@@ -59,7 +58,7 @@ class MaskInputs:
 
 @dataclass
 class FixedInputs:
-    """The same where somebody else says what masks are fed, as the inputs of a CUDA graph lie where they lie."""
+    """Mask embeddings given as a tensor: an input of a CUDA graph, at a fixed address."""
 
     value: Tensor | None = None
 

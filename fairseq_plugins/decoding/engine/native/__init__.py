@@ -28,12 +28,12 @@ def kernels() -> ModuleType:
         module = importlib.import_module(f"{__name__}._kernels")
     except ImportError as error:
         raise NotNative(f"the compiled kernels are not installed ({error}); pip install the package") from error
-    wanted = os.environ.get("SPEC_DEC_ISA")
-    if wanted:
+    requested = os.environ.get("SPEC_DEC_ISA")
+    if requested:
         runnable = module.runnable_instruction_sets()
-        if wanted not in runnable:
+        if requested not in runnable:
             raise ConfigurationError(
-                f"SPEC_DEC_ISA={wanted}: this processor runs {', '.join(runnable)}; name one of these"
+                f"SPEC_DEC_ISA={requested}: this processor runs {', '.join(runnable)}; name one of these"
             )
-        module.use_instruction_set(wanted)
+        module.use_instruction_set(requested)
     return module

@@ -1,4 +1,4 @@
-"""fairseq's modules as the compiled kernels hold them: linear layers, Transformers, drafters' parts."""
+"""Convert fairseq's modules for the compiled kernels: linear layers, Transformers, parts of drafters."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -34,20 +34,20 @@ from fairseq_plugins.models.block_nat import BlockNatDecoder
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 from fairseq_plugins.models.support import unsupported_reason
 
-# A copy of a weight in panels is read faster than the weight itself. Narrow weights are few bytes; wide ones are read
-# where PyTorch has them, so that nothing of a large model is held twice.
+# Weights packed into panels are read faster. Up to this width packed copies cost little memory; a wider model's weights
+# are read where PyTorch has them.
 MAX_PACKED_WIDTH = 511
 # Tiles take inputs in multiples of this, and weights times 1024 in float16 (csrc/isa/amx_tiles.h).
 _TILE_INPUTS, _TILE_SCALE = 32, 1024.0
-# Sentences that a thread decodes together: products of few rows are slow, and the scores of many leave the processor's
-# cache, in which a narrow model's weights are. A wide one's are read from memory anyway.
-_LEAST_TOGETHER, _ROWS_TOGETHER, _ROWS_TOGETHER_IF_WIDE = 8, 24, 128
+# Micro-batch of a thread: products of few rows are slow, and the scores of many rows push a narrow model's weights out
+# of the cache. A wide model's weights are read from memory anyway.
+_MIN_SENTENCES, _ROWS, _ROWS_IF_WIDE = 8, 24, 128
 
 
 class Packing(enum.Enum):
-    """Which large weights are held a second time, in the order in which they are read fastest; small ones always are.
+    """Which large weights have a packed copy; small ones always have one.
 
-    AUTO: those that float16 holds exactly, in float16, for half as much memory again.
+    AUTO: weights that float16 holds exactly, packed in float16, which takes half their memory.
     """
 
     AUTO = "auto"
@@ -56,25 +56,25 @@ class Packing(enum.Enum):
 
 
 def activations() -> dict[Callable[[Tensor], Tensor], Any]:
-    """The activation functions that the kernels know."""
+    """Return the kernels' activation functions by PyTorch's."""
     known = kernels().Activation
     return {F.relu: known.RELU, gelu: known.GELU, F.silu: known.SILU}
 
 
 def rows_together(width: int) -> tuple[int, int]:
-    """Return the least sentences, and the rows, that a thread decodes together in a model this wide."""
-    return _LEAST_TOGETHER, _ROWS_TOGETHER if width <= MAX_PACKED_WIDTH // 2 + 1 else _ROWS_TOGETHER_IF_WIDE
+    """Return the minimum of sentences, and the rows, of a thread's micro-batch for a model of this width."""
+    return _MIN_SENTENCES, _ROWS if width <= MAX_PACKED_WIDTH // 2 + 1 else _ROWS_IF_WIDE
 
 
 @dataclass(frozen=True)
 class NativeWeights:
-    """How the weights of a model are held.
+    """Format of a model's weights in the kernels.
 
     Attributes:
-        packing: which large weights are held a second time.
-        precision: of linear layers.
-        batch_invariant: what a row gives may not depend on how many rows there are, not even in the last bit.
-        many_rows: steps seldom have few rows.
+        packing: which large weights have a packed copy.
+        precision: precision of linear layers.
+        batch_invariant: make the result of a row independent of the number of rows, to the last bit.
+        many_rows: choose formats for steps of many rows.
     """
 
     packing: Packing = Packing.AUTO
@@ -111,8 +111,8 @@ class NativeWeights:
         if precision is Precision.INT8_PRODUCTS:
             return forms.INT8_PANELS
         is_copied = self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight))
-        is_half = self._takes_halves(weight)
-        # A single row takes tiles twice the time where weights are near, which those of large layers are not.
+        is_half = self._is_packed_in_fp16(weight)
+        # If weights are in the cache, as small ones are, tiles take twice the time for a single row.
         if is_half and (self.many_rows or not is_copied) and supports(forms.FP16_AMX_TILES):
             if weight.size(1) % _TILE_INPUTS == 0 and _is_exact_in_half(weight * _TILE_SCALE):
                 return forms.FP16_AMX_TILES
@@ -120,31 +120,32 @@ class NativeWeights:
             return forms.FP16_PANELS
         return forms.PANELS if is_copied else forms.ROWS
 
-    def _takes_halves(self, weight: Tensor) -> bool:
-        """Whether a weight, however large, is copied because float16 holds it."""
-        wanted = self.packing is Packing.AUTO and self.module.supports(self.module.WeightFormat.FP16_PANELS)
-        return wanted and _is_exact_in_half(weight)
+    def _is_packed_in_fp16(self, weight: Tensor) -> bool:
+        """Return whether a weight of any size has a packed copy because float16 holds it exactly."""
+        is_allowed = self.packing is Packing.AUTO and self.module.supports(self.module.WeightFormat.FP16_PANELS)
+        return is_allowed and _is_exact_in_half(weight)
 
     def may_be_copied(self, weight: Tensor) -> bool:
-        """Whether a weight may be held a second time: that was asked for, or it is small."""
+        """Return whether a weight may be copied: it is small, or --packed-weights is given."""
         return self.packing is Packing.ALWAYS or is_small(weight)
 
     def for_drafts(self, width: int, weight: Tensor) -> "NativeWeights":
-        """Return the weights of a drafter: of rounded products where the processor has fast ones.
+        """Return the format of a drafter: INT8_PRODUCTS if the processor is fast at them.
 
-        A wide model is rounded where it is held a second time anyway. Drafts are verified, so they need not be exact.
+        In a wide model only if its weights would have a packed copy anyway. Drafts are verified, so they need not be
+        exact.
 
         Args:
-            width: of the model.
+            width: width of the drafter.
             weight: one of its weights.
         """
         if not self.module.supports(self.module.WeightFormat.INT8_PANELS):
             return self
-        is_copied = width <= MAX_PACKED_WIDTH or self.packing is Packing.ALWAYS or self._takes_halves(weight)
+        is_copied = width <= MAX_PACKED_WIDTH or self.packing is Packing.ALWAYS or self._is_packed_in_fp16(weight)
         return replace(self, precision=Precision.INT8_PRODUCTS) if is_copied else self
 
     def norm(self, values: Norm | None) -> Any:
-        """Return a layer normalisation; None for none."""
+        """Return a layer normalisation; an empty one for None."""
         if values is None:
             return self.module.Norm()
         return self.module.Norm(_array(values.weight), _array(values.bias), values.eps)
@@ -153,7 +154,7 @@ class NativeWeights:
         """Return a Transformer layer.
 
         Raises:
-            NotNative: for an activation that the kernels do not know.
+            NotNative: for an unsupported activation.
         """
         known = activations()
         if weights.activation not in known:
@@ -198,7 +199,7 @@ class NativeWeights:
         )
 
     def encoder(self, encoder: FairseqEncoder) -> Any:
-        """Return a fairseq encoder; None where it is not fairseq's plain Transformer, and PyTorch runs it."""
+        """Return a fairseq encoder; None for one that the kernels do not support, which PyTorch runs."""
         if not is_known_encoder(encoder):
             return None
         if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
@@ -233,7 +234,7 @@ class NativeWeights:
         return self.decoder(decoder, self.linear((weight, bias)))
 
     def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
-        """Return how the tokens of a draft are chosen; the small layers stay in fp32."""
+        """Return the choice of a draft's tokens from its scores (drafters/path.py); small layers stay in fp32."""
         transition, size = decoder.transition, decoder.embed_tokens.num_embeddings
         ids = torch.arange(size) if vocabulary is None else vocabulary
         layers: dict[str, Any] = {}
@@ -254,7 +255,7 @@ class NativeWeights:
         return self.module.Path(_array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names})
 
     def mask_feed(self, decoder: BlockNatDecoder) -> Any:
-        """Return what the masks of a drafter are fed."""
+        """Return the mask embeddings of a drafter (engine/mask_inputs.py)."""
         copy = decoder.copy_attention
         positions = None if copy is None else position_table(decoder, decoder.max_positions())
         own = None if copy is None else self.linear(linear(copy), Precision.FP32)
@@ -279,7 +280,7 @@ def _array(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor 
 
 
 def _is_exact_in_half(weight: Tensor) -> bool:
-    """Whether float16 holds every number of a weight exactly."""
-    # In blocks: of most weights the first one says no, and none takes memory that stays with the process.
+    """Return whether float16 holds every number of a weight exactly."""
+    # In blocks: most weights fail in the first one, and small temporaries are returned to the system.
     blocks = weight.reshape(-1).split(2**16)
     return all(bool((block.half().to(block.dtype) == block).all()) for block in blocks)
