@@ -1,4 +1,4 @@
-"""The kernels' generator refuses parts and batches that do not fit, without a crash, and goes on with the next one."""
+"""The kernels' generator refuses parts and batches that do not fit, and decodes the next batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +21,11 @@ FAR = [-1, -(2**40), 2**40, 2**62]
 
 
 class Call:
-    """A generator and a batch with everything in order, of which a test then breaks one part.
+    """Arguments of a valid generator and batch, of which a test breaks one.
 
     Attributes:
-        parts: what the generator is made of.
-        batch: what `begin` is given.
+        parts: constructor arguments of the generator.
+        batch: arguments of `begin`.
     """
 
     def __init__(self, how: Options, models: list | None = None, drafter: Any = None, beam: int = 1) -> None:
@@ -48,7 +48,7 @@ class Call:
         self.batch = {"source": self.sample["net_input"]["src_tokens"], **symbols, **limits, **nothing}
 
     def encoded(self, **changes: Any) -> "Call":
-        """With sources that PyTorch has encoded, changed like this."""
+        """Return a call with sources encoded by PyTorch and changed by a function."""
         sources = (3, 10, 16)
         arrays = {"encoded": torch.zeros(sources), "embedding": torch.zeros(sources)}
         self.batch |= {**arrays, **changes}
@@ -58,7 +58,7 @@ class Call:
         return kernels().Generator(**self.parts)
 
     def run(self) -> list[list[int]]:
-        """The outputs."""
+        """Return the outputs."""
         made = self.made()
         made.begin(self.batch["source"], **{name: value for name, value in self.batch.items() if name != "source"})
         if self.parts["beam"]:
@@ -77,7 +77,7 @@ def beams() -> Call:
 
 
 def trained(**options: Any) -> Call:
-    """With a drafter of this kind."""
+    """Return a call with a trained drafter of these options."""
     task = make_task(VOCABULARY)
     model = make_transformer(task, 1)
     drafter = make_drafter(task, 2, verifier=model, transition_rank=3, transition_state=5, **options)
@@ -89,7 +89,7 @@ def heads() -> Call:
 
 
 def copies() -> Call:
-    """With drafts that users bring."""
+    """Return a call with drafts given by the user."""
     return Call(Options("reuse", fixed_width=False))
 
 
@@ -97,7 +97,7 @@ def linear(inputs: int, outputs: int) -> Any:
     return NativeWeights().linear((torch.ones(outputs, inputs), None))
 
 
-def test_what_is_in_order_is_not_refused() -> None:
+def test_valid_calls_run() -> None:
     call = greedy()
     expected = fairseq_greedy(call.models, call.task, call.sample, max_len_b=12)
     assert call.run() == [output[0]["tokens"].tolist() for output in expected]
@@ -118,7 +118,7 @@ def test_what_is_in_order_is_not_refused() -> None:
     ("make", "changes", "message"),
     [
         (greedy, {"verifier": None}, "incompatible|a generator needs a decoder"),
-        # An encoder, which has no vocabulary projection.
+        # an encoder in place of a decoder, without vocabulary projection
         (greedy, {"verifier": "encoder"}, "a generator needs a decoder"),
         (beams, {"beam": 15}, "too wide for the vocabulary"),
         (beams, {"beam": 2**40}, "too wide for the vocabulary"),
@@ -140,7 +140,7 @@ def test_generators_of_parts_that_do_not_fit(make: Callable[[], Call], changes: 
 
 
 def test_drafters_for_other_models_are_refused() -> None:
-    """When the first batch begins, or when their costs are profiled."""
+    """Refused when the first batch begins, or when costs are profiled."""
     small = make_task(VOCABULARY - 1)
     other = make_transformer(make_task(VOCABULARY), 1, encoder_embed_dim=24)
     for options in ({}, {"drafter_context": "features"}):
@@ -159,13 +159,13 @@ def test_drafters_for_other_models_are_refused() -> None:
 
 
 def changed(values: torch.Tensor, value: int) -> torch.Tensor:
-    """With another last value."""
+    """Return an array with another last value."""
     values = values.clone()
     values.view(-1)[-1] = value
     return values
 
 
-# What is changed, and what is said of it.
+# (change, error message)
 BATCH_FLAWS: list[tuple[dict[str, Any], str]] = [
     *[({name: token}, "a special symbol is outside") for name in ("pad", "eos", "unk") for token in (30, *FAR)],
     *[({"first_token": token}, "a special symbol is outside") for token in (30, *FAR)],
@@ -232,7 +232,7 @@ def test_no_sentences(make: Callable[[], Call]) -> None:
 
 @pytest.mark.parametrize("make", [greedy, beams])
 def test_a_batch_has_to_begin(make: Callable[[], Call]) -> None:
-    """Also anew, after one that was refused."""
+    """`run` needs a `begin`, also after a refused batch."""
     call = make()
     made = call.made()
     batch = {name: value for name, value in call.batch.items() if name != "source"}
@@ -262,7 +262,7 @@ _calls: dict[str, Call] = {}
     value=st.one_of(st.integers(-3, 40), st.integers(-(2**63), 2**63 - 1)),
 )
 def test_a_batch_is_run_or_refused(make: Callable[[], Call], name: str, value: int) -> None:
-    """Whatever stands in one place: the outputs are whole, or there are none."""
+    """Replace a random value by a random one: the batch gives complete outputs or an error."""
     call = _calls.setdefault(make.__name__, make())
     before = dict(call.batch)
     value = min(value, 300) if name in ("max_len", "min_len") and value < 2**30 else value

@@ -1,4 +1,4 @@
-"""Large weights that float16 holds: in tiles where the processor has them, else in panels; outputs are fairseq's."""
+"""Large weights that float16 holds exactly: packed in AMX tiles or panels; outputs equal fairseq's."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not HAS_HALVES, reason="no float16 on this proce
 
 @pytest.fixture(autouse=True)
 def every_layer_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those are that are copied for no other reason."""
+    """Treat all layers as large, so that float16 is the only reason to pack them."""
     monkeypatch.setattr(native_model, "MAX_PACKED_WIDTH", 0)
 
 
@@ -62,7 +62,7 @@ def test_lossless_decoders(how: Options, chosen_forms: list[Any], sources: list[
     chosen_forms.clear()
     ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=30)
     assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=30))
-    # Drafts are rounded.
+    # The drafter has int8 weights.
     rounded = {FORMS.INT8_PANELS} if HAS_INT8 and how.spec.name == "gad" else set()
     assert set(chosen_forms) == {HELD} | rounded
 

@@ -1,4 +1,4 @@
-"""Every instruction set that this processor has gives what the others give; which one is used can be said."""
+"""All instruction sets of this processor give the same results; SPEC_DEC_ISA chooses one."""
 
 import importlib
 import random
@@ -33,13 +33,13 @@ from tests.support import (
     scores,
 )
 
-# The best first.
+# best first
 SETS = kernels().runnable_instruction_sets()
 
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """The instruction set of this process, after the test."""
+    """Restore the instruction set of this process after the test."""
     before = kernels().instruction_set()
     yield
     kernels().use_instruction_set(before)
@@ -66,7 +66,7 @@ def test_what_a_set_supports(name: str) -> None:
 
 
 def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, Tensor]:
-    """What the layers of an instruction set make of x, in every form that it has."""
+    """Return the layer's outputs for x, by weight format that the instruction set supports."""
     module = kernels()
     module.use_instruction_set(name)
     results = {}
@@ -87,7 +87,7 @@ def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, 
     [(1, 64, 40), (5, 33, 100), (17, 128, 300), (40, 96, 64), (3, 1, 1), (7, 5, 17), (257, 31, 33), (13, 200, 15)],
 )
 def test_layers_of_every_form(name: str, rows: int, inputs: int, outputs: int) -> None:
-    """All but the last bits; int8 products the very same."""
+    """Results agree but for the last bits; int8 products are equal."""
     torch.manual_seed(rows)
     weight, bias, x = torch.randn(outputs, inputs).half().float(), torch.randn(outputs), torch.randn(rows, inputs)
     results, expected = (results_of(isa, weight, bias, x) for isa in (name, SETS[0]))
@@ -107,7 +107,7 @@ def test_layers_of_every_form(name: str, rows: int, inputs: int, outputs: int) -
 
 @pytest.mark.parametrize("name", SETS)
 def test_outputs_of_models_of_any_size(name: str) -> None:
-    """They are fairseq's; and a sentence says to the last bit what it says alone."""
+    """Outputs equal fairseq's, and those of a sentence decoded alone bit for bit."""
     kernels().use_instruction_set(name)
     choose = random.Random(0)
     for seed in range(24):
@@ -127,7 +127,7 @@ def test_outputs_of_models_of_any_size(name: str) -> None:
             alone, _ = decode([model], task, {"net_input": inputs}, Options("greedy"), **search)
             assert ids(alone)[0] == tokens and torch.equal(scores(alone)[0], values)
         if sizes["decoder_embed_dim"] < 8:
-            # Normalised, such states hardly differ: many hypotheses are equally good.
+            # Normalised states of tiny widths hardly differ, so many hypotheses tie.
             continue
         beams, _ = decode([model], task, sample, Options("fast-beam"), beam_size=3, **search)
         assert_same_hypotheses(beams, fairseq_beam([model], task, sample, 3, **search))
@@ -136,7 +136,7 @@ def test_outputs_of_models_of_any_size(name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
 def test_drafts_are_the_same(name: str, options: dict[str, Any]) -> None:
-    """In fp32, and rounded where that is as fast: what is accepted hangs on it."""
+    """Drafts in fp32 and int8; equal iterations show equal drafts."""
     task = make_task(9)
     model = make_transformer(task, 1)
     transition = {"transition_rank": 3, "transition_state": 5, "src_embedding_copy": True}
@@ -163,7 +163,7 @@ def test_unknown_set() -> None:
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """`kernels` as a new process has it."""
+    """Reset `kernels` to its state in a new process."""
     kernels.cache_clear()
     yield
     kernels.cache_clear()
@@ -179,7 +179,7 @@ def test_the_environment_names_a_set(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize("name", ["sse9", "native"])
 def test_the_environment_names_no_set_of_this_processor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such kernels would end the process at their first instruction."""
+    """Kernels of an unsupported set would crash the process at their first instruction."""
     monkeypatch.setenv("SPEC_DEC_ISA", name)
     with pytest.raises(ConfigurationError, match=f"SPEC_DEC_ISA={name}: this processor runs .*portable; name one of"):
         kernels()
@@ -187,7 +187,7 @@ def test_the_environment_names_no_set_of_this_processor(name: str, monkeypatch: 
 
 @pytest.mark.usefixtures("anew")
 def test_a_package_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding runs in PyTorch, and says why."""
+    """Decoding falls back to PyTorch, with a reason."""
     real = importlib.import_module
 
     def without(name: str, *more: Any) -> ModuleType:

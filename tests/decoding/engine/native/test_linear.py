@@ -1,4 +1,4 @@
-"""Linear layers of the kernels in every form of a weight: what PyTorch computes, bit by bit where forms are equal."""
+"""Compare the kernels' linear layers, in every weight format, with PyTorch's; equal formats agree bit by bit."""
 
 from typing import Any
 
@@ -24,17 +24,17 @@ SIZES = {
 
 
 def make(weight: Tensor, bias: Tensor | None, form: Any, scale: Tensor | None = None, **more: bool) -> Any:
-    """A layer of the kernels."""
+    """Return a linear layer of the kernels."""
     return kernels().linear(weight, bias, scale, format=form, **{"batch_invariant": False, **more})
 
 
 def apply(layer: Any, x: Tensor) -> Tensor:
-    """What it makes of x [R, inputs]."""
+    """Return the layer's output for x [R, inputs]."""
     return torch.from_numpy(layer(x)).view(len(x), layer.outputs)
 
 
 def drawn(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A random input, weight and bias."""
+    """Return a random input, weight and bias."""
     generator = torch.Generator().manual_seed(seed)
     x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
     return x, weight, bias if has_bias else None
@@ -50,7 +50,7 @@ def test_layers_of_any_size(form: Any, **sizes: Any) -> None:
 @pytest.mark.parametrize("batch_invariant", [True, False])
 @pytest.mark.parametrize("rows", [256, 257, 300])
 def test_many_rows(rows: int, batch_invariant: bool) -> None:
-    """From 257 rows on, weights in place are packed on the way, unless no row may depend on the number of rows."""
+    """From 257 rows on, unpacked weights are packed temporarily, unless the layer is batch-invariant."""
     x, weight, bias = drawn(rows, 65, 100, True, 1)
     layer = make(weight, bias, FORMS.ROWS, batch_invariant=batch_invariant)
     result = apply(layer, x)
@@ -72,7 +72,7 @@ def test_a_row_gives_the_same_among_others(form: Any, **sizes: Any) -> None:
 @settings(DETERMINISTIC, max_examples=example_count(80))
 @given(exponent=st.integers(-20, 12), **SIZES)
 def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes: Any) -> None:
-    """Also the smallest ones, which float16 has without all of its digits."""
+    """Weights include float16's subnormal numbers."""
     if not kernels().supports(FORMS.FP16_PANELS):
         pytest.skip("no float16 on this processor")
     x, weight, bias = drawn(**sizes)
@@ -93,7 +93,7 @@ def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes
 def test_tiles_are_as_exact_as_float32(
     rows: int, blocks: int, exponents: tuple[int, int], outputs: int, has_bias: bool, seed: int
 ) -> None:
-    """Also with weights of few digits, numbers of very different size, and whatever other rows there are."""
+    """Weights have few significant bits, inputs span many orders of magnitude, and other rows vary."""
     if not kernels().supports(FORMS.FP16_AMX_TILES):
         pytest.skip("no tiles on this processor")
     x, weight, bias = drawn(rows, 32 * blocks, outputs, has_bias, seed)
@@ -102,7 +102,7 @@ def test_tiles_are_as_exact_as_float32(
     layer = make(weight, bias, FORMS.FP16_AMX_TILES)
     result = apply(layer, x)
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias)
-    # What float32 rounds off with every product, and every sum.
+    # Rounding errors of float32, of each product and each sum.
     near = (x.double().abs() @ weight.double().abs().t() + exact.abs()) * 2.0**-23 * (2 + blocks) + 1e-30
     assert ((result - exact).abs() <= near).all()
     for row in {0, rows // 2, rows - 1}:
@@ -112,14 +112,14 @@ def test_tiles_are_as_exact_as_float32(
 @settings(DETERMINISTIC, max_examples=example_count(80))
 @given(**SIZES)
 def test_int8_products_of_any_size(**sizes: Any) -> None:
-    """What rounding weights and inputs, row by row, says in exact arithmetic."""
+    """Compare with weights and inputs rounded row by row, multiplied exactly."""
     if not kernels().supports(FORMS.INT8_PANELS):
         pytest.skip("no fast int8 products on this processor")
     x, weight, bias = drawn(**sizes)
     x[0] = 0
     ours = apply(make(weight, bias, FORMS.INT8_PANELS), x)
     rounded, _ = in_floats(quantized((weight, bias)))
-    # Halves may go either way.
+    # Values halfway between two steps may round either way.
     step = x.abs().amax(1, keepdim=True).double().clamp(min=1e-30) / 127
     near = (step / 2) @ rounded.double().abs().sum(1)[None] + 1e-4
     assert ((ours - F.linear(x, rounded, bias)).abs() <= near).all()
@@ -145,15 +145,15 @@ def test_weights_outlive_the_tensor_that_they_were_read_from(form: Any) -> None:
     x, weight, bias = drawn(3, 400, 500, True, 1)
     expected = F.linear(x, weight, bias)
     layer = make(weight.clone(), bias.clone(), form)
-    # Allocations that reuse freed memory.
+    # Allocations that would reuse freed memory.
     for _ in range(4):
         torch.full((500, 400), torch.nan)
     torch.testing.assert_close(apply(layer, x), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_that_are_none_stay_visible(number: float) -> None:
-    """In inputs and in weights, where the model breaks: no result is made of them."""
+def test_nan_and_infinity_propagate(number: float) -> None:
+    """NaN and infinity in inputs or weights give NaN or infinity in the output."""
     for form in (FORMS.PANELS, FORMS.ROWS):
         x, weight, bias = drawn(5, 33, 40, True, 1)
         x[2, 7] = number
@@ -186,7 +186,7 @@ def test_weights_that_do_not_fit_are_refused(arguments: tuple, message: str) -> 
 
 
 @pytest.mark.parametrize("weight", [torch.ones(9), torch.ones(3, 3, 3), torch.ones(9, 9, device="meta"), [[1.0]]])
-def test_what_is_no_matrix_is_refused(weight: Any) -> None:
+def test_weights_that_are_no_matrix_are_refused(weight: Any) -> None:
     with pytest.raises(TypeError):
         make(weight, None, FORMS.PANELS)
 
@@ -213,7 +213,7 @@ def test_inputs_of_other_types_and_layouts_are_converted() -> None:
 
 
 def test_tiles_take_whole_blocks_of_inputs() -> None:
-    """Elsewhere they are none of the processor's formats."""
+    """Layers of other sizes do not use tiles."""
     has_tiles = kernels().supports(FORMS.FP16_AMX_TILES)
     message = "multiples of 32" if has_tiles else "does not compute with this weight format"
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""How the kernels hold a model: in which form each weight, rounded or not, and what they leave to PyTorch."""
+"""Weight formats of a model in the kernels, and models that are left to PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,7 @@ def test_weights_of_large_layers_are_read_where_they_are(inputs: int, outputs: i
 
 @pytest.mark.parametrize("packing", list(Packing))
 @pytest.mark.parametrize("exact", [False, True])
-def test_which_large_weights_are_held_twice(packing: Packing, exact: bool) -> None:
+def test_which_large_weights_are_packed(packing: Packing, exact: bool) -> None:
     weight = torch.randn(512, 512)
     weight = weight.half().float() if exact else weight
     is_copied = packing is Packing.ALWAYS or (packing is Packing.AUTO and exact and HAS_HALVES)
@@ -54,7 +54,7 @@ def test_which_large_weights_are_held_twice(packing: Packing, exact: bool) -> No
     assert (form in (FORMS.FP16_PANELS, FORMS.FP16_AMX_TILES)) == (is_copied and exact and HAS_HALVES)
 
 
-def test_large_halves_go_to_tiles_where_these_hold_them() -> None:
+def test_large_fp16_weights_are_packed_in_tiles_that_hold_them() -> None:
     large, in_tiles = torch.ones(2048, 544), FORMS.FP16_AMX_TILES if HAS_TILES else HALVES
     assert form_of(large) == in_tiles
     assert form_of(large[:, :530]) == HALVES, "no whole blocks of inputs"
@@ -65,7 +65,7 @@ def test_large_halves_go_to_tiles_where_these_hold_them() -> None:
 
 
 @pytest.mark.parametrize("number", [1 + 2**-11, 1e-9, 70000.0, torch.nan])
-def test_other_weights_are_no_halves(number: float) -> None:
+def test_weights_that_fp16_rounds_are_not_packed_in_fp16(number: float) -> None:
     weight = torch.ones(20, 3)
     assert form_of(weight) == HALVES
     weight[7, 1] = number
@@ -89,20 +89,20 @@ def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any], c
     drafter = make_drafter(task, 2, verifier=verifier, **options)
 
     def rounded(name: str, **wanted: Any) -> int:
-        """The number of weights that are rounded."""
+        """Return the number of weights rounded to int8."""
         chosen_forms.clear()
         generator, _ = make_generator([verifier], task, Options(name, **wanted), drafter)
         assert generator.backend.name == "native" and len(chosen_forms) > 20
         return chosen_forms.count(FORMS.INT8_PANELS)
 
     relaxed = {"top_beta": 3, "tau": 1.0}
-    # Of each of two layers seven, and at least the projection to the vocabulary.
+    # Seven weights of each of two layers, and at least the vocabulary projection.
     count = rounded("gad")
     assert count > 14 if HAS_INT8 else count == 0
     assert rounded("gad++", **relaxed) == rounded("iad", iad_fallback="gad") == count
     assert rounded("gad", fp32_drafts=True) == rounded("gad++", **relaxed, fp32_drafts=True) == 0
     assert rounded("greedy") == 0
-    # What counts the drafter's own scores is not for the kernels.
+    # The kernels do not support acceptance by the drafter's scores.
     literal, _ = make_generator([verifier], task, Options("gad++", 4, **relaxed, accept_score="drafter"), drafter)
     assert literal.backend.name == "torch" and "--accept-score drafter" in literal.backend.reason
 
@@ -121,7 +121,7 @@ def test_rounded_drafts_are_as_good() -> None:
 @settings(UNSHRUNK, max_examples=example_count(25))
 @given(case=cases(50, FEATURE_DRAFTERS), packing=st.sampled_from([Packing.NEVER, Packing.ALWAYS]))
 def test_wide_weights_give_the_same(case: Case, packing: Packing) -> None:
-    """Where PyTorch holds them, and packed; narrow ones: tests/decoding/test_native_backend.py."""
+    """Compare unpacked and packed weights; tests/decoding/test_native_backend.py tests narrow models."""
     how = Options("gad", 4, fp32_drafts=True)
     with mock.patch.object(native_model, "MAX_PACKED_WIDTH", 0):
         ours, stats = case.decode(how, engine=NativeWeights(packing))
@@ -170,7 +170,7 @@ def _other_projection(model: Any) -> Any:
     [
         ({}, lambda model: model, ""),
         ({"activation_fn": "gelu"}, lambda model: model, ""),
-        # The kernels read what PyTorch encodes.
+        # PyTorch encodes, and the kernels decode.
         ({}, _other_encoder, ""),
         ({"activation_fn": "tanh"}, lambda model: model, "the kernels do not know the activation tanh"),
         ({"decoder_output_dim": 12}, lambda model: model, "another width than the layers"),
@@ -179,7 +179,7 @@ def _other_projection(model: Any) -> Any:
     ],
 )
 def test_what_the_kernels_cannot_run(options: dict[str, Any], change: Callable[[Any], Any], reason: str) -> None:
-    """It runs in PyTorch, whose reason says why; the output is fairseq's in any case."""
+    """Models that the kernels do not support run in PyTorch, with a reason; the output equals fairseq's."""
     task = make_task(30)
     model = change(make_transformer(task, 0, **options))
     sample = make_sample(task, [4, 0, 9])
@@ -202,7 +202,7 @@ def test_weights_of_other_types_or_elsewhere(convert: Callable[[Tensor], Tensor]
 
 
 def decoder_parts() -> dict[str, Any]:
-    """What a decoder of two layers, 16 wide, is made of."""
+    """Return the constructor arguments of a decoder with two layers of width 16."""
     model = make_transformer(make_task(30), 1, decoder_learned_pos=True)
     made: dict[str, Any] = {}
     weights = NativeWeights()
@@ -218,7 +218,7 @@ def decoder_parts() -> dict[str, Any]:
 
 
 def _with_layer(parts: dict[str, Any], **changes: Any) -> None:
-    """Another first layer, without what is None."""
+    """Return a change of the first layer's fields; None removes one."""
     before, layer = parts["layers"][0], kernels().Layer()
     for name in (name for name in dir(layer) if not name.startswith("_")):
         value = changes.get(name, getattr(before, name))
@@ -235,7 +235,7 @@ def _norm(width: int) -> Any:
     return kernels().Norm(torch.ones(width), torch.zeros(width), 1e-5)
 
 
-# What is changed, and what is said of it.
+# (change, error message)
 LAYER_FLAWS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (lambda parts: parts.update(layers=[]), "without layers"),
     (lambda parts: parts.update(embedding=torch.ones(0, 16)), "vocabulary is empty"),
@@ -301,7 +301,7 @@ PATH_FLAWS: list[tuple[dict[str, Any], str]] = [
 
 
 def make_path(**parts: Any) -> Any:
-    """A path; a pair of numbers stands for a layer of these inputs and outputs."""
+    """Return a path; a pair of numbers stands for a layer with these numbers of inputs and outputs."""
     return kernels().Path(**{name: _linear(*x) if isinstance(x, tuple) else x for name, x in parts.items()})
 
 

@@ -1,4 +1,4 @@
-"""What the kernels do once for the sources of a batch: of every sentence the same, whatever else is in the batch."""
+"""Encoding in the kernels: the result for a sentence does not depend on the other sentences of the batch."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.support import (
 
 
 def bits(output: list) -> list[tuple[list[int], list[float]]]:
-    """Ids and scores of every sentence."""
+    """Return ids and scores of each sentence."""
     return [(tokens, values.tolist()) for tokens, values in zip(ids(output), scores(output), strict=True)]
 
 
@@ -39,7 +39,7 @@ def bits(output: list) -> list[tuple[list[int], list[float]]]:
     seed=st.integers(0, 500),
 )
 def test_a_sentence_is_read_as_by_itself(options: dict[str, Any], sources: list[int], how: Options, seed: int) -> None:
-    """To the last bit: whatever else is in the batch, wherever its padding stands, with one thread and with several."""
+    """Results are equal bit for bit in any batch, with padding on either side, and with any number of threads."""
     task = make_task(30)
     model = make_transformer(task, seed, ending=False, **{**options, "activation_fn": "gelu", "decoder_output_dim": 16})
     tokens = make_sample(task, sources, seed)["net_input"]["src_tokens"]
@@ -60,7 +60,7 @@ def test_a_sentence_is_read_as_by_itself(options: dict[str, Any], sources: list[
 
 
 def test_many_sources_are_shared_among_threads() -> None:
-    """Of a wide model, whose threads take sentences: bit for bit what one thread makes of them."""
+    """In a wide model threads take whole sentences; results equal those of one thread bit for bit."""
     task = make_task(300)
     sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in WIDE.items()}
     model = make_transformer(task, 3, ending=False, **sizes)
@@ -80,7 +80,7 @@ WIDE = {"embed_dim": 128, "ffn_embed_dim": 512, "attention_heads": 4}
 @pytest.mark.parametrize("fixed_width", [True, False])
 @pytest.mark.parametrize("options", [{}, {"share_encoder": True}, {"drafter_context": "features"}], ids=str)
 def test_a_source_dictionary_smaller_than_the_targets(options: dict[str, Any], fixed_width: bool) -> None:
-    """Also when costs are profiled, with made-up sources."""
+    """Decode, and profile costs, which uses random sources."""
     task = make_task(30)
     task.src_dict = make_dictionary(9)
     model = make_transformer(task, 1)
@@ -93,7 +93,7 @@ def test_a_source_dictionary_smaller_than_the_targets(options: dict[str, Any], f
 @settings(UNSHRUNK, max_examples=example_count(12))
 @given(options=TRANSFORMERS, sources=SOURCES, seed=st.integers(0, 500))
 def test_sources_that_pytorch_encodes(options: dict[str, Any], sources: list[int], seed: int) -> None:
-    """As those of an encoder that the kernels do not know."""
+    """The kernels decode sources that PyTorch has encoded, as for unsupported encoders."""
     task = make_task(30)
     model = make_transformer(task, seed, **{**options, "activation_fn": "relu", "decoder_output_dim": 16})
     sample = make_sample(task, sources, seed)

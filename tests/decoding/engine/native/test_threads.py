@@ -1,4 +1,4 @@
-"""The kernels' threads: the same numbers with one as with several, from several Python threads, and after a fork."""
+"""Threads of the kernels: equal results with any number, from several Python threads, and after a fork."""
 
 import os
 import random
@@ -27,20 +27,20 @@ CSRC = Path(fairseq_plugins.decoding.engine.native.__file__).parent / "csrc"
 
 
 def wide(**sizes: int) -> dict[str, Any]:
-    """Options of a model of one layer, of these sizes on both sides."""
+    """Return options of a model with one encoder and one decoder layer of these sizes."""
     return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in {**sizes, "layers": 1}.items()}
 
 
 WIDE = wide(embed_dim=512, ffn_embed_dim=1024, attention_heads=8)
 BEFORE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-# No head, layer or vocabulary fills whole registers.
+# No size is a multiple of a vector register.
 ODD = wide(embed_dim=500, ffn_embed_dim=1001, attention_heads=4) | {"activation_fn": "gelu"}
 Said = list[tuple[list[int], list[float]]]
 
 
 @dataclass
 class Case:
-    """A model on the kernels, and batches for it."""
+    """A model in the kernels, and batches for it."""
 
     generator: Any
     task: Any
@@ -50,7 +50,7 @@ class Case:
         return make_sample(self.task, [choose.randint(0, 9) for _ in range(batch)], seed)
 
     def run(self, sample: dict[str, Any]) -> Said:
-        """Ids and scores, to the last bit."""
+        """Return ids and scores."""
         output = self.generator.generate([], sample)
         return [(tokens, values.tolist()) for tokens, values in zip(ids(output), scores(output), strict=True)]
 
@@ -70,7 +70,7 @@ def make_case(
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    """Small and wide, weights as they are and in panels, one and the other activation, and int8; beams, and drafts."""
+    """Small and wide models, unpacked and packed and int8 weights, both activations, beam search, and drafts."""
     small = {"activation_fn": "gelu"}
     return [
         make_case(Options("greedy"), 67, {}),
@@ -113,17 +113,17 @@ def test_models_of_any_size(how: Options, vocabulary: int, batch: int, seed: int
 @pytest.mark.parametrize("index", [1, 2, 4, 5, 6])
 @pytest.mark.parametrize("batch", [1, 7, 32])
 def test_wide_models_are_shared_out(cases: list[Case], index: int, batch: int) -> None:
-    """Sentences, and of a single one the outputs of its layers."""
+    """Threads share the sentences of a batch, and the outputs of layers for a single sentence."""
     before = len(os.listdir("/proc/self/task"))
     torch.set_num_threads(3)
     cases[index].run(cases[index].sample(0, batch))
-    # The pool stays, so that it may be there already.
+    # An earlier test may have created the pool.
     assert len(os.listdir("/proc/self/task")) >= max(before, 3)
 
 
 @pytest.mark.timeout(120)
 def test_several_python_threads_at_once(cases: list[Case]) -> None:
-    """Each with a generator of its own."""
+    """Each thread has its own generator."""
     torch.set_num_threads(2)
     used = [(cases[index], cases[index].sample(batch, batch)) for index in (0, 1, 4, 7) for batch in (1, 7, 32)]
     expected = [case.run(sample) for case, sample in used]
@@ -147,9 +147,9 @@ def test_several_python_threads_at_once(cases: list[Case]) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forks_while_other_threads_decode(cases: list[Case]) -> None:
-    """A child has none of its parent's threads, and its parent's locks as they were."""
+    """A child has none of its parent's threads, but its locks, perhaps held."""
     torch.set_num_threads(2)
-    # Each with a generator of its own.
+    # Each thread has its own generator.
     own, *others = (make_case(Options("greedy"), 1003, WIDE) for _ in range(3))
     sample = own.sample(0, 7)
     expected = own.run(sample)
@@ -173,7 +173,7 @@ def test_forks_while_other_threads_decode(cases: list[Case]) -> None:
 
 
 def _forked(holds: Callable[[], bool]) -> int:
-    """A child process that ends with status 0 if something holds."""
+    """Fork a process that exits with status 0 if `holds` returns true."""
     process = os.fork()
     if process == 0:
         status = 3
@@ -185,7 +185,7 @@ def _forked(holds: Callable[[], bool]) -> int:
 
 
 def _status(process: int, seconds: float) -> int:
-    """The exit status of a child; that of a killed one if it takes too long."""
+    """Return the exit status of a child, which is killed if it takes too long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         ended, status = os.waitpid(process, os.WNOHANG)
@@ -197,14 +197,14 @@ def _status(process: int, seconds: float) -> int:
 
 
 class Interrupted(Exception):
-    """What a signal raises, as Ctrl-C does."""
+    """Raised by the signal handler, like KeyboardInterrupt."""
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", [Options("greedy"), Options("fast-beam")], ids=lambda how: how.spec.name)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_signals_are_heard_while_a_batch_is_decoded(how: Options, threads: int) -> None:
-    """Long before its end; the generator goes on with the next batch."""
+    """A signal interrupts a batch long before its end, and the generator decodes the next one."""
     torch.set_num_threads(threads)
     task = make_task(100)
     model = make_transformer(task, 1, ending=False, max_target_positions=1024, **WIDE)
@@ -232,7 +232,7 @@ def test_signals_are_heard_while_a_batch_is_decoded(how: Options, threads: int) 
 
 @pytest.mark.timeout(120)
 def test_pool_has_no_race(tmp_path: Path) -> None:
-    """ThreadSanitizer watches the pool alone: it knows nothing of what Python and PyTorch do."""
+    """Run the pool alone under ThreadSanitizer, without Python and PyTorch."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -246,6 +246,6 @@ def test_pool_has_no_race(tmp_path: Path) -> None:
     if "unexpected memory mapping" in ran.stderr:
         pytest.skip("ThreadSanitizer does not run here")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "800 calls\n", "")
-    # And it would see one.
+    # A deliberate race is reported.
     racing = subprocess.run([program, "race"], capture_output=True, text=True, timeout=100)
     assert racing.returncode != 0 and "data race" in racing.stderr
