@@ -132,7 +132,6 @@ CONSOLE_SCRIPTS = [
     "spec-dec-distill = fairseq_plugins.distillation.cli:main",
     "spec-dec-metrics = fairseq_plugins.metrics.cli:main",
     "spec-dec-report  = fairseq_plugins.pages.report:main",
-    "spec-dec-super-resolution = fairseq_plugins.pages.super_resolution:main",
     "spec-dec-sweep   = fairseq_plugins.benchmarks.sweep:main",
     "spec-dec-translate = fairseq_plugins.translation.cli:main",
     "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",

@@ -11,7 +11,7 @@ from unittest import mock
 from fairseq_plugins.help_texts import FOLDER
 from tests.support import REPOSITORY
 
-SUBCOMMANDS = {"spec-dec-distill": ("decode", "status", "merge"), "spec-dec-super-resolution": ("data", "images")}
+SUBCOMMANDS = {"spec-dec-distill": ("decode", "status", "merge")}
 
 
 def commands() -> dict[str, str]:

@@ -18,7 +18,7 @@ from tests.help_texts import commands, texts
 def test_texts_match_the_parsers() -> None:
     written = {file.name: file.read_text(encoding="utf-8") for file in help_texts.FOLDER.glob("*.txt")}
     assert written == texts(), "write them anew: python -m tests.help_texts"
-    assert len(written) == len(commands()) + 5
+    assert len(written) == len(commands()) + 3
 
 
 def test_own_options_come_after_example_and_required_ones() -> None:

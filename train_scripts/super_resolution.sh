@@ -63,7 +63,7 @@ row() {
 
 say "Super-resolution, 8x8 to ${SIZE}x$SIZE pixels: models in $models, logs in $logs."
 runner stage "$bin/text" "1. cut $TRAIN_PATCHES patches out of photographs" "$logs/patches.log" \
-    python -m fairseq_plugins.pages.super_resolution data --out "$bin/text.partial" --size "$SIZE" \
+    python -m train_scripts.tools super-resolution-patches "$bin/text.partial" --size "$SIZE" \
     --train "$TRAIN_PATCHES" --valid "$VALID_PATCHES" --test "$TEST_PATCHES" --seed "$SEED" --tiles "$TILES"
 runner stage "$bin/binarised" "2. binarise them" "$logs/preprocess.log" \
     fairseq-preprocess --source-lang low --target-lang high --srcdict "$bin/text/dict.txt" --joined-dictionary \
@@ -79,12 +79,12 @@ runner train "$models/blockwise" "4. train $BLOCKWISE_HEADS heads with it" "$log
     --blockwise-heads "$BLOCKWISE_HEADS" --criterion blockwise_loss "${fitting[@]}" --max-epoch "$BLOCKWISE_EPOCHS" \
     --max-update "$BLOCKWISE_UPDATES"
 runner measure "$results/greedy" "5. decode greedily with the base model" "${decoding[@]}" --path "$base" --decoder greedy
-runner measure "$results/exact" "6. decode blockwise" "${decoding[@]}" --path "$blockwise" --decoder blockwise
+runner measure "$results/exact" "6. decode blockwise" "${decoding[@]}" --path "$blockwise" --decoder blockwise --fixed-width
 runner measure "$results/approximate" "7. decode blockwise, accepting intensities up to $EPSILON away" \
     "${decoding[@]}" --path "$blockwise" --decoder blockwise --accept-distance "$EPSILON"
 runner stage "$results/images.png" "8. draw $results/images.png" "$logs/images.log" \
-    python -m fairseq_plugins.pages.super_resolution images --tiles "$TILES" --output "$results/images.png" \
-    --names "greedy,exact,eps = $EPSILON" "$results/greedy.out" "$results/exact.out" "$results/approximate.out"
+    python -m train_scripts.tools super-resolution-images "$results/images.png.partial" \
+    "$results/greedy.out" "$results/exact.out" "$results/approximate.out" --tiles "$TILES" --names "greedy,exact,eps = $EPSILON"
 {
     printf '| output | model | mean accepted block size | PSNR, dB |\n| --- | --- | --: | --: |\n'
     row greedy base greedy

@@ -16,9 +16,10 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import Tensor
 
-from fairseq_plugins.data.image_size import LOW_SIZE
 from fairseq_plugins.errors import ConfigurationError
 
+# Pixels along a side of the input (Stern et al. 2018, section 7.2).
+LOW_SIZE = 8
 # Initial scales of the decoder's cross-attention: of queries and keys, and of its output.
 _QUERY_SCALE, _OUTPUT_SCALE = 2.0, 6.0
 

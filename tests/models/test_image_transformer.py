@@ -7,11 +7,10 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_plugins.data.image_patches import draw_patches, read_photograph, shipped_photographs
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.image_transformer import ImageTransformer, coordinates, image_transformer
-from fairseq_plugins.pages.super_resolution import psnr
 from tests.support import Options, assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
+from train_scripts.tools.super_resolution import draw_patches, psnr, read_photograph, shipped_photographs
 
 
 def make_numbers() -> Dictionary:

@@ -31,6 +31,8 @@ TOOLS = {
     "short-table": "short_table.short_table",
     "size-options": "models.size_options",
     "split-verifier": "models.split_verifier",
+    "super-resolution-images": "super_resolution.draw_outputs",
+    "super-resolution-patches": "super_resolution.write_patches",
     "ted-talks": "text.ted_talks",
 }
 
