@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md: every fault, in every command whose work goes on."""
+"""The table of docs/reliability.md: each fault in each command that can resume."""
 
 import errno
 import json
@@ -93,13 +93,13 @@ def _settings(folder: Path) -> object:
 
 @dataclass(frozen=True)
 class Command:
-    """A command whose work goes on.
+    """A command that can resume.
 
     Attributes:
-        run: it; the exit status.
-        result: what a finished run has written.
-        step: the function that is called for all that is kept, an object and a name.
-        partial: the file that a process holds.
+        run: runs the command in a folder, and returns its exit status.
+        result: returns the results of a finished run.
+        step: object and name of the function that is called for each piece of work saved.
+        partial: file that the process locks.
     """
 
     run: Callable[[Corpus, Path], int]
@@ -124,7 +124,7 @@ def _fill_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-# What happens before the second step, and the status of commands and of fairseq-train.
+# Fault injected before the second step, and the exit status of our commands and of fairseq-train.
 FAULTS: dict[str, tuple[Callable[[], None], int, int]] = {
     "kill -9": (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL, -signal.SIGKILL),
     "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), -signal.SIGTERM, -signal.SIGTERM),
@@ -134,7 +134,7 @@ FAULTS: dict[str, tuple[Callable[[], None], int, int]] = {
 
 
 def calls(command: Command, run: Callable[[], object], fault: Callable[[], None] = lambda: None) -> int:
-    """Run something with a fault before the second step of a command; how many steps there were."""
+    """Run a function with a fault before the second step of a command; return the number of steps."""
     holder, name = command.step
     step, numbers = getattr(holder, name), count()
 
@@ -149,8 +149,8 @@ def calls(command: Command, run: Callable[[], object], fault: Callable[[], None]
 
 
 def in_fork(run: Callable[[], int]) -> tuple[int, str]:
-    """Run something in a process of its own; its exit status, or less than 0 for a signal, and what it prints."""
-    reads, writes = os.pipe()  # a limit on the size of files is none on a pipe
+    """Run a function in a fork; return its exit status (negative for a signal) and its output."""
+    reads, writes = os.pipe()  # limits on the size of files do not apply to pipes
     child = os.fork()
     if child == 0:
         status = 1
@@ -168,7 +168,7 @@ def in_fork(run: Callable[[], int]) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object, int]]:
-    """What each command writes, and in how many steps."""
+    """Result and number of steps of each command without a fault."""
     results = {}
     for name, command in COMMANDS.items():
         folder = tmp_path_factory.mktemp(name)
@@ -182,7 +182,7 @@ def undisturbed(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_work_goes_on(
     corpus: Corpus, undisturbed: dict[str, tuple[object, int]], tmp_path: Path, name: str, fault: str
 ) -> None:
-    """The same command again gives what an undisturbed one does, and does not begin anew."""
+    """After a fault, the same command resumes and gives the result of an undisturbed run."""
     command, (happens, status, of_fairseq) = COMMANDS[name], FAULTS[fault]
 
     def run() -> int:
@@ -205,7 +205,7 @@ def test_work_goes_on(
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A folder that cannot be written to, by root either."""
+    """A folder that not even root can write to."""
     folder = tmp_path / "read-only"
     folder.mkdir()
     if os.geteuid() != 0:
@@ -220,7 +220,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 def run_stage(folder: Path) -> subprocess.CompletedProcess[str]:
-    """A stage of a recipe, which locks the folder of its models."""
+    """Run a stage of a recipe, which locks the folder of its models."""
     command = shlex.join([sys.executable, "-m", "train_scripts.runner", "log", f"{folder}/log", "true"])
     variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "LOCK": f"{folder}/.lock", "LOCK_SECONDS": "0"}
     return subprocess.run(["bash", "-c", command], env=variables, capture_output=True, text=True)
@@ -240,7 +240,7 @@ def test_a_file_system_that_is_read_only(
 
 @CELLS
 def test_two_writers(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """A process that shares the work with none is refused; of an array a job takes other parts (test_translate.py)."""
+    """A second process without an array is refused; jobs of an array take other shards (test_translate.py)."""
     command = COMMANDS[name]
     file = tmp_path / command.partial
     file.parent.mkdir()
@@ -277,7 +277,7 @@ def test_a_file_system_without_locks(
 
 
 def test_the_page_has_this_table() -> None:
-    page = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8").partition("## Which fault keeps what")[2]
+    page = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8").partition("## What survives a failure")[2]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row.startswith("|")]
     assert rows[0] == ["fault", *COMMANDS] and all(len(row) == len(rows[0]) and all(row) for row in rows)
     faults = [*FAULTS, "node gone", "read-only", "no locks", "two writers"]

@@ -1,4 +1,4 @@
-"""Fixtures of the kernels' tests."""
+"""What tests of the kernels share."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fairseq_plugins.decoding.engine.weights import Precision
 
 @pytest.fixture
 def chosen_forms(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A list that records the format of each weight converted for the kernels."""
+    """A list to which the form of every weight is added."""
     seen: list[Any] = []
     choose = NativeWeights._format
 

@@ -1,4 +1,4 @@
-"""Weight formats that this processor supports."""
+"""Which forms of weights this processor computes with."""
 
 from typing import Any
 
@@ -8,5 +8,5 @@ FORMS: Any = kernels().WeightFormat
 HAS_HALVES = kernels().supports(FORMS.FP16_PANELS)
 HAS_TILES = kernels().supports(FORMS.FP16_AMX_TILES)
 HAS_INT8 = kernels().supports(FORMS.INT8_PANELS)
-# Format of packed weights that float16 holds exactly.
+# Of weights that float16 holds, where they are copied anyway.
 HALVES = FORMS.FP16_PANELS if HAS_HALVES else FORMS.PANELS
