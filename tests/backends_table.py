@@ -1,4 +1,4 @@
-"""The table of backends in docs/how-it-works.md; run as a program, writes it."""
+"""Write the table of backends in docs/how-it-works.md: `python -m tests.backends_table`."""
 
 from fairseq_plugins.decoding.backends import table
 from tests.options_page import write

@@ -17,12 +17,12 @@ from typing import Any
 
 DECODERS = ("greedy", "fast-beam", "gad", "gad++", "nat", "blockwise", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi")
 BEAM = 5  # of fast-beam
-# Of every sentence: ids and positional scores of all hypotheses, iterations.
+# For each sentence: ids and positional scores of all hypotheses, and iterations.
 Outputs = dict[str, tuple[list[int], list[float], int]]
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The command line; `--dump` is for the processes that this script starts."""
+    """Return the parser; `--dump` is for the processes that this script starts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs=2, metavar="CHECKOUT", help="two folders, the older one first")
     parser.add_argument("data", help="what fairseq-preprocess wrote")
@@ -38,7 +38,7 @@ def get_parser() -> argparse.ArgumentParser:
 
 
 def dump(args: argparse.Namespace, checkout: Path) -> None:
-    """Decode with the imported checkout, and write its outputs."""
+    """Decode with the imported checkout, and write the outputs."""
     sys.path.insert(0, str(checkout))
     from fairseq import checkpoint_utils, options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -148,7 +148,7 @@ def main() -> int:
     if args.dump:
         dump(args, Path(os.environ["COMPARED_CHECKOUT"]))
         return 0
-    # The processes run elsewhere, where relative paths mean something else.
+    # The processes run in other folders, so paths must be absolute.
     named = [args.data, "--path", args.path, "--decoders", args.decoders, "--batch-sizes", args.batch_sizes]
     named += ["--sentences", str(args.sentences), "--gen-subset", args.gen_subset]
     for name in ("drafter", "blockwise"):

@@ -1,10 +1,10 @@
-"""Default `gad` beside `greedy` and fixed widths, each in a fresh process: does the policy find the best of them?
+"""Compare `gad` and its policy with `greedy` and fixed widths, each in a new process.
 
     OMP_NUM_THREADS=1 python tests/compare_widths.py DATA_BIN --path VERIFIER.pt --drafter-path DRAFTER.pt
     OMP_NUM_THREADS=1 python tests/compare_widths.py --replay base
 
-Every row decodes the first sentences of the test set in processes that know nothing of earlier ones, rows in turn. A
-table gives the speed of each over `greedy` (median of CPU times), tokens per iteration, and `gad` over the best row.
+Each row decodes the first sentences of the test set in new processes, in turns with the other rows. The table has the
+speed over `greedy` (median of CPU times), tokens per iteration, and the speed of `gad` over the best row.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from fairseq_plugins.benchmarks import replay  # noqa: E402
 from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments  # noqa: E402
 from fairseq_plugins.commands.session import Session  # noqa: E402
 
-# Of replayed drafts: tokens per iteration with drafts of this width.
+# Simulated drafts: tokens per iteration with drafts of this width.
 _TOKENS, _WIDTH = 4.2, 10
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The command line: fairseq-generate's, with what to compare."""
+    """Return fairseq-generate's parser with the options of the comparison."""
     parser = generation_parser("compare_widths")
     add = parser.add_argument
     add("--widths", default="2,3,5,8,10", help="fixed widths, comma-separated (default: %(default)s)")
@@ -44,9 +44,9 @@ class Comparison:
     """A loaded verifier and drafter, and the sentences.
 
     Args:
-        session: what fairseq's command line asks for.
-        sentences: how many of the test set.
-        is_replayed: drafts are the verifier's own outputs, made wrong at drawn positions (simulated).
+        session: models and data of the command line.
+        sentences: number of sentences of the test set.
+        is_replayed: whether drafts are simulated: the verifier's own outputs with errors at random positions.
     """
 
     def __init__(self, session: Session, sentences: int, is_replayed: bool) -> None:
@@ -61,16 +61,16 @@ class Comparison:
                 hypotheses = session.decode(generator, sample)
                 pairs = zip(sample["id"].tolist(), hypotheses, strict=True)
                 self.outputs.update({number: best[0]["tokens"].tolist() for number, best in pairs})
-        # The drafter is read once, not by every process.
+        # Load the drafter once, before forking.
         self.generator("gad")
 
     def batches(self, size: int) -> list[dict[str, Any]]:
-        """The sentences as fairseq's batches of similar lengths."""
+        """Return the sentences in batches of similar lengths."""
         order = sorted(self.numbers, key=lambda number: self.dataset.src_sizes[number]) if size > 1 else self.numbers
         return list(self.session.batches(self.dataset, order, size))
 
     def generator(self, row: str) -> Any:
-        """The generator of a row: greedy, gad, or a width."""
+        """Return the generator of a row: greedy, gad, or a fixed width."""
         cfg = self.session.task.cfg
         cfg.decoding_method, cfg.drafter_path = ("greedy", None) if row == "greedy" else ("gad", self.drafter)
         cfg.fixed_width = row.isdigit()
@@ -83,7 +83,7 @@ class Comparison:
         return generator
 
     def measure(self, row: str, size: int) -> tuple[float, float]:
-        """Seconds of a row in a process of its own, and its tokens per iteration."""
+        """Decode a row in a new process; return its seconds and tokens per iteration."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -106,7 +106,7 @@ class Comparison:
 
 
 def line(size: int, seconds: Mapping[str, list[float]], tokens: Mapping[str, float], sentences: int) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     took = {row: statistics.median(times) for row, times in seconds.items()}
     best = min(value for row, value in took.items() if row != "gad")
     cells = [f"{took['greedy'] / took[row]:.2f} ({tokens[row]:.2f})" for row in took if row != "greedy"]

@@ -1,9 +1,9 @@
-"""In half precision: token ids of every lossless decoder against those of our own `greedy`, one sentence at a time.
+"""Compare token ids of lossless decoders in half precision with those of our `greedy` on one sentence at a time.
 
     python tests/compare_with_greedy.py DATA_BIN --path VERIFIER.pt --drafter-path DRAFTER.pt [--decoders gad,jacobi]
 
-Every decoder runs in every precision at every batch size, and at every block size if it has one; a line says for each
-how many outputs are the same. The exit status is 1 where one is not.
+Each decoder runs in each precision, batch size and, if it has one, block size. A line for each gives the number of
+equal outputs. The exit status is 1 if an output differs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ DECODERS = ("greedy", "gad", "iad", "jacobi", "gs-jacobi", "hybrid-jacobi")
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The command line: fairseq-generate's, with what to compare."""
+    """Return fairseq-generate's parser with the options of the comparison."""
     parser = generation_parser("compare_with_greedy")
     add = parser.add_argument
     add("--decoders", default=",".join(DECODERS), help="comma-separated (default: %(default)s)")
@@ -37,7 +37,7 @@ def get_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Run:
-    """One way of decoding."""
+    """One setting of a decoder."""
 
     decoder: str
     batch_size: int
@@ -49,7 +49,7 @@ class Run:
 
 
 def runs(args: argparse.Namespace) -> Iterator[Run]:
-    """All that is asked for."""
+    """Yield all settings of the command line."""
     for decoder in args.decoders.split(","):
         has_width = any(option.name == "block_size" for option in fields(methods.find(decoder).options))
         widths = list(map(int, args.block_sizes.split(","))) if has_width else [None]
@@ -58,13 +58,13 @@ def runs(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def decode(session: Session, drafter: str | None, run: Run, limit: int) -> dict[int, list[int]]:
-    """Token ids of every sentence."""
+    """Return the token ids of each sentence."""
     needs_drafter = methods.find(run.decoder).needs_drafter(methods.find(run.decoder).options())
     session.task.cfg.update(
         decoding_method=run.decoder,
         block_size=run.block_size,
         drafter_path=drafter if needs_drafter else None,
-        # All k drafted tokens are verified, whether that pays or not.
+        # Verify all k drafted tokens, without the policy.
         fixed_width=run.decoder == "gad",
     )
     generator = session.generator()
@@ -78,7 +78,7 @@ def decode(session: Session, drafter: str | None, run: Run, limit: int) -> dict[
 
 
 def session_in(precision: str, cfg: Any) -> Session:
-    """The models in a precision."""
+    """Return a session with the models in a precision."""
     cfg.common.update(fp16=precision == "fp16", bf16=precision == "bf16")
     session = Session(cfg)
     session.load(cfg.dataset.gen_subset)

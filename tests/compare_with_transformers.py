@@ -50,7 +50,7 @@ def save_model(folder: Path) -> Any:
 
 
 def contenders(folder: Path) -> dict[str, Callable[[list[int]], list[int]]]:
-    """Return what decodes the ids of a source to ids, by name; the first one is the reference."""
+    """Return functions that decode the ids of a source to ids, by name; the first one is the reference."""
     original = save_model(folder / "hf")
     fairseq_plugins.conversion.convert(folder / "hf", folder / "out")
     languages = Namespace(data=folder / "out", source_lang="src", target_lang="tgt")

@@ -1,6 +1,6 @@
-"""Small random models of the architectures that people have, each with its own fairseq task.
+"""Small random models of popular architectures, each with its own fairseq task.
 
-Run as a program, writes the table of docs/models.md.
+`python -m tests.families` writes the table of docs/models.md.
 """
 
 from argparse import Namespace
@@ -36,11 +36,11 @@ class Family:
     """Models of one kind.
 
     Attributes:
-        names: those that people know, for the table.
-        task: of fairseq.
-        arch: of fairseq.
-        task_options: of its command line, besides the languages.
-        model_options: of the released models.
+        names: well-known models of the architecture, for the table.
+        task: fairseq's task.
+        arch: fairseq's architecture.
+        task_options: the task's options on the command line, besides the languages.
+        model_options: options of the released models.
         shares_vocabulary: whether source tokens can be copied into the output.
     """
 
@@ -53,12 +53,12 @@ class Family:
 
     @property
     def decoders(self) -> dict[str, tuple[int, ...]]:
-        """Decoders that are tested, with the beams of each."""
+        """Return the tested decoders, with the beams of each."""
         greedy = ("greedy", "gad", "jacobi", "iad") if self.shares_vocabulary else ("greedy", "jacobi")
         return {**dict.fromkeys(greedy, (1,)), "fast-beam": (1, 5)}
 
     def set_up(self, folder: Path) -> Any:
-        """Set the task up in a folder, which gets the dictionaries that it needs."""
+        """Write the task's dictionaries into a folder, and set the task up."""
         for language in LANGUAGES:
             make_dictionary(VOCABULARY).save(str(folder / f"dict.{language}.txt"))
         (folder / "languages.txt").write_text("".join(f"{language}\n" for language in LANGUAGES))
@@ -128,7 +128,8 @@ class Family:
             some = sources[first : first + size]
             dataset = task.build_dataset_for_inference(some, torch.tensor([len(source) for source in some]))
             np.random.seed(1)
-            dataset.ordered_indices()  # without which that of multilingual_translation gives nothing; it draws an order
+            # Draws an order; without it the dataset of multilingual_translation is empty.
+            dataset.ordered_indices()
             yield dataset.collater([dataset[number] for number in range(len(some))])
 
 
@@ -180,11 +181,11 @@ FAMILIES = {
 
 
 def generate(family: Family, task: Any, model: nn.Module, beam: int, size: int, **limits: Any) -> list[list[list[int]]]:
-    """Decode all sentences of a family as fairseq-generate does: of each, the token ids of all hypotheses."""
+    """Decode all sentences of a family as fairseq-generate does; return the token ids of each one's hypotheses."""
     settings = {"beam": beam, "nbest": beam, "max_len_a": 0, "max_len_b": MAX_LEN, "prefix_size": 0, **limits}
     generator = task.build_generator([model], Namespace(**settings))
     for layer in model.decoder.layers if hasattr(model, "set_beam_size") else ():
-        layer.encoder_attn.set_beam_size(generator.beam_size)  # else fairseq keeps the beam of the last search
+        layer.encoder_attn.set_beam_size(generator.beam_size)  # fairseq's BART keeps the beam of the last search
     return [
         [hypothesis["tokens"].tolist() for hypothesis in hypotheses]
         for sample in family.batches(task, size)
@@ -206,7 +207,7 @@ def table() -> str:
 
 
 def _save(model: nn.Module, args: Namespace, path: Path) -> None:
-    """Write a checkpoint as fairseq has it."""
+    """Write a checkpoint in fairseq's format."""
     state = {
         "model": model.state_dict(),
         "args": args,
@@ -237,7 +238,7 @@ def _speech_batch(speech: Sequence[torch.Tensor]) -> dict[str, Any]:
 
 
 def _let_outputs_end(model: nn.Module, task: Any, samples: list[dict[str, Any]]) -> bool:
-    """Let the symbol that ends outputs change places with a token, so that they have many lengths; say if one does."""
+    """Exchange EOS with a token that gives outputs of many lengths; return whether there is one."""
 
     def outputs(min_len: int) -> list[list[int]]:
         settings = Namespace(beam=1, max_len_a=0, max_len_b=MAX_LEN, min_len=min_len, prefix_size=0)

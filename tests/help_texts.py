@@ -1,4 +1,4 @@
-"""The help that every spec-dec-* command prints by itself; run as a program, writes it where it is answered from."""
+"""Write fairseq_plugins/help_texts, the --help of each spec-dec-* command: `python -m tests.help_texts`."""
 
 import ast
 import contextlib
@@ -15,7 +15,7 @@ SUBCOMMANDS = {"spec-dec-distill": ("decode", "status", "merge")}
 
 
 def commands() -> dict[str, str]:
-    """Command -> module:function, as setup.py has them."""
+    """Return command -> module:function, from setup.py."""
     tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     scripts = assigned["CONSOLE_SCRIPTS"]
@@ -23,13 +23,13 @@ def commands() -> dict[str, str]:
 
 
 def printed(target: str, command: str, arguments: list[str]) -> str:
-    """What a command prints when asked for help."""
+    """Return what a command's parser prints for --help."""
     module, function = target.split(":")
     out = io.StringIO()
     with (
         mock.patch.object(sys, "argv", [command, *arguments, "--help"]),
         mock.patch.dict(os.environ, {"COLUMNS": "110"}),
-        # Of spec-dec-bench the rows depend on it.
+        # The rows of spec-dec-bench depend on it.
         mock.patch("torch.cuda.is_available", return_value=False),
         contextlib.redirect_stdout(out),
         contextlib.suppress(SystemExit),
@@ -39,7 +39,7 @@ def printed(target: str, command: str, arguments: list[str]) -> str:
 
 
 def texts() -> dict[str, str]:
-    """File name -> text, of all commands and subcommands."""
+    """Return file name -> help, for all commands and subcommands."""
     by_file = {}
     for command, target in commands().items():
         for more in ([], *([name] for name in SUBCOMMANDS.get(command, ()))):

@@ -1,4 +1,4 @@
-"""The tables of docs/options.md, made of the task's options and those of the methods; run as a program, writes them."""
+"""Write the tables of docs/options.md from the options of task and methods: `python -m tests.options_page`."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tests.support import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "options.md"
 README = REPOSITORY / "README.md"
-# What the output of a lossless decoder depends on, besides the options of methods that are not lossless.
+# Options that change the output of lossless decoders.
 _CHANGES_OUTPUT = {"int8", "source_first_token", "forced_first_token"}
 _FOR_ALL = {"source_first_token", "forced_first_token"}
 
@@ -39,13 +39,13 @@ def _is_lossless(name: str) -> str:
 
 
 def _help(option: Field) -> str:
-    # The methods have a column of their own.
+    # A column lists the methods.
     text = re.sub(r"^[a-z+, -]+: ", "", option.metadata["help"]) if _users(option.name) else option.metadata["help"]
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def tables() -> dict[str, str]:
-    """Name of a table -> its Markdown: `decoding` and `training`."""
+    """Return name -> Markdown of the tables."""
     fairseqs = {option.name for option in fields(TranslationConfig)}
     own = [option for option in fields(SpecDecConfig) if option.name not in fairseqs and "help" in option.metadata]
     decoding = ["| option | default | with | lossless | what it does |", "| --- | --- | --- | --- | --- |"]
@@ -69,14 +69,14 @@ def tables() -> dict[str, str]:
 
 
 def marked(text: str, name: str) -> re.Match[str]:
-    """The part of a page between the comments `name begins` and `name ends`."""
+    """Return the match of a page's part between the comments `name begins` and `name ends`."""
     match = re.search(rf"(<!-- {name} begins[^\n]*-->\n)(.*?)(\n<!-- {name} ends -->)", text, re.DOTALL)
     assert match is not None, f"no marks of {name}"
     return match
 
 
 def write(page: Path, contents: Mapping[str, str]) -> None:
-    """Put texts between their marks in a page."""
+    """Replace the texts between their marks in a page."""
     text = page.read_text(encoding="utf-8")
     for name, content in contents.items():
         place = marked(text, name)

@@ -1,4 +1,4 @@
-"""The table of results in the README, made of the model cards; run as a program, writes it."""
+"""Write the README's table of results from the model cards: `python -m tests.readme_results`."""
 
 from pathlib import Path
 

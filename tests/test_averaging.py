@@ -1,4 +1,4 @@
-"""`spec-dec-average`: the mean, the file that comes out of it, and what it refuses."""
+"""`spec-dec-average`: the mean, the written file, and errors."""
 
 from pathlib import Path
 

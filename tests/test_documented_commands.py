@@ -1,7 +1,7 @@
-"""The commands of README and docs are run as they stand there, with a toy corpus for placeholders and short trainings.
+"""Run the commands of README and docs, with a toy corpus for placeholders and short trainings.
 
-A block is lines that are indented by four; a backslash goes on in the next line. Every command is run or, where that
-would take long or change the machine, looked at as far as it can be; none is passed over without a reason.
+A block of commands is indented by four spaces; a backslash continues a line. Commands that take long or change the
+machine are checked without running them, as far as possible. No command is skipped without a reason.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.test_demo_script import quick
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
-# Whose commands are programs with all their options.
+# Pages whose commands are complete.
 RUN_ON = (
     *("README.md", "docs/quickstart.md", "docs/decoders.md", "docs/fast-beam.md", "docs/translating.md"),
     "docs/reuse.md",
@@ -28,14 +28,14 @@ RUN_ON = (
     *("docs/benchmarks.md", "docs/metrics.md", "docs/reports.md", "docs/traces.md", "docs/ddgviz.md"),
 )
 PAGES = (*RUN_ON, *(f"docs/{page}.md" for page in ("python", "index", "recipes", "clusters")), "CONTRIBUTING.md")
-# Short trainings: added where a documented command trains.
+# Options added to documented trainings, to shorten them.
 SHORT = " --max-update 2 --warmup-updates 1 --cpu --num-workers 0 --max-tokens 300 --no-progress-bar"
 STOCK = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 256 --decoder-embed-dim 256 --encoder-attention-heads 4"
     " --decoder-attention-heads 4 --encoder-ffn-embed-dim 300 --decoder-ffn-embed-dim 300 --encoder-normalize-before"
     " --decoder-normalize-before --activation-fn gelu --dropout 0.3"
 )
-# The same for what measures: edit rates and timings take minutes.
+# The same for measurements: edit rates and timings take minutes.
 SHORTER = {
     "spec-dec-metrics": "--metrics bleu,chrf",
     "spec-dec-sweep": "--sentences 4 --max-len-b 20",
@@ -45,7 +45,7 @@ RUN = ("fairseq-generate", "fairseq-train", "spec-dec-", "echo ", "head ", "grep
 
 
 def blocks(page: str, section: str = "") -> list[str]:
-    """The indented blocks of a page, or of a section and what comes after it, without indentation."""
+    """Return the indented blocks of a page, or of a section and all after it, without indentation."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     text = text[text.index(section) :]
     indented = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
@@ -53,19 +53,19 @@ def blocks(page: str, section: str = "") -> list[str]:
 
 
 def commands(page: str, section: str = "") -> list[str]:
-    """The shell commands of a page, each on one line, without comments."""
+    """Return the shell commands of a page, each on one line, without comments."""
     lines = "\n".join(block for block in blocks(page, section) if "fairseq_plugins." not in block).replace("\\\n", " ")
     stripped = [re.sub(r"(^|\s)#\s.*$", "", line).strip() for line in lines.splitlines()]
     return [" ".join(line.split()) for line in stripped if line]
 
 
 def runnable(page: str) -> list[str]:
-    """Those that are programs with all their options: neither "..." nor "[--option]"."""
+    """Return the complete commands of a page: those without "..." and "[--option]"."""
     return [line for line in commands(page) if line.startswith(RUN) and "..." not in line and "[" not in line]
 
 
 def filled_in(command: str, corpus: Corpus) -> str:
-    """A command with files in place of placeholders, and with short trainings."""
+    """Return a command with files in place of placeholders, and with short trainings."""
     command = command.replace("DISTILLED_BIN", "distilled").replace("DATA_BIN", str(corpus.data))
     for name in ("VERIFIER.pt", "MODEL.pt", "TEACHER.pt"):
         command = command.replace(name, str(corpus.verifier))
@@ -92,7 +92,7 @@ def test_pages_have_commands() -> None:
 
 
 def run_line(line: str, folder: Path, programs: Path) -> str:
-    """Run a command in a shell; what it printed."""
+    """Run a command in a shell; return its output."""
     environment = {**os.environ, **quick(programs), "PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True
@@ -104,15 +104,15 @@ def run_line(line: str, folder: Path, programs: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN_ON)
 def test_commands_run(page: str, corpus: Corpus, programs: Path, tmp_path: Path) -> None:
-    """In one folder, in their order: what one writes the next reads."""
+    """Run a page's commands in one folder in their order, since one reads what another writes."""
     for command in runnable(page):
         run_line(filled_in(command, corpus), tmp_path, programs)
 
 
 @pytest.mark.slow
 def test_drafter_for_a_stock_verifier_of_other_sizes(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
-    """From a checkpoint of fairseq's own to a drafter that drafts for it, with the commands as they stand there."""
-    # A few sentences: an untrained verifier never ends.
+    """Train a drafter for a checkpoint of fairseq's own with the page's commands, and draft with it."""
+    # A few sentences, since an untrained verifier's outputs do not end early.
     for name in ("train.src", "train.tgt", "valid.src", "valid.tgt", "test.src", "test.tgt"):
         lines = (corpus.text / name).read_text().splitlines(keepends=True)
         (tmp_path / name).write_text("".join(lines[:20]))
@@ -144,7 +144,7 @@ CAPTIONS = ["A group of men are loading cotton onto a truck", "A man sleeping in
 
 @pytest.mark.slow
 def test_other_text_than_a_drafter_was_trained_for(programs: Path, tmp_path: Path) -> None:
-    """The commands of the table: its rows come out, and what `greedy` and `gad` say is fairseq's."""
+    """Run the commands of the table: they give its rows, and `greedy` and `gad` have fairseq's output."""
     (tmp_path / "val.en").write_text("".join(f"{caption}\n" for caption in CAPTIONS))
     fixed, timed, *_ = blocks("docs/notebook/other-text.md")
     (tmp_path / "checkpoints").symlink_to(REPOSITORY / "checkpoints")

@@ -11,7 +11,7 @@ from tests.support import make_task
 
 
 def explained(action: object, *arguments: object) -> str | None:
-    """What the user is told when a call fails."""
+    """Return the one-line message of a failing call."""
     with pytest.raises(Exception) as caught:  # noqa: PT011, B017
         action(*arguments)  # type: ignore[operator]
     return explain(caught.value, caught.value.__traceback__)

@@ -52,7 +52,7 @@ def test_torch_extensions_are_left_out(tmp_path: Path) -> None:
 
 
 def test_left_out_extensions_are_not_imported(programs: Path) -> None:
-    """In a process that has all commands of fairseq imported, too."""
+    """Also in a process that has imported all commands of fairseq."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([programs / "python", "-c", IMPORTS], env=environment, capture_output=True, text=True)
     assert run.stdout.splitlines()[-2:] == ["True", "[]"], run.stderr

@@ -1,4 +1,4 @@
-"""Models that people have, with fairseq's own tasks: the token ids of fairseq's own search."""
+"""Popular models with fairseq's own tasks: our decoders give the token ids of fairseq's search."""
 
 from itertools import product
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.options_page import marked
 SIZES = (1, 7, 32)
 # Decoders that also run without the compiled kernels.
 REFERENCE_TOO = ("greedy", "gad", "fast-beam")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of hydra and numpy, for what fairseq does
+pytestmark = pytest.mark.filterwarnings("ignore")  # of hydra and numpy, caused by fairseq
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,4 +1,4 @@
-"""`--help` and `--version` are quick, and say what the commands themselves say."""
+"""`--help` and `--version` are fast, and equal the output of the commands' parsers."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ def test_missing_argument_is_one_line(command: ModuleType, capsys: pytest.Captur
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["merge", "-h"]])
 def test_help_does_not_import_torch(tmp_path: Path, arguments: list[str]) -> None:
-    """In a process in which torch cannot be imported."""
+    """Run in a process that cannot import torch."""
     (tmp_path / "torch.py").write_text("raise ImportError('too slow')")
     script = tmp_path / "spec-dec-distill"
     script.write_text("import sys\nsys.path.insert(0, sys.argv.pop(1))\nimport fairseq_plugins\n")

@@ -1,4 +1,4 @@
-"""Imports of the package point one way: no module imports what stands above it, and none imports itself by a detour."""
+"""Imports of the package follow its layers: no module imports from a layer above, and there are no import cycles."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import fairseq_plugins
 
-# From bottom to top; what stands in a line stands side by side. A module imports from its own shelf and from lines
-# below it. "" is the package itself.
+# Layers from bottom to top; subpackages of a line may not import each other. A module imports from its own subpackage
+# and from the layers below. "" is the package itself.
 LAYERS = (
     ("help_texts", "output"),
     ("deferred", "ending", "errors", "fingerprints", "safe_loading", "stopping"),
@@ -28,7 +28,7 @@ LAYERS = (
 
 
 def modules_of(folder: Path) -> dict[str, Path]:
-    """Dotted name -> file of every module of a package, `__init__` files under the names of their packages."""
+    """Return dotted name -> file of all modules of a package; an `__init__` file has the name of its package."""
     modules = {}
     for file in sorted(folder.rglob("*.py")):
         parts = [folder.name, *file.relative_to(folder).with_suffix("").parts]
@@ -37,7 +37,7 @@ def modules_of(folder: Path) -> dict[str, Path]:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """All imports, those inside of functions too, but for those under `if TYPE_CHECKING`."""
+    """Return all imports, those inside functions included, without those under `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
@@ -49,9 +49,9 @@ def statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def imports_of(folder: Path) -> dict[str, set[str]]:
-    """Module -> modules of the same package that it imports.
+    """Return module -> modules of the same package that it imports.
 
-    `from package import name` imports the submodule of this name where there is one, else the package.
+    `from package import name` imports the submodule of this name if there is one, else the package.
     """
     modules = modules_of(folder)
     imports: dict[str, set[str]] = {}
@@ -72,12 +72,12 @@ def imports_of(folder: Path) -> dict[str, set[str]]:
 
 
 def shelf_of(module: str) -> str:
-    """The part of the package that a module belongs to: the second part of its name, "" for the package."""
+    """Return the subpackage of a module: the second part of its name, "" for the package."""
     return [*module.split("."), ""][1]
 
 
 def upward(imports: dict[str, set[str]], layers: Sequence[Sequence[str]]) -> list[str]:
-    """The imports that point up or sideways, each as a line."""
+    """Return the imports from the same layer or one above, each as a line."""
     height = {shelf: number for number, layer in enumerate(layers) for shelf in layer}
     return [
         f"{module} imports {other}"
@@ -88,7 +88,7 @@ def upward(imports: dict[str, set[str]], layers: Sequence[Sequence[str]]) -> lis
 
 
 def circle(imports: dict[str, set[str]]) -> list[str]:
-    """The modules of a circle in order, the first again at the end; empty where there is none."""
+    """Return the modules of an import cycle in order, the first again at the end; empty without a cycle."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -118,7 +118,7 @@ def test_no_circle() -> None:
 
 
 def package(folder: Path, files: dict[str, str]) -> Path:
-    """Write the modules of a made-up package."""
+    """Write the modules of a sample package."""
     for name, text in {"__init__.py": "", **files}.items():
         file = folder / "made_up" / name
         file.parent.mkdir(parents=True, exist_ok=True)

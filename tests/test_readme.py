@@ -1,4 +1,4 @@
-"""What README and docs copy from the code is what the code says; what they link to is there."""
+"""Check generated tables, links, page lengths and line widths of README and docs."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_every_command_is_listed() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_pages_are_short(page: Path) -> None:
-    """Tables and what a program printed may be wider."""
+    """Tables and program output may be wider."""
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     printed = {line for language, block in fences if language in ("", "text") for line in block.splitlines()}
@@ -55,7 +55,7 @@ def test_pages_are_short(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names by which GitHub links to the headings of a page."""
+    """Return GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

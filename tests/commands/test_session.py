@@ -1,4 +1,4 @@
-"""What commands load: precision of the models, options that stay as they were, prefixes, text."""
+"""Sessions of commands: precision of models, unchanged options, prefixes, text."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_models_get_the_wanted_precision(corpus: Corpus, options: list[str], nam
 
 def test_a_generator_leaves_the_options_as_they_were(corpus: Corpus) -> None:
     session = open_session(corpus, "--decoder", "greedy", "--beam", "3")
-    session.generator()  # sets the beam of what it is given to 1
+    session.generator()  # sets the beam of its options to 1
     assert session.cfg.generation.beam == 3
     assert session.generation(beam=2, nbest=1).beam == 2 and session.cfg.generation.beam == 3
 
@@ -37,7 +37,7 @@ def test_decodes_after_the_prefix(corpus: Corpus) -> None:
     numbers = session.usable(dataset)
     assert sorted(numbers) == list(range(len(dataset)))
     sample = session.batch(dataset, numbers[-3:])
-    # One token twice, with which no output of this model would begin by itself.
+    # The same token twice, with which no output of this model begins.
     sample["target"][:, :2] = sample["target"].max()
     hypotheses = session.decode(session.generator(), sample)
     for row, (best, *_) in enumerate(hypotheses):

@@ -1,4 +1,4 @@
-"""Processes of torchrun that train together, or would not."""
+"""Processes of torchrun: training together, and ending together."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.support import REPOSITORY, run_in_process
 
 
 def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -> None:
-    """Without --distributed-world-size each would write a model of its own into the folder: refused."""
+    """Without --distributed-world-size each process would train its own model: refused."""
     for name in ("train.src", "train.tgt", "valid.src", "valid.tgt"):
         (tmp_path / name).write_text("a b c\nb c a\n" * 4)
     files = f"--trainpref {tmp_path}/train --validpref {tmp_path}/valid --destdir {tmp_path}/data --workers 1"
@@ -38,7 +38,7 @@ def test_processes_that_would_train_two_models(tmp_path: Path, programs: Path) -
 
 
 def test_processes_that_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes with a GPU each are two processes; fairseq's own processes, and one by itself, are left alone."""
+    """Two nodes with a GPU each are two processes. A single process, and those that fairseq starts, pass the check."""
     check_trains_together(Worker())
     check_trains_together(Worker(world_size=1, spawned=True))
     monkeypatch.setattr(workers.distributed, "is_initialized", lambda: True)
@@ -53,7 +53,7 @@ def test_processes_that_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_that_are_ended_together(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals, expected: str
 ) -> None:
-    """`scancel` and Ctrl-C: no traceback of torchrun, which turns both into an exception of its own."""
+    """`scancel` and Ctrl-C give no traceback, although torchrun raises its own exception for both."""
 
     def ended(_: object) -> None:
         raise SignalException("Process 7 got signal", number)

@@ -26,7 +26,7 @@ from fairseq_plugins.errors import ConfigurationError
 from tests.conftest import Corpus
 from tests.support import REPOSITORY, run_in_process
 
-# One folder of shards for all of them.
+# All tests share one folder of shards.
 pytestmark = pytest.mark.xdist_group("distillation")
 
 TRAIN = 300
@@ -39,7 +39,7 @@ def decode(corpus: Corpus, output: Path, *more: str) -> None:
 
 
 def start(programs: Path, corpus: Corpus, output: Path, *more: str) -> subprocess.Popen:
-    """Decode in processes of their own, by the command in this folder."""
+    """Start the command of this folder in new processes."""
     command = [str(programs / "spec-dec-distill"), "decode", str(corpus.data), "--cpu"]
     return subprocess.Popen(
         [*command, "--path", str(corpus.verifier), "--output", str(output), *more],
@@ -49,7 +49,7 @@ def start(programs: Path, corpus: Corpus, output: Path, *more: str) -> subproces
 
 
 def sentences(folder: Path, subset: str = "train") -> list[Sentence]:
-    """All sentences of all finished shards, in the order they were written."""
+    """Return the sentences of all finished shards, in the order they were written."""
     count = shards.number_of_shards(folder, subset)
     assert count is not None
     files = [shards.shard_path(folder, subset, shard, count) for shard in range(count)]
@@ -57,7 +57,7 @@ def sentences(folder: Path, subset: str = "train") -> list[Sentence]:
 
 
 def texts(sentences_by_number: Sequence[Sentence]) -> list[str]:
-    """Translations by number, each number once."""
+    """Return translations by number, each number once."""
     assert sorted(sentence.number for sentence in sentences_by_number) == list(range(len(sentences_by_number)))
     return [sentence.text for sentence in sorted(sentences_by_number, key=lambda sentence: sentence.number)]
 
@@ -99,7 +99,7 @@ def test_a_killed_process_goes_on_without_losing_or_doubling(
     process.communicate()
     before = shards.lines_in(partial)
     assert 19 <= before < TRAIN
-    # As if the kill had come in the middle of a line, and one of its numbers with it.
+    # As after a kill in the middle of a line, even of a number.
     with partial.open("ab") as file:
         file.write(b"299\t-0.1")
     decode(corpus, tmp_path, *options)
@@ -139,7 +139,7 @@ def test_a_slurm_array_divides_the_work(corpus: Corpus, tmp_path: Path, monkeypa
 def test_arrays_with_gaps_leave_no_shard(
     corpus: Corpus, greedy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: tuple[int, ...], begun: int
 ) -> None:
-    """`sbatch --array=1,3`, also on shards of an array of another size: the last task leaves nothing undone."""
+    """`sbatch --array=1,3`, also with shards of an array of another size: the last task finishes all shards."""
     more = ["--decoder", "greedy", "--gen-subset", "valid"]
     if begun is not None:
         decode(corpus, tmp_path, *more, "--num-shards", str(begun), "--shard-id", "0")
@@ -233,7 +233,7 @@ def test_sources_too_long_for_the_teacher(corpus: Corpus, tmp_path: Path) -> Non
 
 
 def refused(message: str, capsys: pytest.CaptureFixture[str], *argv: str) -> None:
-    """The command ends with one line that says so."""
+    """Check that a command ends with this one-line error."""
     capsys.readouterr()
     assert cli.main([str(word) for word in argv]) == 2
     error = capsys.readouterr().err.strip().split("\r")[-1]  # after the progress bar
@@ -243,7 +243,7 @@ def refused(message: str, capsys: pytest.CaptureFixture[str], *argv: str) -> Non
 
 @pytest.fixture
 def copy(greedy: Path, tmp_path: Path) -> Path:
-    """Finished shards that a test may spoil."""
+    """A copy of finished shards, which a test may change."""
     return Path(shutil.copytree(greedy, tmp_path / "shards"))
 
 
@@ -303,7 +303,7 @@ def test_shards_of_something_else(
 
 
 def test_shards_of_another_drafter_or_rule(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What gad++ says depends on them; what gad says does not."""
+    """The output of gad++ depends on drafter and rule, that of gad does not."""
     common = ["--gen-subset", "valid", "--batch-size", "30"]
     decode(corpus, tmp_path / "gad", *common, "--decoder", "gad", "--drafter-path", str(corpus.own_encoder))
     decode(corpus, tmp_path / "gad", *common, "--decoder", "gad", "--drafter-path", str(corpus.drafter))
@@ -317,7 +317,7 @@ def test_shards_of_another_drafter_or_rule(corpus: Corpus, tmp_path: Path, capsy
 
 
 class FullDisk(io.FileIO):
-    """A file on a disk with room for 3000 more bytes."""
+    """A file on a disk with 3000 free bytes."""
 
     room = 3000
 
@@ -401,7 +401,7 @@ def test_two_writers(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told from a shard that another process writes."""
+    """Missing locks are not mistaken for a shard that another process writes."""
 
     def no_locks(file: object, kind: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
