@@ -1,4 +1,4 @@
-"""The released models of UA-GEC and data for them, so that faults are tried on what users have, without training."""
+"""The released models of UA-GEC and data for them: faults are tested on users' files, without training."""
 
 import math
 import os
@@ -63,7 +63,7 @@ class _RunsAProgram:
 
 
 def full_device(folder: Path) -> Path:
-    """A device like /dev/full, but not that one itself: what these tests are about is that devices are destroyed."""
+    """Make a device like /dev/full, which a faulty run could destroy."""
     device = folder / "full"
     try:
         os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
@@ -75,7 +75,7 @@ def full_device(folder: Path) -> Path:
 
 
 def spoiled(folder: Path, models: Path, data: Path) -> Path:
-    """Checkpoints and copies of `data` that users may come by."""
+    """Make unusable checkpoints and copies of `data`."""
     folder.mkdir()
     for name in ("verifier", "drafter"):
         state = torch.load(models / f"{name}.pt", weights_only=False)
@@ -113,7 +113,7 @@ def spoiled(folder: Path, models: Path, data: Path) -> Path:
 
 
 def prepare(folder: Path, copies: int = 1) -> Released:
-    """Make the data in an empty folder; the sentences come so many times."""
+    """Make the data in an empty folder, with the sentences repeated."""
     models = MODELS / "ua-gec"
     subwords = sentencepiece.SentencePieceProcessor(model_file=str(models / "subwords.model"))
     lines = [" ".join(subwords.encode(sentence, out_type=str)) for sentence in SENTENCES] * copies
@@ -149,5 +149,5 @@ def prepare(folder: Path, copies: int = 1) -> Released:
 
 
 def options(released: Released, *more: str) -> str:
-    """Options that fairseq-generate and fairseq-interactive share, and further ones."""
+    """Return the common options of fairseq-generate and fairseq-interactive, and further ones."""
     return shlex.join([str(released.data), "--task", "spec_dec", "--path", str(released.verifier), "--cpu", *more])

@@ -1,4 +1,4 @@
-"""One line with the right remedy, and an exit status, for what users get wrong: bad_input.txt is the table."""
+"""Users' mistakes give one line with the remedy, and an exit status; bad_input.txt lists them."""
 
 import fileinput
 import importlib
@@ -43,7 +43,7 @@ def _input_stays_strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ended(command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command in this process: its exit status, and what it says on standard error when it ends."""
+    """Run a command in this process; return its exit status and its standard error."""
     with mock.patch.object(sys, "argv", [command, *arguments]):
         capsys.readouterr()
         try:
@@ -55,7 +55,7 @@ def ended(command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
             return int(end.code or 0), capsys.readouterr().err
         except Exception:
             capsys.readouterr()
-            # What Python does with an exception at the end of a process, whose status is then 1.
+            # As Python does for an exception that ends a process, whose status is then 1.
             with mock.patch.object(sys, "excepthook", sys.__excepthook__):
                 errors.install_one_line_errors()
                 sys.excepthook(*sys.exc_info())
@@ -84,7 +84,7 @@ def test_one_line_and_status(
 
 
 def test_input_that_is_not_utf8_does_not_stop_the_rest(released: Released) -> None:
-    """The bad line is named and decoded as well as it can be; the others come out as without it."""
+    """The bad line is reported and decoded with U+FFFD; other lines are unaffected."""
     decoder = options(released, "--decoder", "greedy", "--buffer-size", "2")
     whole = run_in_process("interactive", decoder, "--input", str(released.text)).stdout
     done = run_in_process("interactive", decoder, "--input", str(released.invalid))
@@ -96,14 +96,14 @@ def test_input_that_is_not_utf8_does_not_stop_the_rest(released: Released) -> No
 
 
 def test_lines_that_are_too_long_do_not_stop_the_rest(released: Released, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is named, has no translation, and the exit status is 1; the others come out as without it."""
+    """Each is reported and has no translation, and the exit status is 1; other lines are unaffected."""
     failures: list[str] = []
     monkeypatch.setattr("fairseq_plugins.tasks.spec_dec.fail", failures.append)
     common = ("--decoder", "greedy", "--input")
     whole = run_in_process("interactive", options(released, *common, str(released.text))).stdout
     first, *rest = released.text.read_text(encoding="utf-8").splitlines()
     text = released.bad / "some_long.txt"
-    # A carriage return by itself ends no line.
+    # A carriage return alone ends no line.
     text.write_text("\n".join([first, "a " * 3000, "\r\r".join(rest[0].split(" ", 1)), rest[1], ""]), encoding="utf-8")
     for size in ("1", "2", "10"):
         failures.clear()

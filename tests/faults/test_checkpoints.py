@@ -1,4 +1,4 @@
-"""Checkpoints that were cut off or changed on the way: one line, a status, and nothing written."""
+"""Truncated or corrupt checkpoints give one line and an exit status, and no output."""
 
 import random
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.conftest import Corpus
 
 
 def sizes(whole: int, count: int) -> list[int]:
-    """Where to cut: nothing left, all but the last byte, and between."""
+    """Return sizes to truncate a file to: empty, all but the last byte, and between."""
     return [0, 1, whole - 1, *random.Random(1).sample(range(whole), count - 3)]
 
 

@@ -1,6 +1,6 @@
-"""kill -9 at every stage of distillation: the same command goes on, and nothing is lost or doubled.
+"""Kill distillation with SIGKILL at every stage: the same command resumes, and loses or repeats nothing.
 
-The process that is killed is a fork of this one, which saves it the imports.
+The killed process is a fork of this one, to avoid the imports.
 """
 
 import os
@@ -24,15 +24,15 @@ SHARDS = 1
 
 
 def killed(stage: int, hooks: list[tuple[Any, str]], run: Callable[[], object]) -> bool:
-    """Run something in a fork that is killed just before, or halfway through, a call of one of these functions.
+    """Run a function in a fork that is killed before, or halfway through, a call of one of the hooked functions.
 
     Args:
-        stage: the how manieth call, from 0 on.
-        hooks: objects with the names of their functions.
-        run: what to run.
+        stage: index of the call, from 0.
+        hooks: objects, and names of their functions.
+        run: function to run.
 
     Returns:
-        whether it was killed; otherwise it ended before it came to that stage.
+        whether the fork was killed; else it ended before that call.
     """
     child = os.fork()
     if child == 0:
@@ -61,13 +61,13 @@ def killed(stage: int, hooks: list[tuple[Any, str]], run: Callable[[], object]) 
 
 
 def _write_half(arguments: tuple[Any, ...]) -> None:
-    """As a kill in the middle of a write leaves a shard."""
+    """Leave a shard as a kill in the middle of a write does."""
     if len(arguments) > 1 and isinstance(arguments[0], ShardWriter):
         os.write(arguments[0]._file.fileno(), arguments[1][: len(arguments[1]) // 2])
 
 
 def every_stage(hooks: list[tuple[Any, str]], run: Callable[[], object], begin: Callable[[], object]) -> Iterator[int]:
-    """Begin anew and kill at one stage after the other, as long as there is one."""
+    """Yield each stage at which a new run was killed, until a run ends by itself."""
     for stage in range(100):
         begin()
         if not killed(stage, hooks, run):
@@ -87,20 +87,20 @@ def merged(corpus: Corpus, folder: Path, destination: Path) -> int:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files; the log of preprocessing names folders."""
+    """Return the contents of all files but the log of preprocessing, which names folders."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
 
 
 def shards_in(folder: Path) -> list[list[Sentence]]:
-    """The sentences of every finished shard, by number."""
+    """Return the sentences of all finished shards, by number."""
     shards = [read_shard(shard_path(folder, "valid", shard, SHARDS))[1] for shard in range(SHARDS)]
     return [sorted(sentences, key=lambda sentence: sentence.number) for sentences in shards]
 
 
 @pytest.fixture(scope="module")
 def whole(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards that nothing interrupted."""
+    """Shards of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     assert decode(corpus, folder) == 0
     return folder
@@ -112,11 +112,11 @@ def test_decoding(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
     stages = 0
     for _ in every_stage(hooks, lambda: decode(corpus, folder), lambda: shutil.rmtree(folder, ignore_errors=True)):
         assert decode(corpus, folder) == 0
-        # The same translations, each once; only their order tells that there was an interruption.
+        # The same translations, each once; an interruption only changes their order.
         assert shards_in(folder) == shards_in(whole)
         assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.iterdir())
         stages += 1
-    # Header, what is too long, batches, the end, all on disk, name.
+    # Calls: header, overlong sentences, batches, footer, fsync, rename.
     assert stages >= SHARDS * 8
 
 
@@ -135,7 +135,7 @@ def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.Cap
     for _ in every_stage(hooks, lambda: merged(corpus, whole, destination), begin):
         capsys.readouterr()
         if destination.exists():
-            # Killed after all was done: whole, and not made a second time.
+            # Killed after the rename: the result is complete, and the next run refuses to replace it.
             assert merged(corpus, whole, destination) == 2
             error = f"spec-dec-distill: error: --destdir {destination}: is there already"
             assert capsys.readouterr().err.startswith(error)
@@ -151,7 +151,7 @@ def test_merging(corpus: Corpus, whole: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_shards_torn_at_any_byte(tmp_path: Path) -> None:
-    """One that grows goes on after the last whole line; a finished one is refused."""
+    """A torn unfinished shard resumes after its last whole line; a torn finished one is refused."""
     made_from = {"subset": "valid", "name": "ü"}
     sentences = [Sentence(number, f"-{number}.5", "ä b " * number) for number in range(6)]
     file, partial = tmp_path / "valid.0-of-1.tsv", tmp_path / "valid.0-of-1.tsv.partial"

@@ -1,6 +1,6 @@
-"""What a run writes: nothing is destroyed, nothing is lost without a word, and the exit status tells of it.
+"""Output files: existing files survive failures, and each failed write is reported and sets the exit status.
 
-Disks are full here by a limit on the size of files, which needs no rights, and by a real small file system for root.
+Full disks are simulated by a limit on the size of files, and as root by a small file system.
 """
 
 import contextlib
@@ -55,14 +55,14 @@ def open_stats(path: Path | str) -> DecodingStats:
 
 
 def write_stats(path: Path | str) -> None:
-    """What a run of one sentence does with `--stats-file`."""
+    """Write the statistics of one sentence to `--stats-file`."""
     stats = open_stats(path)
     stats.record([SENTENCE], 1.0)
     stats.close()
 
 
 def write_content(path: Path | str) -> None:
-    """The same content through the function that the spec-dec-* commands use."""
+    """Write the same content with the function of the spec-dec-* commands."""
     write_atomically(Path(path), json.dumps(RECORD) + "\n", "--stats-file")
 
 
@@ -113,7 +113,7 @@ def test_link_stays_and_its_target_is_replaced(tmp_path: Path, write: object) ->
     link.symlink_to("far/target")
     write(link)
     assert link.is_symlink() and is_written(target.read_text())
-    # Replaced, not written over.
+    # Replaced, not overwritten.
     assert other_name.read_text() == "old"
 
 
@@ -159,7 +159,7 @@ def test_folder_without_permission(tmp_path: Path, write: object) -> None:
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Within it, files cannot grow above so many bytes."""
+    """Limit the size of files, within the context."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -181,7 +181,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, however many sentences follow; what was written is kept, and the old file too."""
+    """A failed write is reported once, however many sentences follow; written lines and the old file stay."""
     path = tmp_path / "stats"
     path.write_text("old")
     stats = open_stats(path)
@@ -198,7 +198,7 @@ def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_failure_that_closing_notices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder goes while the run writes."""
+    """The folder is removed during the run."""
     folder = tmp_path / "folder"
     folder.mkdir()
     file = PartialFile(str(folder / "trace"), "--trace-file")
@@ -232,7 +232,7 @@ def test_full_file_system(small_disk: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_nothing_is_opened_to_find_out(tmp_path: Path) -> None:
-    """A FIFO that nobody reads yet would hold the process up before models are loaded."""
+    """Opening a FIFO without a reader would block the process before models are loaded."""
     os.mkfifo(tmp_path / "fifo")
     assert destination(tmp_path / "fifo", "--stats-file").is_direct
 
@@ -243,10 +243,10 @@ def test_nothing_is_opened_to_find_out(tmp_path: Path) -> None:
 def start(
     released: Released, command: str, *more: str, redirect: str = "", programs: Path = INSTALLED
 ) -> subprocess.Popen:
-    """Start a command of this folder through a shell, which redirects its output."""
+    """Start a command through a shell, which redirects its output."""
     line = options(released, "--user-dir", str(REPOSITORY / "fairseq_plugins"), "--decoder", "greedy", *more)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": ""}
-    # The output is held back until the end, unless there is much of it.
+    # Python buffers output, short output until the end.
     environment.pop("PYTHONUNBUFFERED", None)
     return subprocess.Popen(
         ["bash", "-c", f"exec {programs}/{command} {line} {redirect}"],
@@ -255,13 +255,13 @@ def start(
         text=True,
         env=environment,
         start_new_session=True,
-        # Jobs in the background of a shell ignore it, and so would what they start: `make test &`.
+        # Background jobs of a shell (`make test &`) ignore SIGINT, and so would their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, list[str]]:
-    """Exit status, standard output, and what our code said on standard error."""
+    """Wait for a process; return exit status, standard output, and our messages on standard error."""
     stdout, stderr = process.communicate(timeout=200)
     assert "Traceback" not in stderr and "Exception" not in stderr and "Logging error" not in stderr, stderr
     messages = [line for line in stderr.splitlines() if re.match("error|interrupted|--|greedy", line)]
@@ -279,9 +279,9 @@ def test_translations_come_though_statistics_cannot_be_written(released: Release
 
 
 def test_statistics_and_trace_on_standard_output(released: Released, programs: Path, tmp_path: Path) -> None:
-    """All lines are whole, and none is written over, though all go into one file."""
+    """Translations, statistics and traces share one file; all lines are whole and none is overwritten."""
     both, standard_output = tmp_path / "both", tmp_path / "stdout"
-    # The link, and not /dev/stdout, would be destroyed.
+    # A link, since a faulty run would destroy /dev/stdout itself.
     standard_output.symlink_to("/dev/stdout")
     more = ("--stats-file", str(standard_output), "--trace-file", str(both))
     status, _, messages = finish(start(released, "fairseq-generate", *more, redirect=f"> {both}", programs=programs))
@@ -305,7 +305,7 @@ def test_statistics_and_trace_on_standard_output(released: Released, programs: P
 def test_standard_output_that_takes_nothing(
     released: Released, programs: Path, tmp_path: Path, command: str, redirect: str, expected: list[str]
 ) -> None:
-    """The first of these commands imports everything itself: that it ends so is the same as of the others."""
+    """The first command runs without the command server, which must not change how it ends."""
     text = tmp_path / "one"
     text.write_text(released.text.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
     more = ("--input", str(text)) if command == "fairseq-interactive" else ()
@@ -320,7 +320,7 @@ def test_standard_output_that_takes_nothing(
 
 
 def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, tmp_path: Path) -> None:
-    """Ctrl-C, which reaches all processes of the command: no traceback, 130 in a shell, the partial file whole."""
+    """Ctrl-C, sent to all processes: no traceback, exit status 130 in a shell, whole lines in the partial file."""
     stats, output = tmp_path / "stats", tmp_path / "output"
     more = ("--batch-size", "1", "--no-compiled-steps", "--min-len", "60", "--stats-file", str(stats))
     more += ("--num-workers", "1")
@@ -332,7 +332,7 @@ def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, t
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     status, _, messages = finish(process)
-    # Ended by the signal, as shells want it to end their loops: $? is 128 + 2.
+    # The process ends by the signal, so that a shell ends its loop: $? is 128 + 2.
     assert status == -signal.SIGINT
     assert messages == ["interrupted", f"--stats-file {stats}: not finished; what there is is in {partial}"]
     kept = [json.loads(line) for line in partial.read_text().splitlines()]

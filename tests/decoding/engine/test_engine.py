@@ -1,4 +1,4 @@
-"""An engine is handed down: what one generator runs on is nothing to another."""
+"""Generators have their own engines: settings of one do not affect another."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support import assert_same_output, fairseq_greedy, ids, make_args, ma
 
 
 def make_generator(task: SpecDecTask, model: Any, **options: Any) -> Any:
-    """A generator as the task builds it with these options."""
+    """Return a generator built by the task with these options."""
     for name, value in {"decoding_method": "greedy", **options}.items():
         setattr(task.cfg, name, value)
     return task.build_generator([model], make_args(beam=1, max_len_b=30))
@@ -23,7 +23,7 @@ def make_generator(task: SpecDecTask, model: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("compiled_first", [True, False])
 def test_two_generators_keep_their_backends(compiled_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they take turns, and also once they read the weights anew."""
+    """Generators decode alternately, also after `refresh`."""
     steps: list[CachedDecoder] = []
     step = CachedDecoder.step
     monkeypatch.setattr(CachedDecoder, "step", lambda self, *args, **kw: steps.append(self) or step(self, *args, **kw))

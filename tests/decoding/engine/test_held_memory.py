@@ -1,4 +1,4 @@
-"""What verifier and drafter hold is their weights and caches: no weight of a large model is held twice."""
+"""Memory of verifier and drafter: weights and caches, and no second copy of a large model's weights."""
 
 import ctypes
 import gc
@@ -38,7 +38,7 @@ BASE = {
 
 
 def reachable_tensors(*roots: object) -> Iterator[Tensor]:
-    """All tensors that an object keeps alive; of functions those in their closures."""
+    """Return all tensors that an object keeps alive, those in closures of functions included."""
     waiting, visited = list(roots), set()
     while waiting:
         thing = waiting.pop()
@@ -54,20 +54,20 @@ def reachable_tensors(*roots: object) -> Iterator[Tensor]:
 
 
 def held_bytes(*roots: object) -> int:
-    """Bytes of the memory behind all these tensors, shared memory once."""
+    """Return the bytes of all tensors reachable from objects, shared memory counted once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in reachable_tensors(*roots)}
     return sum(storage.nbytes() for storage in storages.values())
 
 
 def in_use() -> int:
-    """Bytes of this process, without what was given back and is kept for others."""
+    """Return the allocated bytes of this process, without free memory that the allocator keeps."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return resident("VmRSS")
 
 
 def weight_bytes(*models: nn.Module) -> int:
-    """Bytes of the parameters of models, shared ones once."""
+    """Return the bytes of models' parameters, shared ones counted once."""
     parameters = {id(parameter): parameter for model in models for parameter in model.parameters()}
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
@@ -87,7 +87,7 @@ KINDS = [
 
 
 class Ordinary:
-    """A verifier and a drafter of ordinary size, and what fairseq's own generator says."""
+    """A verifier and a drafter of ordinary size, a batch, and fairseq's own output for it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.task = make_task(8000)
@@ -99,7 +99,7 @@ class Ordinary:
         self.on_paper = weight_bytes(self.verifier, self.drafter)
 
     def decoded(self, engine: Engine | NativeWeights) -> DraftVerifyGenerator:
-        """A generator that has decoded the batch, with drafts in fp32."""
+        """Return a generator that has decoded the batch, with drafts in fp32."""
         how = Options("gad", 5, fp32_drafts=True)
         generator, _ = make_generator([self.verifier], self.task, how, self.drafter, engine=engine, max_len_b=20)
         assert ids(generator.generate([], self.sample)) == self.expected
@@ -108,7 +108,7 @@ class Ordinary:
 
 @pytest.mark.parametrize("options", KINDS)
 def test_weights_are_held_once(options: dict[str, Any]) -> None:
-    """By PyTorch's operations."""
+    """The loop in PyTorch holds weights once."""
     models = Ordinary(options)
     method = models.decoded(Engine()).backend.method
     decoders = [*method.verifier.decoders, method.drafter.decoder.cached]
@@ -119,10 +119,10 @@ def test_weights_are_held_once(options: dict[str, Any]) -> None:
 
 @needs_proc
 @pytest.mark.parametrize("options", KINDS)
-def test_the_kernels_hold_no_weight_twice(options: dict[str, Any]) -> None:
-    """Unless they are to be packed."""
+def test_kernels_hold_weights_once(options: dict[str, Any]) -> None:
+    """The kernels hold weights once, unless these are packed."""
     models = Ordinary(options)
-    # Fusing projections takes memory, and gives that of their parts back.
+    # Fusing projections allocates memory and frees that of their parts.
     both = (models.verifier, models.drafter)
     fused = [CachedDecoder(model.decoder, Engine()) for model in both]
     fused += [FusedEncoder(model.encoder, Engine()) for model in both if model.encoder is not None]
@@ -137,11 +137,11 @@ def test_the_kernels_hold_no_weight_twice(options: dict[str, Any]) -> None:
 
 @needs_proc
 def test_caches_take_what_is_written() -> None:
-    """Outputs may have 4000 tokens, and end long before: a hundredth of what their cache could hold."""
+    """Caches grow with outputs: the limit is 4000 tokens, and outputs are much shorter."""
     task = make_task(60)
     sizes = {"decoder_embed_dim": 512, "encoder_embed_dim": 512, "max_target_positions": 4096}
     model = make_transformer(task, 1, **sizes)
-    # Every output is the end alone.
+    # Every output is EOS alone.
     with torch.no_grad():
         model.decoder.output_projection.weight.zero_()
     model.decoder.output_projection.bias = nn.Parameter(torch.nn.functional.one_hot(torch.tensor(2), 60).float())
@@ -158,7 +158,7 @@ def test_caches_take_what_is_written() -> None:
 
 
 def test_fused_weights_are_the_modules_own() -> None:
-    """Values and names stay; what training changes is what decoding reads, and fusing again makes no new memory."""
+    """Fusing keeps values and names, shares memory with the parameters, and allocates nothing the second time."""
     task = make_task(30)
     model = make_transformer(task, 1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -183,7 +183,7 @@ def test_fused_weights_are_the_modules_own() -> None:
     assert torch.equal(layer.self_qkv[0][16:32], attention.k_proj.weight)
 
 
-def test_parameters_that_look_into_others_memory_are_left_alone() -> None:
+def test_parameters_that_are_views_are_not_fused() -> None:
     model = make_transformer(make_task(30), 1)
     attention = model.decoder.layers[0].self_attn
     flat = torch.zeros(2, 16, 16)

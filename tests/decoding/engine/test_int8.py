@@ -1,4 +1,4 @@
-"""`--int8`: the output of the model with rounded weights, the same whatever drafts, and called lossy."""
+"""`--int8` gives the output of the model with rounded weights, with any drafts, and is reported as lossy."""
 
 import copy
 from dataclasses import replace
@@ -36,15 +36,15 @@ from tests.support import (
 
 @pytest.fixture(params=[NativeWeights, Engine], ids=["native", "torch"])
 def engine(request: pytest.FixtureRequest) -> Engine | NativeWeights:
-    """With rounded weights, on the compiled kernels and on PyTorch's operations."""
+    """Engines with int8 weights: the compiled kernels and PyTorch."""
     return request.param(precision=Precision.INT8_WEIGHTS)
 
 
 def rounded(model: TransformerModel) -> TransformerModel:
-    """A stock fairseq model whose linear layers hold in fp32 what int8 weights stand for."""
+    """Return a stock fairseq model whose fp32 weights are the dequantised int8 weights."""
     model = copy.deepcopy(model)
     output = model.decoder.output_projection
-    # Apart from the embeddings, which stay in fp32.
+    # A copy, since embeddings stay in fp32.
     output.weight = nn.Parameter(output.weight.detach().clone())
     linears = [
         module
@@ -91,18 +91,18 @@ def test_greedy_is_fairseqs_with_rounded_weights(engine: Engine | NativeWeights,
 
 @settings(UNSHRUNK, max_examples=example_count(12))
 @given(case=cases(12, st.one_of(DRAFTERS, FEATURE_DRAFTERS)), block_size=st.sampled_from([1, 3, 10]))
-def test_gad_says_what_greedy_says(engine: Engine | NativeWeights, case: Case, block_size: int) -> None:
+def test_gad_equals_greedy(engine: Engine | NativeWeights, case: Case, block_size: int) -> None:
     greedy, _ = case.decode(Options("greedy"), engine=engine)
     drafted, _ = case.decode(Options("gad", block_size), engine=engine)
     assert_same_output(drafted, greedy)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_other_drafters_too(engine: Engine | NativeWeights, method: Options) -> None:
+def test_other_drafters_equal_greedy(engine: Engine | NativeWeights, method: Options) -> None:
     task = make_task(9)
     models = [make_transformer(task, 3), make_transformer(task, 4, decoder_layers=1)]
     sample = make_sample(task, [4, 0, 12, 7], 3)
-    # One model by itself, and an ensemble, which the kernels leave to PyTorch.
+    # One model, and an ensemble, which the kernels do not support.
     for verifiers in (models[:1], models):
         greedy, _ = decode(verifiers, task, sample, Options("greedy"), engine=engine, max_len_b=20)
         drafted, stats = decode(verifiers, task, sample, method, engine=engine, max_len_b=20)
@@ -120,7 +120,7 @@ def test_drafts_are_accepted(engine: Engine | NativeWeights) -> None:
     assert emitted_per_iteration(stats) > 1.6
 
 
-def test_it_is_another_model_than_in_fp32(engine: Engine | NativeWeights) -> None:
+def test_output_differs_from_fp32(engine: Engine | NativeWeights) -> None:
     task = make_task(200)
     model = make_transformer(task, 1)
     sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
@@ -131,14 +131,14 @@ def test_it_is_another_model_than_in_fp32(engine: Engine | NativeWeights) -> Non
     assert ids(fp32) != ids(int8)
 
 
-def test_its_summary_says_so() -> None:
+def test_summary_calls_it_lossy() -> None:
     task = make_task(9)
     task.cfg.decoding_method = "greedy"
     for task.cfg.int8, name in ((False, "greedy"), (True, "greedy int8 (lossy: weights rounded)")):
         assert task.build_generator([make_transformer(task, 1)], make_args(beam=1)).stats.decoder == name
 
 
-def test_where_it_cannot_run() -> None:
+def test_unsupported_runs_are_refused() -> None:
     task = make_task(9)
     half, elsewhere = make_transformer(task, 1).half(), make_transformer(task, 1).to("meta")
     for model, message in (

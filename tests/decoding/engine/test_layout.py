@@ -1,4 +1,4 @@
-"""A row of a step gives the same wherever it stands among others."""
+"""The result of a row does not depend on its place among the rows of a step."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,14 +29,14 @@ VOCABULARY = 30
 
 
 class Steps:
-    """Steps of one decoder, each on a copy of the same cache, which holds `lengths` random tokens of every sentence.
+    """Steps of one decoder, each on a copy of a cache with `lengths` random tokens of each sentence.
 
     Args:
-        engine: what it runs on.
-        options: of the verifier.
-        drafter: of the drafter whose decoder is meant; None for the verifier's.
-        lengths: of the sentences.
-        seed: of everything that is random.
+        engine: runs the decoder.
+        options: options of the verifier.
+        drafter: options of the drafter, whose decoder then runs; None for the verifier's.
+        lengths: lengths of the sentences.
+        seed: random seed.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class Steps:
         self.cache = self.decoder.cache
 
     def tokens(self, *shape: int) -> Tensor:
-        """Random tokens, of a drafter with masks for a third of them."""
+        """Return random tokens; for a drafter a third of them are masks."""
         words = torch.randint(4, VOCABULARY, shape, generator=self.random)
         is_mask = torch.rand(shape, generator=self.random) < (0 if self.inputs is None else 1 / 3)
         return words.masked_fill(is_mask, VOCABULARY)
 
     def number(self, limit: Tensor) -> Tensor:
-        """Random numbers from 0 to `limit`."""
+        """Return random numbers from 0 to `limit`."""
         return (torch.rand(limit.shape, generator=self.random) * (limit + 1)).long()
 
     def run(self, tokens: Tensor, layout: Chain) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states [..., D], all states [layers + 1, ..., D], and the cache."""
+        """Run a step; return hidden states [..., D], all states [layers + 1, ..., D], and the cache."""
         self.decoder.cache = self.cache.clone()
         states: list[Tensor] = []
         hidden = self.decoder.step(tokens, layout, states, self.inputs)

@@ -1,4 +1,4 @@
-"""What tests of the kernels share."""
+"""Fixtures of the kernels' tests."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fairseq_plugins.decoding.engine.weights import Precision
 
 @pytest.fixture
 def chosen_forms(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A list to which the form of every weight is added."""
+    """A list that records the format of each weight converted for the kernels."""
     seen: list[Any] = []
     choose = NativeWeights._format
 

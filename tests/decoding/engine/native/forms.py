@@ -1,4 +1,4 @@
-"""Which forms of weights this processor computes with."""
+"""Weight formats that this processor supports."""
 
 from typing import Any
 
@@ -8,5 +8,5 @@ FORMS: Any = kernels().WeightFormat
 HAS_HALVES = kernels().supports(FORMS.FP16_PANELS)
 HAS_TILES = kernels().supports(FORMS.FP16_AMX_TILES)
 HAS_INT8 = kernels().supports(FORMS.INT8_PANELS)
-# Of weights that float16 holds, where they are copied anyway.
+# Format of packed weights that float16 holds exactly.
 HALVES = FORMS.FP16_PANELS if HAS_HALVES else FORMS.PANELS

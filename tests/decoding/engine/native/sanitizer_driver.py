@@ -1,9 +1,9 @@
-"""What test_sanitizers.py runs in a process of its own, on kernels built with sanitizers: right calls and wrong ones.
+"""Program of test_sanitizers.py: valid and invalid calls of kernels built with sanitizers.
 
 Usage: python -m tests.decoding.engine.native.sanitizer_driver LIBRARY ROUNDS SEED
 
-First it makes every call of `FAULTS`, past all checks, in a process of its own, and prints how these ended: the
-sanitizer has to report and to end them. After the line `RANDOM` come this many rounds of random calls.
+It first makes each call of `FAULTS`, past all checks, in a child process, and prints how it ended: the sanitizer must
+report it and end the process. After the line `RANDOM` follow ROUNDS rounds of random calls.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ NAME = "fairseq_plugins.decoding.engine.native._kernels"
 
 
 def load(library: str) -> ModuleType:
-    """Import kernels that were built elsewhere, in the place of those that are installed."""
+    """Import the kernels of a library instead of the installed ones."""
     spec = importlib.util.spec_from_file_location(NAME, library)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,7 +29,7 @@ def load(library: str) -> ModuleType:
     return module
 
 
-# Before anything asks for them.
+# Before `kernels` is first called.
 MODULE = load(sys.argv[1])
 
 import numpy as np  # noqa: E402
@@ -55,7 +55,7 @@ from tests.support import (  # noqa: E402
 
 
 def right_model(choose: random.Random) -> None:
-    """A random model says what fairseq's own search says, by a random decoder."""
+    """Compare a random decoder on a random model with fairseq's own search."""
     task = make_task(choose.choice([10, 40, 67, 130]))
     sizes = random_sizes(choose)
     model = make_random(task, choose.randrange(1000), **sizes)
@@ -69,7 +69,7 @@ def right_model(choose: random.Random) -> None:
         search["prefix_tokens"] = prefix
     ours, _ = decode([model], task, sample, how, engine=weights, **search)
     expected = fairseq_beam([model], task, sample, 1, **search)
-    # Where a width is tiny, states hardly differ, and rounding decides between tokens.
+    # In tiny widths states hardly differ, and rounding decides between tokens.
     if sizes["decoder_embed_dim"] >= 8:
         assert_same_hypotheses(ours, expected, tolerance=1e-3)
         beam = choose.choice([1, 2, 4])
@@ -80,7 +80,7 @@ def right_model(choose: random.Random) -> None:
 
 
 def right_layer(choose: random.Random) -> None:
-    """Linear layers of every form give what PyTorch gives, also of numbers that are none."""
+    """Compare linear layers of each weight format with PyTorch's, NaN included."""
     rows, inputs, outputs = choose.randint(0, 40), choose.randint(1, 70), choose.randint(1, 70)
     weight, bias = torch.randn(outputs, inputs).half().float(), torch.randn(outputs)
     for form in FORMS:
@@ -95,7 +95,7 @@ def right_layer(choose: random.Random) -> None:
 
 
 class Loops:
-    """Whole batches with drafts, whose output fairseq's own search is the measure of."""
+    """Decodes batches with drafts, and compares outputs with fairseq's own search."""
 
     def __init__(self) -> None:
         self.task = make_task(30)
@@ -113,7 +113,7 @@ class Loops:
         self.blockwise = [make_blockwise(5, 30, identity_first_head=identity)[1] for identity in (True, False)]
 
     def run(self, choose: random.Random) -> None:
-        """Decode a random batch."""
+        """Decode a random batch with a random decoder."""
         lengths = [choose.randint(0, 20) for _ in range(choose.randint(1, 12))]
         sample = make_sample(self.task, lengths, choose.randint(0, 9))
         search = {"max_len_b": choose.choice([1, 9, 60])}
@@ -128,7 +128,7 @@ class Loops:
             Options("hybrid-jacobi", choose.choice([1, 9]), jacobi_pool=choose.random() < 0.5),
         ):
             assert_same_hypotheses(decode(models, self.task, sample, how, drafter, **search)[0], expected)
-        # Only that nothing is read or written elsewhere: tests/decoding/test_native_backend.py says what comes out.
+        # Outputs are not compared here (see tests/decoding/test_native_backend.py), only memory accesses are checked.
         relaxed = Options(
             "gad++", choose.choice([1, 9]), top_beta=choose.choice([1, 30]), tau=choose.choice([0.1, 50.0])
         )
@@ -138,7 +138,7 @@ class Loops:
 
 
 def random_drafts(choose: random.Random, outputs: list) -> list[list[list[int]]]:
-    """Of every output a few drafts: its tokens, some of them left out, doubled or replaced, or none."""
+    """Return some drafts for each output: its tokens with some left out, doubled or replaced, or none."""
     drafts: list[list[list[int]]] = []
     for hypotheses in outputs:
         drafts.append([])
@@ -154,7 +154,7 @@ def random_drafts(choose: random.Random, outputs: list) -> list[list[list[int]]]
 
 
 def reads_features() -> batches.Call:
-    """With a drafter that reads the verifier's states."""
+    """Return a call with a drafter that reads the verifier's states."""
     return batches.trained(drafter_context="features")
 
 
@@ -162,7 +162,7 @@ _makes = (batches.greedy, batches.beams, batches.trained, batches.heads, reads_f
 
 
 def wrong_drafts(choose: random.Random) -> str:
-    """Drafts for another batch, or ids that no dictionary has, are refused; new ones wait for the next batch."""
+    """Drafts for another batch, or with ids outside the dictionary, are refused; new ones are for the next batch."""
     call = _call(batches.copies)
     drafter = call.parts["drafter"]
     drafter.take([])
@@ -183,7 +183,7 @@ def wrong_drafts(choose: random.Random) -> str:
 
 
 def wrong_batch(choose: random.Random) -> str:
-    """A batch with one thing wrong is refused, or does no harm; returns which and what became of it."""
+    """Decode a batch with one invalid value, which is refused or harmless; return the change and the outcome."""
     call = _call(choose.choice(_makes))
     before = dict(call.batch)
     name = choose.choice(["flaw", "encoded", "odd source", "odd number"])
@@ -215,7 +215,7 @@ def _call(make: Callable[[], batches.Call]) -> batches.Call:
 
 
 def wrong_parts(choose: random.Random) -> str:
-    """Layers and paths that do not fit are refused."""
+    """Layers and paths of wrong sizes are refused."""
     kind = choose.choice(["layers", "path", "drafter"])
     try:
         if kind == "layers":
@@ -225,7 +225,7 @@ def wrong_parts(choose: random.Random) -> str:
         elif kind == "path":
             models.make_path(**{**models.PATH, **choose.choice(models.PATH_FLAWS)[0]})
         else:
-            # Of a model with other sources.
+            # from a model with another source dictionary
             call = batches.Call(Options("greedy"), [make_transformer(make_task(30), 1, encoder_embed_dim=24)])
             call.parts["drafter"] = _call(reads_features).parts["drafter"]
             call.run()
@@ -239,24 +239,24 @@ def _odd(choose: random.Random) -> int:
 
 
 def _claimed(memory: np.ndarray, *shape: int) -> np.ndarray:
-    """An array that is said to be of a shape for which its memory is too small."""
+    """Return an array whose claimed shape exceeds its memory."""
     return np.lib.stride_tricks.as_strided(memory, shape, tuple(memory.itemsize * n for n in (*shape[1:], 1)))
 
 
 def too_small_weight() -> None:
-    """The weight has a hundredth of its numbers."""
+    """Read a weight that has a hundredth of its numbers."""
     MODULE.linear(_claimed(np.zeros(64, np.float32), 80, 80), None, None, format=FORMS.PANELS, batch_invariant=False)
 
 
 def too_small_source() -> None:
-    """The source has a tenth of its tokens."""
+    """Read a source that has a tenth of its tokens."""
     call = batches.greedy()
     call.batch["source"] = _claimed(np.full(64, 5), 20, 32)
     call.run()
 
 
 def unaligned_weight() -> None:
-    """Numbers begin in the middle of others: undefined behaviour, but nowhere outside."""
+    """Read unaligned numbers: undefined behaviour within the array's memory."""
     memory = np.zeros(4 * 65, np.uint8)
     weight = memory[2:-2].view(np.float32).reshape(8, 8)
     MODULE.linear(weight, None, None, format=FORMS.PANELS, batch_invariant=False)
@@ -267,7 +267,7 @@ FAULTS = {function.__name__: function for function in (too_small_weight, too_sma
 
 
 def _status_of(call: Callable[[], None]) -> int:
-    """The exit status of a child process that makes a call."""
+    """Make a call in a child process; return its exit status."""
     process = os.fork()
     if process == 0:
         call()
@@ -284,7 +284,7 @@ def main(rounds: int, seed: int) -> None:
     choose = random.Random(seed)
     seen: Counter[str] = Counter()
     loops = Loops()
-    # The kernels ask PyTorch how many threads to run on. PyTorch's own, for layers as small as these, only wait.
+    # The kernels take their number of threads from PyTorch, whose own threads idle with layers this small.
     torch.set_num_threads(1)
     threads = mock.patch.object(torch, "get_num_threads").start()
     while seen["rounds"] < rounds:

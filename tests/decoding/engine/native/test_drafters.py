@@ -1,4 +1,4 @@
-"""What the kernels' drafters draft: where every draft is accepted, outputs are drafts, and those of PyTorch's loop."""
+"""Compare the drafts of the kernels and of the loop in PyTorch: all drafts are accepted, so outputs show them."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ ACCEPT_ALL = {"top_beta": 1000, "tau": float("inf"), "fp32_drafts": True}
 
 
 def drafted(models: list, task: Any, sample: dict[str, Any], drafter: Any, block_size: int) -> list[list[int]]:
-    """Outputs that are the drafter's, of both backends the same."""
+    """Decode with every draft accepted on both backends; return the outputs, which must be equal."""
     how = Options("gad++", block_size, **ACCEPT_ALL)
     ours, stats = decode(models, task, sample, how, drafter, max_len_b=70)
     theirs, expected = decode(models, task, sample, how, drafter, engine=Engine(), max_len_b=70)
@@ -41,10 +41,10 @@ def drafted(models: list, task: Any, sample: dict[str, Any], drafter: Any, block
     block_size=st.sampled_from([3, 10, 25]),
     seed=st.integers(0, 500),
 )
-def test_masks_are_fed_what_training_feeds_them(
+def test_mask_embeddings_are_those_of_training(
     learned: bool, features: bool, sources: list[int], block_size: int, seed: int
 ) -> None:
-    """A soft copy of the source, at positions up to the end of a learned table and beyond."""
+    """Mask embeddings are a soft copy of the source, also at positions beyond the end of a learned table."""
     task = make_task(30)
     model = make_transformer(task, seed, ending=False, max_target_positions=90)
     options: dict[str, Any] = {"decoder_learned_pos": learned, "max_target_positions": 48 if learned else 90}
@@ -54,14 +54,14 @@ def test_masks_are_fed_what_training_feeds_them(
     sample = make_sample(task, sources, seed)
     outputs = drafted([model], task, sample, drafter, block_size)
     without = make_drafter(task, seed + 1, verifier=model, **options)
-    # That the copy counts at all.
+    # Without the copy, outputs differ.
     assert outputs != drafted([model], task, sample, without, block_size)
 
 
 @pytest.mark.parametrize("cell", [{}, {"transition_state": 5}], ids=["pairs", "cell"])
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_paths(cell: dict[str, int], share: float) -> None:
-    """Transition scores, along a state or not, over all tokens or the frequent ones."""
+    """Transition scores with and without a recurrent state, over all tokens or the frequent ones."""
     task = make_task(40)
     model = make_transformer(task, 3, ending=False)
     drafter = make_drafter(task, 4, verifier=model, transition_rank=3, **cell)

@@ -1,4 +1,4 @@
-"""The kernels under AddressSanitizer and UBSan: random calls, right and wrong, in a process of their own."""
+"""Run the kernels under AddressSanitizer and UBSan: random valid and invalid calls, in a separate process."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from tests.decoding.engine.native.test_threads import CSRC
 from tests.strategies import example_count
 from tests.support import REPOSITORY
 
-# Both look at the same process, which imports everything under the sanitizers.
+# Both tests read the output of one process, whose imports under the sanitizers are slow.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sanitizers")]
 
 ROUNDS = example_count(48)
@@ -23,7 +23,7 @@ SANITIZERS = "address,undefined"
 
 
 def _build(folder: Path) -> Path:
-    """Kernels with sanitizers, for the best instruction set and the portable one; kept until their sources change."""
+    """Build the kernels with sanitizers, for the best instruction set and the portable one; cached by their sources."""
     sources = [REPOSITORY / "setup.py", *sorted(path for path in CSRC.rglob("*") if path.is_file())]
     isa = next(name for name in kernels().runnable_instruction_sets() if name != "amx")
     version = hashlib.sha256(isa.encode() + b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
@@ -44,18 +44,18 @@ def _build(folder: Path) -> Path:
 
 
 def _library(compiler: str, name: str) -> Path:
-    """Where the compiler has a library; its name alone where it has none."""
+    """Return the path of a compiler's library, or its name alone if the compiler has none."""
     result = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
     return Path(result.stdout.strip())
 
 
 @pytest.fixture(scope="module")
 def ran(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
-    """The driver on kernels built with sanitizers."""
+    """The finished driver, run on kernels built with sanitizers."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    # What throws exceptions has to be there when the sanitizer looks for it.
+    # libstdc++ must be loaded before the sanitizer looks up its exceptions.
     first = [_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]
     if not all(path.is_absolute() for path in first):
         pytest.skip("the compiler has no AddressSanitizer that can be loaded first")
@@ -64,7 +64,7 @@ def ran(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "LD_PRELOAD": " ".join(map(str, first)),
-        # Python frees little of what it has at the end.
+        # Python frees little of its memory at exit.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
@@ -74,7 +74,7 @@ def ran(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
 
 
 def _parts(printed: str) -> list[str]:
-    """What was printed of faults, and of random calls."""
+    """Split output into that of `FAULTS` and that of random calls."""
     parts = printed.split("random calls\n")
     assert len(parts) == 2, printed
     return parts
@@ -83,7 +83,7 @@ def _parts(printed: str) -> list[str]:
 def test_random_calls_right_and_wrong(ran: subprocess.CompletedProcess[str]) -> None:
     printed, error = (_parts(text)[1] for text in (ran.stdout, ran.stderr))
     assert ran.returncode == 0 and "Sanitizer" not in error and "runtime error" not in error, error
-    # A driver that had nothing to do would end well, too.
+    # A driver without calls would succeed, too.
     counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in printed.splitlines()}
     assert counts["rounds"] == ROUNDS and counts["whole batches"] >= ROUNDS // 4
     assert sum(count for name, count in counts.items() if name.endswith(("Error", "refused"))) >= 6 * ROUNDS
