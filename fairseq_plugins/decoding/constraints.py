@@ -97,14 +97,14 @@ class Constraints:
         return torch.cat([torch.where(is_given, tokens, best[:, :-1]), best[:, -1:]], dim=1)
 
 
-def check_search_numbers(args: Any, searches_beams: bool) -> None:
+def check_search_numbers(args: Any) -> None:
     """Raise ConfigurationError for fairseq's generation options `args` with values that no search can use."""
     beam, temperature, nbest = (getattr(args, name, None) for name in ("beam", "temperature", "nbest"))
     if isinstance(beam, int) and beam < 1:
         raise ConfigurationError(f"--beam {beam}: give at least 1")
     if isinstance(temperature, (int, float)) and not temperature > 0:
         raise ConfigurationError(f"--temperature {temperature}: give a number above 0")
-    if searches_beams and isinstance(beam, int) and isinstance(nbest, int) and nbest > beam:
+    if isinstance(beam, int) and isinstance(nbest, int) and nbest > beam:
         raise ConfigurationError(f"--nbest {nbest}: more than --beam {beam}; lower it or raise --beam")
 
 

@@ -81,7 +81,7 @@ class Decoding:
                     f"--path: is a drafter (block_nat), which --decoder {spec.name} cannot verify with; give the "
                     "verifier as --path and the drafter as --drafter-path, or use --decoder nat"
                 )
-        check_search_numbers(args, spec.searches_beams and spec.build is not None)
+        check_search_numbers(args)
         if not in_training:
             check_finite(models)
         if cfg.trace_file is not None:
