@@ -10,9 +10,11 @@ These are many launches. On a GPU with Triton, `triton_kernels` computes the sam
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.layout import Chain
+from fairseq_plugins.output import say
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,9 @@ def triton_kernels() -> Any:
     if find_spec("triton") is None:
         logger.warning("half precision: Triton is not installed, so steps take many launches; install triton")
         return None
+    cache = os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton/cache")
+    if not any(Path(cache).glob("*/_attention.json")):
+        say("Triton compiles two kernels for this GPU before the first step; later runs find them in its cache.")
     return import_module("fairseq_plugins.decoding.engine.triton_kernels")
 
 
