@@ -94,7 +94,7 @@ for k in $KS; do
         number=$((number + 1))
         train_heads "$k" "$base" "$data" "$number of $total"
         measure "$cells/$SUBSET-$base-$data-$k" "$number of $total. decode with them" "$models/$base-$data-$k/checkpoint_best.pt" \
-            --batch-size "$DECODING_BATCH" --decoder blockwise
+            --batch-size "$DECODING_BATCH" --decoder blockwise --fixed-width
     done
 done
 write_table

@@ -77,14 +77,19 @@ class BlockwiseOptions(MethodOptions):
     block_size: Optional[int] = option(None)
     top_beta: int = option(
         1,
-        "accept proposals among the verifier's best BETA (Stern et al. 2018, section 5.1), without a gap unless --tau "
-        "is given",
+        "accept drafted tokens among the verifier's best BETA (Stern et al. 2018, section 5.1); their log-probability "
+        "counts only with --tau",
     )
-    tau: float = option(0.0, "with --top-beta: and whose log-probability is at most TAU below the best")
+    tau: float = option(0.0, "with --top-beta, also limit the gap of log-probability to the best token to TAU")
     accept_distance: Optional[float] = option(
-        None, "dictionaries of numbers: accept |drafted - best| up to this (Stern et al. 2018, section 5.2)"
+        None, "accept numbers that differ from the verifier's best by at most this (Stern et al. 2018, section 5.2)"
     )
-    min_block: int = option(1, "add at least this many tokens an iteration (Stern et al. 2018, section 5.3)")
+    min_block: int = option(1, "minimum of tokens that an iteration emits (Stern et al. 2018, section 5.3)")
+    fixed_width: bool = option(
+        False,
+        "verify what all heads propose, as in the paper. Without it, on a CPU and with exact acceptance, only what "
+        "saves time (the output is the same)",
+    )
 
 
 def _check(options: BlockwiseOptions) -> None:
@@ -163,13 +168,15 @@ def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMe
         rows = slice((first - 1) * decoder.output_embed_dim, last * decoder.output_embed_dim)
         return weight[rows], None if bias is None else bias[rows]
 
-    projection, expand = weights.linear(linear(output)), weights.linear(linear(decoder.head_expand))
-    drafter = weights.module.heads_drafter(expand, weights.linear(heads(2, block_size)), projection)
-    head = None if decoder.identity_first_head else (expand, weights.linear(heads(1, 1)))
-    module = weights.module
+    module, projection, expand = weights.module, weights.linear(linear(output)), linear(decoder.head_expand)
     rules = module.accept_within_distance, module.accept_top_beta, module.accept_at_least
     acceptance = _acceptance(options, context.target, *rules, None)
-    return NativeMethod(weights, drafter, acceptance, projection=projection, head=head)
+    has_policy = acceptance is None and not options.fixed_width
+    drafts = weights.for_drafts(decoder.embed_dim, output.weight) if has_policy else weights
+    drafter = module.heads_drafter(*map(drafts.linear, (expand, heads(2, block_size), linear(output))))
+    head = None if decoder.identity_first_head else (weights.linear(expand), weights.linear(heads(1, 1)))
+    policy = module.Policy(block_size - 1) if has_policy else None
+    return NativeMethod(weights, drafter, acceptance, policy=policy, projection=projection, head=head)
 
 
 METHODS = [

@@ -51,6 +51,7 @@ def test_exact_blockwise_equals_fairseq(seed: int, block_size: int, identity: bo
 @given(
     block_size=st.sampled_from([None, 2, 3]),
     identity=st.booleans(),
+    fixed_width=st.booleans(),
     options=TRANSFORMERS,
     sources=SOURCES,
     search=SEARCHES,
@@ -59,6 +60,7 @@ def test_exact_blockwise_equals_fairseq(seed: int, block_size: int, identity: bo
 def test_exact_blockwise_equals_fairseq_everywhere(
     block_size: int | None,
     identity: bool,
+    fixed_width: bool,
     options: dict[str, Any],
     sources: list[int],
     search: dict[str, Any],
@@ -67,7 +69,8 @@ def test_exact_blockwise_equals_fairseq_everywhere(
     task, model = make_blockwise(seed, identity_first_head=identity, **options)
     sample = make_sample(task, sources, seed)
     expected = fairseq_greedy([model], task, sample, **search)
-    drafted, _ = decode([model], task, sample, Options("blockwise", block_size), **search)
+    how = Options("blockwise", block_size, fixed_width=fixed_width)
+    drafted, _ = decode([model], task, sample, how, **search)
     assert_same_output(drafted, expected)
 
 

@@ -1,6 +1,7 @@
 // Heads on the verifier propose the next tokens out of its last verification (Stern et al. 2018, section 4).
 
 #include <stdexcept>
+#include <utility>
 
 #include "../kernels.h"
 #include "drafters.h"
@@ -24,7 +25,7 @@ public:
     int64_t max_width(const Batch&) const override { return heads; }
 
     void begin_batch(const Batch& batch) override {
-        proposals.assign(batch.sentences() * heads, 0);
+        proposals.assign(batch.sentences() * heads, {});
         has_proposals.assign(batch.sentences(), 0);
     }
 
@@ -32,7 +33,8 @@ public:
         for (size_t index = 0; index < work.active.size(); ++index) {
             const int64_t b = work.active[index];
             for (int64_t t = 0; has_proposals[b] && t < heads && work.drafts.goes_on(index); ++t) {
-                if (!work.drafts.add(index, proposals[b * heads + t])) break;
+                const auto [token, probability] = proposals[b * heads + t];
+                if (!work.drafts.add(index, token, probability)) break;
             }
         }
     }
@@ -57,8 +59,10 @@ public:
         in_parts(rows, together, [&](int64_t first, int64_t some) {
             projection->run(projected + first * dim, some, scores);
             for (int64_t row = first; row < first + some; ++row) {
-                proposals[work.active[row / heads] * heads + row % heads] =
-                    kernels().first_best(scores + (row - first) * vocabulary, vocabulary);
+                const float* of_row = scores + (row - first) * vocabulary;
+                const int64_t best = kernels().first_best(of_row, vocabulary);
+                proposals[work.active[row / heads] * heads + row % heads] = {
+                    best, 1 / kernels().sum_exponentials(of_row, vocabulary, of_row[best])};
             }
         });
         for (const int64_t b : work.active) has_proposals[b] = 1;
@@ -67,7 +71,7 @@ public:
 private:
     const SharedLinear expand, others, projection;
     const int64_t heads;
-    std::vector<int64_t> proposals;  // [B][heads]
+    std::vector<std::pair<int64_t, float>> proposals;  // [B][heads], tokens and their probabilities
     std::vector<uint8_t> has_proposals;
 };
 
