@@ -19,12 +19,12 @@ class Case:
     """A random verifier, a batch for it, and maybe a drafter.
 
     Attributes:
-        options: of the verifier.
-        drafter_options: of the drafter; None for none.
+        options: options of the verifier.
+        drafter_options: options of the drafter; None for none.
         sources: source lengths of the batch.
         search: generation options.
         vocabulary: size of the dictionary.
-        seed: of weights and sources.
+        seed: random seed of weights and sources.
     """
 
     options: dict[str, Any]

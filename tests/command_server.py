@@ -1,7 +1,7 @@
-"""Runs console commands for scripts under test without their imports: a process that has them forks for each.
+"""Run console commands of tested scripts in forks of a server that has imported torch and fairseq.
 
-A recipe starts some twenty commands, each of which imports torch and fairseq for seconds. Here they are small clients
-on PATH that pass arguments, environment and output on. A client that is killed takes its command with it.
+A recipe runs about twenty commands, whose imports take seconds each. Here commands on PATH are small clients that pass
+arguments, environment and files to the server. Killing a client also kills its command.
 """
 
 import atexit
@@ -29,7 +29,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-# As they are installed, all of this project and those of others that it calls.
+# Installed commands of this project and of fairseq, and others that the recipes call.
 COMMANDS = {
     **{
         script.name: script.value
@@ -44,7 +44,7 @@ USUAL_OPTIONS = {
     "generation": "data --task spec_dec --path model.pt",
 }
 
-# Only modules that are in the interpreter itself, which starts in a third of the time without the others.
+# Imports only built-in modules: then Python starts three times as fast.
 CLIENT = """#!{python} -SE
 import _signal, _socket, marshal, posix, sys
 
@@ -57,7 +57,7 @@ def is_open(number):
 files = [number for number in (0, 1, 2) if is_open(number)]
 server = _socket.socket(_socket.AF_UNIX)
 server.connect({path!r})
-# What is ignored stays ignored, as in the jobs in the background of a shell.
+# An ignored SIGINT stays ignored, as in background jobs of a shell.
 if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
     _signal.signal(_signal.SIGINT, lambda *_: server.send(b"i"))
 _signal.signal(_signal.SIGUSR1, lambda *_: server.send(b"u"))
@@ -75,7 +75,7 @@ posix._exit(status)
 
 
 def start(folder: Path, owner: int) -> None:
-    """Make `folder`/bin, a folder of commands to put first on PATH, and start their server.
+    """Write clients of all commands to `folder`/bin, to be put first on PATH, and start the server.
 
     Args:
         folder: an empty folder.
@@ -102,16 +102,16 @@ def serve(path: str, owner: int) -> None:
 
     for target in COMMANDS.values():
         importlib.import_module(target.split(":")[0])
-    # What the first optimiser of a process imports for two seconds, and the first figure.
+    # Modules that the first optimiser and the first figure of a process import, in two seconds.
     for name in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         importlib.import_module(name)
     quick_options.install()
     quick_seeds.install()
     _read_options()
-    # Processes that read data look for new work, and for their end, every five seconds.
+    # Data workers check for work, and for the end of their parent, every five seconds by default.
     for module in (_utils, _utils.worker):
         module.MP_STATUS_CHECK_INTERVAL = 0.1
-    # PyTorch would take its operators apart at the end of every command.
+    # Skip PyTorch's slow clean-up of operators at the end of each command.
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
     report, reported = Path(path + ".report"), Counter[str]()
@@ -122,7 +122,7 @@ def serve(path: str, owner: int) -> None:
     listener.bind(path + ".partial")
     listener.listen()
     os.rename(path + ".partial", path)
-    # What is there now stays: collections of garbage in the forked processes need not look at it.
+    # Existing objects stay alive, so garbage collections in forks need not visit them.
     gc.collect()
     gc.freeze()
     running: dict[int, socket.socket] = {}
@@ -130,10 +130,10 @@ def serve(path: str, owner: int) -> None:
         ready, _, _ = select.select([listener, ended], [], [], 1)
         if ended in ready:
             ended.recv(100)
-            _tell_how_they_ended(running)
+            _report_exit_statuses(running)
         if listener in ready:
             client, _ = listener.accept()
-            _learn(report, reported)
+            _fill_options_cache(report, reported)
             process = os.fork()
             if process == 0:
                 for other in (listener, ended, wake, *running.values()):
@@ -142,19 +142,19 @@ def serve(path: str, owner: int) -> None:
             running[process] = client
 
 
-def _tell_how_they_ended(running: dict[int, socket.socket]) -> None:
-    """Tell the clients of all commands that have ended: exit status, or less than 0 for a signal."""
+def _report_exit_statuses(running: dict[int, socket.socket]) -> None:
+    """Send the clients of ended commands the exit status, negative for a signal."""
     while running:
         process, status = os.waitpid(-1, os.WNOHANG)
         if process == 0:
             return
-        # A client that was killed asks no more.
+        # A killed client has closed its socket.
         with running.pop(process) as client, contextlib.suppress(OSError):
             client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _read_options() -> None:
-    """Read options as commands do: what that leaves behind all forks have."""
+    """Parse typical options, so that forks inherit the caches that this fills."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.utils import import_user_module
@@ -165,8 +165,8 @@ def _read_options() -> None:
         convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=line.split()))
 
 
-def _learn(report: Path, reported: Counter[str]) -> None:
-    """Keep what commands report to have worked out of options, for those that come after them."""
+def _fill_options_cache(report: Path, reported: Counter[str]) -> None:
+    """Add the cache keys that ended commands report to the cache of options, for later commands."""
     from hydra.errors import HydraException
 
     from tests import quick_options
@@ -175,13 +175,13 @@ def _learn(report: Path, reported: Counter[str]) -> None:
     for line in lines:
         reported[line] += 1
         what = json.loads(line)
-        # Most texts come once, those with paths. Defaults always come again.
+        # Options with paths seldom recur, so only options that come twice are cached. Groups always recur.
         if reported[line] == (2 if isinstance(what, str) else 1):
-            # This process knows no classes that a command has from elsewhere.
+            # A command's user directory may register groups that this process lacks.
             with contextlib.suppress(HydraException):
-                quick_options.learn(what)
+                quick_options.fill_cache(what)
     if lines:
-        # Else every command would look at it at its end, for 60 ms.
+        # Else each command's last garbage collection would visit the new objects, for 60 ms.
         gc.freeze()
 
 
@@ -193,8 +193,8 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _obey(client: socket.socket) -> None:
-    """Pass on what interrupts the client, to all that this command started, and SIGUSR1; end them as it was ended."""
+def _forward_signals(client: socket.socket) -> None:
+    """Forward a client's SIGINT to the whole process group and SIGUSR1 to this process; kill all with the client."""
     while (sent := client.recv(1)) in (b"i", b"u"):
         if sent == b"i":
             os.killpg(0, signal.SIGINT)
@@ -204,7 +204,7 @@ def _obey(client: socket.socket) -> None:
 
 
 def python() -> None:
-    """`python -m MODULE`, `python -c CODE`, `python -` with the code on standard input, `python FILE`."""
+    """Run `python -m MODULE`, `python -c CODE`, `python -` (code on standard input) or `python FILE`."""
     kind, *rest = (argument for argument in sys.argv[1:] if argument != "-u")
     if kind == "-m":
         sys.argv = rest
@@ -221,7 +221,7 @@ def python() -> None:
 
 
 def _receive(client: socket.socket) -> tuple[list[str], str]:
-    """Take over what the client is started with: its files, folder and environment; its arguments, its folder."""
+    """Adopt a client's open files, working folder and environment; return its arguments and its folder."""
     length, files, _, _ = socket.recv_fds(client, 4, 3)
     message = b""
     while len(message) < int.from_bytes(length, "big"):
@@ -245,37 +245,37 @@ def _receive(client: socket.socket) -> tuple[list[str], str]:
 
 
 def _run(client: socket.socket, report: Path) -> None:
-    """Run one command in this forked process, report what others will need, too, and end it."""
+    """Run a command in this fork, report its new cache keys, and exit."""
     from fairseq.utils import import_user_module
 
     from fairseq_plugins.output import lower_log_level, watch_output
     from fairseq_plugins.stopping import stop_on_request
     from tests import quick_options
 
-    known = quick_options.worked_out()
+    known = quick_options.cache_keys()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setpgid(0, 0)
     (program, *arguments), folder = _receive(client)
     name = os.path.basename(program)
-    threading.Thread(target=_obey, args=[client], daemon=True).start()
+    threading.Thread(target=_forward_signals, args=[client], daemon=True).start()
     sys.argv = [name, *arguments]
     if name in ("fairseq-train", "fairseq-generate", "fairseq-validate"):
-        # By default they start a process that reads the data. Options that come later count.
+        # By default they start a data worker. A later option takes precedence.
         sys.argv[1:1] = ["--num-workers", "0"]
-    # What torchrun starts comes from here, too.
+    # Let torchrun start its processes through the server, too.
     os.environ["PYTHON_EXEC"] = os.path.join(os.path.dirname(program), "python")
-    # The script's own link to the plugin, which is imported already.
+    # The script's checkout links to the plugin, which is already imported.
     import_user_module.memo = {os.path.join(folder, "fairseq_plugins")}
     module_name, function = COMMANDS[name].split(":")
     module = importlib.import_module(module_name)
     if name in ("fairseq-train", "fairseq-interactive", "fairseq-preprocess"):
-        # They say where the log goes before they import anything else. Here others came before them.
+        # They configure logging when imported, which must happen after the output is redirected.
         logging.root.handlers.clear()
         importlib.reload(module)
     if name.startswith("spec-dec-") or "--user-dir" in arguments:
-        # As importing the plugin does, which came before the command had its output.
+        # Importing the plugin does this, but the server imported it before the output was redirected.
         watch_output()
         lower_log_level()
         stop_on_request()
@@ -291,14 +291,14 @@ def _run(client: socket.socket, report: Path) -> None:
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
         sys.excepthook(*sys.exc_info())
     with report.open("ab", buffering=0) as file:
-        # At once: of several commands each writes whole lines.
-        lines = [f"{json.dumps(what)}\n" for what in quick_options.worked_out() if what not in known]
+        # In a single write, so that lines of concurrent commands do not mix.
+        lines = [f"{json.dumps(what)}\n" for what in quick_options.cache_keys() if what not in known]
         file.write("".join(lines).encode())
     _end(status)
 
 
 def _end(status: int) -> None:
-    """The rest of what the end of a process brings."""
+    """End the process as Python does: exit handlers, flushing, exit status."""
     gc.collect()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""Models that overfit a few sentences in seconds: random drafters are never right."""
+"""Train models on a few sentences in seconds, since drafts of random drafters are never accepted."""
 
 from collections.abc import Callable
 from typing import Any

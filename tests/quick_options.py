@@ -1,9 +1,9 @@
-"""Hydra's part in fairseq's options, kept from one command to the next: it takes most of a second of every command.
+"""Cache Hydra's work on fairseq's options between commands, since it takes most of a second of each.
 
-fairseq hands all its options to Hydra, which parses each of them by a grammar and puts together groups of defaults.
-Here texts that were parsed are kept, and so are the defaults of groups that were chosen; options that differ from them
-are then set on a copy by Hydra itself. Plain values get into a config and out of it without OmegaConf's search for what
-else they might be. What comes out is the same: tests/test_quick_options.py.
+fairseq passes all its options to Hydra, which parses each with a grammar and composes groups of defaults. This module
+caches parsed options and composed defaults by the chosen groups; Hydra then sets only options that differ, on a copy.
+Plain values are read and set without OmegaConf's handling of interpolations and containers. Results are the same
+(tests/test_quick_options.py).
 """
 
 import inspect
@@ -33,12 +33,12 @@ _node_wrap = omegaconf_module._node_wrap
 _set_value = DictConfig._set_value_impl
 _get = DictConfig._get_impl
 _texts: dict[str, Override] = {}
-# Which classes stood for the groups that were chosen, and the defaults.
-_defaults: dict[tuple[str, ...], tuple[list[Any], "_Kept"]] = {}
+# Names of chosen groups -> their registered nodes, and the composed defaults.
+_defaults: dict[tuple[str, ...], tuple[list[Any], "_PickledConfig"]] = {}
 
 
-class _Kept:
-    """A config, pickled: to copy it takes ten times as long. Classes, some of them without a name, stay as they are."""
+class _PickledConfig:
+    """A pickled config: unpickling is ten times faster than copying. Classes, some without a name, are kept by id."""
 
     def __init__(self, config: DictConfig) -> None:
         classes: dict[str, type] = {}
@@ -68,14 +68,14 @@ def _parsed(text: str) -> Override:
     return _texts[text]
 
 
-def _registered(groups: list[Override]) -> list[Any]:
-    """What classes of options stand for these choices now: they may be registered again."""
+def _registered_nodes(groups: list[Override]) -> list[Any]:
+    """Return the nodes registered for these groups at present; a later registration may replace them."""
     store = ConfigStore.instance().repo
     return [store.get(group.key_or_group, {}).get(f"{group.value()}.yaml") for group in groups]
 
 
-def _is_so_already(config: DictConfig, override: Override) -> bool:
-    """Whether an option is set to the plain value that it has."""
+def _is_unchanged(config: DictConfig, override: Override) -> bool:
+    """Return whether an override sets an option to the plain value that it already has."""
     if override.type != OverrideType.CHANGE or override.package is not None:
         return False
     node: Any = config
@@ -90,27 +90,27 @@ def _is_so_already(config: DictConfig, override: Override) -> bool:
     return type(value) is type(old) and value == old
 
 
-def _quickly(loader: ConfigLoaderImpl, config_name: str, overrides: list[str], **how: Any) -> DictConfig:
-    """As Hydra composes them, without its own settings."""
+def _compose_cached(loader: ConfigLoaderImpl, config_name: str, overrides: list[str], **how: Any) -> DictConfig:
+    """Compose options as Hydra does, without its own `hydra` group."""
     parsed = [_parsed(text) for text in overrides]
-    # Options of a group have a dot in their names.
+    # Only overrides of groups have no dot in their names.
     groups = [override for override in parsed if "." not in override.key_or_group]
-    names, registered = tuple(override.input_line for override in groups), _registered(groups)
+    names, registered = tuple(override.input_line for override in groups), _registered_nodes(groups)
     kept = _defaults.get((config_name, *names))
     if kept is None or any(old is not new for old, new in zip(kept[0], registered, strict=True)):
         config = _compose(loader, config_name=config_name, overrides=list(names), **how)
         with open_dict(config):
             del config["hydra"]
-        _defaults[config_name, *names] = kept = (registered, _Kept(config))
+        _defaults[config_name, *names] = kept = (registered, _PickledConfig(config))
     config = kept[1].copy()
     for override in parsed:
-        if override not in groups and not _is_so_already(config, override):
+        if override not in groups and not _is_unchanged(config, override):
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
     return config
 
 
 class _Frames:
-    """As `inspect.stack` tells of frames, of one when it is asked for: to look for the source of all takes long."""
+    """Replaces the list of `inspect.stack`: makes frames on request, since finding all their sources is slow."""
 
     def __init__(self) -> None:
         self.innermost = sys._getframe(1)
@@ -125,19 +125,19 @@ class _Frames:
         return inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None)
 
 
-def _caller(depth: int) -> tuple[str | None, str | None]:
-    """As Hydra finds it."""
+def _find_caller_quickly(depth: int) -> tuple[str | None, str | None]:
+    """Find the calling module as Hydra does, without reading all frames."""
     with mock.patch.object(inspect, "stack", _Frames):
         return _find_caller(depth + 1)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is no container and cannot stand for anything else: "${...}" and "???" do."""
+    """Return whether a value is neither a container nor special, as "${...}" and "???" are."""
     return value is None or type(value) in (bool, int, float) or type(value) is str and "$" not in value != "???"
 
 
 def _quick_node(parent: Any, is_optional: bool, value: Any, key: Any, ref_type: Any = Any) -> Any:
-    """As OmegaConf wraps the values of a config."""
+    """Wrap a value in a node as OmegaConf does."""
     if ref_type is not Any or not _is_plain(value):
         return _node_wrap(parent, is_optional, value, key, ref_type)
     node = AnyNode.__new__(AnyNode)
@@ -146,8 +146,8 @@ def _quick_node(parent: Any, is_optional: bool, value: Any, key: Any, ref_type: 
     return node
 
 
-def _quick_content(config: DictConfig, value: Any, flags: dict[str, bool] | None = None) -> None:
-    """As OmegaConf fills a config with the items of a dictionary."""
+def _quick_set_value(config: DictConfig, value: Any, flags: dict[str, bool] | None = None) -> None:
+    """Set the contents of a config from a dictionary as OmegaConf does."""
     metadata = config._metadata
     untyped = metadata.ref_type is metadata.key_type is metadata.element_type is Any
     simple = (dict, list)
@@ -163,7 +163,7 @@ def _quick_content(config: DictConfig, value: Any, flags: dict[str, bool] | None
 
 
 def _quick_get(config: DictConfig, key: Any, *more: Any, **how: Any) -> Any:
-    """As OmegaConf reads the value of a key."""
+    """Return the value of a key as OmegaConf does."""
     content = config.__dict__["_content"]
     node = content.get(key) if type(content) is dict and type(key) is str else None
     if isinstance(node, ValueNode) and _is_plain(node._value()):
@@ -172,25 +172,25 @@ def _quick_get(config: DictConfig, key: Any, *more: Any, **how: Any) -> Any:
 
 
 def install() -> None:
-    """Let Hydra and OmegaConf compose so in this process, and in those that it forks."""
-    ConfigLoaderImpl._load_configuration_impl = _quickly
-    _initialize.detect_calling_file_or_module_from_stack_frame = _caller
+    """Use the cache in this process and its forks."""
+    ConfigLoaderImpl._load_configuration_impl = _compose_cached
+    _initialize.detect_calling_file_or_module_from_stack_frame = _find_caller_quickly
     omegaconf_module._node_wrap = _quick_node
-    DictConfig._set_value_impl = _quick_content
+    DictConfig._set_value_impl = _quick_set_value
     DictConfig._get_impl = _quick_get
 
 
-def worked_out() -> list[str | list[str]]:
-    """What is kept, to be told to `learn` of another process: texts, and choices of groups whose defaults are kept."""
+def cache_keys() -> list[str | list[str]]:
+    """Return what is cached, for `fill_cache` of another process: options, and lists of groups."""
     return [*_texts, *(list(names) for names in _defaults)]
 
 
-def learn(what: str | list[str]) -> None:
-    """Work out what another process had to, and keep it."""
-    if isinstance(what, str):
-        _parsed(what)
+def fill_cache(key: str | list[str]) -> None:
+    """Parse an option, or compose groups, into the cache."""
+    if isinstance(key, str):
+        _parsed(key)
         return
-    config_name, *names = what
+    config_name, *names = key
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(Path(fairseq.__file__).parent / "config"), version_base="1.1"):
         compose(config_name, overrides=names)

@@ -1,6 +1,6 @@
-"""Seeds that are quick to set: for GPUs that may come PyTorch notes each time by what calls, which takes a millisecond.
+"""Speed up setting seeds: without a GPU, PyTorch records the call stack each time, which takes a millisecond.
 
-fairseq-train sets the seed before every update, and so do tests before every random model.
+fairseq-train sets the seed before each update, and tests before each random model.
 """
 
 import traceback
@@ -12,9 +12,9 @@ import torch.xpu
 
 
 def install() -> None:
-    """Note no calls where there is no GPU in this process and in those that it forks."""
+    """Record no call stacks in this process and its forks, unless there is a GPU."""
     if torch.cuda.is_available():
         return
-    unnoted = SimpleNamespace(**{**vars(traceback), "format_stack": lambda: []})
+    without_stacks = SimpleNamespace(**{**vars(traceback), "format_stack": lambda: []})
     for device in (torch.cuda, torch.xpu, torch.mtia):
-        device.traceback = unnoted
+        device.traceback = without_stacks

@@ -1,4 +1,4 @@
-"""Strategies of hypothesis: models, drafters, sources and generation options."""
+"""Hypothesis strategies: options of models and drafters, sources, and generation options."""
 
 import os
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-# A run of the tests depends on the code only.
+# Test runs are reproducible: the code alone determines the examples.
 DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 # For slow examples: shrinking a failure would take minutes.
 UNSHRUNK = settings(DETERMINISTIC, phases=[Phase.explicit, Phase.generate])
@@ -80,7 +80,7 @@ FEATURE_DRAFTERS = _merged(
 
 
 def fitting(drafter: dict[str, Any], verifier: dict[str, Any]) -> dict[str, Any]:
-    """A drafter's options made to fit a verifier: same encoder width, and no copy of embeddings of another width."""
+    """Adapt a drafter's options to a verifier: its encoder width, and no copy of embeddings of another width."""
     width = verifier.get("encoder_embed_dim", 16)
     return {
         **drafter,
@@ -110,7 +110,7 @@ SENTENCES = st.one_of(
         lambda length, rows: [(length, count) for count in rows], st.integers(0, 9), st.sampled_from([[3], [1, 1]])
     ),
 ).filter(lambda sentences: any(rows for _, rows in sentences))
-"""Of every sentence of a batch: how many tokens are in the cache, and how many rows a step has, possibly none."""
+"""For each sentence of a batch, the number of cached tokens and of rows in a step, possibly 0."""
 
 VISIBLE = st.sampled_from([None, "block", "any", "any, the same for all"])
-"""How far the rows of a step see: to their own slot, to the last one of the step, or anywhere."""
+"""Last slot that rows of a step attend to: their own (None), the last one of the step, or any."""

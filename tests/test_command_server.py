@@ -1,4 +1,4 @@
-"""`command_server`: what a command does there it does in a process that imports everything itself."""
+"""`command_server`: commands behave as in processes that import everything themselves."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ REDIRECTIONS = ["", "> /dev/full", ">&-", "2>&-", "<&-", "> >(true)"]
 
 
 def run(python: str | Path, program: str, redirection: str, unbuffered: str = "") -> tuple[int, str, str]:
-    """Exit status, output, and the last line of the errors."""
+    """Run a program; return exit status, output, and the last line of its errors."""
     line = f'exec "$0" -c "$1" one "two words" {redirection}'
     program = f"import atexit, os, signal, sys\n{program}"
     environment = {**os.environ, "MARK": "ä", "PYTHONUNBUFFERED": unbuffered}

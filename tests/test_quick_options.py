@@ -1,4 +1,4 @@
-"""`quick_options`: the settings that Hydra composes, and what it refuses."""
+"""`quick_options`: the same configurations and errors as Hydra's."""
 
 import copy
 import re
@@ -47,7 +47,7 @@ def without_shortcuts(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hydras_own(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that reads options with Hydra and OmegaConf alone."""
+    """A function that reads options with Hydra and OmegaConf, without the cache."""
 
     def read(args: Namespace) -> DictConfig:
         with monkeypatch.context() as patch:
@@ -60,7 +60,7 @@ def hydras_own(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", quick_options._quickly)
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", quick_options._compose_cached)
     quick_options.install()
 
 
@@ -72,7 +72,7 @@ def parsed(kind: str, line: str) -> Namespace:
 def test_same_settings(hydras_own: Any, kind: str, line: str) -> None:
     args = parsed(kind, line)
     expected = OmegaConf.to_container(hydras_own(args))
-    # The second time all of it is kept.
+    # The second time everything is cached.
     for _ in range(2):
         config = OmegaConf.to_container(convert_namespace_to_omegaconf(args))
         assert config == expected
@@ -95,7 +95,7 @@ def test_same_refusals(hydras_own: Any) -> None:
 
 
 def test_same_configs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What OmegaConf makes of plain values and of all others, types and flags included; what it says of keys."""
+    """Configs of plain and other values equal OmegaConf's, types and flags included, and so do errors of keys."""
 
     class Other:
         pass
@@ -154,16 +154,16 @@ def test_options_that_are_registered_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_settings_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one has parsed and composed another keeps, and does neither again."""
+    """Keys of one process fill the cache of another, which then parses and composes nothing."""
     args = parsed(*LINES[0])
     expected = convert_namespace_to_omegaconf(args)
-    known = quick_options.worked_out()
+    known = quick_options.cache_keys()
     assert {type(what) for what in known} == {str, list}
     monkeypatch.setattr(quick_options, "_texts", {})
     monkeypatch.setattr(quick_options, "_defaults", {})
     for what in known:
-        quick_options.learn(what)
-    assert quick_options.worked_out() == known
+        quick_options.fill_cache(what)
+    assert quick_options.cache_keys() == known
     monkeypatch.setattr(quick_options, "_compose", None)
     monkeypatch.setattr(quick_options, "OverridesParser", None)
     assert OmegaConf.to_container(convert_namespace_to_omegaconf(args)) == OmegaConf.to_container(expected)
