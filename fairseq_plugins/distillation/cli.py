@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments, positive
@@ -53,7 +52,8 @@ def decode(argv: Sequence[str]) -> None:
     for subset in subsets:
         check_subset(subset)
     folder, worker = Path(args.output), find_worker()
-    processes = 1 if worker.spawned or shard is not None else args.workers or _gpus(cfg)
+    gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
+    processes = 1 if worker.spawned or shard is not None else args.workers or max(1, gpus)
     if processes > 1:
         start_processes(processes, "fairseq_plugins.distillation.cli", ["decode", *argv])
         return
@@ -70,10 +70,6 @@ def _check_shard_options(num_shards: int | None, shard: int | None) -> None:
     if shard is not None and num_shards is not None and not 0 <= shard < num_shards:
         last = num_shards - 1
         raise ConfigurationError(f"--shard-id {shard}: give a number from 0 to {last} (--num-shards {num_shards})")
-
-
-def _gpus(cfg: DictConfig) -> int:
-    return 1 if cfg.common.cpu else max(1, torch.cuda.device_count())
 
 
 def _count(given: int | None, folder: Path, subset: str, default: int) -> int:

@@ -1,6 +1,5 @@
 """The interactive page of DDGviz: one self-contained HTML file."""
 
-import json
 from collections.abc import Sequence
 
 from matplotlib import colormaps
@@ -8,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from fairseq_plugins.pages.ddg import Sentence
 from fairseq_plugins.pages.ddgviz_figure import COLOURS
-from fairseq_plugins.pages.template import template
+from fairseq_plugins.pages.template import page_json, template
 
 _SHADES = 64
 
@@ -19,6 +18,4 @@ def page(sentences: Sequence[Sentence]) -> str:
         "sentences": [{**s.as_json(), "speed_up": f"{s.speed_up:.2f}"} for s in sentences],
         "colours": [to_hex(colormaps[COLOURS](i / (_SHADES - 1))) for i in range(_SHADES)],
     }
-    # Escaped, so that a token </script> does not end the element.
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return template("ddgviz.html").replace("@@DATA@@", text)
+    return template("ddgviz.html").replace("@@DATA@@", page_json(data))

@@ -1,6 +1,5 @@
 """The page of a trace: one self-contained HTML file."""
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import Any
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.trace import REASONS, Trace, TracedSentence, count_sentences
 from fairseq_plugins.metrics.edit_ratio import edit_ratio
-from fairseq_plugins.pages.template import template
+from fairseq_plugins.pages.template import page_json, template
 
 # Larger pages are too slow in a browser.
 MAX_SENTENCES = 20_000
@@ -17,19 +16,19 @@ MAX_BYTES = 200_000_000
 
 # Kinds of edit ratios.
 EDITS = {"source": "output against source", "reference": "output against reference"}
-# A task is rewriting if the median edit ratio against the source is lower.
+# A task rewrites its input if the median edit ratio against the source is below this.
 _REWRITING = 0.5
 
 
 def sample_evenly(count: int, keep: int) -> set[int]:
-    """Return `keep` evenly spaced numbers from 0 to `count` - 1, or all of them if there are not more."""
+    """Return `keep` evenly spaced numbers from 0 to `count` - 1, or all of these if there are at most `keep`."""
     if keep >= count:
         return set(range(count))
     return {number * count // keep for number in range(keep)}
 
 
 def how_many_fit(path: str, limit: int | None = None) -> tuple[int, int]:
-    """Return the number of sentences of a trace, and of those that fit a page, `limit` at most.
+    """Return the number of sentences in a trace, and of those that a page can hold, at most `limit`.
 
     Raises ConfigurationError for a file that cannot be read or is truncated.
     """
@@ -56,7 +55,7 @@ def edit_ratios(sentence: TracedSentence, joined: bool) -> dict[str, float]:
 
 
 def edit_basis(decoder: str, ratios: Sequence[Mapping[str, float]], wanted: str = "auto") -> str | None:
-    """Return "source" or "reference": the wanted one, or the one that suits the task; None if it is unknown."""
+    """Return the kind of edit ratio to show: the wanted one, or for "auto" the task's; None if it is unavailable."""
     known = [kind for kind in EDITS if ratios and all(kind in of_sentence for of_sentence in ratios)]
     if wanted != "auto":
         return wanted if wanted in known else None
@@ -70,7 +69,7 @@ def edit_basis(decoder: str, ratios: Sequence[Mapping[str, float]], wanted: str 
 
 
 class _Symbols:
-    """Numbers the symbols that occur: the page contains no others."""
+    """Numbers symbols by their first use, so that a page contains only symbols that it uses."""
 
     def __init__(self, symbols: list[str]) -> None:
         self._symbols = symbols
@@ -90,8 +89,8 @@ def page(
     """Return the page, and the kind of edit ratio that it shows.
 
     Args:
-        name: of the trace, for the title.
-        trace: its header.
+        name: name of the trace, for the title.
+        trace: header of the trace.
         sentences: sentences to show.
         total: number of sentences of the trace; the page says if it shows fewer.
         edits: kind of edit ratio: "source", "reference" or "auto".
@@ -111,9 +110,9 @@ def page(
         eos = trace.target_symbols[sentence.output[-1]] if sentence.output else eos
         reference = None if sentence.target is None else target.number(sentence.target)
         text = [source.number(sentence.source), reference, target.number(sentence.output), sentence.log_probs]
-        texts.append(_json(text))
+        texts.append(page_json(text))
         iterations.append(
-            _json(
+            page_json(
                 [
                     [
                         target.number(note.draft),
@@ -143,7 +142,7 @@ def page(
         "edits": None if basis is None else EDITS[basis],
         "editRatios": [] if basis is None else [round(of_sentence[basis], 4) for of_sentence in ratios],
     }
-    parts = {"@@SUMMARY@@": _json(summary), "@@TEXTS@@": "\n".join(texts), "@@ITERATIONS@@": "\n".join(iterations)}
+    parts = {"@@SUMMARY@@": page_json(summary), "@@TEXTS@@": "\n".join(texts), "@@ITERATIONS@@": "\n".join(iterations)}
     filled = template("trace_page.html")
     pieces = []
     for marker, part in parts.items():
@@ -163,9 +162,3 @@ def _about(trace: Trace, sentences: int, tokens: int, iterations: int) -> str:
     mean = tokens / max(iterations, 1)
     count = "1 sentence" if sentences == 1 else f"{sentences:,} sentences"
     return f"{describe(trace)} · {count} · {tokens:,} tokens · {mean:.2f} tokens per iteration"
-
-
-def _json(value: Any) -> str:
-    # Escaped, so that a token </script> does not end the element.
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
