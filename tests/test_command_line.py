@@ -1,4 +1,4 @@
-"""The command-line tools end to end: same output as fairseq's, and bad input in one line."""
+"""The command-line tools end to end: output equals fairseq's, and bad input gives one line."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.support import finish_command, run_command, run_in_process, start_com
 
 
 def hypotheses(output: str) -> dict[int, str]:
-    """Sentence number -> text of the H- lines."""
+    """Return sentence number -> text of the H- lines."""
     return {int(number): text for number, text in re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", output, re.MULTILINE)}
 
 
@@ -28,15 +28,15 @@ def generate(corpus: Corpus, options: str, verifier: Path | None = None) -> subp
 
 @pytest.fixture(scope="module")
 def greedy(corpus: Corpus) -> dict[int, str]:
-    """What fairseq's own task and search say at beam 1."""
+    """Output of fairseq's own task and search at beam 1."""
     stock = generate(corpus, "--task translation --beam 1 --batch-size 4 --required-batch-size-multiple 1")
     output = hypotheses(stock.stdout)
     assert len(output) == 36 and len({len(text.split()) for text in output.values()}) > 4
     return output
 
 
-# With the least number of tokens per iteration, for processors differ in what is learnt on them; the drafter with an
-# encoder of its own is hardly trained.
+# Options and minimum tokens per iteration, a loose bound, since training differs between processors. The drafter with
+# its own encoder is hardly trained.
 DECODERS = [
     ("greedy", 1.0),
     ("gad --fixed-width --drafter-path {drafter}", 1.6),
@@ -81,7 +81,7 @@ def test_decoder_beam_is_fairseqs_search(corpus: Corpus) -> None:
 
 
 def printed(output: str) -> list[tuple[str, str, list[float]]]:
-    """Of every line S-, T-, H-, D- and P- its number, its text and its scores."""
+    """Return kind, number, text and scores of all S-, T-, H-, D- and P- lines."""
     outputs = []
     for line in output.splitlines():
         if re.match("[STHDP]-", line):
@@ -239,7 +239,7 @@ def test_blockwise_from_a_stock_checkpoint(corpus: Corpus, greedy: dict[int, str
 
 
 def test_input_guided_decoding_of_a_joined_dictionary(corpus: Corpus, tmp_path: Path) -> None:
-    """A rewriting task: the target is the source, and so `iad` and a first guess from the source can copy."""
+    """In a rewriting task `iad` and a first guess from the source can copy: here the target is the source."""
     for split in ("train", "valid", "test"):
         for side in ("src", "tgt"):
             shutil.copy(corpus.text / f"{split}.src", tmp_path / f"{split}.{side}")
@@ -273,7 +273,7 @@ def test_input_guided_decoding_of_a_joined_dictionary(corpus: Corpus, tmp_path: 
 
 
 def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]:
-    """Name -> (options of fairseq-generate, what the error must name)."""
+    """Return name -> (options of fairseq-generate, text that the error must contain)."""
     truncated = folder / "truncated.pt"
     truncated.write_bytes(corpus.verifier.read_bytes()[:1000])
     smaller = folder / "smaller"
@@ -396,7 +396,7 @@ def test_bad_input_is_explained_in_one_line(corpus: Corpus, tmp_path: Path, name
 
 
 def test_bad_input_ends_a_command_with_that_line(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
-    """As a user sees it: exit status, and no traceback. The first of these commands imports everything itself."""
+    """Exit status 1 and no traceback. The first command runs without the command server."""
     inputs = bad_inputs(corpus, tmp_path)
     names = "missing verifier", "truncated verifier", "missing drafter", "block beyond the trained", "beta below 1"
     cases = [inputs[name] for name in names]
@@ -451,7 +451,7 @@ def test_interrupt_leaves_no_file_under_its_final_name(
             break
     assert Path(f"{file}.partial").exists()
     time.sleep(0.2)
-    # One that comes while Python finalises an object is lost.
+    # A signal during a finaliser is lost.
     for _ in range(5):
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Checkpoints of tasks that give a model tokens of their own: refused, in every place that loads one."""
+"""Checkpoints of tasks that add their own tokens are refused, wherever they are loaded."""
 
 import logging
 from argparse import Namespace

@@ -16,7 +16,7 @@ LINES = (REPOSITORY / "examples" / "ua-gec" / "test.src").read_text(encoding="ut
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A file with a blank line, a character that ends lines elsewhere, and no end of the last line."""
+    """A file with a blank line, a Unicode line separator, and no newline at the end."""
     path = tmp_path / "text"
     path.write_text("\n".join([*LINES[:3], "", "Він\u2028іде .", *LINES[3:]]), encoding="utf-8")
     return path

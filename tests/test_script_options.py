@@ -1,4 +1,4 @@
-"""What scripts say to options: unknown ones are refused; recipes can be looked at without data."""
+"""Options of scripts: unknown ones are refused, and --dry-run works without data."""
 
 import os
 import subprocess
@@ -11,12 +11,12 @@ from tests.support import REPOSITORY
 SCRIPTS = sorted((REPOSITORY / "train_scripts").glob("*.sh"))
 WITHOUT_OPTIONS = ("blockwise_table.sh", "drafter_table.sh", "jacobi_table.sh", "setup.sh", "super_resolution.sh")
 NEED_DATA = ("cnn_dm.sh", "gec.sh", "simplification.sh", "ua_gec.sh")
-# The first passes options on, the others are sourced.
+# The first one passes options on, the others are sourced.
 NOT_RUN = ("bench.sh", "recipe.sh", "downloads.sh", "small_models.sh", "trained.sh")
 
 
 def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A script in a copy of the repository in which nothing was made."""
+    """Run a script in a copy of the repository without results."""
     (folder / "train_scripts").symlink_to(REPOSITORY / "train_scripts")
     environment = {key: value for key, value in os.environ.items() if key not in ("DATA", "NAME", "BART")}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Scripts that write tables: interrupted runs go on, tables have what was measured, bad input is refused."""
+"""Scripts that write tables: they resume, tables contain the measurements, bad input is refused."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ def checkout(tmp_path: Path, corpus: Corpus) -> Path:
 
 @pytest.mark.slow
 def test_blockwise_table(checkout: Path, programs: Path) -> None:
-    """All but one model and two decodings are there from before."""
+    """All but one model and two decodings exist."""
     cells = checkout / "results/toy/blockwise-table"
     cells.mkdir(parents=True)
     for column in ("frozen-raw", "fine-tuned-raw", "fine-tuned-distilled"):
@@ -38,7 +38,7 @@ def test_blockwise_table(checkout: Path, programs: Path) -> None:
     table = (checkout / "results/toy/blockwise.md").read_text(encoding="utf-8").splitlines()
     greedy, row = ([cell.strip() for cell in line.split("|")[2:-1]] for line in table[2:4])
     assert row[0] == row[2] == row[3] == "31.50 / 1.25"
-    # A frozen base with an identity first head says what the model itself says, in fewer or as many iterations.
+    # A frozen base with an identity first head gives the base's output, in at most as many iterations.
     (own, one), (bleu, accepted) = (cell.split(" / ") for cell in (greedy[0], row[1]))
     assert one == "1.00" and bleu == own and 1 <= float(accepted) <= 2
     assert not list(checkout.rglob("*.partial"))
@@ -46,7 +46,7 @@ def test_blockwise_table(checkout: Path, programs: Path) -> None:
 
 @pytest.mark.slow
 def test_jacobi_table(checkout: Path, programs: Path) -> None:
-    """Two decodings are missing; another is there from before and differs from greedy's."""
+    """Two decodings are missing; an existing one differs from greedy's."""
     cells = checkout / "results/toy/jacobi-table"
     cells.mkdir(parents=True)
     for decoder in ("jacobi", "hybrid-jacobi", "gs-jacobi-pool", "jacobi-pool", "hybrid-jacobi-pool"):
@@ -68,7 +68,7 @@ def test_jacobi_table(checkout: Path, programs: Path) -> None:
 
 @pytest.mark.slow
 def test_jacobi_table_of_a_trained_verifier(checkout: Path, programs: Path) -> None:
-    """All decodings of the verifier before and most of the one after are there."""
+    """All decodings of the verifier before training exist, and most of the one after."""
     cells = checkout / "results/toy/jacobi-table"
     cells.mkdir(parents=True)
     for decoder in (
@@ -99,7 +99,7 @@ def test_jacobi_table_of_a_trained_verifier(checkout: Path, programs: Path) -> N
 
 @pytest.mark.slow
 def test_drafter_table(checkout: Path, programs: Path) -> None:
-    """One drafter is trained and decoded with, and the second time nothing is left to do."""
+    """The script trains a drafter and decodes with it; a second run has nothing to do."""
     options = {"NAME": "toy", "MINUTES": "0.01", "KS": "3", "BLOCK_SIZE": "3", "TIMED_K": "2", "REPEATS": "1"}
     options |= {"TIMING_SENTENCES": "2", "DRAFTERS": "features-transition", **quick(programs)}
     run = run_recipe("drafter_table.sh", checkout, **options)

@@ -1,4 +1,4 @@
-"""TensorBoard: what arrives in the event files of a real training."""
+"""TensorBoard: contents of the event files of a real training."""
 
 import re
 from pathlib import Path
@@ -14,29 +14,29 @@ from fairseq_plugins.decoding.reliability import Reliability
 from tests.conftest import TINY, TRAINING, Corpus
 from tests.support import make_task, run_in_process
 
-# One training for all of them.
+# All tests share one training.
 pytestmark = pytest.mark.xdist_group("tensorboard")
 
 
 def read(folder: Path) -> EventAccumulator:
-    """What a run wrote."""
+    """Read the events of a run."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "histograms": 0})
     events.Reload()
     return events
 
 
 def scalars(events: EventAccumulator, name: str) -> dict[int, float]:
-    """Step -> value."""
+    """Return step -> value."""
     return {event.step: event.value for event in events.Scalars(name)}
 
 
 def texts(events: EventAccumulator, name: str) -> dict[int, str]:
-    """Step -> text."""
+    """Return step -> text."""
     return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{name}/text_summary")}
 
 
 def train(corpus: Corpus, folder: Path, *more: str) -> str:
-    """Train a drafter for two epochs or so; return its log."""
+    """Train a drafter for about two epochs; return the log."""
     run = run_in_process(
         "train",
         f"{corpus.data} --task spec_dec --arch block_nat {TINY} {TRAINING} --criterion glat_loss --max-update 24 "
@@ -49,7 +49,7 @@ def train(corpus: Corpus, folder: Path, *more: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of events of a drafter's training, and what the training printed."""
+    """The folder of events of a drafter's training, and its log."""
     folder = tmp_path_factory.mktemp("training")
     return folder / "events", train(corpus, folder, "--tensorboard-logdir", str(folder / "events"))
 
@@ -74,7 +74,7 @@ def test_accuracy_by_position_is_logged(trained: tuple[Path, str]) -> None:
 
 
 def test_reliability_is_logged(trained: tuple[Path, str]) -> None:
-    """The number of every validation, with the diagram and its bins of which it can be computed."""
+    """Each validation logs the calibration error, the diagram, and the bins that give the error."""
     errors = scalars(read(trained[0] / "valid"), "calibration_error")
     assert list(errors) == list(scalars(read(trained[0] / "valid"), "loss"))
     events = read(trained[0] / tensorboard.SAMPLES)
@@ -122,7 +122,7 @@ def test_one_sample_per_validation(trained: tuple[Path, str]) -> None:
         rows = [line for line in sample.splitlines() if re.match(r"\| \d+ \|", line)]
         assert len(rows) == iterations[step]
         assert all(row.count(" | ") == 2 for row in rows)
-        # The verifier's line holds what was output: as many tokens as are bold, and one more.
+        # The verifier's line has the emitted tokens: the bold ones and one more.
         output = re.search(r"\*\*output\*\* (.*)", sample)[1].split()
         gained: list[str] = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""A wheel holds the compiled kernels: installed where there is no compiler, it decodes."""
+"""A wheel contains the compiled kernels, so it decodes on a machine without a compiler."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ print(model.backend)
 @pytest.mark.slow
 def test_wheel_decodes_without_a_compiler(tmp_path: Path) -> None:
     sources = tmp_path / "sources"
-    # What a release has: files that git knows, without those of other tests.
+    # Files of a release: those that git tracks.
     listed = subprocess.run(["git", "ls-files", "-z", "fairseq_plugins", "setup.py", "pyproject.toml", "README.md"],
                             cwd=REPOSITORY, capture_output=True, check=True)  # fmt: skip
     for name in listed.stdout.decode().split("\0")[:-1]:

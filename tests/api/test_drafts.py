@@ -1,4 +1,4 @@
-"""`translate(drafts=...)`: the same text in fewer iterations, whatever the drafts are."""
+"""`translate(drafts=...)`: drafts never change the text, and right ones save iterations."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_earlier_output_as_drafts(model: Model, expected: list[str]) -> None:
     assert model.statistics.iterations <= len(CAPTIONS) + len(expected[2].split()) + 1
     assert model.translate(CAPTIONS[1], drafts=expected[1]) == expected[1]
     assert model.statistics.iterations == 1
-    # Of several one is right.
+    # One of several drafts is right.
     several = [None, ["Zwei Katzen.", expected[1]], [], expected[3]]
     assert model.translate(CAPTIONS, drafts=several) == expected
     assert without / 3 < model.statistics.iterations < without

@@ -1,4 +1,4 @@
-"""What `load` says of files that do not fit: one line, with the argument that named them."""
+"""Errors of `load` for files that do not fit: one line with the argument that named the file."""
 
 import random
 from pathlib import Path

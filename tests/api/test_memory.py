@@ -1,4 +1,4 @@
-"""Memories of earlier outputs: what is found in them, two writers, killed ones, and that the output stays."""
+"""Memories of earlier outputs: similar sources, concurrent and killed writers, unchanged output."""
 
 import json
 import multiprocessing
@@ -35,7 +35,7 @@ def target_of(source: str) -> str:
 
 
 def stored(folder: Path) -> dict[str, str]:
-    """What a memory's file has."""
+    """Return the contents of a memory's file."""
     lines = (folder / FILE).read_text(encoding="utf-8").splitlines()
     return {pair["source"]: pair["target"] for pair in map(json.loads, lines)}
 
@@ -48,7 +48,7 @@ def test_similar_sources_are_found(tmp_path: Path) -> None:
     assert memory.drafts("A man rides a bike.") == ["Ein Mann fährt Rad."]
     assert memory.drafts("A man rides a bike") == ["Ein Mann fährt Rad.", "Ein Mann fährt Bus."]
     assert memory.drafts(["Something else", "Ein Hund!"]) == [[], ["A dog"]]
-    # The newest target counts, in other objects as well.
+    # The newest target counts, also for other `Memory` objects of the folder.
     other = Memory(tmp_path / "new" / "memory")
     other.add(["Ein Hund"], ["A hound"])
     assert memory.drafts("Ein Hund") == ["A hound"] and len(memory) == len(other) == 3
@@ -85,7 +85,7 @@ def test_killed_writers(tmp_path: Path) -> None:
 
 
 def test_torn_lines_are_left_out(tmp_path: Path) -> None:
-    """Whatever part of the last line a killed process wrote."""
+    """A killed process may have written any part of the last line."""
     Memory(tmp_path).add(["a source", "another"], ["its target", "end"])
     whole = (tmp_path / FILE).read_bytes()
     for size in range(len(whole) + 1):
@@ -93,7 +93,7 @@ def test_torn_lines_are_left_out(tmp_path: Path) -> None:
         before, lines = Memory(tmp_path), whole[:size].count(b"\n")
         assert len(before) == lines
         before.add(["later"], ["after it"])
-        # A line that lacks its end only is a line.
+        # A line that lacks only its newline is complete.
         lines += whole[size : size + 1] == b"\n"
         assert list(stored(tmp_path)) == [*["a source", "another"][:lines], "later"]
         assert len(Memory(tmp_path)) == len(before) == lines + 1

@@ -1,4 +1,4 @@
-"""The Python API on the released models: the same text as fairseq's own commands, and the shape of what it returns."""
+"""The Python API with the released models: the text of fairseq's own commands, and the types of results."""
 
 import itertools
 import math
@@ -29,18 +29,18 @@ CAPTIONS = ["A man is riding a bicycle.", "Two dogs play in the snow near a red 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    """Error correction with the drafter that copies."""
+    """Error correction with `iad`."""
     return fairseq_plugins.load(UA_GEC, decoder="iad", device="cpu")
 
 
 @pytest.fixture(scope="module")
 def captions() -> Model:
-    """Captions with the trained drafter."""
+    """Translation of captions with `gad`."""
     return fairseq_plugins.load(str(MULTI30K), device="cpu", fixed_width=True)
 
 
 def interactive(texts: list[str], *options: str) -> list[tuple[float, str]]:
-    """Scores (base 2) and detokenised text that fairseq-interactive prints with fairseq's own task and search."""
+    """Return scores (base 2) and detokenised text of fairseq-interactive, with fairseq's own task and search."""
     run = run_in_process(
         "interactive",
         f"{UA_GEC} --task translation --source-lang src --target-lang tgt --path {UA_GEC}/verifier.pt "
@@ -271,7 +271,7 @@ def test_threads_take_turns(captions: Model) -> None:
 
 
 def test_text_without_subwords(corpus: Corpus) -> None:
-    """A user's own checkpoint and data; the languages are told by its files."""
+    """A checkpoint and data without subwords; the names of files tell the languages."""
     own = fairseq_plugins.load(verifier=corpus.verifier, drafter=corpus.drafter, data=corpus.data, device="cpu")
     lines = (corpus.text / "test.src").read_text().splitlines()
     stock = run_in_process(
@@ -358,8 +358,8 @@ wrong: int = model.translate("text")
 """
 
 
-# What is behind the API is typed as far as it is ours: what comes from torch is Any, and to return it an error. Looking
-# into torch would take ten times as long.
+# torch is skipped, since following its imports takes ten times as long. Its objects are then Any, whose return is an
+# error of strict mode, so errors inside the package are silenced.
 MYPY = """
 [mypy]
 strict = True
@@ -372,7 +372,7 @@ follow_imports = skip
 
 
 def test_types(tmp_path: Path) -> None:
-    """The API is typed throughout, and users' programs are checked against it."""
+    """mypy checks users' programs against the API's types."""
     (tmp_path / "use.py").write_text(USE)
     (tmp_path / "mypy.ini").write_text(MYPY)
     command = [sys.executable, "-m", "mypy", "--config-file", str(tmp_path / "mypy.ini")]

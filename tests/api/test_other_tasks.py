@@ -1,4 +1,4 @@
-"""`load(task=...)`: models with fairseq's own tasks, the output of fairseq's own search."""
+"""`load(task=...)`: models with fairseq's own tasks give the output of fairseq's search."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -22,13 +22,13 @@ LONGEST = 30
 
 
 def convert(folder: Path, out: Path) -> Path:
-    """Run the command."""
+    """Convert a folder with the command."""
     assert cli.main([str(folder), str(out)]) == 0
     return out
 
 
 def ids(model: Model, name: str, sentences: list[list[int]], **options: Any) -> list[list[int]]:
-    """Return the ids, as Hugging Face numbers them, that a model of ours gives."""
+    """Return our model's outputs as Hugging Face's ids."""
     token = names(name)
     numbers = {text: number for number, text in token.items()}
     assert len(numbers) == len(token)

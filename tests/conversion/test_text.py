@@ -115,7 +115,7 @@ def save_model(name: str, folder: Path, tokenizer: Any) -> Any:
     torch.manual_seed(3)
     model = kind(config)
     liven(model)
-    # No trained model says a language, `<unk>` or a token without a name, which decoding would leave out.
+    # Trained models do not emit languages, `<unk>` or unnamed tokens, which decoding would leave out.
     words = 200 if name != "bart" else len(tokenizer)
     never = {*range(words, size), *tokenizer.all_special_ids} - {eos}
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_ids_and_text_are_those_of_generate(name: str, tmp_path: Path) -> None:
         tmp_path / "out", decoder="greedy", device="cpu", max_len_b=LONGEST, **LANGUAGES.get(name, {})
     )
     translations = own.translate(text, return_scores=True)
-    # fairseq's BART has numbers for names.
+    # fairseq's dictionary of BART has numbers as symbols.
     name_of = str if name == "bart" else tokenizer.convert_ids_to_tokens
     assert [one.tokens for one in translations] == [[name_of(number) for number in ids] for ids, _ in expected]
     assert [one.text.strip() for one in translations] == [one.strip() for _, one in expected]

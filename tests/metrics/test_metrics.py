@@ -50,7 +50,7 @@ SOURCE = [f"source sentence {number} ." for number in range(5)]
 
 @pytest.fixture
 def files(tmp_path: Path) -> SimpleNamespace:
-    """The sentences above as files."""
+    """Write the sentences above to files."""
     written = {}
     for name, lines in (
         ("reference", REFERENCE),

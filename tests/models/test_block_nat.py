@@ -188,7 +188,7 @@ def test_other_precisions_train(dtype: torch.dtype) -> None:
 
 
 def save_checkpoint(path: Path, args: Namespace, model: torch.nn.Module) -> None:
-    """Write a model as fairseq-train would."""
+    """Write a checkpoint as fairseq-train does."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     state = {
         "cfg": {"model": args, "task": {"_name": "translation"}},
@@ -209,7 +209,7 @@ def save_stock_checkpoint(task: SpecDecTask, path: Path) -> TransformerModel:
 
 
 def build_drafter(task: SpecDecTask, **options: Any) -> BlockNat:
-    """A drafter as fairseq-train builds it."""
+    """Build a drafter as fairseq-train does."""
     args = make_args(block_size=4, **options)
     block_nat_base(args)
     return BlockNat.build_model(args, task)

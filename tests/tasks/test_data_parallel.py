@@ -1,4 +1,4 @@
-"""Training a drafter in two processes, and going on after an interruption."""
+"""Training a drafter in two processes, and resuming after an interruption."""
 
 import json
 import re
@@ -19,7 +19,7 @@ UPDATES = 6
 
 
 def options(corpus: Corpus, folder: Path, *more: str) -> str:
-    """A short training of a drafter that logs every update."""
+    """Return options of a short training of a drafter that logs each update."""
     return (
         f"{corpus.data} --task spec_dec --arch block_nat {TINY} --criterion glat_loss --seed {SEED} --cpu "
         f"--optimizer adam --lr 0.01 --max-tokens 200 --num-workers 0 --block-size 4 --blocks-per-sentence 2 "
@@ -29,7 +29,7 @@ def options(corpus: Corpus, folder: Path, *more: str) -> str:
 
 
 def logged(log: str, name: str) -> dict[int, float]:
-    """Values of the updates in a log of fairseq-train."""
+    """Return the values of a metric at each update, from a log of fairseq-train."""
     records = [json.loads(line) for line in re.findall(r"\| train_inner \| (\{.*\})", log)]
     records = records or [json.loads(line) for line in re.findall(r"^(\{.*num_updates.*\})$", log, re.MULTILINE)]
     return {int(record["num_updates"]): float(record[name]) for record in records if name in record}
@@ -49,7 +49,7 @@ def two_processes(command: str, programs: Path) -> list[Any]:
 
 
 def test_reliability_is_that_of_all_processes(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
-    """Both count half of the validation set, with weights that stay as they are."""
+    """Each process counts half of the validation set, with unchanged weights."""
 
     def command(folder: str) -> str:
         logs = f"--tensorboard-logdir {tmp_path / folder}-events --lr 0 --max-update 1 --no-save"

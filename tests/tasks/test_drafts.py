@@ -12,14 +12,14 @@ from tests.support import REPOSITORY, run_in_process
 
 
 def generate(corpus: Corpus, options: str, command: str = "generate") -> str:
-    # fairseq drops the last sentences where a batch has not the size that it prefers.
+    # fairseq drops the last batch if its size is not a multiple of 8.
     batches = "--batch-size 5 --required-batch-size-multiple 1" if command == "generate" else ""
     run = run_in_process(command, f"{corpus.data} --path {corpus.verifier} --cpu {batches} {options}")
     return run.stdout + run.stderr
 
 
 def hypotheses(output: str) -> list[str]:
-    """The tokens of all sentences, in the order of the text."""
+    """Return the H- lines' tokens, in the order of the text."""
     outputs = re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)
     return [tokens for _, tokens in sorted(outputs, key=lambda pair: int(pair[0]))]
 
@@ -32,7 +32,7 @@ def greedy(corpus: Corpus) -> list[str]:
 def test_an_earlier_output_is_reused(corpus: Corpus, greedy: list[str], tmp_path: Path) -> None:
     right, wrong = tmp_path / "right.tgt", tmp_path / "wrong.tgt"
     right.write_text("".join(f"{line}\n" for line in greedy))
-    # Some are missing, some are another sentence's, one has an unknown word.
+    # Some drafts are empty, some are another sentence's, one has an unknown word.
     wrong.write_text("".join(f"{line}\n" for line in ["", *greedy[:-2], "WHAT"]))
     summaries = {}
     for name, files in (("right", right), ("wrong", wrong), ("both", f"{wrong}:{right}")):
@@ -66,7 +66,7 @@ def interact(corpus: Corpus, options: str) -> str:
 
 
 def test_lines_of_interactive_have_drafts(corpus: Corpus, greedy: list[str], tmp_path: Path) -> None:
-    """Sentences are numbered through, although fairseq begins anew in every block."""
+    """Sentences are numbered through the input, although fairseq restarts at 0 in each block."""
     right, few = tmp_path / "right.tgt", tmp_path / "few.tgt"
     right.write_text("".join(f"{line}\n" for line in greedy))
     few.write_text("".join(f"{line}\n" for line in greedy[:20]))

@@ -1,4 +1,4 @@
-"""The task: options that contradict each other, the glancing schedule, what fits together."""
+"""The task: contradicting options, the glancing schedule, checks of models and dictionaries."""
 
 from argparse import Namespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""`python -m train_scripts.tools`: what the recipes do in Python."""
+"""`python -m train_scripts.tools`: the recipes' Python programs."""
 
 import gzip
 import json
@@ -25,13 +25,13 @@ CLEAN_LINES = ["Ein Satz, größer als 5 km².", "İstanbul hat viele Leute …"
 
 
 def write(file: Path, lines: list[str]) -> Path:
-    """A file of lines as they are."""
+    """Write lines to a file unchanged."""
     file.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
     return file
 
 
 def read(file: Path) -> list[str]:
-    """The lines of a file; only a line feed ends one."""
+    """Return the lines of a file; only a line feed ends one."""
     return file.read_bytes().decode().split("\n")[:-1]
 
 
@@ -53,7 +53,7 @@ def test_lines_are_cleaned(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_tool_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The recipe says one line."""
+    """The recipe prints the message."""
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -203,7 +203,7 @@ def test_decoder_layers_are_kept_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_tuned_verifier_and_its_drafter_are_parted(corpus: Corpus, tmp_path: Path) -> None:
-    """Both decode together, as exactly as any other, and only with each other."""
+    """The parts decode losslessly together, and the drafter is refused with other verifiers."""
     tuned = tmp_path / "tuned" / "checkpoint_last.pt"
     run_in_process(
         "train",
@@ -241,7 +241,7 @@ def test_options_and_updates_of_what_was_trained(
     assert capsys.readouterr().out.split() == [*options, "--activation-fn", "relu"]
     sources, targets = (read(corpus.text / f"train.{side}") for side in ("src", "tgt"))
     tokens = sum(max(len(line.split()) for line in pair) + 1 for pair in zip(sources, targets, strict=True))
-    with caplog.at_level(logging.INFO):  # as fairseq's imports leave it
+    with caplog.at_level(logging.INFO):  # the log level that fairseq's imports set
         run("count-updates", corpus.data, "--languages", "src", "tgt", "--epochs", 2.5, "--tokens", 100)
     assert not caplog.records
     assert int(capsys.readouterr().out) == int(2.5 * tokens / 100) + 1
@@ -284,7 +284,7 @@ def test_spread_is_shown_for_several_seeds() -> None:
 
 
 def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool as a recipe does."""
+    """Run a tool in a new process, as recipes do."""
     command = [sys.executable, "-m", "train_scripts.tools", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
 
@@ -339,6 +339,6 @@ def test_table_of_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert rows[0][-1] == "times as fast" and [row[1] for row in rows[2:]] == ["10", "10", "6", "10"]
     assert run("reuse-table", folder, text, "--older", folder) == 0
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    # The same model's output is verified at once.
+    # Drafts that are the model's own output are accepted whole.
     assert rows[2][1] == rows[2][3] == "10" and all(float(row[4]) > 1 for row in rows[2:5])
     assert float(rows[5][4]) >= 1
