@@ -29,7 +29,7 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
         return " ".join(str(error).split())
     if isinstance(error, AssertionError) and _ASSERTED_OPTION.match(str(error)) and _is_fairseqs_own(trace):
         return f"{error}; --decoder beam alone samples" if "--sampling" in str(error) else str(error)
-    if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is not imported for this
+    if type(error).__name__ == "OutOfMemoryError":  # of PyTorch; by name, to avoid its import
         reason = " ".join(str(error).split())[:200]
         return f"out of memory on the GPU ({reason}); lower --batch-size or --max-tokens, or decode with --cpu"
     bad_data = _bad_data(error, trace)
@@ -86,7 +86,7 @@ def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
     embedded = _local(trace, "torch/nn/modules/sparse.py", "forward", "input")
     if reason == "a source token is outside of the vocabulary" or (embedded is not None and "out of range" in reason):
         return "the data has tokens that its dictionary does not; binarise it again with the verifier's dictionaries"
-    # The second is what fairseq's search says where no hypothesis ends.
+    # The second is the assertion of fairseq's search when no hypothesis ends.
     if reason == NAN_SCORES or re.fullmatch(r"(\d+) < \1", reason):
         return f"{NAN_SCORES}; decode in fp32, or give an earlier checkpoint"
     return None

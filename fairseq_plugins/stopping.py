@@ -1,7 +1,7 @@
-"""Ends a training with a checkpoint when it is asked to: Slurm sends SIGUSR1 before a time limit.
+"""End a training with a checkpoint on request: Slurm sends SIGUSR1 before a time limit.
 
-fairseq stops and saves after the update that reaches --max-update: the request lowers that. Of several processes the
-first one saves and stops; whoever asked ends the others.
+fairseq stops and saves after the update that reaches --max-update, so a request lowers --max-update. Only the first of
+several processes saves and stops; the sender of the request ends the others.
 """
 
 import os
@@ -41,11 +41,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
         return
     while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != _LOOP:
         frame = frame.f_back
-    if frame is None:  # before the first update, or between two epochs
+    if frame is None:  # before the first update or between two epochs: try again
         timer = threading.Timer(_SECONDS, os.kill, [os.getpid(), number])
         timer.daemon = True
         timer.start()
         return
     cfg = frame.f_locals["cfg"]
     cfg.optimization.max_update = 1
-    cfg.dataset.disable_validation = True  # it may take longer than there is time, and the others would have to join in
+    cfg.dataset.disable_validation = True  # may exceed the time left, and needs all processes

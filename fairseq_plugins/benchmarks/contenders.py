@@ -18,17 +18,17 @@ BEAM_1 = "fairseq beam 1"
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table: a decoder and its settings. Rows of our methods come from their `MethodSpec`s."""
+    """A row of the tables: a decoder and its settings. Rows of our methods come from their `MethodSpec`s."""
 
     name: str
     decoder: str  # value of --decoder
     beam: int = 1
     task_options: Mapping[str, Any] = field(default_factory=dict)  # fields of the task's config
     needs: str | None = None  # option that the row requires
-    lossless: bool = False  # must give fairseq's own output
-    compute_type: str | None = None  # CTranslate2's
-    replay: float | None = None  # mean tokens per iteration of a replayed drafter: see `replay`
-    reference: str = BEAM_1  # name of the row that its output is compared with
+    lossless: bool = False  # whether its output must equal the reference's
+    compute_type: str | None = None  # option of CTranslate2
+    replay: float | None = None  # mean tokens per iteration of simulated drafts: see `replay`
+    reference: str = BEAM_1  # name of the row to compare the output with
 
     @property
     def drafts(self) -> bool:
@@ -42,7 +42,7 @@ class Contender:
         return bool(self.task_options.get("int8")) or self.compute_type == "int8"
 
 
-CTRANSLATE2 = "ctranslate2"  # in the place of --decoder
+CTRANSLATE2 = "ctranslate2"  # `decoder` of CTranslate2's rows
 CTRANSLATE2_GREEDY = "CTranslate2 greedy fp32"
 GREEDY = "greedy"
 

@@ -18,7 +18,7 @@ class FastBPECodesConfig(SubwordNMTBPEConfig):
 
 @register_bpe("fastbpe_codes", dataclass=FastBPECodesConfig)
 class FastBPECodes(SubwordNMTBPE):
-    """Splits words as fastBPE does; its lines are the pairs of subword-nmt 0.2, each followed by a count."""
+    """Splits words as fastBPE does. Lines of its codes are pairs as in subword-nmt 0.2, each followed by a count."""
 
     def __init__(self, cfg: FastBPECodesConfig) -> None:
         pairs = [" ".join(line.split()[:2]) for line in Path(cfg.bpe_codes).read_text(encoding="utf-8").splitlines()]
@@ -27,7 +27,7 @@ class FastBPECodes(SubwordNMTBPE):
 
 
 def is_fastbpe(file: Path) -> bool:
-    """Return whether codes are fastBPE's, with three columns, or subword-nmt's, with two; refuse any other file."""
+    """Return whether codes are fastBPE's (three columns), not subword-nmt's (two); refuse any other file."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
-"""The file of a shard: the teacher's translations of every n-th sentence of a subset.
+"""Read and write shards: files with the teacher's translations of every n-th sentence of a subset.
 
-A JSON line that says what it was made from, a line `number<TAB>score<TAB>subwords` for each sentence in the order of
-decoding, and a JSON line with the count of sentences and the hash of all before. While it grows its name ends in
-`.partial`.
+The first line is JSON with the origin of the translations. A line `number<TAB>score<TAB>subwords` for each sentence
+follows, in the order of decoding, and a JSON line with the number of sentences and the hash of all lines before. The
+name of an unfinished shard ends in `.partial`.
 """
 
 import errno
@@ -19,7 +19,7 @@ from fairseq_plugins.commands.files import hold
 from fairseq_plugins.errors import ConfigurationError
 
 TOO_LONG = "too-long"
-"""In place of the score of a sentence longer than the teacher's positions."""
+"""Score of a sentence that exceeds the teacher's positions."""
 
 _NAME = re.compile(r"(\d+)-of-(\d+)\.tsv(\.partial)?")
 _SENTENCE = re.compile(rb"(\d+)\t([^\t\n]+)\t([^\n]*)\n")
@@ -27,7 +27,7 @@ _SENTENCE = re.compile(rb"(\d+)\t([^\t\n]+)\t([^\n]*)\n")
 
 @dataclass(frozen=True)
 class Sentence:
-    """One translation: number in the subset, score (text, as written), subwords with spaces between."""
+    """One translation: number in the subset, score as text, subwords separated by spaces."""
 
     number: int
     score: str
@@ -50,9 +50,9 @@ def shard_files(folder: Path, subset: str) -> dict[int, list[Path]]:
 
 
 def number_of_shards(folder: Path, subset: str) -> int | None:
-    """Return into how many shards a subset was divided, None if it was not begun.
+    """Return the number of shards of a subset, None without any.
 
-    Raises ConfigurationError for shards of several divisions.
+    Raises ConfigurationError if the folder has shards of different numbers.
     """
     found = shard_files(folder, subset)
     if len(found) > 1:
@@ -62,7 +62,7 @@ def number_of_shards(folder: Path, subset: str) -> int | None:
 
 
 def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:
-    """Return origin and sentences of a finished shard; raises ConfigurationError if it is not whole."""
+    """Return origin and sentences of a finished shard; raises ConfigurationError if it is incomplete."""
     content = file.read_bytes()
     body, footer = content[: content.rfind(b"\n", 0, -1) + 1], content[content.rfind(b"\n", 0, -1) + 1 :]
     header, sentences, end = _parse(body)
@@ -88,7 +88,7 @@ def _footer(count: int, total: Any) -> dict[str, Any]:
 
 
 def _parse(content: bytes) -> tuple[dict[str, Any] | None, list[Sentence], int]:
-    """Return the header (None if torn), the whole sentences after it, and where these end."""
+    """Return the header (None if torn), the whole sentences after it, and the position where these end."""
     end = content.find(b"\n") + 1
     try:
         header = json.loads(content[:end])
@@ -145,7 +145,7 @@ class ShardWriter:
         self.done.update(sentence.number for sentence in new)
 
     def finish(self) -> None:
-        """Seal the shard and give it its name."""
+        """Write the footer and rename the shard."""
         self._write(json.dumps(_footer(len(self.done), self._hash)).encode() + b"\n")
         try:
             os.fsync(self._file.fileno())
@@ -183,7 +183,7 @@ def check_origin(file: Path, header: dict[str, Any], made_from: dict[str, Any]) 
 def in_order(sentences: Sequence[Sentence], count: int, folder: Path) -> list[Sentence]:
     """Return the sentences by number.
 
-    Raises ConfigurationError unless each of 0 to `count` - 1 is there once.
+    Raises ConfigurationError unless each of the numbers 0 to `count` - 1 occurs once.
     """
     ordered: list[Sentence | None] = [None] * count
     for sentence in sentences:

@@ -47,11 +47,11 @@ class Decoding:
     """Builds the generators of a task from `DecodingOptions`, or a configuration with the same fields."""
 
     def __init__(self, options: Any) -> None:
-        self.options = options  # read for every generator
+        self.options = options  # read anew for each generator
         self.drafters: dict[str, BlockNat] = {}  # by path
-        self.counts_survival = False  # as `MethodContext.counts_survival`
+        self.counts_survival = False  # see `MethodContext.counts_survival`
         self.drafts: TaskDrafts | None = None  # of `--drafts`
-        # Copies of models in half precision, with which a CPU computes.
+        # fp32 copies of models in half precision, for a CPU.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
     def build(

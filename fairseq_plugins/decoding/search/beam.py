@@ -162,7 +162,7 @@ def best_candidates(state: DecodingState, log_probs: Tensor) -> Candidates:
 
 
 def _best(total: Tensor, beams: Beams, lengths: list[int]) -> Candidates:
-    """Select from total [B, beam, V]; only the first hypothesis of sentences without tokens, since all are equal."""
+    """Select from total [B, beam, V]; of new sentences only from the first hypothesis, since all are equal."""
     vocabulary = total.size(2)
     is_new = [length == 0 for length in lengths]
     count = min(2 * beams.size, total[0].numel() - 1)

@@ -19,7 +19,7 @@ def _weights_of(path: str, task: Any, flag: str, part: str) -> tuple[dict[str, T
     """Return weights and activation function of the encoder or the decoder of a checkpoint."""
     state, cfg = read_checkpoint(path, flag)
     if "decoder.verifier_fingerprint" in state["model"]:
-        # A drafter of another verifier cannot be built here; its weights suffice.
+        # Read the weights only: a drafter of another verifier cannot be built with this one.
         prefix = f"{part}."
         weights = {n.removeprefix(prefix): v for n, v in state["model"].items() if n.startswith(prefix)}
         return weights, activation_function(cfg.activation_fn)

@@ -77,7 +77,7 @@ class BlockNat(TransformerModel):
         elif verifier is not None and args.share_encoder:
             model.adopt_encoder(verifier.encoder)
         for option in ("init_encoder_from", "init_decoder_from"):
-            # Not for a loaded drafter: it has its own weights, and the file may be gone.
+            # Not for a loaded drafter, which has its own weights; the file may no longer exist.
             if getattr(args, option, None) and is_new:
                 initialise(model, getattr(args, option), task, option)
         return model
