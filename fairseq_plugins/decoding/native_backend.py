@@ -117,7 +117,7 @@ class NativeBackend:
 
     def _decode_beams(self, constraints: Constraints) -> Decoded:
         try:
-            found, steps = self.kernels.run_beams()
+            nbest, steps = self.kernels.run_beams()
         except self.module.NothingMayEnd:
             raise eos_forbidden_error(constraints.max_len) from None
         outputs = [
@@ -125,7 +125,7 @@ class NativeBackend:
                 Hypothesis(torch.from_numpy(tokens), torch.from_numpy(log_probs), torch.tensor(score))
                 for tokens, log_probs, score in hypotheses
             ]
-            for hypotheses in found
+            for hypotheses in nbest
         ]
         return Decoded(outputs, [[count] for count in steps])
 

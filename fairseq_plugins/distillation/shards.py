@@ -54,11 +54,11 @@ def number_of_shards(folder: Path, subset: str) -> int | None:
 
     Raises ConfigurationError if the folder has shards of different numbers.
     """
-    found = shard_files(folder, subset)
-    if len(found) > 1:
-        names = ", ".join(files[0].name for files in found.values())
+    by_count = shard_files(folder, subset)
+    if len(by_count) > 1:
+        names = ", ".join(files[0].name for files in by_count.values())
         raise ConfigurationError(f"{folder}: has shards of different divisions ({names}); remove all but those of one")
-    return next(iter(found), None)
+    return next(iter(by_count), None)
 
 
 def read_shard(file: Path) -> tuple[dict[str, Any], list[Sentence]]:

@@ -50,7 +50,7 @@ def read_text(file: str, option: str) -> Text:
     Raises ConfigurationError if the file cannot be read, is empty, or is incomplete generate output.
     """
     lines = read_lines(file, option)
-    found: dict[str, dict[int, str]] = {kind: {} for kind in _COLUMNS}
+    by_kind: dict[str, dict[int, str]] = {kind: {} for kind in _COLUMNS}
     for line in lines:
         match = _LINE.match(line)
         if match is None:
@@ -58,17 +58,17 @@ def read_text(file: str, option: str) -> Text:
         kind, number, rest = match.group(1), int(match.group(2)), match.group(3)
         columns = rest.split("\t", _COLUMNS[kind])
         if len(columns) > _COLUMNS[kind]:
-            found[kind].setdefault(number, columns[-1])
-    hypotheses = found["D"] or found["H"]
+            by_kind[kind].setdefault(number, columns[-1])
+    hypotheses = by_kind["D"] or by_kind["H"]
     if not hypotheses:
         return Text(file, dict(enumerate(lines)))
-    missing = sorted((found["S"].keys() | found["T"].keys() | found["H"].keys()) - hypotheses.keys())
+    missing = sorted((by_kind["S"].keys() | by_kind["T"].keys() | by_kind["H"].keys()) - hypotheses.keys())
     if missing:
         raise ConfigurationError(
             f"{option} {file}: generate output that broke off (sentence {missing[0]} has no hypothesis); "
             "run fairseq-generate again"
         )
-    in_order = {kind: dict(sorted(sentences.items())) for kind, sentences in found.items()}
+    in_order = {kind: dict(sorted(sentences.items())) for kind, sentences in by_kind.items()}
     return Text(file, in_order["D"] or in_order["H"], in_order["S"], in_order["T"], generated=True)
 
 

@@ -56,7 +56,7 @@ def test_any_drafts(model: Model, expected: list[str], drafts: list[Any]) -> Non
 def test_subwords_as_drafts(model: Model, expected: list[str]) -> None:
     tokens = [model.tokenize(caption) for caption in CAPTIONS]
     drafts = [[translation.tokens] for translation in model.translate(CAPTIONS, return_scores=True)]
-    assert [found.text for found in model.translate_batch(tokens, drafts=drafts)] == expected
+    assert [result.text for result in model.translate_batch(tokens, drafts=drafts)] == expected
     assert model.statistics.iterations <= len(CAPTIONS) + len(drafts[2][0]) + 1
 
 

@@ -271,23 +271,23 @@ def test_replayed_drafts_are_accepted_as_drawn_in_any_batch(engine: Engine | Non
     verifier, model = make_transformer(task), make_drafter(task, block_size=6)
     sample = make_sample(task, [3, 9, 6, 12])
     expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=30))
-    seen = {}
+    by_batch = {}
     for numbers in ([0, 1, 2, 3], [2]):
         source = sample["net_input"]["src_tokens"][numbers]
         part = {"id": torch.tensor(numbers), "net_input": {"src_tokens": source, "src_lengths": (source != 1).sum(1)}}
         generator, stats = make_generator([verifier], task, Options("gad", 6), model, engine=engine, max_len_b=30)
         replay.replay_drafts(generator, dict(enumerate(expected)), 3.0, (4, 5))
         assert ids(generator.generate([verifier], part)) == [expected[number] for number in numbers]
-        seen.update({(len(numbers), sentence.id): sentence.emitted for sentence in stats.recorded})
+        by_batch.update({(len(numbers), sentence.id): sentence.emitted for sentence in stats.recorded})
     replayed = _replay(expected, replay.acceptance_probability(3.0, 6))
-    assert seen[4, 2] == seen[1, 2]
+    assert by_batch[4, 2] == by_batch[1, 2]
     for sentence, wrong in enumerate(_wrong(replayed)):
         position = 0
-        for emitted in seen[4, sentence][:-1]:
+        for emitted in by_batch[4, sentence][:-1]:
             first_wrong = next((number for number in wrong if number >= position), 10**6)
             assert emitted == min(6, first_wrong - position) + 1
             position += emitted
-    assert max(max(emitted) for emitted in seen.values()) > 2
+    assert max(max(emitted) for emitted in by_batch.values()) > 2
 
 
 @BACKENDS

@@ -134,8 +134,8 @@ def test_blockwise_heads(engine: str, identity: bool) -> None:
     sample = make_sample(task, [5, 1, 0, 17], 3)
 
     def alone(how: Options) -> list:
-        found = [decode([model], task, one, how, engine=make(), max_len_b=20)[0] for one in one_by_one(sample)]
-        return [output for each in found for output in outputs(each)]
+        single_outputs = [decode([model], task, one, how, engine=make(), max_len_b=20)[0] for one in one_by_one(sample)]
+        return [output for each in single_outputs for output in outputs(each)]
 
     greedy = alone(Options("greedy"))
     expected = alone(Options("blockwise", 3)) if "kernels" in engine and not identity else greedy

@@ -58,8 +58,8 @@ def run(
     sample = make_sample(task, [len(source) - 1])
     sample["net_input"]["src_tokens"] = torch.tensor([source])
     method = Method(ScriptedVerifier(output, len(task.target_dictionary), wish), drafter, GreedySearch())
-    found, (stats,) = decode([make_transformer(task, ending=False)], task, sample, method, max_len_b=60)
-    assert ids(found)[0] == output
+    hypotheses, (stats,) = decode([make_transformer(task, ending=False)], task, sample, method, max_len_b=60)
+    assert ids(hypotheses)[0] == output
     return stats.emitted
 
 

@@ -24,20 +24,20 @@ def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:
     Raises:
         ConfigurationError: for a layer that does not exist.
     """
-    wanted = [int(layer) for layer in layers.split(",")]
+    selected = [int(layer) for layer in layers.split(",")]
     state = torch.load(source, map_location="cpu")
     kept: dict[str, Any] = {}
-    found = set()
+    seen_layers = set()
     for name, value in state["model"].items():
         part, _, rest = name.partition("decoder.layers.")
         if not rest or part:
             kept[name] = value
             continue
         number, _, parameter = rest.partition(".")
-        if int(number) in wanted:
-            found.add(int(number))
-            kept[f"decoder.layers.{wanted.index(int(number))}.{parameter}"] = value
-    if missing := sorted(set(wanted) - found):
+        if int(number) in selected:
+            seen_layers.add(int(number))
+            kept[f"decoder.layers.{selected.index(int(number))}.{parameter}"] = value
+    if missing := sorted(set(selected) - seen_layers):
         raise ConfigurationError(f"{source}: its decoder has no layer {missing[0]}; choose others, counted from 0")
     write_checkpoint(target, {**state, "model": kept}, "target")
 

@@ -54,9 +54,9 @@ class BeamVerifier(ModelEnsemble):
             "scores": beams.scores.double().view(torch.long)[:, None],
             "ignored": beams.ignored.long().view(-1, 1),
         }
-        _, *found = decoder.step_and(select, limits, [state.last_tokens()], layout, inputs)
+        _, *outputs = decoder.step_and(select, limits, [state.last_tokens()], layout, inputs)
         # Values of rows are without padding; values of sentences are not.
-        selected = (value if value.dim() == 1 else value[: rows // size] for value in found if value is not None)
+        selected = (value if value.dim() == 1 else value[: rows // size] for value in outputs if value is not None)
         return Selection(*selected)
 
 
