@@ -183,7 +183,7 @@ METHODS = [
     MethodSpec(
         name="blockwise",
         summary="the heads of a blockwise_transformer draft, its head 1 verifies",
-        drafts="heads on the verifier, out of its last verification",
+        drafts="heads on the verifier, from its last verification",
         accepts="exact, top-β, distance ≤ ε, minimum block",
         paper="Stern et al. 2018",
         options=BlockwiseOptions,

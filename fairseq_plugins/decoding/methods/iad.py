@@ -22,8 +22,8 @@ class SourceCopyOptions(FallbackOptions):
 
     iad_lookup: ChoiceEnum(["unique", "recent"]) = option(  # type: ignore[valid-type]
         "unique",
-        "unique = copy after a suffix match that stands once in the source (Algorithm 1); recent = after the most "
-        "recent of the longest matches in source and output",
+        "where to copy from: unique = after the last output tokens, if they occur once in the source (Algorithm 1); "
+        "recent = after their most recent longest match in source and output",
     )
 
 

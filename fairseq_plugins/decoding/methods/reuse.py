@@ -49,12 +49,13 @@ class ReuseOptions(FallbackOptions):
 
     drafts: Optional[str] = option(
         None,
-        "drafts, a line for each sentence of --gen-subset or line of fairseq-interactive: raw text with --bpe, else "
-        "cut into subwords as the target is; several files with colons between them are several drafts; an empty line "
-        "is no draft",
+        "file of drafts, a line for each sentence of --gen-subset or line of fairseq-interactive, empty for no draft: "
+        "raw text with --bpe, else subwords of the target; join several files, each with a draft of every sentence, by "
+        "colons",
     )
     fixed_width: bool = option(
-        False, "verify all tokens that are copied; without it, on a CPU, only those that pay (the output is the same)"
+        False,
+        "verify all copied tokens. Without it, on a CPU, only those likely enough to be accepted (the same output)",
     )
 
 
@@ -104,8 +105,8 @@ def _build_native(context: MethodContext, options: ReuseOptions) -> NativeMethod
 METHODS = [
     MethodSpec(
         name="reuse",
-        summary="copy drafts that users bring, such as an earlier translation, the output of --beam 1",
-        drafts="copy of drafts that users bring, from where the output is in them",
+        summary="copy given drafts, such as an earlier translation, the output of --beam 1",
+        drafts="copy of given drafts, from the position that matches the output",
         accepts="exact top-1",
         paper="this project",
         options=ReuseOptions,
