@@ -1,8 +1,8 @@
-"""Translate a large file on a Ray cluster: Ray Data maps blocks of lines over actors, each with a model of its own.
+"""Translate a large file on a Ray cluster: Ray Data maps blocks of lines over actors, each with its own model.
 
     python examples/translate_with_ray.py checkpoints/ua-gec essays.txt corrected.txt --actors 8
 
-All machines read file and model under the same names. An actor has one CPU, or one GPU with --gpu.
+All machines must see the file and the model under the same paths. An actor has one CPU, or one GPU with --gpu.
 """
 
 import argparse
@@ -17,7 +17,7 @@ LINES = 1024
 
 
 def blocks(path: str) -> Iterator[dict[str, int]]:
-    """Yield where the blocks of a file begin and their sizes, in bytes."""
+    """Yield the offset and size of each block of a file, in bytes."""
     begin = 0
     with open(path, "rb") as file:
         while size := sum(map(len, islice(file, LINES))):
@@ -26,14 +26,14 @@ def blocks(path: str) -> Iterator[dict[str, int]]:
 
 
 class Translator:
-    """The model of an actor, for the blocks of a file."""
+    """Translate blocks of a file with an actor's model."""
 
     def __init__(self, folder: str, path: str) -> None:
         self.model = fairseq_plugins.load(folder)
         self.path = path
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """Translate a batch of blocks."""
+        """Translate a batch of blocks, given by offset and size."""
         texts = []
         with open(self.path, "rb") as file:
             for begin, size in zip(batch["begin"], batch["size"], strict=True):
@@ -47,8 +47,8 @@ def main() -> None:
     import ray.data
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", help="of the model, for fairseq_plugins.load")
-    parser.add_argument("input", help="raw text, a sentence a line")
+    parser.add_argument("folder", help="model folder, as for fairseq_plugins.load")
+    parser.add_argument("input", help="raw text, one sentence per line")
     parser.add_argument("output")
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--gpu", action="store_true")
