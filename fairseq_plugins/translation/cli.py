@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -331,6 +331,8 @@ def _translate_stream(translator: Translator, output: Destination | None) -> Non
             except OSError as error:
                 if output is None:
                     raise
+                with suppress(OSError):
+                    target.close()  # writes what is buffered, and fails again
                 raise unwritable(output.path, "--output", error) from error
     if output is not None and not output.is_direct:
         output.partial.replace(output.path)
