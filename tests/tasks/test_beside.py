@@ -1,11 +1,11 @@
 """`--decoder` beside fairseq's own tasks on the command line."""
 
 import os
+import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder, task_beside_decoder
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts
-from tests.families import FAMILIES, Family
+from tests.families import FAMILIES
 from tests.support import REPOSITORY
 
 SENTENCES = "w3 w9 w4\nw1\nw20 w21 w22 w23 w24 w25\nw7 w8\n"
@@ -77,44 +77,52 @@ def test_an_option_of_the_same_name_is_refused() -> None:
         add_decoder("clashing")
 
 
-def interactive(family: Family, folder: Path, *more: str) -> tuple[list[str], str]:
-    """Hypotheses that fairseq-interactive prints, each with its score, and what it logs."""
-    run = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore", "-m", "fairseq_cli.interactive", str(folder), "--task", family.task),
-            *(*family.arguments(folder), "--path", str(folder / "model.pt"), "--cpu", "--max-len-b", "16", *more),
-            *("--buffer-size", "10", "--batch-size", "4", "--user-dir", str(REPOSITORY / "fairseq_plugins")),
-        ],
-        input=SENTENCES,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=200,
-    )
-    assert run.returncode == 0, run.stderr
-    return [line for line in run.stdout.splitlines() if line.startswith("H-")], run.stderr
+# Family, beam, decoder, and options without it: fairseq 0.12 itself cannot set the task of mBART-25 up.
+INTERACTIVE = [("m2m", "1", "greedy", ""), ("bart", "5", "fast-beam", ""), ("mbart25", "1", "jacobi", "--decoder beam")]
+
+# fairseq-interactive for each argument, in forks of a process that has imported fairseq, but no plugin.
+COMMANDS = """
+import os, shlex, sys
+from fairseq_cli.interactive import cli_main
+
+for number, line in enumerate(sys.argv[1:]):
+    if os.fork() == 0:
+        for descriptor, name in enumerate(("text", f"{number}.out", f"{number}.err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), descriptor)
+        sys.argv = ["fairseq-interactive", *shlex.split(line)]
+        sys.exit(cli_main())
+    assert os.wait()[1] == 0, open(f"{number}.err").read()
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], str]]:
+    """Hypotheses that fairseq-interactive prints, each with its score, and what it logs: without a decoder, with it."""
+    folder, lines = tmp_path_factory.mktemp("interactive"), []
+    (folder / "text").write_text(SENTENCES)
+    for name, beam, decoder, without in INTERACTIVE:
+        family, data = FAMILIES[name], folder / name
+        data.mkdir()
+        family.save(data)
+        for more in (without, f"--decoder {decoder}"):
+            arguments = f"{data} --task {family.task} {shlex.join(family.arguments(data))} --path {data}/model.pt --cpu"
+            arguments += f" --beam {beam} --max-len-b 16 --buffer-size 10 --batch-size 4 {more}"
+            lines.append(f"{arguments} --user-dir {REPOSITORY}/fairseq_plugins")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", COMMANDS, *lines], cwd=folder, env=environment, check=True)
+    texts = [[(folder / f"{number}.{end}").read_text() for end in ("out", "err")] for number in range(len(lines))]
+    return [([line for line in out.splitlines() if line.startswith("H-")], log) for out, log in texts]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "beam", "decoder", "without"),
-    [
-        ("m2m", "1", "greedy", ()),
-        ("bart", "5", "fast-beam", ()),
-        # fairseq 0.12 itself cannot set this task up.
-        ("mbart25", "1", "jacobi", ("--decoder", "beam")),
-    ],
-)
+@pytest.mark.parametrize("number", range(len(INTERACTIVE)))
 def test_fairseq_interactive_prints_what_it_prints_without_it(
-    name: str, beam: str, decoder: str, without: tuple[str, ...], tmp_path: Path
+    number: int, printed: list[tuple[list[str], str]]
 ) -> None:
-    family = FAMILIES[name]
-    family.save(tmp_path)
-    expected, log = interactive(family, tmp_path, "--beam", beam, *without)
-    assert len(expected) == 4 and "native" not in log
-    found, log = interactive(family, tmp_path, "--beam", beam, "--decoder", decoder)
+    (expected, without), (found, log) = printed[2 * number : 2 * number + 2]
+    assert len(expected) == 4 and "native" not in without, without
     assert "native: the compiled kernels" in log
     for line, other in zip(found, expected, strict=True):
-        (number, score, tokens), (other_number, other_score, other_tokens) = line.split("\t"), other.split("\t")
-        assert (number, tokens) == (other_number, other_tokens)
+        (sentence, score, tokens), (other_sentence, other_score, other_tokens) = line.split("\t"), other.split("\t")
+        assert (sentence, tokens) == (other_sentence, other_tokens)
         assert float(score) == pytest.approx(float(other_score), abs=1e-4)
