@@ -53,9 +53,17 @@ class Case:
     def sample(self) -> dict[str, Any]:
         return make_sample(self.task, self.sources, self.seed)
 
+    @cached_property
+    def _fairseqs(self) -> dict[str, list]:
+        return {}
+
     def fairseq(self, **search: Any) -> list:
-        """Decode with fairseq's own generator at beam 1, with further generation options."""
-        return fairseq_greedy([self.verifier], self.task, self.sample, **{**self.search, **search})
+        """Decode with fairseq's own generator at beam 1, once for the same options."""
+        options = {**self.search, **search}
+        key = str(sorted(options.items()))
+        if key not in self._fairseqs:
+            self._fairseqs[key] = fairseq_greedy([self.verifier], self.task, self.sample, **options)
+        return self._fairseqs[key]
 
     def decode(self, how: Options, **more: Any) -> tuple[list, list[SentenceStats]]:
         """Decode with our generator; return hypotheses and statistics. Other arguments as for `support.decode`."""

@@ -58,7 +58,7 @@ def ragged_prefix(sample: dict[str, Any], vocabulary: int, seed: int) -> torch.T
     return torch.tensor([row + [1] * (width - len(row)) for row in rows])
 
 
-@settings(UNSHRUNK, max_examples=example_count(70))
+@settings(UNSHRUNK, max_examples=example_count(40))
 @given(
     case=cases([12, 40, 300], st.one_of(DRAFTERS, FEATURE_DRAFTERS)),
     block_size=BLOCK_SIZES,
