@@ -9,16 +9,19 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-# The torchaudio that fairseq brings may be of another torch; transformers imports it where it finds it.
-with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(sys.modules, "torchaudio", None)
-    transformers = pytest.importorskip("transformers")
-    models = [getattr(transformers, f"{name}ForConditionalGeneration") for name in ("Bart", "M2M100", "MBart")]
-    TOKENIZERS = {
-        name: getattr(transformers, name)
-        for name in ("BartTokenizer", "M2M100Tokenizer", "MBart50Tokenizer", "MarianTokenizer", "NllbTokenizer")
-    }
-    CLASSES = {model.__name__: model for model in (*models, transformers.MarianMTModel)}
+
+class Transformers(dict[str, Any]):
+    """The classes of transformers by name, imported when they are asked for: that takes seconds."""
+
+    def __missing__(self, name: str) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            # The torchaudio that fairseq brings may be of another torch; transformers imports it where it finds it.
+            patch.setitem(sys.modules, "torchaudio", None)
+            self[name] = getattr(pytest.importorskip("transformers"), name)
+        return self[name]
+
+
+CLASSES = TOKENIZERS = Transformers()
 
 SIZE = 60
 MARIAN = {"pad_token_id": SIZE - 1, "eos_token_id": 0, "decoder_start_token_id": SIZE - 1, "bos_token_id": None}
