@@ -15,20 +15,22 @@ if is_tool():
     watch_output()
     lower_log_level()
 
-from fairseq_plugins.deferred import deferred_imports  # noqa: E402
-from fairseq_plugins.safe_loading import allow_fairseq_checkpoints  # noqa: E402
+from fairseq_plugins.deferred import deferred_imports, without_garbage_collection  # noqa: E402
 
 # At import fairseq asks for tensorboardX, which only its speech tasks need.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-with deferred_imports():
-    allow_fairseq_checkpoints()  # which imports fairseq
+with without_garbage_collection():
+    from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
 
-# fairseq imports tasks/ and models/ of a --user-dir, but not criterions/.
-from fairseq_plugins import criterions, models, tasks  # noqa: E402
-from fairseq_plugins.api import Memory, load, wrap  # noqa: E402
-from fairseq_plugins.commands.parsing import help_of_fairseqs_tools  # noqa: E402
-from fairseq_plugins.stopping import stop_on_request  # noqa: E402
+    with deferred_imports():
+        allow_fairseq_checkpoints()  # which imports fairseq
+
+    # fairseq imports tasks/ and models/ of a --user-dir, but not criterions/.
+    from fairseq_plugins import criterions, models, tasks
+    from fairseq_plugins.api import Memory, load, wrap
+    from fairseq_plugins.commands.parsing import help_of_fairseqs_tools
+    from fairseq_plugins.stopping import stop_on_request
 
 help_of_fairseqs_tools()
 stop_on_request()

@@ -1,9 +1,13 @@
 """What `import fairseq_plugins` does not import, and that fairseq has it when it is called."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fairseq_plugins.deferred import without_garbage_collection
 from tests.support import REPOSITORY
 
 PROGRAM = """
@@ -26,3 +30,25 @@ def test_packages_are_imported_when_they_are_called(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert run.stdout.splitlines() == ["[]", "True 1.0", "torch.utils.tensorboard.writer", "True True"], run.stderr
+
+
+@pytest.mark.parametrize("program", ["program.py", "spec-dec-translate"])
+def test_garbage_collector_is_back_after_imports(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    with without_garbage_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    # A program may have made garbage before it imports the package.
+    assert bool(frozen) == (program == "spec-dec-translate")
+
+
+def test_garbage_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with without_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
