@@ -173,9 +173,9 @@ def test_other_checkpoints_count_for_nothing(tmp_path: Path) -> None:
     assert len(Journal(file, {"verifier": "a"}).results) == 2  # and are kept
 
 
-@pytest.mark.parametrize("content", ["nonsense\n", '{"cell": 1}\n', "[]\n"])
-def test_foreign_journal(content: str, tmp_path: Path) -> None:
-    (tmp_path / "cells.jsonl").write_text(content)
+@pytest.mark.parametrize("content", [b"nonsense\n", b'{"cell": 1}\n', b"[]\n", b"\xff"])
+def test_foreign_journal(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "cells.jsonl").write_bytes(content)
     with pytest.raises(ConfigurationError, match="line 1: not written by spec-dec-sweep; remove the file or choose"):
         Journal(tmp_path / "cells.jsonl", {})
 
