@@ -9,6 +9,9 @@ from fairseq_plugins.conversion.cache import converted, is_hugging_face
 from fairseq_plugins.conversion.settings import Settings
 from fairseq_plugins.errors import ConfigurationError
 
+GPT2_FILES = ("encoder.json", "vocab.bpe")
+"""Vocabulary and merges of GPT-2's byte-level subwords, as fairseq names them."""
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -85,13 +88,7 @@ def find_files(
         named = (str(languages[0]), str(languages[1]))
     else:
         source, target = named = find_languages(Path(where), languages)
-    if subwords is None:
-        candidates = (Path(where) / name for name in ("subwords.model", "bpe.codes"))
-        subwords = next((file for file in candidates if file.is_file()), None)
-        if subwords is None and (Path(where) / "vocab.bpe").is_file():
-            subwords = where
-    elif not Path(subwords).is_file():
-        raise ConfigurationError(f"subwords {subwords}: no such file; give a sentencepiece model or subword-nmt codes")
+    found = find_subwords(Path(where), subwords)
     for argument, paths in (("verifier", str(verifier)), ("drafter", str(drafter))):
         for path in paths.split(":"):
             if path.endswith(".safetensors"):
@@ -104,10 +101,38 @@ def find_files(
         data=str(where),
         source_lang=source,
         target_lang=target,
-        subwords=None if subwords is None else str(subwords),
+        subwords=None if found is None else str(found),
         languages=named,
         options=options,
     )
+
+
+def find_subwords(folder: Path, given: str | Path | None = None) -> Path | None:
+    """Return the file of subwords, or the folder of GPT-2's; None if none is `given` and `folder` has none.
+
+    Raises:
+        ConfigurationError: for a missing file.
+    """
+    if given is None:
+        names = ("subwords.model", "bpe.codes", "vocab.bpe")
+        found = next((folder / name for name in names if (folder / name).is_file()), None)
+    else:
+        found = Path(given)
+    if found is None:
+        return None
+    # Without encoder.json, vocab.bpe could be codes of subword-nmt.
+    if found.is_dir() or found.name in GPT2_FILES:
+        pair = found if found.is_dir() else found.parent
+        for name in GPT2_FILES:
+            if not (pair / name).is_file():
+                raise ConfigurationError(
+                    f"subwords {found}: {pair} has no {name}; GPT-2's subwords are {' and '.join(GPT2_FILES)} in a "
+                    "folder"
+                )
+        return pair
+    if not found.is_file():
+        raise ConfigurationError(f"subwords {found}: no such file; give a sentencepiece model or subword-nmt codes")
+    return found
 
 
 def find_languages(folder: Path, given: tuple[str | None, str | None] = (None, None)) -> tuple[str, str]:

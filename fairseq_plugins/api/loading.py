@@ -15,7 +15,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
 from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_plugins.api.files import ModelFiles, find_files
+from fairseq_plugins.api.files import GPT2_FILES, ModelFiles, find_files
 from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
@@ -151,7 +151,7 @@ def _set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -
     if files.subwords is not None and files.subwords.endswith(".model"):
         cfg.bpe = OmegaConf.structured(SentencepieceConfig(_name="sentencepiece", sentencepiece_model=files.subwords))
     elif files.subwords is not None and Path(files.subwords).is_dir():
-        encoder, merges = (str(Path(files.subwords, name)) for name in ("encoder.json", "vocab.bpe"))
+        encoder, merges = (str(Path(files.subwords, name)) for name in GPT2_FILES)
         cfg.bpe = OmegaConf.structured(GPT2BPEConfig(_name="gpt2", gpt2_encoder_json=encoder, gpt2_vocab_bpe=merges))
     elif files.subwords is not None:
         if is_fastbpe(Path(files.subwords)):

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import torch
 
 from fairseq_plugins.api import Model, Translation, load
-from fairseq_plugins.api.files import find_files
+from fairseq_plugins.api.files import GPT2_FILES, find_files
 from fairseq_plugins.api.generators import BATCH_SIZE
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.api.spelling import on_command_line
@@ -128,7 +128,7 @@ def _in_folder(path: str | None) -> list[str | None]:
     """Return a file, or those in a folder (GPT-2's subwords)."""
     if path is None or not Path(path).is_dir():
         return [path]
-    return [str(Path(path, name)) for name in ("encoder.json", "vocab.bpe")]
+    return [str(Path(path, name)) for name in GPT2_FILES]
 
 
 def chunks(file: TextIO, size: int) -> Iterator[list[str]]:

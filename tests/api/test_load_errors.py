@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_plugins
+from fairseq_plugins.api.files import GPT2_FILES, find_subwords
 from fairseq_plugins.data.fastbpe_codes import FastBPECodes, FastBPECodesConfig
 from fairseq_plugins.errors import ConfigurationError
 from tests.support import REPOSITORY, make_dictionary
@@ -56,3 +57,15 @@ def test_other_codes_are_refused(text: str, message: str, tmp_path: Path) -> Non
     (tmp_path / "codes").write_text(text)
     with pytest.raises(ConfigurationError, match=f"subwords .*codes: .*{message}"):
         fairseq_plugins.load(MULTI30K, subwords=tmp_path / "codes", device="cpu")
+
+
+def test_subwords_of_gpt2_are_two_files(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in GPT2_FILES]
+    for file in files:
+        file.touch()
+    for given in (None, tmp_path, *files):
+        assert find_subwords(tmp_path, given) == tmp_path
+    files[0].unlink()
+    for given in (None, tmp_path, files[1]):
+        with pytest.raises(ConfigurationError, match="subwords .* has no encoder.json"):
+            find_subwords(tmp_path, given)
