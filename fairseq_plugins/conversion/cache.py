@@ -9,8 +9,10 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder has a model in Hugging Face's format and no checkpoint of fairseq's."""
-    return (folder / "config.json").is_file() and not any(folder.glob("*.pt"))
+    """Return whether a folder has a model in Hugging Face's format, and none as `load` reads it."""
+    # transformers' trainer writes optimizer.pt and scheduler.pt.
+    ours = (folder / name for name in ("verifier.pt", "blockwise.pt"))
+    return (folder / "config.json").is_file() and not any(file.is_file() for file in ours)
 
 
 def converted(folder: Path) -> Path:

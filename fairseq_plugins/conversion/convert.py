@@ -11,7 +11,7 @@ from fairseq_plugins.averaging import write_checkpoint
 from fairseq_plugins.commands.files import unwritable, write_atomically
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.settings import settings_of
-from fairseq_plugins.conversion.vocabulary import Vocabulary, text_files
+from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, text_files
 from fairseq_plugins.conversion.weights import fairseq_weights, read_weights
 from fairseq_plugins.errors import ConfigurationError
 
@@ -31,7 +31,8 @@ def convert(source: Path, target: Path) -> None:
     if os.path.lexists(target):
         raise ConfigurationError(f"{target}: exists already; give another folder")
     config = Config(source)
-    vocabulary, subwords = Vocabulary(source, config), text_files(source)
+    bpe = byte_level_bpe(source)
+    vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
     weights = fairseq_weights(read_weights(source), config, vocabulary.order)
     args = config.fairseq_options(has_bias="decoder.output_projection.bias" in weights)
     state = {

@@ -10,6 +10,9 @@ import sentencepiece
 from fairseq_plugins.conversion.families import Config, read_json
 from fairseq_plugins.errors import ConfigurationError
 
+ByteLevelBPE = tuple[dict[str, int], list[str]]
+"""Vocabulary and merges of GPT-2's byte-level subwords."""
+
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """Names of the ids 0 to 3 in fairseq's dictionaries."""
 
@@ -32,12 +35,13 @@ class Vocabulary:
     Args:
         folder: folder of the model.
         config: configuration of the model.
+        bpe: its `byte_level_bpe`.
 
     Raises:
         ConfigurationError: for a missing vocabulary, or one that does not fit the configuration.
     """
 
-    def __init__(self, folder: Path, config: Config) -> None:
+    def __init__(self, folder: Path, config: Config, bpe: ByteLevelBPE | None) -> None:
         names = read_names(folder)
         ids = {name: number for number, name in reversed(names.items())}
         for name, key in (("<pad>", "pad_token_id"), ("</s>", "eos_token_id"), ("<unk>", None)):
@@ -50,7 +54,7 @@ class Vocabulary:
         special = [ids.get(name) for name in SPECIAL]
         self.order = [*special, *(number for number in range(size) if number not in special)]
         # fairseq's dictionary of BART has numbers of byte-level subwords as symbols.
-        is_numbered = byte_level_bpe(folder) is not None
+        is_numbered = bpe is not None
         self.symbols = [
             f"madeupword{number}" if name is None else str(number) if is_numbered and name != "<mask>" else name
             for number, name in (
@@ -72,7 +76,7 @@ def _check_symbols(folder: Path, symbols: Sequence[str]) -> None:
         seen.add(symbol)
 
 
-def byte_level_bpe(folder: Path) -> tuple[dict[str, int], list[str]] | None:
+def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
     """Return vocabulary and merges of GPT-2's byte-level subwords, None for other subwords."""
     vocabulary, merges, tokenizer = (folder / name for name in ("vocab.json", "merges.txt", "tokenizer.json"))
     if vocabulary.is_file() and merges.is_file():
@@ -85,7 +89,7 @@ def byte_level_bpe(folder: Path) -> tuple[dict[str, int], list[str]] | None:
     return values["model"]["vocab"], [" ".join(pair) for pair in pairs]
 
 
-def text_files(folder: Path) -> dict[str, bytes]:
+def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
     """Return the subword model's files for `load`, name -> content; empty for a model without a tokenizer.
 
     Those of the source suffice: target pieces are joined without a model.
@@ -93,7 +97,6 @@ def text_files(folder: Path) -> dict[str, bytes]:
     Raises:
         ConfigurationError: for a tokenizer without its sentencepiece model.
     """
-    bpe = byte_level_bpe(folder)
     if bpe is not None:
         vocabulary, merges = bpe
         lines = "\n".join(["#version: 0.2", *merges, ""])

@@ -46,3 +46,11 @@ def test_errors_name_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigurationError, match="model_type 'llama' is not converted"):
         fairseq_plugins.load(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_other_files_of_a_trainer_do_not_matter(tmp_path: Path) -> None:
+    for name in ("config.json", "optimizer.pt", "scheduler.pt"):
+        (tmp_path / name).touch()
+    assert cache.is_hugging_face(tmp_path)
+    (tmp_path / "verifier.pt").touch()
+    assert not cache.is_hugging_face(tmp_path)

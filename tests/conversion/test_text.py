@@ -156,10 +156,10 @@ def test_subwords_of_tokenizers_that_transformers_5_saved(tmp_path: Path) -> Non
     bpe = byte_level_bpe(tmp_path / "bart")
     assert bpe is not None and len(bpe[1]) > 100
     assert byte_level_bpe(tmp_path / "bart.saved") == bpe
-    assert text_files(tmp_path / "mbart50").keys() == {"subwords.model"}
+    assert text_files(tmp_path / "mbart50", None).keys() == {"subwords.model"}
     assert not (tmp_path / "mbart50.saved" / "sentencepiece.bpe.model").exists()
     with pytest.raises(ConfigurationError, match="mbart50.saved: has no sentencepiece.bpe.model, .*; copy it from"):
-        text_files(tmp_path / "mbart50.saved")
+        text_files(tmp_path / "mbart50.saved", None)
 
 
 @pytest.mark.parametrize("name", MODELS)
