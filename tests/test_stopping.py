@@ -35,16 +35,21 @@ def trainer_without_gpus(folder: Path, programs: Path) -> Path:
     return program
 
 
-def train(corpus: Corpus, programs: Path, folder: Path, updates: int, processes: int = 1) -> subprocess.Popen[str]:
-    """Start `python -m train_scripts.runner train`."""
+def training(corpus: Corpus, programs: Path, folder: Path, updates: int, processes: int) -> list[str]:
+    """`python -m train_scripts.runner train` and what it runs."""
     command = f"{trainer_without_gpus(folder.parent, programs)} {corpus.data} --user-dir {REPOSITORY}/fairseq_plugins"
     if processes > 1:
         launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {processes} --no-python"
         command = f"{launcher} {command} --distributed-world-size {processes}"
     runner = [sys.executable, "-m", "train_scripts.runner", "train", str(folder), "train", f"{folder}.log", "0"]
+    return [*runner, *command.split(), *TRAINING.split(), "--max-update", str(updates)]
+
+
+def train(corpus: Corpus, programs: Path, folder: Path, updates: int, processes: int = 1) -> subprocess.Popen[str]:
+    """Start `training`."""
     variables = environment(OMP_NUM_THREADS="1", LOG_INTERVAL="1", PYTHON_EXEC=f"{programs}/python")
     return subprocess.Popen(
-        [*runner, *command.split(), *TRAINING.split(), "--max-update", str(updates)],
+        training(corpus, programs, folder, updates, processes),
         cwd=REPOSITORY, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

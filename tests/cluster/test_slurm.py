@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import pytest
 
 import fairseq_plugins
 from tests.cluster import slurm
+from tests.conftest import Corpus
 from tests.support import REPOSITORY
 from tests.test_documented_commands import blocks
 from tests.test_recipes import TINY, write_text
-from tests.test_stopping import trainer_without_gpus
+from tests.test_stopping import trainer_without_gpus, training
 
 pytestmark = [
     pytest.mark.slow,
@@ -136,6 +138,29 @@ def test_an_interrupted_translation(cluster: Slurm, translated: list[str], how: 
     said = log.read_text()
     assert re.search(r"going on after \d+ of 5000 lines", said)
     assert ("stopped by SIGUSR1; what is finished is kept" in said) == ("USR1" in how)
+
+
+def test_a_cancelled_training(cluster: Slurm, corpus: Corpus) -> None:
+    """`scancel` leaves no process of torchrun, and the next job goes on from the last checkpoint."""
+    programs, model = Path(sys.executable).parent, cluster.folder / "model"
+    log = Path(f"{model}.log")
+
+    def submit(updates: int) -> str:
+        command = f"exec {shlex.join(training(corpus, programs, model, updates, processes=2))}"
+        return cluster.run(f"sbatch --parsable --output=job.log --wrap {shlex.quote(command)}").strip()
+
+    def saved() -> list[str]:
+        return re.findall(r"Saved checkpoint .* @ (\d+) updates", log.read_text()) if log.exists() else []
+
+    job = submit(100_000)
+    until(saved)
+    cluster.run(f"scancel {job}")
+    until(lambda: cluster.states(job)[0][0] == "CANCELLED")
+    until(lambda: str(model) not in cluster.run("ps -eo args"))
+    last = int(saved()[-1])
+    cluster.wait(submit(last + 3))
+    (loaded,) = re.findall(r"Loaded checkpoint .* @ (\d+) updates", log.read_text())
+    assert int(loaded) >= last
 
 
 # The teacher's training does not end before it is interrupted.
