@@ -21,6 +21,7 @@ from fairseq_plugins.commands.session import Session, options_of, precision, set
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import load_model
+from fairseq_plugins.metrics.texts import read_lines
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 Tokens = tuple[int, ...]  # ids of one output sentence
@@ -206,13 +207,7 @@ class Bench:
 
 def read_references(file: str, sentences: int) -> dict[int, str]:
     """Return line number -> line of a raw text file, which must have `sentences` lines."""
-    try:
-        lines = Path(file).read_bytes().decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise ConfigurationError(f"--reference {file}: {reason}; give the raw text of the target side") from error
-    if lines[-1] == "":  # after the last newline
-        lines.pop()
+    lines = read_lines(file, "--reference")
     if len(lines) != sentences:
         raise ConfigurationError(
             f"--reference {file}: {len(lines)} lines, but the decoded subset has {sentences}; "
