@@ -95,5 +95,4 @@ class BlockwiseLoss(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        # Batches that drew different heads log different names.
-        return False
+        return True

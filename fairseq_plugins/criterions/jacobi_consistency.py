@@ -108,9 +108,11 @@ class JacobiConsistency(FairseqCriterion):
         source, previous = net_input["src_tokens"], net_input["prev_output_tokens"]
         encoder_out = network.encoder(source, src_lengths=net_input["src_lengths"])
         is_target = target != self.padding_idx
-        scores = _scores(network.decoder, previous, encoder_out, is_target)
+        # Waits for the device, as does choosing rows below; nothing else does.
+        targets = is_target.flatten().nonzero()[:, 0]
+        scores = _scores(network.decoder, previous, encoder_out, targets)
         log_probs = utils.log_softmax(scores, dim=-1)
-        loss, nll_loss = label_smoothed_nll_loss(log_probs, target[is_target][:, None], self.label_smoothing)
+        loss, nll_loss = label_smoothed_nll_loss(log_probs, target.flatten()[targets, None], self.label_smoothing)
         logging_output: dict[str, Any] = {
             "nll_loss": nll_loss.detach(),
             "ntokens": sample["ntokens"],
@@ -124,31 +126,41 @@ class JacobiConsistency(FairseqCriterion):
             tokens, iterations = count_iterations(network.decoder, encoder_out, guess, self.eos, self.padding_idx)
             logging_output |= {"tokens": tokens.sum(), "iterations": iterations.sum()}
         elif self.consistency_weight > 0:
-            best = _fill(is_target, scores.detach(), self.padding_idx)
-            converged, state = self._draw_state(network.decoder, source, previous, target, encoder_out)
+            best = _best_tokens(target, targets, scores.detach(), self.padding_idx)
+            converged, state = self._draw_state(network.decoder, source, previous, target, encoder_out, targets)
             rows = consistent_rows(target, best, state, converged, self.padding_idx, self.trajectory_block)
-            if rows.any():
+            chosen = rows.flatten()[targets].nonzero()[:, 0]
+            if len(chosen):
                 shifted = _shifted(previous, state).masked_fill(~is_target, self.padding_idx)
-                predicted = utils.log_softmax(_scores(network.decoder, shifted, encoder_out, rows), dim=-1)
-                consistency = -(log_probs.detach()[rows[is_target]].exp() * predicted).sum()
+                predicted = utils.log_softmax(_scores(network.decoder, shifted, encoder_out, targets[chosen]), dim=-1)
+                consistency = -(log_probs.detach()[chosen].exp() * predicted).sum()
                 loss = loss + self.consistency_weight * consistency
-                logging_output |= {"consistency": consistency.detach(), "rows": rows.sum()}
+                logging_output |= {"consistency": consistency.detach(), "rows": len(chosen)}
         logging_output["loss"] = loss.detach()
         return loss, sample["ntokens"], logging_output
 
     @torch.no_grad()
     def _draw_state(
-        self, decoder: FairseqDecoder, source: Tensor, previous: Tensor, target: Tensor, encoder_out: Any
+        self,
+        decoder: FairseqDecoder,
+        source: Tensor,
+        previous: Tensor,
+        target: Tensor,
+        encoder_out: Any,
+        targets: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Draw the number of converged tokens [B, 1], and a state [B, T] of the trajectory from there."""
+        """Draw the number of converged tokens [B, 1], and a state [B, T] of the trajectory from there.
+
+        `targets` are the indices [n] of the targets in [B * T].
+        """
         is_target = target != self.padding_idx
         converged = (torch.rand(len(target), 1, device=target.device) * is_target.sum(1, keepdim=True)).long()
         is_open = is_target & (torch.arange(target.size(1), device=target.device) >= converged)
         state = torch.where(is_open, self._first_guess(source, target.size(1)), target)
         for _ in range(int(torch.randint(self.trajectory_length, ()))):
             shifted = _shifted(previous, state).masked_fill(~is_target, self.padding_idx)
-            scores = _scores(decoder, shifted, encoder_out, is_open)
-            state = torch.where(is_open, _fill(is_open, scores, self.padding_idx), state)
+            scores = _scores(decoder, shifted, encoder_out, targets)
+            state = torch.where(is_open, _best_tokens(target, targets, scores, self.padding_idx), state)
         return converged, state
 
     def _first_guess(self, source: Tensor, width: int) -> Tensor:
@@ -215,9 +227,10 @@ def count_iterations(
     tokens, iterations = torch.zeros_like(sentences), torch.zeros_like(sentences)
     is_active = torch.ones_like(sentences, dtype=torch.bool)
     first = state.new_full((len(state), 1), eos)
-    everywhere = torch.ones_like(state, dtype=torch.bool)
+    everywhere = torch.arange(state.numel(), device=state.device)
     while is_active.any():
-        predicted = _fill(everywhere, _scores(decoder, _shifted(first, state), encoder_out, everywhere), pad)
+        scores = _scores(decoder, _shifted(first, state), encoder_out, everywhere)
+        predicted = _best_tokens(state, everywhere, scores, pad)
         length = state.size(1)
         emitted = ((predicted == state).long().cumprod(1).sum(1) + 1).clamp(max=length)
         is_end = predicted == eos
@@ -235,15 +248,15 @@ def _shifted(first: Tensor, state: Tensor) -> Tensor:
 
 
 def _scores(decoder: FairseqDecoder, previous: Tensor, encoder_out: Any, rows: Tensor) -> Tensor:
-    """Return scores [n, V] after the tokens `previous` [B, T], at the n positions that `rows` [B, T] selects."""
+    """Return scores [n, V] after the tokens `previous` [B, T], at the indices `rows` [n] in [B * T]."""
     features, _ = decoder(previous, encoder_out=encoder_out, features_only=True)
-    return decoder.output_layer(features[rows])
+    return decoder.output_layer(features.flatten(0, 1)[rows])
 
 
-def _fill(rows: Tensor, scores: Tensor, pad: int) -> Tensor:
-    """Return the best tokens [B, T] at the positions that `rows` selects, never padding; padding elsewhere."""
-    best = torch.full(rows.shape, pad, device=rows.device)
-    best[rows] = scores.index_fill(1, torch.tensor([pad], device=scores.device), -math.inf).argmax(1)
+def _best_tokens(like: Tensor, rows: Tensor, scores: Tensor, pad: int) -> Tensor:
+    """Return the best tokens, never padding, of scores [n, V] at the indices `rows` of [B, T]; padding elsewhere."""
+    best = like.new_full(like.shape, pad)
+    best.view(-1)[rows] = scores.index_fill(1, best.new_full((1,), pad), -math.inf).argmax(1)
     return best
 
 

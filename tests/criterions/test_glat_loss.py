@@ -1,6 +1,8 @@
 """The losses: normalisation independent of the split of a batch, and logs."""
 
+from collections import Counter
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -8,11 +10,12 @@ from fairseq.logging import metrics
 
 from fairseq_plugins.criterions.blockwise_loss import BlockwiseLoss
 from fairseq_plugins.criterions.glat_loss import GlatLoss
+from fairseq_plugins.criterions.jacobi_consistency import JacobiConsistency
 from fairseq_plugins.data.block_masking import sample_blocks
 from fairseq_plugins.models.block_nat import BlockNat
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer, blockwise_transformer
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
-from tests.pretended_gpu import moved, pretended_gpu
+from tests.pretended_gpu import PretendedGpu, moved, pretended_gpu
 from tests.support import make_args, make_drafter, make_sample, make_task, make_transformer
 
 
@@ -107,9 +110,36 @@ def test_an_update_waits_for_the_device_twice(monkeypatch: pytest.MonkeyPatch) -
         task._add_blocks(on_gpu, moved(model).train(), 0.5)
         *_, logged = criterion(model, on_gpu)
         criterion.reduce_metrics([logged])
-    ours = {place: count for (_, place), count in gpu.waits.items() if "transformer" not in place}
-    assert sorted(place.split(":")[0] for place in ours) == ["model.py", "sums.py"]
-    assert set(ours.values()) == {1}
+    assert waits_by_file(gpu) == {"model.py": 1, "sums.py": 1}
+
+
+@pytest.mark.usefixtures("device_guard")
+def test_an_update_of_heads_or_a_jacobi_verifier_waits_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is logged, and the second for the rows of its two losses."""
+    task = make_task(30)
+    cases = (
+        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean"), {"sums.py": 1}),
+        (
+            make_transformer(task),
+            JacobiConsistency(task, 0.1, trajectory_length=9),
+            {"jacobi_consistency.py": 2, "sums.py": 1},
+        ),
+    )
+    for model, criterion, expected in cases:
+        torch.manual_seed(0)
+        with pretended_gpu(monkeypatch) as gpu, metrics.aggregate():
+            on_gpu, gpu_model = moved(training_sample(task, [5, 2], None)), moved(model).train()
+            *_, logged = criterion(gpu_model, on_gpu)
+            criterion.reduce_metrics([logged])
+        assert waits_by_file(gpu) == expected
+
+
+def waits_by_file(gpu: PretendedGpu) -> Counter[str]:
+    """Return the number of waits by file, without those of fairseq."""
+    waits: Counter[str] = Counter()
+    for (_, place), count in gpu.waits.items():
+        waits[place.split(":")[0]] += count
+    return Counter({file: count for file, count in waits.items() if "transformer" not in file})
 
 
 def make_blockwise(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
@@ -124,7 +154,8 @@ def test_head_i_learns_the_ith_next_token() -> None:
     task = make_task(30)
     model = make_blockwise(task).eval()
     sample = training_sample(task, [5, 2, 1], None)
-    loss, size, logged = BlockwiseLoss(task, 0.0, "mean")(model, sample)
+    with torch.no_grad():
+        loss, size, logged = BlockwiseLoss(task, 0.0, "mean")(model, sample)
     expected, count = 0.0, 0
     for head, scores in enumerate(model(**sample["net_input"], heads=[1, 2, 3]), 1):
         for row in range(3):
@@ -141,7 +172,8 @@ def test_short_batches_train_the_first_heads() -> None:
     task = make_task(30)
     sample = training_sample(task, [1, 0], None)
     assert sample["target"].size(1) == 2
-    _, size, logged = BlockwiseLoss(task, 0.1, "mean")(make_blockwise(task, blockwise_heads=5), sample)
+    with torch.no_grad():
+        _, size, logged = BlockwiseLoss(task, 0.1, "mean")(make_blockwise(task, blockwise_heads=5), sample)
     assert [int(logged[f"total_{head}"]) for head in range(1, 6)] == [3, 1, 0, 0, 0] and size == 4
 
 
@@ -152,15 +184,17 @@ def test_head_sampling() -> None:
     torch.manual_seed(0)
     free, frozen = make_blockwise(task), make_blockwise(task, freeze_base=True, identity_first_head=True)
 
-    def trained(model: BlockwiseTransformer) -> set[str]:
-        return {name for name in criterion(model, sample)[2] if name.startswith("total_")}
+    def trained(model: BlockwiseTransformer) -> set[int]:
+        with mock.patch.object(model, "forward", wraps=model.forward) as forward:
+            criterion(model, sample)
+        return set(forward.call_args.kwargs["heads"])
 
     for model, heads in ((free.train(), {1, 2, 3}), (frozen.train(), {2, 3})):
         drawn = [trained(model) for _ in range(20)]
-        assert all(len(names) == 1 for names in drawn)
-        assert set.union(*drawn) == {f"total_{head}" for head in heads}
+        assert all(len(of_batch) == 1 for of_batch in drawn)
+        assert set.union(*drawn) == heads
         with torch.no_grad():
-            assert trained(model) == {f"total_{head}" for head in heads}
+            assert trained(model) == heads
 
 
 def test_frozen_base_gets_no_gradient() -> None:
