@@ -45,7 +45,6 @@ def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool)
     return rows
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
 @settings(UNSHRUNK, max_examples=example_count(60))
 @given(
     case=cases([12, 40, 300]),
@@ -54,7 +53,7 @@ def prefixes(sentences: int, width: int, vocabulary: int, seed: int, ends: bool)
     ends=st.booleans(),
     active=st.sampled_from([0, 0, 1, 3]),
 )
-def test_equals_fairseq(engine: str, case: Case, beam: int, prefix: int, ends: bool, active: int) -> None:
+def test_equals_fairseq(case: Case, beam: int, prefix: int, ends: bool, active: int) -> None:
     search = case.search
     if prefix:
         # Outputs longer than the prefix, so that hypotheses end after it.
@@ -62,12 +61,13 @@ def test_equals_fairseq(engine: str, case: Case, beam: int, prefix: int, ends: b
         search["prefix_tokens"] = prefixes(len(case.sources), prefix, case.vocabulary, case.seed, ends)
         active = 0
     expected = fairseq_beam([case.verifier], case.task, case.sample, beam, **search)
-    how = {"engine": ENGINES[engine](), "beam_size": beam, "active_sentences": active}
-    output, stats = case.decode(FAST_BEAM, **how, **search)
-    assert_same_hypotheses(output, expected)
-    assert [sum(sentence.emitted) for sentence in stats] == [len(best["tokens"]) for best, *_ in expected]
     longest = [max(len(hypothesis["tokens"]) for hypothesis in every) for every in expected]
-    assert [sentence.iterations for sentence in stats] == longest
+    for engine in ENGINES.values():
+        how = {"engine": engine(), "beam_size": beam, "active_sentences": active}
+        output, stats = case.decode(FAST_BEAM, **how, **search)
+        assert_same_hypotheses(output, expected)
+        assert [sum(sentence.emitted) for sentence in stats] == [len(best["tokens"]) for best, *_ in expected]
+        assert [sentence.iterations for sentence in stats] == longest
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32])
@@ -129,7 +129,6 @@ def test_model_with_nan_scores_is_an_error(engine: str) -> None:
         decode([model], task, make_sample(task, [7, 3]), FAST_BEAM, engine=ENGINES[engine](), beam_size=2, max_len_b=6)
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
 @settings(UNSHRUNK, max_examples=example_count(40))
 @given(
     allowed=st.integers(0, 7),
@@ -139,9 +138,7 @@ def test_model_with_nan_scores_is_an_error(engine: str) -> None:
     min_len=st.sampled_from([0, 1, 3]),
     seed=st.integers(0, 1000),
 )
-def test_few_tokens_with_probability(
-    engine: str, allowed: int, beam: int, prefix: int, ends: bool, min_len: int, seed: int
-) -> None:
+def test_few_tokens_with_probability(allowed: int, beam: int, prefix: int, ends: bool, min_len: int, seed: int) -> None:
     """Fewer candidates than needed: hypotheses continue with unused columns, and return when others end."""
     task = make_task(40)
     model = make_transformer(task, seed, ending=False)
@@ -156,15 +153,17 @@ def test_few_tokens_with_probability(
     words = torch.randperm(36, generator=torch.Generator().manual_seed(seed)) + 4
     bias[words[: max(allowed, min(min_len, 1))]] = 0
     model.decoder.output_projection.bias = torch.nn.Parameter(bias)
-    how = {"engine": ENGINES[engine](), "beam_size": beam, **search}
     try:
         expected = fairseq_beam([model], task, sample, beam, **search)
     except AssertionError:
-        # It cannot continue, or EOS is forbidden.
-        with pytest.raises(ConfigurationError, match="nothing may end"):
-            decode([model], task, sample, FAST_BEAM, **how)
-        return
-    assert_same_hypotheses(decode([model], task, sample, FAST_BEAM, **how)[0], expected)
+        expected = None  # it cannot continue, or EOS is forbidden
+    for engine in ENGINES.values():
+        how = {"engine": engine(), "beam_size": beam, **search}
+        if expected is None:
+            with pytest.raises(ConfigurationError, match="nothing may end"):
+                decode([model], task, sample, FAST_BEAM, **how)
+        else:
+            assert_same_hypotheses(decode([model], task, sample, FAST_BEAM, **how)[0], expected)
 
 
 def test_sources_with_and_without_padding() -> None:
