@@ -19,6 +19,7 @@ import numpy
 import torch
 from fairseq import utils
 
+from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.reliability import HEADERS, Reliability
@@ -68,7 +69,7 @@ def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
     It is always the same sentence, of median length, so that drafts can be compared over time. The generator decodes
     with the drafter in training; its `trace` is replaced. `step` is the number of updates.
     """
-    folder = logdir(task.cfg)
+    folder = logdir(options_of(task))
     subset = next((name for name in task.datasets if "train" not in name), None)
     if folder is None or subset is None or not _is_first_worker():
         return
@@ -81,7 +82,7 @@ def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
     trace = SampleTrace()
     generator.trace = trace
     generator.refresh()
-    output = generator.generate([], sample)[0][0]["tokens"]
+    output = task.inference_step(generator, [], sample)[0][0]["tokens"]
     source, target = sample["net_input"]["src_tokens"][0], sample["target"][0]
     texts = {
         "source": task.source_dictionary.string(source),

@@ -14,6 +14,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.criterions.block_accuracy import accuracies, accuracy_by_position
 from fairseq_plugins.criterions.block_reliability import log_reliability, reliability_counts
 from fairseq_plugins.criterions.sums import add_up
@@ -82,7 +83,7 @@ class GlatLoss(FairseqCriterion):
         self.position_decay = position_decay
         self.soft_targets = soft_targets
         self.verifier_loss = verifier_loss
-        self.counts_positions = logdir(task.cfg) is not None
+        self.counts_positions = logdir(options_of(task)) is not None
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True

@@ -1,11 +1,12 @@
-"""Add `--decoder` and its options to any of fairseq's tasks."""
+"""Add the options of decoding, and of training a drafter, to any of fairseq's tasks."""
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from hydra.core.config_store import ConfigStore
@@ -13,56 +14,72 @@ from hydra.core.config_store import ConfigStore
 from fairseq_plugins.decoding.method import flag
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.decoding import DecodesWithDrafts
-from fairseq_plugins.tasks.options import DecodingOptions
+from fairseq_plugins.tasks.drafter_training import TrainsDrafters
+from fairseq_plugins.tasks.options import DecodingOptions, DrafterTrainingOptions
+
+
+@dataclass
+class _TrainingOptions(DrafterTrainingOptions, DecodingOptions):
+    """Options of training a drafter, and of decoding with it in validation."""
+
+
+def trains_drafter(arguments: Sequence[str]) -> bool:
+    """Return whether a command line has `--arch block_nat`, or one of its sizes."""
+    return any(argument.removeprefix("--arch=").startswith("block_nat") for argument in arguments[1:])
 
 
 def task_beside_decoder(arguments: Sequence[str]) -> str | None:
-    """Return the task of a command line `arguments` with `--decoder`, or of a command of ours; None without a task."""
+    """Return the task of a command line with `--decoder` or a drafter's training, or of a command of ours.
+
+    None without a task.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     program = Path(arguments[0] if arguments else "").name
     parser.add_argument("--task", nargs="?", default="translation" if program.startswith("fairseq-") else None)
     parser.add_argument("--decoder", nargs="?", const="")
     known, _ = parser.parse_known_args(arguments[1:])
-    decodes = known.decoder is not None or program.startswith("spec-dec-")
+    decodes = known.decoder is not None or program.startswith("spec-dec-") or trains_drafter(arguments)
     return known.task if decodes and known.task in TASK_REGISTRY else None
 
 
-def add_decoder(name: str) -> None:
-    """Replace a task by a subclass with `--decoder` and its options.
+def add_decoder(name: str, trains: bool = False) -> None:
+    """Replace a task by a subclass with `--decoder` and its options; if it `trains` a drafter, with those too.
 
     Raises ConfigurationError for a task that has another option of the same name.
     """
     kind = TASK_REGISTRY[name]
-    if issubclass(kind, DecodesWithDrafts):
+    mixin, added = (TrainsDrafters, _TrainingOptions) if trains else (DecodesWithDrafts, DecodingOptions)
+    if issubclass(kind, mixin):
         return
     parser = argparse.ArgumentParser(add_help=False)
     kind.add_args(parser)
-    taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(flag, _own_names())})
+    taken = sorted(parser._option_string_actions.keys() & {"--decoder", *map(flag, _own_names(added))})
     if taken:
         raise ConfigurationError(
             f"--decoder: --task {name} has another option {taken[0]}; use fairseq_plugins.wrap(task, decoder=...)"
         )
-    combined = type(kind.__name__, (DecodesWithDrafts, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    attributes = {"__module__": kind.__module__, "__doc__": kind.__doc__, "without_decoder": kind}
+    combined = type(kind.__name__, (mixin, kind), attributes)
     if name in TASK_DATACLASS_REGISTRY:
-        options = make_dataclass(f"{kind.__name__}Options", [], bases=(DecodingOptions, TASK_DATACLASS_REGISTRY[name]))
+        options = make_dataclass(f"{kind.__name__}Options", [], bases=(added, TASK_DATACLASS_REGISTRY[name]))
         TASK_DATACLASS_REGISTRY[name] = options
         setattr(combined, "__dataclass", options)  # noqa: B010
         node = options()
         node._name = name
         ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
     else:
-        setattr(combined, "add_args", classmethod(_adds_options_after(kind)))  # noqa: B010
+        setattr(combined, "add_args", classmethod(_adds_options_after(kind, added)))  # noqa: B010
     TASK_REGISTRY[name] = combined
 
 
-def _adds_options_after(kind: type[FairseqTask]) -> Any:
+def _adds_options_after(kind: type[FairseqTask], added: type[FairseqDataclass]) -> Any:
     def add_args(_: type[FairseqTask], parser: Any) -> None:
         kind.add_args(parser)
-        gen_parser_from_dataclass(parser, DecodingOptions())
+        gen_parser_from_dataclass(parser, added())
 
     return add_args
 
 
-def _own_names() -> list[str]:
-    """Return the names of decoding options that fairseq's commands do not declare."""
-    return [declared.name for declared in fields(DecodingOptions) if not str(declared.default).startswith("${")]
+def _own_names(added: type[FairseqDataclass]) -> list[str]:
+    """Return the names of options that fairseq's commands do not declare."""
+    return [declared.name for declared in fields(added) if not str(declared.default).startswith("${")]

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from fairseq.logging import metrics
 from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
+from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from torch import distributed, nn
 
 from fairseq_plugins import tensorboard
@@ -61,7 +63,17 @@ class TrainsDrafters(DecodesWithDrafts):
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
-        """Check the options, then set the task up."""
+        """Check the options and the task, then set the task up."""
+        if issubclass(cls, MultilingualTranslationTask):
+            raise ConfigurationError(
+                "--task multilingual_translation: trains a model for each pair of languages, and a drafter is one; "
+                "decode with --decoder greedy, fast-beam, jacobi or iad, which need no drafter"
+            )
+        if issubclass(cls, TranslationMultiSimpleEpochTask) and None in (cfg.source_lang, cfg.target_lang):
+            raise ConfigurationError(
+                "--lang-pairs: validation decodes one pair of languages; add its --source-lang and --target-lang, and "
+                "train a drafter for each pair"
+            )
         for name in ("glancing_start", "glancing_end"):
             value = getattr(cfg, name)
             if not 0 <= value <= 1:
@@ -96,6 +108,10 @@ class TrainsDrafters(DecodesWithDrafts):
             )
         if self._options.block_size is None and not from_checkpoint and _is_drafter(cfg):
             self._options.block_size = _DEFAULT_BLOCK_SIZE
+        if _is_drafter(cfg) and self.source_dictionary is None:
+            raise ConfigurationError(
+                "--arch block_nat: drafts where the source is tokens; decode with --decoder greedy, fast-beam or jacobi"
+            )
         if from_checkpoint:
             check_task(cfg, self, "--path")
         else:

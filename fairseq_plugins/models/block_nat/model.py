@@ -9,6 +9,7 @@ from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, register_
 from fairseq.models.transformer import TransformerDecoderBase, TransformerModel
 from torch import Tensor, nn
 
+from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.data.block_masking import Blocks, glance
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.fingerprints import weights_fingerprint
@@ -54,7 +55,7 @@ class BlockNat(TransformerModel):
         """
         set_defaults(args)
         check_options(args)
-        args.block_size = getattr(args, "block_size", None) or getattr(task.cfg, "block_size", None)
+        args.block_size = getattr(args, "block_size", None) or getattr(options_of(task), "block_size", None)
         if args.share_encoder:
             verifier = verifier or task.training_verifier()
             if verifier is None:
