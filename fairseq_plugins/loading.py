@@ -53,6 +53,7 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
     """
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
+    kind = getattr(kind, "without_decoder", kind)  # `add_decoder` overrides methods
     token_option = next((key for key in _OPTIONS_OF_LANGUAGE_TOKENS if getattr(model_cfg, key, None)), None)
     if kind is not None and isinstance(task, kind):
         return

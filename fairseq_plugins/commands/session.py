@@ -33,7 +33,12 @@ class Session:
         self.cuda = torch.cuda.is_available() and not cfg.common.cpu
         if self.cuda and device is not None:
             torch.cuda.set_device(device)
-        self.task = tasks.setup_task(cfg.task)
+        try:
+            self.task = tasks.setup_task(cfg.task)
+        except ConfigurationError:
+            raise
+        except ValueError as error:  # fairseq's multilingual tasks refuse their options so
+            raise ConfigurationError(f"--task {cfg.task._name}: {' '.join(str(error).split())}") from error
         self.task.reports_summary = False  # the command prints its own
 
     @cached_property

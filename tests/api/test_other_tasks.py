@@ -8,7 +8,9 @@ import pytest
 
 import fairseq_plugins
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.tasks.beside import add_decoder
 from tests.families import FAMILIES, MAX_LEN, Family, generate
+from tests.support import REPOSITORY
 from tests.tasks.test_beside import registries
 
 __all__ = ["registries"]
@@ -55,7 +57,14 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
             {"lang_pair": "en-de"},
             "lang_pair: no option of the task translation_multi_simple_epoch or of decoding",
         ),
+        ({"lang_pairs": None}, "task=.*lang.pairs=? is required"),
         ({"encoder_langtok": "both"}, "encoder_langtok.*invalid choice: 'both'"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             fairseq_plugins.load(**{**given, **changed})
+
+
+def test_models_of_a_task_load_without_it_as_before() -> None:
+    add_decoder("translation")
+    model = fairseq_plugins.load(REPOSITORY / "checkpoints" / "multi30k.en-de", decoder="greedy", device="cpu")
+    assert model.translate("A dog runs.") == "Ein Hund rennt."
