@@ -247,13 +247,17 @@ def _write_data(folder: Path, sentences: int, lengths: Sequence[int], vocabulary
     draw = random.Random(_SEED)
     # Binarisation adds EOS.
     lines = [" ".join(draw.choices(words, k=draw.randint(*lengths) - 1)) for _ in range(sentences)]
+    binarise(folder, lines, folder / "dict", folder / "dict")
+
+
+def binarise(folder: Path, lines: Sequence[str], source: Path, target: Path) -> None:
+    """Write sources to `folder`/data as the subset test; `source` and `target` are dictionaries."""
     (folder / "test.src").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     arguments = ["--source-lang", "src", "--target-lang", "tgt", "--only-source", "--workers", "1"]
-    arguments += ["--srcdict", str(folder / "dict"), "--tgtdict", str(folder / "dict")]
-    arguments += ["--testpref", str(folder / "test"), "--destdir", str(folder / "data")]
+    arguments += ["--srcdict", str(source), "--testpref", str(folder / "test"), "--destdir", str(folder / "data")]
     preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
     # Not written with --only-source.
-    shutil.copy(folder / "data" / "dict.src.txt", folder / "data" / "dict.tgt.txt")
+    shutil.copy(target, folder / "data" / "dict.tgt.txt")
 
 
 def _write_models(folder: Path, shape: str, drafter_context: str) -> None:

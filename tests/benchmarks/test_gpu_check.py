@@ -1,6 +1,9 @@
 """`make gpu-check` without a GPU: every check on small models in this process, and the page."""
 
 import json
+import math
+import os
+import shutil
 import sys
 import time
 import warnings
@@ -12,19 +15,25 @@ import pytest
 import torch
 
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
-from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report
+from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report, training
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
+from fairseq_plugins.benchmarks.gpu_check.worker import Worker
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 
 ROOT = Path(__file__).parents[2]
-IN_PROCESS = [check for _, check in command.CHECKS if check.__module__ != programs.__name__]
+PROGRAMS = (training.two_processes, *(check for _, check in command.CHECKS if check.__module__ == programs.__name__))
+# Of an output.
+PARTS = ("ids", "scores")
+IN_PROCESS = [check for _, check in command.CHECKS if check not in PROGRAMS]
 
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Small models, built once."""
-    return Environment("cpu", tmp_path_factory.mktemp("gpu"), "tiny", 4, (3, 6), 60, (1, 3))
+    """Small models, built once, and the smallest released one."""
+    folder = tmp_path_factory.mktemp("gpu")
+    shutil.copytree(ROOT / "checkpoints" / "ua-gec", folder / "checkpoints" / "ua-gec")
+    return Environment("cpu", folder, "tiny", 4, (3, 6), 60, (1, 3), folder / "checkpoints")
 
 
 @pytest.mark.parametrize("check", IN_PROCESS, ids=lambda check: check.__name__)
@@ -35,6 +44,16 @@ def test_checks_run_on_a_cpu(check: command.Check, env: Environment) -> None:
     assert outcome.summary and "\n" not in outcome.summary
     assert all(len(row) == len(outcome.rows[0]) for row in outcome.rows)
     assert all(isinstance(cell, str) for row in outcome.rows for cell in row)
+
+
+def test_two_processes_on_a_cpu(
+    env: Environment, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process of a training of two sees half of the batches."""
+    monkeypatch.setattr(sys, "executable", str(request.getfixturevalue("programs") / "python"))
+    outcome = training.two_processes(env)
+    assert outcome.state == PASSED, outcome.summary
+    assert [row[0] for row in outcome.rows] == ["processes", "2", "1"]
 
 
 def test_graphs_that_run_are_counted(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +71,22 @@ def test_graphs_that_run_are_counted(env: Environment, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "check", [exactness.fp32_equals_fairseq, exactness.graphs_change_nothing, exactness.half_equals_greedy]
+    "check, part",
+    [
+        (exactness.fp32_equals_fairseq, "ids"),
+        *((check, part) for check in (exactness.graphs_change_nothing, exactness.half_equals_greedy) for part in PARTS),
+    ],
 )
-def test_one_wrong_token_fails(check: command.Check, env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wrong_output_fails(
+    check: command.Check, part: str, env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decode, calls = exactness.decode, []
 
     def wrong(*args: Any) -> Any:
         calls.append(args)
         output = decode(*args)
         if len(calls) == 2:
-            output[1][0][0] += 1
+            output[1][PARTS.index(part)][0] += 1
         return output
 
     monkeypatch.setattr(exactness, "decode", wrong)
@@ -75,6 +100,7 @@ def test_same_ids_and_largest_difference() -> None:
     theirs = [([4, 2], [-1.0, -0.25]), ([6, 2], [-9.0, -0.5])]
     assert same_ids(ours, ours) == 2 and same_ids(ours, theirs) == 1
     assert largest_difference(ours, theirs) == 0.25 and largest_difference(ours[1:], theirs[1:]) == 0.0
+    assert math.isnan(largest_difference(ours, [([4, 2], [-1.0, math.nan]), theirs[1]]))
 
 
 def test_synchronisations_are_counted_by_iteration() -> None:
@@ -141,29 +167,48 @@ def test_benchmark_on_a_cpu(env: Environment, request: pytest.FixtureRequest, mo
     assert ratios[1, "CTranslate2 greedy fp16"] is None and ratios[32, "fairseq beam 5"] is None
 
 
-def test_page_and_records_agree(env: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A check that raises has failed; checks after the time limit are not run; the files list all of them."""
+def fine(at: Environment) -> Outcome:
+    return Outcome(PASSED, f"as | it should be: {at.device}", [["what", "how many"], ["this", "3"]])
 
-    def fine(at: Environment) -> Outcome:
-        return Outcome(PASSED, "as | it should be", [["what", "how many"], ["this", "3"]])
 
-    def breaks(at: Environment) -> Outcome:
-        raise RuntimeError("CUDA error:\nan illegal memory access")
+def breaks(at: Environment) -> Outcome:
+    raise RuntimeError("CUDA error:\nan illegal memory access")
 
-    def last(at: Environment) -> Outcome:
-        at.ends = time.monotonic() - 1
-        return programs.outcome_of_rates({})
 
+def crashes(at: Environment) -> Outcome:
+    os._exit(1)
+
+
+def hangs(at: Environment) -> Outcome:
+    time.sleep(600)
+    return Outcome(PASSED, "late")
+
+
+def test_page_and_records_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that raises, crashes or hangs has failed, and the others run; the files list all of them."""
     at = Environment("cpu", tmp_path / "gpu")
-    checks = [("fine", fine), ("breaks", breaks), ("last", last), ("late", fine)]
-    outcomes = command.run_checks(at, checks, "the command")
-    assert [outcome.state for outcome in outcomes] == [PASSED, FAILED, FAILED, NOT_RUN]
+    checks = [("fine", fine), ("breaks", breaks), ("crashes", crashes), ("fine again", fine), ("hangs", hangs)]
+    # The last one gets no time.
+    run = Worker.run
+
+    def run_shortly(worker: Worker, check: command.Check, at: Environment, seconds: float) -> Outcome:
+        assert 180 < seconds <= 195
+        outcome = run(worker, check, at, 1.0 if check is hangs else seconds)
+        at.ends = 0.0 if check is hangs else at.ends
+        return outcome
+
+    monkeypatch.setattr(Worker, "run", run_shortly)
+    outcomes = command.run_checks(at, [*checks, ("late", fine)], "the command")
+    assert [outcome.state for outcome in outcomes] == [PASSED, FAILED, FAILED, PASSED, FAILED, NOT_RUN]
     page = (at.folder / "gpu_check.md").read_text(encoding="utf-8")
-    assert "1 passed, 2 failed, 1 not run." in page and "Command: `the command`" in page
-    assert "RuntimeError: CUDA error: an illegal memory access" in page and "as / it should be" in page
+    assert "2 passed, 3 failed, 1 not run." in page and "Command: `the command`" in page
+    assert "RuntimeError: CUDA error: an illegal memory access" in page and "as / it should be: cpu" in page
+    assert "BrokenProcessPool" in page and "not finished in 1 s" in page
     assert "## fine\n\n| what" in page and report.targets_table() in page and "## late" not in page
     recorded = json.loads((at.folder / "gpu_check.json").read_text(encoding="utf-8"))
-    assert [entry["title"] for entry in recorded] == ["fine", "breaks", "last", "late"]
+    assert [entry["title"] for entry in recorded] == ["fine", "breaks", "crashes", "fine again", "hangs", "late"]
     assert report.render([Outcome(**entry) for entry in recorded], "M", "C") == report.render(outcomes, "M", "C")
     assert capsys.readouterr().out.splitlines()[1].startswith("breaks: failed: RuntimeError")
 
@@ -180,6 +225,4 @@ def test_docs_have_the_table() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for line in report.targets_table().splitlines()[2:]:
         assert line.split("|")[1] in page
-    listed = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    assert all(f"| {title} |" in listed for title, _ in command.CHECKS)
     assert "gpu-check:" in (ROOT / "Makefile").read_text(encoding="utf-8")

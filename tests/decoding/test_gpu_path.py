@@ -4,9 +4,11 @@ The budgets are current counts, and docs/gpu.md shows them. A change that lowers
 may exceed it.
 """
 
+import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,10 +73,11 @@ RUNS += [(name, "fp32", 1) for name in ("greedy", "gad", "gad, features", "iad",
 
 @dataclass
 class Decoded:
-    """Ids of every pass, and of every iteration launches outside and inside of graphs and waits."""
+    """Ids of every pass; of every iteration launches outside and inside of graphs and waits; waits after the last."""
 
     ids: list[list[list[int]]]
     iterations: list[tuple[int, int, int]]
+    waits_at_end: int
     graphs: Graphs
 
     def medians(self) -> tuple[int, int]:
@@ -118,8 +121,10 @@ def decode_on_gpu(
         monkeypatch.setattr(backend, "_loop", watched)
         gpu.launches.clear()
         gpu.waits.clear()
-        found.append(ids(generator.generate([verifier], on_gpu)))
-    return Decoded(found, iterations, graphs)
+        outputs = generator.generate([verifier], on_gpu)
+        waits_at_end = gpu.waits.total()
+        found.append(ids(outputs))
+    return Decoded(found, iterations, waits_at_end, graphs)
 
 
 @pytest.mark.parametrize("name, precision, batch", RUNS)
@@ -148,6 +153,13 @@ def test_ids_and_budgets(monkeypatch: pytest.MonkeyPatch, name: str, precision: 
     assert outside <= case.outside
     assert inside <= case.in_graphs
     assert max(waits for *_, waits in decoded.iterations[1:]) <= case.waits
+
+
+def test_docs_show_the_budgets() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `.*\| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    budgets = {(case.outside, case.in_graphs, case.waits) for case in CASES.values()}
+    assert len(rows) == 9 and {tuple(map(int, row)) for row in rows} <= budgets
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32])

@@ -11,22 +11,25 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs
+from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, released, training
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, Outcome, render
+from fairseq_plugins.benchmarks.gpu_check.worker import Check, Worker
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.errors import ConfigurationError
 
-Check = Callable[[Environment], Outcome]
+# Seconds for a check, except for those that use all that is left.
+_LONGEST = 180.0
+_USE_ALL = (programs.benchmark, programs.training)
 # The most important first: the time may be up before the last.
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("fp32 ids are fairseq's", exactness.fp32_equals_fairseq),
@@ -35,16 +38,20 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("graphs change nothing", exactness.graphs_change_nothing),
     ("graphs read no freed memory", exactness.inputs_stay),
     ("all decoders are fairseq's", exactness.all_decoders),
+    ("released models are fairseq's", released.released_models),
     ("tests for a GPU", programs.tests_for_a_gpu),
     ("one synchronisation an iteration", device.one_synchronisation),
     ("attention", device.attention),
     ("captures", device.captures),
     ("iterations", device.iterations),
     ("fixed shapes", device.fixed_shapes_cost),
+    ("fixed shapes over a run", device.fixed_shapes_over_a_run),
+    ("training throughput", training.throughput),
+    ("two processes train as one", training.two_processes),
+    ("benchmark", programs.benchmark),
     ("idle time", device.idle_time),
     ("retirements and memory", device.retirements),
     ("CTranslate2 loads", programs.ctranslate2_loads),
-    ("benchmark", programs.benchmark),
     ("training on Multi30k", programs.training),
 )
 
@@ -58,21 +65,22 @@ def run_checks(env: Environment, checks: Sequence[tuple[str, Check]], command: s
         command: for the page.
     """
     outcomes: list[Outcome] = []
+    worker = Worker()
     for title, check in checks:
         start = time.monotonic()
         if env.left == 0:
             outcome = Outcome(NOT_RUN, "the time was up")
         else:
-            try:
-                outcome = check(env)
-            except Exception as error:  # the other checks still run
-                outcome = Outcome(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            # These end their programs themselves.
+            seconds = env.left if check in _USE_ALL else min(_LONGEST, env.left)
+            outcome = worker.run(check, env, seconds + 15)
         outcome.title, outcome.seconds = title, time.monotonic() - start
         outcomes.append(outcome)
         print(f"{title}: {outcome.state}: {outcome.summary}", flush=True)
         write_atomically(env.folder / "gpu_check.md", render(outcomes, machine(), command), "--results")
         record = json.dumps([asdict(outcome) for outcome in outcomes], indent=2, ensure_ascii=False) + "\n"
         write_atomically(env.folder / "gpu_check.json", record, "--results")
+    worker.stop()
     return outcomes
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from fairseq_plugins.decoding.engine import fixed_shapes
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
 from fairseq_plugins.decoding.engine.attention_backend import attention_seen
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.method import Method, MethodContext
 from fairseq_plugins.decoding.profile import Profile
 from fairseq_plugins.decoding.torch_backend import TorchBackend
 from fairseq_plugins.decoding.verifier import Verifier
@@ -185,6 +188,40 @@ def fixed_shapes_cost(env: Environment) -> Outcome:
                     times.append(env.milliseconds(partial(_repeat, function, calls)) / calls)
             rows.append([name, f"{batch} x {width}", *(f"{time:.4f}" for time in times)])
     return passed_if(True, "see the table", rows=rows)
+
+
+def fixed_shapes_over_a_run(env: Environment) -> Outcome:
+    """Time fp16 runs in fixed shapes, which must take at most 1.5 times those of PyTorch's own operations."""
+    bench, good = env.bench("--fp16"), True
+    rows = [["decoder", "batch", "ours, ms per sentence", "PyTorch's", "times"]]
+    for contender in (GREEDY, GAD):
+        for size in env.batch_sizes:
+            times = []
+            for is_fixed in (True, False):
+                generator = bench.generator(contender)
+                if not is_fixed:
+                    _use_plain_shapes(generator)
+                # Without graphs one pass is as the next.
+                for _ in range(PASSES if env.is_gpu else 0):
+                    decode(bench, generator, bench.order, size)
+                run = partial(decode, bench, generator, bench.order, size)
+                times.append(env.milliseconds(run) / len(bench.order))
+            fixed, plain = times
+            good &= fixed <= 1.5 * plain or not env.is_gpu
+            rows.append([contender.name, str(size), f"{fixed:.2f}", f"{plain:.2f}", f"{fixed / plain:.2f}"])
+    return passed_if(good, "at most 1.5 times" if good else "more than 1.5 times", rows=rows)
+
+
+def _use_plain_shapes(generator: DraftVerifyGenerator) -> None:
+    """Make a generator in half precision run PyTorch's own operations."""
+    spec = generator.spec
+
+    def build(context: MethodContext, options: Any) -> Method:
+        assert spec.build is not None
+        return spec.build(replace(context, engine=replace(context.engine, batch_invariant=False)), options)
+
+    generator.spec = replace(spec, build=build)
+    generator.refresh()
 
 
 def _repeat(function: Callable[[], object], calls: int) -> None:

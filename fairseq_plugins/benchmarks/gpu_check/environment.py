@@ -1,5 +1,6 @@
 """The environment of checks: device, models of random weights, and decoding."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.benchmarks.setting import configure
 from fairseq_plugins.decoding.engine.graph_capture import EAGER_USES
 
+ROOT = Path(__file__).parents[3]
 # Passes over the same sentences: launched, captured, replayed.
 PASSES = EAGER_USES + 2
 
@@ -32,6 +34,7 @@ class Environment:
         lengths: lengths of its shortest and longest sentence.
         vocabulary: symbols of the dictionary.
         batch_sizes: smallest and largest batch size.
+        checkpoints: folder of the released models.
         ends: time limit, in the time of `time.monotonic`.
     """
 
@@ -42,6 +45,7 @@ class Environment:
     lengths: tuple[int, int] = (10, 50)
     vocabulary: int = 32768
     batch_sizes: tuple[int, int] = (1, 32)
+    checkpoints: Path = ROOT / "checkpoints"
     ends: float = field(default_factory=lambda: time.monotonic() + 600)
 
     @property
@@ -53,14 +57,18 @@ class Environment:
     def is_gpu(self) -> bool:
         return self.device == "cuda"
 
+    @property
+    def device_options(self) -> list[str]:
+        """Options of spec-dec-bench that run the loop in PyTorch on this device."""
+        return [] if self.is_gpu else ["--cpu", "--no-compiled-steps"]
+
     def arguments(self, *options: str) -> list[str]:
         """Return arguments of spec-dec-bench for these models, with further options."""
         shortest, longest = self.lengths
         return [
             *("--replay", self.shape, "--replay-lengths", f"{shortest},{longest}"),
             *("--replay-vocabulary", str(self.vocabulary), "--timing-sentences", str(self.sentences)),
-            # Run the loop in PyTorch, as on a GPU.
-            *([] if self.is_gpu else ["--cpu", "--no-compiled-steps"]),
+            *self.device_options,
             *options,
         ]
 
@@ -98,9 +106,8 @@ def same_ids(ours: Generated, theirs: Generated) -> int:
 
 
 def largest_difference(ours: Generated, theirs: Generated) -> float:
-    """Return the largest difference of token scores, over sentences with the same ids."""
+    """Return the largest difference of token scores, over sentences with the same ids; NaN if a score is NaN."""
     pairs = zip(ours, theirs, strict=True)
-    return max(
-        (abs(a - b) for one, other in pairs if one[0] == other[0] for a, b in zip(one[1], other[1], strict=True)),
-        default=0.0,
-    )
+    differences = [abs(a - b) for (x, p), (y, q) in pairs if x == y for a, b in zip(p, q, strict=True)]
+    # Python's `max` may ignore NaN.
+    return max(differences, key=lambda difference: (math.isnan(difference), difference), default=0.0)

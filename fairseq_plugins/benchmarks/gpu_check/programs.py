@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from fairseq_plugins.benchmarks.contenders import CTRANSLATE2_ON_CPU, CTRANSLATE2_ON_GPU
-from fairseq_plugins.benchmarks.gpu_check.environment import Environment
+from fairseq_plugins.benchmarks.gpu_check.environment import ROOT, Environment
 from fairseq_plugins.benchmarks.gpu_check.report import NOT_RUN, TARGETS, Outcome, passed_if
-
-ROOT = Path(__file__).parents[3]
 
 
 def run_with_timeout(
