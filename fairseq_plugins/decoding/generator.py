@@ -145,18 +145,20 @@ class DraftVerifyGenerator(SequenceGenerator):
 
     def _record(self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float) -> None:
         """Record the statistics of a batch."""
-        source_tokens = sample["net_input"]["src_lengths"].tolist()
-        size = len(source_tokens)
-        ids = sample["id"].tolist() if "id" in sample else list(range(size))
+        lengths = sample["net_input"]["src_lengths"]
+        size = len(lengths)
+        ids = sample["id"].to(lengths) if "id" in sample else torch.arange(size).to(lengths)
+        # The device is waited for once.
+        numbers = torch.stack([ids, lengths], dim=1).tolist()
         batch_size = min(size, self.active_sentences or size)
         if self.spec.searches_beams:
             # Every step adds a token to the best hypothesis, until that ends.
-            lengths = [len(of_sentence[0]["tokens"]) for of_sentence in hypotheses]
-            emitted = [[1] * length + [0] * (sum(each) - length) for length, each in zip(lengths, emitted, strict=True)]
+            best = [len(of_sentence[0]["tokens"]) for of_sentence in hypotheses]
+            emitted = [[1] * length + [0] * (sum(each) - length) for length, each in zip(best, emitted, strict=True)]
         self.stats.record(
             [
-                SentenceStats(ids[i], source_tokens[i], sum(each), len(each), each, batch_size, seconds / size)
-                for i, each in enumerate(emitted)
+                SentenceStats(number, length, sum(each), len(each), each, batch_size, seconds / size)
+                for (number, length), each in zip(numbers, emitted, strict=True)
             ],
             seconds,
         )

@@ -99,12 +99,11 @@ class CachedDecoder:
             order = padding_last(padding[0])
             memory = memory.gather(1, order[:, :, None].expand_as(memory))
             padding = [padding[0].gather(1, order)]
-        heads = self.layers[0].heads
-        shape = (len(self.layers), *memory.shape[:2], 2, heads, self.decoder.embed_dim // heads)
-        self.cross = memory.new_empty(shape)
-        for layer, part in zip(self.layers, self.cross, strict=True):
+        key_values = []
+        for layer in self.layers:
             assert layer.cross_key_value is not None
-            part.copy_(self.engine.apply(memory, layer.cross_key_value).view_as(part))
+            key_values.append(self.engine.apply(memory, layer.cross_key_value))
+        self.cross = torch.stack(key_values).unflatten(-1, (2, self.layers[0].heads, -1))
         has_padding = bool(padding) and may_have_padding(padding[0])
         self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
         self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
