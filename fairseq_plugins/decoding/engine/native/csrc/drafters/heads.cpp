@@ -41,13 +41,17 @@ public:
 
     void observe(const Work& work) override {
         thread_local Floats states_memory, wide_memory, projected_memory, scores_memory;
-        const int64_t dim = projection->inputs, count = work.active.size(), rows = count * heads;
+        std::vector<size_t> drafted;
+        for (size_t index = 0; index < work.active.size(); ++index) {
+            if (work.batch.is_drafted[work.active[index]]) drafted.push_back(index);
+        }
+        const int64_t dim = projection->inputs, count = drafted.size(), rows = count * heads;
         const int64_t vocabulary = projection->outputs;
         // The states that the last emitted tokens were chosen from.
         float* states = at_least(states_memory, count * dim);
-        for (int64_t index = 0; index < count; ++index) {
-            const int64_t row = work.first_row[index] + work.gained[index] - 1;
-            std::copy_n(work.rows.x.data() + row * dim, dim, states + index * dim);
+        for (int64_t n = 0; n < count; ++n) {
+            const int64_t row = work.first_row[drafted[n]] + work.gained[drafted[n]] - 1;
+            std::copy_n(work.rows.x.data() + row * dim, dim, states + n * dim);
         }
         float* wide = at_least(wide_memory, count * expand->outputs);
         expand->run(states, count, wide, Activation::RELU);
@@ -61,11 +65,11 @@ public:
             for (int64_t row = first; row < first + some; ++row) {
                 const float* of_row = scores + (row - first) * vocabulary;
                 const int64_t best = kernels().first_best(of_row, vocabulary);
-                proposals[work.active[row / heads] * heads + row % heads] = {
+                proposals[work.active[drafted[row / heads]] * heads + row % heads] = {
                     best, 1 / kernels().sum_exponentials(of_row, vocabulary, of_row[best])};
             }
         });
-        for (const int64_t b : work.active) has_proposals[b] = 1;
+        for (const size_t index : drafted) has_proposals[work.active[index]] = 1;
     }
 
 private:
