@@ -83,6 +83,9 @@ def _bad_data(error: BaseException, trace: TracebackType | None) -> str | None:
             f"sentence {number} (from 0) has {size} tokens, and at most {limit} can be read; split it, or leave it "
             "out with --skip-invalid-size-inputs-valid-test"
         )
+    longer = re.match(r"Sentences lengths should not exceed max_tokens=(\d+)", reason)
+    if longer is not None:
+        return f"--max-tokens {longer[1]}: a sentence has more tokens; raise it"
     embedded = _local(trace, "torch/nn/modules/sparse.py", "forward", "input")
     if reason == "a source token is outside of the vocabulary" or (embedded is not None and "out of range" in reason):
         return "the data has tokens that its dictionary does not; binarise it again with the verifier's dictionaries"
