@@ -1,4 +1,4 @@
-"""Random small models in Hugging Face's format, made by `transformers` itself."""
+"""Random small models in Hugging Face's format, saved by `transformers`."""
 
 import json
 import sys

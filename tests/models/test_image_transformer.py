@@ -64,8 +64,8 @@ def test_untrained_model_enlarges_its_input() -> None:
     def closeness() -> float:
         with torch.no_grad():
             scores = model(source, torch.full((8,), source.size(1)), before)[0][..., index]
-        said = scores.argmax(-1).numpy().astype(np.uint8).reshape(high.shape)
-        return psnr(said, low.repeat(2, axis=1).repeat(2, axis=2))
+        predicted = scores.argmax(-1).numpy().astype(np.uint8).reshape(high.shape)
+        return psnr(predicted, low.repeat(2, axis=1).repeat(2, axis=2))
 
     begun = closeness()
     torch.manual_seed(1)
