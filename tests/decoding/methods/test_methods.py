@@ -80,7 +80,7 @@ def test_shared_options() -> None:
     assert CONFIG["jacobi_pool"].metadata["help"].startswith("jacobi, gs-jacobi, hybrid-jacobi: ")
     # Two methods with an option of one name that means something else.
     shared = CONFIG["top_beta"].metadata["help"]
-    assert "gad++: accept drafted tokens" in shared and "blockwise: accept proposals" in shared
+    assert "gad++: accept drafted tokens" in shared and "blockwise: accept drafted tokens" in shared
 
 
 @pytest.mark.parametrize("spec", METHODS, ids=lambda spec: spec.name)

@@ -109,6 +109,8 @@ def test_acceptance(
     model = make_transformer(task, seed)
     if fixed:
         values = torch.randint(-3, 4, (VOCABULARY,), generator=generator).float()
+        # With --unkpen rounding would decide ties.
+        values[task.target_dictionary.unk()] += 0.25
         forbidden = torch.rand(VOCABULARY, generator=generator) < 0.2
         forbidden[[EOS, 6]] = False
         model = with_fixed_scores(model, values.masked_fill(forbidden, -torch.inf))
@@ -183,7 +185,8 @@ def test_the_best_token_and_its_probability(
     values = values.round() if equal else values
     if forbidden:
         values[torch.rand(size, generator=generator) < 0.5] = -torch.inf
-        values[[EOS, 4]] = 0
+        # The tokens of prefixes: fairseq's search never ends a hypothesis with one of no probability.
+        values[[EOS, 3, 4]] = 0
     model = with_fixed_scores(make_transformer(task, 1, ending=False), values)
     sample = make_sample(task, [2, 0])
     if prefix is not None:
