@@ -41,7 +41,10 @@ from tests.support import Options, make_args, make_drafter, make_sample, make_ta
         ({"decoding_method": "iad", "drafter_path": "d.pt"}, "--drafter-path d.pt: --decoder iad uses no drafter"),
         ({"decoding_method": "gad", "iad_fallback": "gad"}, "--iad-fallback gad: is for --decoder reuse, iad, not gad"),
         ({"decoding_method": "gad", "iad_lookup": "recent"}, "--iad-lookup recent: is for --decoder iad, not gad"),
-        ({"decoding_method": "iad", "fixed_width": True}, "--fixed-width: is for --decoder gad, blockwise, reuse, not iad"),
+        (
+            {"decoding_method": "iad", "fixed_width": True},
+            "--fixed-width: is for --decoder gad, blockwise, reuse, not iad",
+        ),
         ({"decoding_method": "iad", "draft_vocabulary": 0.5}, "--draft-vocabulary 0.5: .*add --iad-fallback gad"),
         (
             {"decoding_method": "gad++", "tau": 1.0, "fixed_width": True},

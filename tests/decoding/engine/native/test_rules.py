@@ -186,7 +186,7 @@ def test_the_best_token_and_its_probability(
     if forbidden:
         values[torch.rand(size, generator=generator) < 0.5] = -torch.inf
         # The tokens of prefixes: fairseq's search never ends a hypothesis with one of no probability.
-        values[[EOS, 3, 4]] = 0
+        values[[EOS, 3, 4]] = torch.tensor([0.0, 0.25, 0.0])
     model = with_fixed_scores(make_transformer(task, 1, ending=False), values)
     sample = make_sample(task, [2, 0])
     if prefix is not None:
