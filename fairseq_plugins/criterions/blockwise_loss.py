@@ -13,6 +13,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.criterions.sums import add_up
+from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import unwrap
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
@@ -27,6 +28,13 @@ class BlockwiseLossConfig(FairseqDataclass):
             "mean = of all heads"
         },
     )
+    first_head_weight: float = field(
+        default=1.0,
+        metadata={
+            "help": "the loss of head 1, which decides the output, counts this many times (sampled: it is drawn this "
+            "many times as often); k - 1 gives it half of the loss"
+        },
+    )
 
 
 @register_criterion("blockwise_loss", dataclass=BlockwiseLossConfig)
@@ -36,10 +44,13 @@ class BlockwiseLoss(FairseqCriterion):
     With a frozen base and an identity first head, head 1 has no weights to train: heads 2 .. k are trained.
     """
 
-    def __init__(self, task: FairseqTask, label_smoothing: float, head_loss: str) -> None:
+    def __init__(self, task: FairseqTask, label_smoothing: float, head_loss: str, first_head_weight: float) -> None:
         super().__init__(task)
+        if not 0 < first_head_weight < math.inf:
+            raise ConfigurationError(f"--first-head-weight {first_head_weight}: give a number above 0")
         self.label_smoothing = label_smoothing
         self.head_loss = str(head_loss)
+        self.first_head_weight = first_head_weight
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
@@ -51,15 +62,18 @@ class BlockwiseLoss(FairseqCriterion):
         first = 2 if blockwise.base_is_frozen and blockwise.decoder.identity_first_head else 1
         heads = list(range(first, blockwise.decoder.heads + 1))
         # Not model.training: a frozen base stays in eval mode while its heads are trained.
+        weights = [self.first_head_weight if head == 1 else 1.0 for head in heads]
         if self.head_loss == "sampled" and torch.is_grad_enabled():
-            heads = [heads[int(torch.randint(len(heads), ()))]]
+            drawn = int(torch.multinomial(torch.tensor(weights), 1))
+            heads, weights = [heads[drawn]], [1.0]
         logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
         losses = []
-        for head, scores in zip(heads, model(**net_input, heads=heads), strict=True):
+        for head, weight, scores in zip(heads, weights, model(**net_input, heads=heads), strict=True):
             # Position t of head i predicts target t + i - 1, if the sentence has one.
             targets = torch.nn.functional.pad(target, (0, head - 1), value=self.padding_idx)[:, head - 1 :]
             is_target = targets != self.padding_idx
-            losses.append((*self._losses(scores.float(), targets, is_target), is_target.sum()))
+            summed = (*self._losses(scores.float(), targets, is_target), is_target.sum())
+            losses.append([weight * value for value in summed])
             if not torch.is_grad_enabled():
                 logging_output[f"correct_{head}"] = ((scores.argmax(-1) == targets) & is_target).sum()
                 logging_output[f"total_{head}"] = is_target.sum()

@@ -118,7 +118,7 @@ def test_an_update_of_heads_or_a_jacobi_verifier_waits_little(monkeypatch: pytes
     """For what is logged, and the second for the rows of its two losses."""
     task = make_task(30)
     cases = (
-        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean"), {"sums.py": 1}),
+        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean", 1.0), {"sums.py": 1}),
         (
             make_transformer(task),
             JacobiConsistency(task, 0.1, trajectory_length=9),
@@ -149,21 +149,23 @@ def make_blockwise(task: SpecDecTask, **options: Any) -> BlockwiseTransformer:
     return BlockwiseTransformer.build_model(args, task)
 
 
-def test_head_i_learns_the_ith_next_token() -> None:
+@pytest.mark.parametrize("first_head_weight", [1.0, 2.5])
+def test_head_i_learns_the_ith_next_token(first_head_weight: float) -> None:
     """Summed over heads by hand."""
     task = make_task(30)
     model = make_blockwise(task).eval()
     sample = training_sample(task, [5, 2, 1], None)
     with torch.no_grad():
-        loss, size, logged = BlockwiseLoss(task, 0.0, "mean")(model, sample)
-    expected, count = 0.0, 0
+        loss, size, logged = BlockwiseLoss(task, 0.0, "mean", first_head_weight)(model, sample)
+    expected, count = 0.0, 0.0
     for head, scores in enumerate(model(**sample["net_input"], heads=[1, 2, 3]), 1):
         for row in range(3):
             for place in range(sample["target"].size(1) - head + 1):
                 target = int(sample["target"][row, place + head - 1])
                 if target != 1:
-                    expected -= float(scores[row, place].detach().log_softmax(-1)[target])
-                    count += 1
+                    weight = first_head_weight if head == 1 else 1.0
+                    expected -= weight * float(scores[row, place].detach().log_softmax(-1)[target])
+                    count += weight
     assert size == count and float(loss) == pytest.approx(expected, rel=1e-5)
     assert logged["total_1"] == 11 and logged["total_2"] == 8 and logged["total_3"] == 5
 
@@ -173,13 +175,13 @@ def test_short_batches_train_the_first_heads() -> None:
     sample = training_sample(task, [1, 0], None)
     assert sample["target"].size(1) == 2
     with torch.no_grad():
-        _, size, logged = BlockwiseLoss(task, 0.1, "mean")(make_blockwise(task, blockwise_heads=5), sample)
+        _, size, logged = BlockwiseLoss(task, 0.1, "mean", 1.0)(make_blockwise(task, blockwise_heads=5), sample)
     assert [int(logged[f"total_{head}"]) for head in range(1, 6)] == [3, 1, 0, 0, 0] and size == 4
 
 
 def test_head_sampling() -> None:
     task = make_task(30)
-    criterion = BlockwiseLoss(task, 0.1, "sampled")
+    criterion = BlockwiseLoss(task, 0.1, "sampled", 1.0)
     sample = training_sample(task, [5, 2], None)
     torch.manual_seed(0)
     free, frozen = make_blockwise(task), make_blockwise(task, freeze_base=True, identity_first_head=True)
@@ -195,13 +197,16 @@ def test_head_sampling() -> None:
         assert set.union(*drawn) == heads
         with torch.no_grad():
             assert trained(model) == heads
+    criterion = BlockwiseLoss(task, 0.1, "sampled", 10.0)
+    drawn = [trained(free) for _ in range(40)]
+    assert drawn.count({1}) > 25
 
 
 def test_frozen_base_gets_no_gradient() -> None:
     task = make_task(30)
     model = make_blockwise(task, freeze_base=True, identity_first_head=True).train()
     assert not model.training
-    criterion = BlockwiseLoss(task, 0.1, "mean")
+    criterion = BlockwiseLoss(task, 0.1, "mean", 1.0)
     criterion(model, training_sample(task, [5, 2], None))[0].backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     heads = {f"decoder.head_{part}.{kind}" for part in ("expand", "shrink") for kind in ("weight", "bias")}
