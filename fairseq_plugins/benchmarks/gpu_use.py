@@ -7,7 +7,7 @@ from typing import Any
 from fairseq_plugins.benchmarks.bench import Bench
 from fairseq_plugins.benchmarks.contenders import Contender
 from fairseq_plugins.commands.tables import table as markdown_table
-from fairseq_plugins.decoding.engine.attention_backend import attention_seen
+from fairseq_plugins.decoding.engine.attention_backend import attention_used
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.torch_backend import TorchBackend
@@ -38,7 +38,7 @@ def gpu_use(bench: Bench, contender: Contender, generator: Any) -> GpuUse | None
         return None
     # The first sentence of a new generator runs without graphs, so that its attention is visible.
     new_generator = bench.generator(contender)
-    attention = attention_seen(lambda: bench.decode(new_generator, bench.order[:1], 1))
+    attention = attention_used(lambda: bench.decode(new_generator, bench.order[:1], 1))
     return GpuUse(graphs.state, graphs.captures, graphs.dropped, graphs.replays, graphs.launched, attention)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, by_rows
+from fairseq_plugins.decoding.engine.fixed_shapes import ROWS, SLOTS, attention, in_row_blocks
 from fairseq_plugins.decoding.engine.native import model as native_model
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.half_precision import with_rounded_weights
@@ -190,7 +190,7 @@ def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((rows, 24), (10, 24)))
     seen = []
-    result = by_rows(lambda part: seen.append(len(part)) or part @ weight.t())(x)
+    result = in_row_blocks(lambda part: seen.append(len(part)) or part @ weight.t())(x)
     assert result.shape == (rows, 10) and set(seen) <= {ROWS, 0}
     torch.testing.assert_close(result, x @ weight.t(), rtol=2e-2, atol=2e-2)
 

@@ -15,7 +15,7 @@ from fairseq_plugins.benchmarks.gpu_check.report import Outcome, passed_if
 from fairseq_plugins.benchmarks.gpu_use import graphs_of
 from fairseq_plugins.decoding.engine import fixed_shapes
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
-from fairseq_plugins.decoding.engine.attention_backend import attention_seen
+from fairseq_plugins.decoding.engine.attention_backend import attention_used
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.method import Method, MethodContext
@@ -47,7 +47,7 @@ def attention(env: Environment) -> Outcome:
 
                 with torch.inference_mode(), context:
                     times = [env.milliseconds(attend) for _ in range(2)]
-                    name = attention_seen(attend)
+                    name = attention_used(attend)
                 cells += [name, *(f"{time:.3f}" for time in times)]
                 good &= bool(extra) or not env.is_gpu or name in ("flash", "efficient")
             rows.append(cells)

@@ -13,9 +13,9 @@ from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.layout import Chain
 from fairseq_plugins.decoding.engine.weights import (
+    FloatLinear,
     Layer,
-    PlainLinear,
-    in_floats,
+    dequantized,
     in_precision,
     is_small,
     linear,
@@ -117,7 +117,7 @@ def _reader(model: BlockNat, layers: Sequence[Layer], engine: Engine) -> Callabl
 
 def fused_reader(
     reader: FeatureReader, layers: Sequence[Layer], may_be_copied: Callable[[Tensor], bool]
-) -> PlainLinear | None:
+) -> FloatLinear | None:
     """Fuse the reader and the layers' projections into one linear layer: keys and values, then the input's addend.
 
     Returns None if a norm comes between reader and projection (pre-norm), or if the weight may not be copied.
@@ -129,7 +129,7 @@ def fused_reader(
     *offsets, added_bias = reader.linear.bias.detach().float().unflatten(0, (-1, width))
     weights, biases = [], []
     for layer, fusion, offset in zip(layers, fusions, offsets, strict=True):
-        weight, bias = in_floats(without_query(layer.self_qkv))
+        weight, bias = dequantized(without_query(layer.self_qkv))
         weights.append(weight.detach().float() @ fusion)
         biases.append(weight.detach().float() @ offset + (0 if bias is None else bias.detach().float()))
     dtype = reader.linear.weight.dtype

@@ -1,1 +1,1 @@
-"""What runs layers: cached decoder, encoder, weights, compiled kernels, CUDA graphs."""
+"""Run Transformer layers: cached decoder, encoder, weights, compiled kernels, CUDA graphs."""

@@ -1,6 +1,6 @@
-"""What PyTorch may not do to the arithmetic of a GPU while we decode.
+"""Turn off PyTorch's reduced-precision arithmetic on a GPU while decoding.
 
-These are switches of the whole process, so they are put back afterwards: training and other code keep their own.
+These flags are global, so they are restored afterwards: training and other code keep their settings.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 _MATMUL, _CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
-# Products and recurrent cells of fp32 tensors with fewer bits, and sums of half-precision products in half precision.
-_ARITHMETIC = (
+# TF32 for matrix products and recurrent cells in fp32, and half-precision accumulation of half-precision products.
+_REDUCED_PRECISION = (
     (_MATMUL, "allow_tf32"),
     (_CUDNN, "allow_tf32"),
     (_MATMUL, "allow_fp16_reduced_precision_reduction"),
@@ -21,7 +21,7 @@ _ARITHMETIC = (
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Decode with TF32 and reductions in half precision off, and without cuDNN's attention; without effect on a CPU.
+    """Turn off TF32, half-precision reductions and cuDNN's attention; without effect on a CPU.
 
     Args:
         device: where models and batches are.
@@ -29,7 +29,7 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = [_switched_off(owner, name) for owner, name in _ARITHMETIC]
+    before = [_turn_off(owner, name) for owner, name in _REDUCED_PRECISION]
     try:
         with without_cudnn_attention():
             yield
@@ -40,10 +40,10 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Run without cuDNN's attention, which makes a plan for every new shape: decoding and training have many.
+    """Turn off cuDNN's attention, which compiles a plan for every new shape: decoding and training have many.
 
-    What remains is flash attention, memory-efficient attention, and PyTorch's plain operations where neither can run
-    the width of the heads.
+    PyTorch then chooses flash or memory-efficient attention, or its plain operations for head widths that neither
+    supports.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -53,16 +53,16 @@ def without_cudnn_attention() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def _switched_off(owner: Any, name: str) -> tuple[Any, str, Any]:
-    """Switch something off; returns what has to be set to have it as it was."""
+def _turn_off(owner: Any, name: str) -> tuple[Any, str, Any]:
+    """Turn a flag off; return the arguments of `setattr` that restore it."""
     off: Any = False
     try:
         value = getattr(owner, name)
     except RuntimeError:
-        # From torch 2.9 on, where somebody has set the same by its newer name, the older one cannot be read.
+        # From torch 2.9 on, allow_tf32 cannot be read if fp32_precision, its new name, has been set.
         name, off = "fp32_precision", "ieee"
         value = getattr(owner, name)
-    # In newer versions of PyTorch setting a reduction also sets its split-K, True unless given.
+    # Newer versions of PyTorch set a reduction together with its split-K, which becomes True unless it is passed.
     split_k = getattr(owner, f"{name}_split_k", None)
     if split_k is not None:
         off, value = (off, split_k), (value, split_k)

@@ -1,7 +1,8 @@
 """Run several tokens at once through a fairseq Transformer decoder, with a KV cache that can be rolled back.
 
-fairseq's incremental decoding takes one token a call and appends it to the cache, so a rejected draft cannot be undone.
-Here every call names the cache slots of its rows: stale entries are hidden by the mask and overwritten.
+fairseq's incremental decoding takes one token per call and appends it to the cache, so a rejected draft cannot be
+undone. Here the caller chooses the cache slots of each step: the mask hides stale entries, and later steps overwrite
+them.
 """
 
 import logging
@@ -23,9 +24,9 @@ from fairseq_plugins.decoding.engine.weights import (
     in_precision,
     linear,
     norm,
-    plain_projection,
     quantized_layer,
     read_decoder_layer,
+    vocabulary_projection,
 )
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.positions import position_table
@@ -33,15 +34,15 @@ from fairseq_plugins.models.support import unsupported_reason
 
 logger = logging.getLogger(__name__)
 
-# Slots that a cache grows by: growing copies it, and fragments memory.
+# The cache grows by this many slots at a time: growing copies it and fragments memory.
 SLOT_INCREMENT = 32
 
 
 class CachedDecoder:
-    """Decoding of several tokens per call with a KV cache, every sentence from its own length.
+    """Decode several tokens per call with a KV cache, each sentence from its own length.
 
-    Reads the weights of a fairseq `TransformerDecoder` in eval mode, which stays as it is. Raises ConfigurationError if
-    it uses anything that cannot be run here.
+    Reads the weights of a fairseq `TransformerDecoder` in eval mode, which still works afterwards. Raises
+    ConfigurationError for a decoder with an unsupported feature.
 
     Args:
         decoder: of a fairseq Transformer.
@@ -60,28 +61,28 @@ class CachedDecoder:
         self.engine = engine
         self.beam = beam
         self.layers = [read_decoder_layer(layer) for layer in decoder.layers]
-        plain_output = plain_projection(decoder)
-        # Other output layers can only score all tokens.
-        self.vocabulary = None if plain_output is None else vocabulary
-        if plain_output is not None and vocabulary is not None:
-            weight, bias = plain_output
-            plain_output = weight[vocabulary], None if bias is None else bias[vocabulary]
+        projection = vocabulary_projection(decoder)
+        # Output layers other than a linear one can only score all tokens.
+        self.vocabulary = None if projection is None else vocabulary
+        if projection is not None and vocabulary is not None:
+            weight, bias = projection
+            projection = weight[vocabulary], None if bias is None else bias[vocabulary]
         if engine.precision is Precision.INT8_WEIGHTS:
             self.layers = [quantized_layer(layer) for layer in self.layers]
-            if plain_output is None:
+            if projection is None:
                 logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)
         self.positions = position_table(decoder, decoder.max_positions())
         self.embedding_norm = norm(decoder.layernorm_embedding)
         self.final_norm = norm(decoder.layer_norm)
         # Only drafters have this: see models/block_nat.
         self.positions_every_layer: bool = getattr(decoder, "positions_every_layer", False)
-        if plain_output is None:
+        if projection is None:
             self.output_layer = engine.rowwise(decoder.output_layer)
         else:
-            self.output_layer = engine.linear(in_precision(plain_output, engine.precision))
+            self.output_layer = engine.linear(in_precision(projection, engine.precision))
         self.project_in = decoder.project_in_dim and engine.linear(linear(decoder.project_in_dim))
         self.project_out = decoder.project_out_dim and engine.linear(linear(decoder.project_out_dim))
-        # Keys and values [layers, B * beam, slots, 2, H, D / H] of self-attention, and [layers, B, S, ...] of cross-.
+        # Keys and values: self-attention [layers, B * beam, slots, 2, H, D / H], cross-attention [layers, B, S, ...].
         self.cache: Tensor | None = None
         self.cross: Tensor | None = None
         self.cross_mask: Tensor | None = None
@@ -95,7 +96,7 @@ class CachedDecoder:
         memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
         if self.engine.batch_invariant and padding:
-            # The order of additions must not depend on the longest source of a batch.
+            # Padding last: the order of additions must not depend on the longest source of a batch.
             order = padding_last(padding[0])
             memory = memory.gather(1, order[:, :, None].expand_as(memory))
             padding = [padding[0].gather(1, order)]
@@ -167,8 +168,8 @@ class CachedDecoder:
             x = self.engine.layer(
                 layer,
                 x,
-                partial(attention.own, heads=layer.heads, cache=self.cache[index]),
-                partial(attention.source, heads=layer.heads, cross=self.cross[index]),
+                partial(attention.self_attention, heads=layer.heads, cache=self.cache[index]),
+                partial(attention.cross_attention, heads=layer.heads, cross=self.cross[index]),
             )
             if states is not None:
                 states.append(x)
@@ -186,7 +187,7 @@ class CachedDecoder:
         return ChainAttention(layout, self.cross_mask, dtype)
 
     def write_kv(self, key_value: Tensor, lengths: Tensor, span: Span) -> None:
-        """Write keys and values [L, B, T, 2, H, D / H] of all L layers into the slots from `lengths` [B] on."""
+        """Write keys and values [L, B, T, 2, H, D / H] of all L layers into T slots, starting at `lengths` [B]."""
         assert self.cache is not None, "call start() first"
         batch, width = key_value.shape[1:3]
         self._grow(span.longest + width)
@@ -197,8 +198,8 @@ class CachedDecoder:
             self.cache[:, rows, lengths[:, None] + torch.arange(width, device=lengths.device)] = key_value
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Return scores [..., V] of hidden states [..., D], before softmax; [..., N] of the tokens of `vocabulary`."""
-        # Flattened: PyTorch multiplies strided rows sentence by sentence.
+        """Return logits [..., V] of hidden states [..., D], or [..., N] of the tokens of `vocabulary`."""
+        # Flattened, because PyTorch multiplies strided rows sentence by sentence.
         return self.output_layer(hidden.flatten(0, -2)).reshape(*hidden.shape[:-1], -1)
 
     @property
@@ -211,7 +212,7 @@ class CachedDecoder:
         old = self.cache
         if slots > self.capacity:
             slots += -slots % SLOT_INCREMENT
-            # Zeros: a masked NaN, multiplied by 0, would stay NaN.
+            # Zeros, because a masked NaN times a weight of 0 would still be NaN.
             self.cache = old.new_zeros(*old.shape[:2], slots, *old.shape[3:])
             self.cache[:, :, : old.size(2)] = old
 
@@ -224,7 +225,7 @@ class CachedDecoder:
             return self.positions[layout.position.clamp(max=last)]
         if layout.span.uniform and layout.slots <= last + 1:
             return self.positions[layout.span.longest : layout.slots]
-        # Rows after the table's end are never accepted: any embedding will do.
+        # Tokens beyond the table's end are never accepted, so any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
     def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, mask_embeddings: Tensor | None) -> Tensor:
@@ -251,5 +252,5 @@ def _at(table: Tensor, layout: Chain | BeamLayout) -> Tensor:
 
 
 def cross_mask_of(mask: Tensor | None, cross: Tensor) -> Tensor:
-    """Return the mask [B, 1, 1, S] of readable source positions: all of them without a mask."""
+    """Return the mask [B, 1, 1, S] of source positions that may be read; all True for None."""
     return cross.new_ones(cross.size(1), 1, 1, cross.size(2), dtype=torch.bool) if mask is None else mask

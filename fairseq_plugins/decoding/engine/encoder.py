@@ -1,4 +1,4 @@
-"""Encode a batch with fewer, larger operations than fairseq's encoder: at batch 1 most of its time is overhead."""
+"""Encode a batch with fewer, larger operations than fairseq's encoder, whose time at batch 1 is mostly overhead."""
 
 import logging
 import math
@@ -13,7 +13,7 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_plugins.decoding.engine.attention import additive
+from fairseq_plugins.decoding.engine.attention import additive_mask
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import attention, padding_last
 from fairseq_plugins.decoding.engine.graph_capture import CapturedSteps, Outputs, Run
@@ -25,13 +25,14 @@ from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 
 logger = logging.getLogger(__name__)
 
+# Captured steps round the source length up to a power of two, at least this.
 MIN_SOURCE = 32
 
 EncoderOut = dict[str, list[Tensor]]
 
 
 class FusedEncoder:
-    """Computes the output of a fairseq encoder in eval mode; runs encoders other than the Transformer's as they are."""
+    """Compute the output of a fairseq encoder in eval mode; encoders other than the Transformer's run unchanged."""
 
     def __init__(self, encoder: FairseqEncoder, engine: Engine) -> None:
         self.encoder = encoder
@@ -54,7 +55,7 @@ class FusedEncoder:
         """Encode `src_tokens` [B, S].
 
         Returns:
-            as fairseq's encoder: encoder_out [S, B, D], encoder_padding_mask [B, S] and encoder_embedding [B, S, D].
+            fairseq's encoder output: encoder_out [S, B, D], encoder_padding_mask [B, S], encoder_embedding [B, S, D].
         """
         if self.layers is None:
             return self._run_unknown(net_input)
@@ -74,7 +75,7 @@ class FusedEncoder:
         }
 
     def _run_shape(self, shape: tuple[int, int], tokens: Tensor) -> Sequence[Tensor]:
-        """As `_encode`, in a rounded shape, from its graph if there is one."""
+        """Encode in a rounded shape, from a CUDA graph if that shape has one."""
         assert self.steps is not None
         rows, width = tokens.shape
 
@@ -94,19 +95,19 @@ class FusedEncoder:
 
             def run() -> Outputs:
                 outputs = self._encode(padded, has_padding=True, has_positions=True)
-                # Not in the memory that graphs share, where another one would overwrite it.
+                # Copied out of the memory pool of the graphs, where another graph would overwrite them.
                 return tuple(memory.copy_(value) for memory, value in zip(kept, outputs, strict=True))
 
             return run
 
         outputs = self.steps.run(shape, make, fill, step)
-        # Drafters keep them for longer than until the next batch.
+        # Cloned, because drafters keep them while the next batch is encoded.
         return [value[:rows, :width].clone() for value in outputs if value is not None]
 
     def _encode(self, tokens: Tensor, has_padding: bool, has_positions: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return states [B, S, D], padding [B, S] and embeddings [B, S, D] of tokens [B, S].
 
-        `has_positions`: the table of positions is long enough.
+        `has_positions`: read position embeddings from our table, which is long enough.
         """
         encoder = self.encoder
         padding = tokens == encoder.padding_idx
@@ -115,7 +116,7 @@ class FusedEncoder:
         x = embedding
         if has_positions:
             assert self.positions is not None
-            # Padding may be on the left; its embedding is not used.
+            # Padding may be on the left. Its own embedding does not matter.
             position = ((~padding).cumsum(1) - 1).clamp(min=0)
             x = x + (self.positions[: tokens.size(1)] if mask is None else self.positions[position])
         elif encoder.embed_positions is not None:
@@ -129,7 +130,7 @@ class FusedEncoder:
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert self.layers is not None
-        mask = additive(mask, x.dtype)
+        mask = additive_mask(mask, x.dtype)
         for layer in self.layers:
 
             def attend(qkv: Tensor, heads: int = layer.heads) -> Tensor:
@@ -140,7 +141,7 @@ class FusedEncoder:
         return x
 
     def _run_batch_invariant(self, x: Tensor, padding: Tensor) -> Tensor:
-        """As `_run`, in fixed shapes; meanwhile padding [B, S] comes after the sentences."""
+        """Run the layers in fixed shapes, with padding [B, S] moved to the end meanwhile."""
         assert self.layers is not None
         order = padding_last(padding)[:, :, None].expand_as(x)
         x = x.gather(1, order)
@@ -155,14 +156,14 @@ class FusedEncoder:
         return torch.empty_like(x).scatter_(1, order, x)
 
     def _run_unknown(self, net_input: dict[str, Any]) -> EncoderOut:
-        """Run an unknown encoder; if the engine is batch-invariant, on each sentence by itself without padding."""
+        """Run an unknown encoder; a batch-invariant engine runs it on one sentence at a time, without padding."""
         if not self.engine.batch_invariant:
             found: EncoderOut = self.encoder.forward_torchscript(net_input)
             return found
         tokens = net_input["src_tokens"]
         if tokens.dim() != 2:
             raise ConfigurationError(
-                f"--fp16, --bf16: the encoder {type(self.encoder).__name__} reads no tokens, and what it gives in half "
+                f"--fp16, --bf16: the encoder {type(self.encoder).__name__} reads no tokens, and its output in half "
                 "precision depends on the batch; leave the option out, or use --decoder beam"
             )
         padding = tokens == self.encoder.dictionary.pad()
@@ -180,7 +181,7 @@ class FusedEncoder:
 
 
 def is_known_encoder(encoder: FairseqEncoder) -> bool:
-    """Return whether an encoder is fairseq's Transformer without additions."""
+    """Return whether an encoder is fairseq's Transformer encoder without overridden methods or additions."""
     if not isinstance(encoder, TransformerEncoderBase) or encoder.quant_noise is not None:
         return False
     methods = ("forward", "forward_scriptable", "forward_embedding", "forward_torchscript")

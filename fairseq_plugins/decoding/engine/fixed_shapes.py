@@ -1,11 +1,11 @@
-"""PyTorch's operations in shapes that are always the same, so that a row's result depends on nothing else in the step.
+"""Batch-invariant operations: the result of a row does not depend on the other rows of its step.
 
-Libraries for matrix products choose the order of their additions by the shape. In fp32 that moves a score by a
-millionth; in half precision by as much as two tokens differ, so that a verified draft may say something else than one
-token after the other. As in LLM-42 (arXiv 2601.17768), products here have one shape for both: `ROWS` rows at a time,
-and attention over `SLOTS` slots at a time, the sums of which are added up in order.
+Matrix-product libraries choose the order of additions by the shape. In fp32 this changes a score by a millionth. In
+half precision it can change which token is best, so that verifying a draft gives other tokens than decoding them one
+by one. As in LLM-42 (arXiv 2601.17768), products here always have the same shape: `ROWS` rows at a time. Attention
+reads `SLOTS` slots at a time and adds their sums in order.
 
-These are many launches. On a GPU with Triton, `triton_kernels` computes the same in one launch each.
+This takes many launches. On a GPU with Triton, `triton_kernels` does the same in one launch per operation.
 """
 
 import functools
@@ -48,30 +48,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if kernels is not None:
         applied: Tensor = kernels.linear(x, weight, bias)
         return applied
-    return by_rows(lambda rows: F.linear(rows, weight, bias))(x)
+    return in_row_blocks(lambda rows: F.linear(rows, weight, bias))(x)
 
 
-def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of rows [..., I] that computes `ROWS` of them at a time."""
+def in_row_blocks(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of rows [..., I] that computes them in blocks of `ROWS`, the last one padded."""
 
     def run(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.size(-1))
         missing = -len(rows) % ROWS
         padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
-        parts = [function(part) for part in padded.split(ROWS)]
-        result = parts[0] if len(parts) == 1 else torch.cat(parts)
+        blocks = [function(block) for block in padded.split(ROWS)]
+        result = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         return result[: len(rows)].reshape(*x.shape[:-1], result.size(1))
 
     return run
 
 
 def attention(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
-    """Attention of T rows of each of B sentences.
+    """Compute the attention of T rows for each of B sentences.
 
     Args:
         query: [B, T, H, W].
         key_value: [B, S, 2, H, W].
-        last_visible: [B, T], each row reads the slots 0 .. `last_visible` of its sentence.
+        last_visible: [B, T], the last slot that each row reads; it reads all slots before it, too.
 
     Returns:
         [B, T, H * W].
@@ -88,25 +88,25 @@ def attention(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
     sentences, last = (F.pad(rows.flatten(), (0, missing)).split(ROWS) for rows in (sentence, last_visible))
     key_value = F.pad(key_value, (0, 0, 0, 0, 0, 0, 0, -key_value.size(1) % SLOTS))
     slot = torch.arange(key_value.size(1), device=query.device)
-    parts = [
+    blocks = [
         _attend(rows, key_value[of], slot > visible[:, None, None, None])
         for rows, of, visible in zip(queries, sentences, last, strict=True)
     ]
-    attended = torch.cat(parts)[: batch * width]
+    attended = torch.cat(blocks)[: batch * width]
     return attended.view(batch, width, attended.size(1))
 
 
 def _attend(query: Tensor, key_value: Tensor, hidden: Tensor) -> Tensor:
-    """The same for `ROWS` rows [ROWS, H, W] with keys and values [ROWS, S, 2, H, W] of their own.
+    """Compute the attention of rows [ROWS, H, W], each with its own keys and values [ROWS, S, 2, H, W].
 
-    `hidden` [ROWS, 1, 1, S] says which slots a row does not see.
+    `hidden` [ROWS, 1, 1, S] is True for slots that a row must not read.
     """
     query = query[:, :, None]
     # From [ROWS, SLOTS, 2, H, W] of every block of slots to [2, ROWS, H, SLOTS, W].
     blocks = [block.permute(2, 0, 3, 1, 4).contiguous() for block in key_value.split(SLOTS, dim=1)]
     scores = torch.cat([(query @ key.transpose(2, 3)).float() for key, _ in blocks], dim=3) * query.size(3) ** -0.5
     scores = scores.masked_fill(hidden, -torch.inf)
-    # Hidden slots weigh exactly nothing, so that further blocks of them change no sum.
+    # Hidden slots have a weight of exactly 0, so that further blocks of them change no sum.
     weights = (scores - scores.amax(3, keepdim=True)).exp().split(SLOTS, dim=3)
     total, attended = scores.new_zeros(()), scores.new_zeros(())
     for weight, (_, value) in zip(weights, blocks, strict=True):
@@ -118,34 +118,33 @@ def _attend(query: Tensor, key_value: Tensor, hidden: Tensor) -> Tensor:
 
 
 class FixedAttention:
-    """Attention of a step as `ChainAttention` computes it; sources begin with their first token.
+    """Batch-invariant variant of `ChainAttention`.
 
     Args:
         layout: of the step.
-        readable: [B, 1, 1, S], True where a token of the source may be read, nothing after what may not; None where
-            all may.
-        source: S.
+        source_mask: [B, 1, 1, S], True for source tokens that may be read, padding last; None for all.
+        source_length: S.
     """
 
-    def __init__(self, layout: Chain, readable: Tensor | None, source: int) -> None:
+    def __init__(self, layout: Chain, source_mask: Tensor | None, source_length: int) -> None:
         slot = layout.slot()
         rows = torch.arange(len(slot), device=slot.device)
-        self.slots, self.cell = layout.slots, (rows[:, None], slot)
+        self.slots, self.cache_index = layout.slots, (rows[:, None], slot)
         self.last = slot if layout.last_visible is None else layout.last_visible.expand_as(slot)
-        last_of_source = torch.full_like(rows, source - 1) if readable is None else readable.sum((1, 2, 3)) - 1
-        self.last_of_source = last_of_source[:, None].expand_as(slot)
+        lengths = torch.full_like(rows, source_length) if source_mask is None else source_mask.sum((1, 2, 3))
+        self.last_of_source = (lengths - 1)[:, None].expand_as(slot)
 
-    def own(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
-        """As `ChainAttention.own`."""
+    def self_attention(self, qkv: Tensor, heads: int, cache: Tensor) -> Tensor:
+        """Attend as `ChainAttention.self_attention`."""
         qkv = qkv.unflatten(-1, (3, heads, -1))
-        cache[self.cell] = qkv[:, :, 1:]
+        cache[self.cache_index] = qkv[:, :, 1:]
         return attention(qkv[:, :, 0], cache[:, : self.slots], self.last)
 
-    def source(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
-        """As `ChainAttention.source`."""
+    def cross_attention(self, query: Tensor, heads: int, cross: Tensor) -> Tensor:
+        """Attend as `ChainAttention.cross_attention`."""
         return attention(query.unflatten(-1, (heads, -1)), cross, self.last_of_source)
 
 
 def padding_last(padding: Tensor) -> Tensor:
-    """Indices [B, S] that put what is not padding [B, S] first, in its order."""
+    """Return indices [B, S] that move padding [B, S] to the end and keep the order of the tokens."""
     return padding.long().argsort(dim=1, stable=True)

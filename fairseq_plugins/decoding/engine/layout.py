@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Span:
-    """Shortest and longest of the lengths of a batch, known on the host so that shapes need no synchronisation."""
+    """Shortest and longest length in a batch, known on the host so that tensor shapes need no synchronisation."""
 
     shortest: int
     longest: int
@@ -20,10 +20,10 @@ class Span:
 
 @dataclass(frozen=True)
 class BeamLayout:
-    """One row for each hypothesis, those of a sentence in adjacent rows.
+    """One row for each hypothesis; hypotheses of a sentence have adjacent rows.
 
-    Every hypothesis writes its slots into its own row of the cache; `beam_ancestors` gives the row that holds each
-    earlier slot. Continuing a hypothesis twice therefore copies nothing.
+    A hypothesis writes into its own row of the cache. `beam_ancestors` gives the row that holds each of its earlier
+    slots, so that continuing a hypothesis twice copies no keys and values.
     """
 
     lengths: Tensor  # [R], position and slot of each row; the same within a sentence
@@ -46,7 +46,7 @@ class BeamLayout:
 class Chain:
     """T rows for each of B sentences, in successive slots; position and slot of row t are `lengths` + t."""
 
-    lengths: Tensor  # [B], number of valid slots of each sentence
+    lengths: Tensor  # [B], number of valid slots of each sentence before the step
     span: Span  # shortest and longest of `lengths`
     width: int  # T
     last_visible: Tensor | None = None  # [B, T] or [1, T], last slot that each row attends to; None for its own

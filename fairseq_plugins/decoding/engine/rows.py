@@ -26,5 +26,5 @@ def rows_of(sentences: Tensor, beam: int) -> Tensor:
 def cat_padded(old: Tensor, new: Tensor, dim: int, batch_dim: int = 0, value: float = 0) -> Tensor:
     """Append the rows of `new` to those of `old`; the shorter is padded with `value` at the end of `dim`."""
     size = max(old.size(dim), new.size(dim))
-    later = [0, 0] * (old.dim() - 1 - dim)
-    return torch.cat([F.pad(x, [*later, 0, size - x.size(dim)], value=value) for x in (old, new)], dim=batch_dim)
+    unpadded = [0, 0] * (old.dim() - 1 - dim)
+    return torch.cat([F.pad(x, [*unpadded, 0, size - x.size(dim)], value=value) for x in (old, new)], dim=batch_dim)

@@ -11,15 +11,16 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-# Weights up to this size may be copied into another format without being asked for.
+# Weights up to this size are copied into a faster memory layout without --packed-weights.
 _SMALL_BYTES = 4 * 2**20
 
 
 class Precision(Enum):
     """Precision of a model's linear layers.
 
-    FP32 is the model's own type. INT8_WEIGHTS is a different model, the same on every machine. INT8_PRODUCTS is for
-    drafts, which are verified: the CPU kernels round inputs, too; other backends keep FP32.
+    FP32 keeps the model's own type. INT8_WEIGHTS rounds weights and changes the output, equally on every machine.
+    INT8_PRODUCTS also rounds inputs. It is for drafters, whose drafts are verified, on the CPU kernels; other backends
+    keep FP32.
     """
 
     FP32 = "fp32"
@@ -29,16 +30,16 @@ class Precision(Enum):
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """A linear layer with int8 weights [outputs, inputs], scales [outputs] and fp32 activations, for `--int8`."""
+    """A linear layer with int8 weights [outputs, inputs], scales [outputs] and fp32 inputs, for `--int8`."""
 
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
 
 
-# Weight and bias.
-PlainLinear = tuple[Tensor, Tensor | None]
-Linear = PlainLinear | QuantizedLinear
+# Weight [outputs, inputs] and bias [outputs].
+FloatLinear = tuple[Tensor, Tensor | None]
+Linear = FloatLinear | QuantizedLinear
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of a Transformer layer; those of cross-attention are None in an encoder."""
+    """Weights of a Transformer layer; those of cross-attention are None in an encoder."""
 
     heads: int
     normalize_before: bool
@@ -81,35 +82,35 @@ def norm(module: nn.LayerNorm | None) -> Norm | None:
     return None if module is None else Norm(module.weight, module.bias, module.eps)
 
 
-def linear(module: nn.Linear) -> PlainLinear:
+def linear(module: nn.Linear) -> FloatLinear:
     """Return weight and bias of a linear layer."""
     return module.weight, module.bias
 
 
-def in_floats(layer: Linear) -> PlainLinear:
-    """Return weight and bias, dequantised to fp32."""
+def dequantized(layer: Linear) -> FloatLinear:
+    """Return weight and bias of a layer; quantised weights are converted to fp32."""
     if isinstance(layer, QuantizedLinear):
         return layer.weight.to(layer.scale.dtype) * layer.scale[:, None], layer.bias
     return layer
 
 
 def is_small(weight: Tensor) -> bool:
-    """Return whether a weight may be copied into another format without being asked for."""
+    """Return whether a weight may be copied into a faster memory layout without --packed-weights."""
     return weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
-def quantized(layer: PlainLinear) -> QuantizedLinear:
-    """Round weights to int8: for each output 255 steps between plus and minus its largest weight."""
+def quantized(layer: FloatLinear) -> QuantizedLinear:
+    """Round weights to int8, symmetrically: the largest weight of each output becomes 127 or -127."""
     weight, bias = layer
     weight = weight.detach()
     largest = weight.abs().amax(1)
     scale = torch.where(largest > 0, largest, 1) / 127
-    steps = (weight / scale[:, None]).round().to(torch.int8)
-    return QuantizedLinear(steps, scale, None if bias is None else bias.detach())
+    rounded = (weight / scale[:, None]).round().to(torch.int8)
+    return QuantizedLinear(rounded, scale, None if bias is None else bias.detach())
 
 
-def in_precision(layer: PlainLinear, precision: Precision) -> Linear:
-    """Quantise a linear layer for INT8_WEIGHTS; INT8_PRODUCTS is a format of the kernels."""
+def in_precision(layer: FloatLinear, precision: Precision) -> Linear:
+    """Quantise a linear layer for INT8_WEIGHTS; only the CPU kernels implement INT8_PRODUCTS."""
     return quantized(layer) if precision is Precision.INT8_WEIGHTS else layer
 
 
@@ -121,7 +122,7 @@ def quantized_layer(layer: Layer) -> Layer:
 
 
 def without_query(query_key_value: Linear) -> Linear:
-    """Return the projections to keys and values alone, [2 * D, D]."""
+    """Return the rows of keys and values, [2 * D, D], of a fused projection [3 * D, D]."""
     if isinstance(query_key_value, QuantizedLinear):
         weight, scale, bias = query_key_value.weight, query_key_value.scale, query_key_value.bias
         width = weight.size(1)
@@ -131,21 +132,21 @@ def without_query(query_key_value: Linear) -> Linear:
     return weight[width:], None if bias is None else bias[width:]
 
 
-def fused(*modules: nn.Linear) -> PlainLinear:
+def fused(*modules: nn.Linear) -> FloatLinear:
     """Join linear layers of the same input; the modules' own weights become views of the result."""
     weight = _joined([module.weight for module in modules])
     return weight, None if modules[0].bias is None else _joined([module.bias for module in modules])
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """Join the rows of parameters, which become views of the result: nothing is held twice."""
+    """Join the rows of parameters, which become views of the result to save memory."""
     first = parameters[0].detach()
-    if _follow_each_other(parameters):
+    if _are_adjacent(parameters):
         return first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())
     # No inference tensors: training continues with these parameters after a validation.
     with torch.inference_mode(False), torch.no_grad():
         whole = torch.cat([parameter.detach() for parameter in parameters])
-        # Shared memory, such as the flattened parameters of sharded training, is left alone.
+        # Parameters in shared storage, such as the flattened ones of sharded training, stay where they are.
         if all(_owns_its_memory(parameter) for parameter in parameters):
             parts = whole.split([len(parameter) for parameter in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
@@ -153,11 +154,12 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def _follow_each_other(parameters: Sequence[Tensor]) -> bool:
+def _are_adjacent(parameters: Sequence[Tensor]) -> bool:
+    """Return whether parameters follow each other in one storage, as after an earlier `_joined`."""
     ends = [parameter.data_ptr() + parameter.numel() * parameter.element_size() for parameter in parameters]
     begins = [parameter.data_ptr() for parameter in parameters]
-    together = len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
-    return together and ends[:-1] == begins[1:] and all(parameter.is_contiguous() for parameter in parameters)
+    share_storage = len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
+    return share_storage and ends[:-1] == begins[1:] and all(parameter.is_contiguous() for parameter in parameters)
 
 
 def _owns_its_memory(parameter: Tensor) -> bool:
@@ -165,11 +167,11 @@ def _owns_its_memory(parameter: Tensor) -> bool:
     return own and not parameter.is_inference()
 
 
-def plain_projection(decoder: TransformerDecoderBase) -> PlainLinear | None:
-    """Return the vocabulary projection; None if the output layer does more."""
-    # The identity head is the base model: its output must not differ in the last bits.
-    is_plain = getattr(decoder, "identity_first_head", False)
-    if type(decoder).output_layer is not TransformerDecoderBase.output_layer and not is_plain:
+def vocabulary_projection(decoder: TransformerDecoderBase) -> FloatLinear | None:
+    """Return the vocabulary projection; None if the output layer is not a single linear layer."""
+    # With --identity-first-head, head 1 is the base model's projection, and must have the same result to the last bit.
+    is_linear = getattr(decoder, "identity_first_head", False)
+    if type(decoder).output_layer is not TransformerDecoderBase.output_layer and not is_linear:
         return None
     return linear(decoder.output_projection) if isinstance(decoder.output_projection, nn.Linear) else None
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_plugins.decoding.engine.arithmetic import exact_arithmetic
-from fairseq_plugins.decoding.engine.attention_backend import attention_seen
+from fairseq_plugins.decoding.engine.attention_backend import attention_used
 from fairseq_plugins.decoding.engine.engine import Engine
 from tests.support import Options, make_generator, make_sample, make_task, make_transformer
 
@@ -108,5 +108,5 @@ def test_attention_is_seen(backend: SDPBackend, name: str) -> None:
         with torch.inference_mode(), sdpa_kernel([backend]):
             F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(3, 3))
 
-    assert attention_seen(attend) == name
-    assert attention_seen(lambda: x @ x.transpose(2, 3)) == "fixed shapes"
+    assert attention_used(attend) == name
+    assert attention_used(lambda: x @ x.transpose(2, 3)) == "fixed shapes"

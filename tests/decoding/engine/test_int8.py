@@ -14,7 +14,7 @@ from torch import nn
 from fairseq_plugins.decoding.checks import check_fit
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
-from fairseq_plugins.decoding.engine.weights import Precision, in_floats, quantized
+from fairseq_plugins.decoding.engine.weights import Precision, dequantized, quantized
 from fairseq_plugins.errors import ConfigurationError
 from tests.cases import Case, cases
 from tests.decoding.methods.test_untrained import METHODS
@@ -54,7 +54,7 @@ def rounded(model: TransformerModel) -> TransformerModel:
         if isinstance(module, nn.Linear)
     ]
     for module in (*linears, output):
-        module.weight.data = in_floats(quantized((module.weight, None)))[0]
+        module.weight.data = dequantized(quantized((module.weight, None)))[0]
     return model
 
 
@@ -73,7 +73,7 @@ def test_linear_layers_of_any_size(
     x, weight, bias = (torch.randn(*s, generator=generator) for s in ((rows, inputs), (outputs, inputs), (outputs,)))
     weight[0] = 0
     layer = quantized((weight, bias if has_bias else None))
-    restored, _ = in_floats(layer)
+    restored, _ = dequantized(layer)
     step = weight.abs().amax(1, keepdim=True) / 127
     assert ((restored - weight).abs() <= step / 2 + 1e-6).all()
     assert layer.weight.dtype == torch.int8

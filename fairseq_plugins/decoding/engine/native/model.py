@@ -24,11 +24,11 @@ from fairseq_plugins.decoding.engine.weights import (
     is_small,
     linear,
     norm,
-    plain_projection,
     quantized,
     quantized_layer,
     read_decoder_layer,
     read_encoder_layer,
+    vocabulary_projection,
 )
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
@@ -190,7 +190,7 @@ class NativeWeights:
         if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
             raise NotNative("the embeddings have another width than the layers")
         if projection is None:
-            own = plain_projection(decoder)
+            own = vocabulary_projection(decoder)
             if own is None:
                 raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
             projection = self.linear(own)
@@ -225,7 +225,7 @@ class NativeWeights:
 
     def drafter_decoder(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
         """Return the decoder of a drafter, which scores the tokens `vocabulary` [N] only (None: all)."""
-        own = plain_projection(decoder)
+        own = vocabulary_projection(decoder)
         if own is None:
             raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
         weight, bias = own

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_plugins.decoding.engine.native import kernels
-from fairseq_plugins.decoding.engine.weights import in_floats, quantized
+from fairseq_plugins.decoding.engine.weights import dequantized, quantized
 from tests.decoding.engine.native.forms import FORMS
 from tests.strategies import DETERMINISTIC, example_count
 
@@ -118,7 +118,7 @@ def test_int8_products_of_any_size(**sizes: Any) -> None:
     x, weight, bias = drawn(**sizes)
     x[0] = 0
     ours = apply(make(weight, bias, FORMS.INT8_PANELS), x)
-    rounded, _ = in_floats(quantized((weight, bias)))
+    rounded, _ = dequantized(quantized((weight, bias)))
     # Values halfway between two steps may round either way.
     step = x.abs().amax(1, keepdim=True).double().clamp(min=1e-30) / 127
     near = (step / 2) @ rounded.double().abs().sum(1)[None] + 1e-4
