@@ -15,12 +15,12 @@ if is_tool():
     watch_output()
     lower_log_level()
 
-from fairseq_plugins.deferred import deferred_imports, without_garbage_collection  # noqa: E402
+from fairseq_plugins.deferred import deferred_imports, deferred_settings, without_garbage_collection  # noqa: E402
 
 # At import fairseq asks for tensorboardX, which only its speech tasks need.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-with without_garbage_collection():
+with without_garbage_collection(), deferred_settings():
     from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
 
     with deferred_imports():

@@ -1,4 +1,4 @@
-"""Import fairseq in less time: without what translating never needs, and with the garbage collector off."""
+"""Import fairseq in less time: without work that translating never needs, and with the garbage collector off."""
 
 import gc
 import importlib
@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import OmegaConf
 
 from fairseq_plugins.output import is_tool
 
@@ -46,6 +49,49 @@ def deferred_imports() -> Iterator[None]:
         for name, module in deferred.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+class _LazyNode(ConfigNode):
+    """Settings in hydra's store, converted from their dataclass when they are first read."""
+
+    def __init__(self, source: Any, name: str, group: str | None, package: str | None, provider: str | None) -> None:
+        self.__dict__.update(_source=source, name=name, group=group, package=package, provider=provider)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "node":
+            raise AttributeError(name)
+        self.node = OmegaConf.structured(self._source)
+        return self.node
+
+
+def _store(
+    self: ConfigStore,
+    name: str,
+    node: Any,
+    group: str | None = None,
+    package: str | None = None,
+    provider: str | None = None,
+) -> None:
+    """Store settings as `ConfigStore.store` does, but convert them later."""
+    folder = self.repo
+    for part in group.split("/") if group else ():
+        folder = folder.setdefault(part, {})
+    file = name if name.endswith(".yaml") else f"{name}.yaml"
+    folder[file] = _LazyNode(node, file, group, package, provider)
+
+
+@contextmanager
+def deferred_settings() -> Iterator[None]:
+    """Let hydra convert the settings that are stored inside when they are read.
+
+    fairseq stores the settings of a hundred models and tasks at import; a command reads a dozen, translating none.
+    """
+    own = ConfigStore.store
+    ConfigStore.store = _store  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConfigStore.store = own  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What `import fairseq_plugins` does not import, and that fairseq has it when it is called."""
+"""What `import fairseq_plugins` and a translation leave out, and that fairseq has it when it asks for it."""
 
 import gc
 import subprocess
@@ -30,6 +30,33 @@ def test_packages_are_imported_when_they_are_called(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert run.stdout.splitlines() == ["[]", "True 1.0", "torch.utils.tensorboard.writer", "True True"], run.stderr
+
+
+TRANSLATION = """
+import sys
+import fairseq_plugins
+fairseq_plugins.load("checkpoints/multi30k.en-de").translate("A dog.")
+names = {"torch._dynamo", "torch._inductor", "pandas", "matplotlib", "ctranslate2", "transformers", "tensorboard"}
+print(sorted(names & set(sys.modules)))
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+store = ConfigStore.instance()
+groups = [group for group in store.repo.values() if isinstance(group, dict)]
+nodes = [node for group in groups for node in group.values() if not isinstance(node, dict)]
+print(len(nodes) > 60, sum("node" in vars(node) for node in nodes if node.provider == "fairseq"))
+options = MODEL_DATACLASS_REGISTRY["transformer_lm"]
+print(store.load("model/transformer_lm.yaml").node == OmegaConf.structured(options(_name="transformer_lm")))
+store.store("later", options)
+print("node" in vars(store.repo["later.yaml"]))
+"""
+
+
+def test_translating_converts_no_settings_of_other_models() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TRANSLATION], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert run.stdout.splitlines() == ["[]", "True 0", "True", "True"], run.stderr
 
 
 @pytest.mark.parametrize("program", ["program.py", "spec-dec-translate"])
