@@ -37,7 +37,7 @@ mkdir -p "$bin" "$models" "$logs" "$results"
 export LOCK=$models/.lock
 
 training=(
-    --user-dir fairseq_plugins --task spec_dec --source-lang low --target-lang high
+    --user-dir train_scripts/super_resolution --task spec_dec --source-lang low --target-lang high
     --max-source-positions 256 --max-target-positions $((tokens + 8))
     --label-smoothing 0 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
     --lr "$LR" --lr-scheduler inverse_sqrt --warmup-updates "$WARMUP_UPDATES"
@@ -46,7 +46,7 @@ training=(
 )
 
 decoding=(
-    fairseq-generate "$bin/binarised" --user-dir fairseq_plugins --task spec_dec --source-lang low --target-lang high
+    fairseq-generate "$bin/binarised" --user-dir train_scripts/super_resolution --task spec_dec --source-lang low --target-lang high
     --max-source-positions 256 --max-target-positions $((tokens + 8)) --gen-subset test --batch-size "${DECODING_BATCH:-$TEST_PATCHES}"
     --max-len-a 0 --max-len-b "$tokens" --min-len "$tokens" --unkpen 1000 --log-format none
 )

@@ -8,8 +8,8 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_plugins.errors import ConfigurationError
-from fairseq_plugins.models.image_transformer import ImageTransformer, coordinates, image_transformer
 from tests.support import Options, assert_same_output, decode, fairseq_greedy, make_args, make_sample, make_task
+from train_scripts.super_resolution import ImageTransformer, coordinates, image_transformer
 from train_scripts.tools.super_resolution import draw_patches, psnr, read_photograph, shipped_photographs
 
 

@@ -3,7 +3,8 @@
 Image Transformer (Parmar et al. 2018), the base model of Stern et al. 2018, section 7.2, reads coordinates of rows and
 columns. Here they initialise fairseq's learned positions, and intensities initialise the embeddings. The decoder's
 first layer initially attends to the input pixel at its own position, so that the untrained model enlarges its input.
-Everything else is fairseq's Transformer: checkpoints decode and take blockwise heads like any other.
+Everything else is fairseq's Transformer: checkpoints decode and take blockwise heads like any other. This folder is the
+`--user-dir` of the recipe; it includes fairseq_plugins.
 """
 
 import math
