@@ -54,12 +54,15 @@ struct Batch {
 
 // The drafts of some sentences, filled in token by token.
 //
-// Where a policy decides, a draft ends before the first token that is not worth its row.
+// Where a policy decides, a draft ends before the first token that is not worth its row. EOS ends a draft, too, and
+// needs no row: no token follows it.
 class Drafts {
 public:
-    // Begins drafts of at most most[i] tokens, none of them longer than `width`.
-    void begin(int64_t new_width, std::vector<int64_t> most) {
+    // Begins drafts of at most most[i] tokens, none of them longer than `width`. eos: the token that ends a draft, -1
+    // for none.
+    void begin(int64_t new_width, std::vector<int64_t> most, int64_t new_eos) {
         width = new_width;
+        eos = new_eos;
         room = std::move(most);
         const size_t size = room.size();
         for (int64_t& tokens_left : room) tokens_left = std::min(tokens_left, width);
@@ -79,7 +82,7 @@ public:
         const int64_t position = counts[index], place = index * width + position;
         survival[index] *= probability;
         const int bin = bin_of(survival[index]);
-        if (seen) {
+        if (seen && token != eos) {
             const size_t of_token = seen->at(position, bin);
             seen->seen[of_token] += 1;
             if (worth && !(*worth)[of_token]) {
@@ -92,6 +95,7 @@ public:
         tokens[place] = token;
         bins[place] = static_cast<uint8_t>(bin);
         ++counts[index];
+        if (token == eos) end(index);
         return goes_on(index);
     }
 
@@ -117,6 +121,10 @@ public:
     }
 
     int64_t count(size_t index) const { return counts[index]; }
+    // Tokens that need a row.
+    int64_t rows(size_t index) const {
+        return counts[index] - (counts[index] > 0 && token(index, counts[index] - 1) == eos);
+    }
     int64_t token(size_t index, int64_t position) const { return tokens[index * width + position]; }
     int bin(size_t index, int64_t position) const { return bins[index * width + position]; }
     int64_t longest() const { return counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end()); }
@@ -130,7 +138,7 @@ public:
     bool wants_probabilities() const { return seen != nullptr; }
 
 private:
-    int64_t width = 0;
+    int64_t width = 0, eos = -1;
     std::vector<int64_t> room, refused, counts, tokens;
     std::vector<uint8_t> bins;
     std::vector<float> survival;

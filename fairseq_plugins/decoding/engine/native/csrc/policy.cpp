@@ -8,7 +8,9 @@ namespace {
 // Share of the time that may go into drafts that do not pay, to keep survival up to date.
 constexpr double EXPLORATION = 0.005;
 // Drafts and sentences that are remembered: counts fade once they stand for more.
-constexpr double HORIZON = 200;
+constexpr double HORIZON = 1000;
+// Drafts after which plans are made anew, as a share of the known ones: planning takes some microseconds.
+constexpr double REPLAN = 0.02;
 // Evidence, in tokens, for the drafter's own probability of a bin, and for a bin at one position.
 constexpr double PRIOR_TOKENS = 8;
 // Evidence, in drafts, for tokens that are all likely.
@@ -45,6 +47,7 @@ void Policy::update_survival() {
             survival[i] = (known.right[i] + PRIOR_TOKENS * right / tried) / (known.tried[i] + PRIOR_TOKENS);
         }
     }
+    unplanned = 0;
     plans.clear();
 }
 
@@ -58,22 +61,24 @@ Plan Policy::plan(int64_t sentences) {
 Plan Policy::best_plan(double sentences) const {
     if (always_drafts) return {width, HUGE_VAL, 0, nullptr};
     const double step = cost(costs.step, sentences), greedy_rate = sentences / step;
+    std::vector<double> rows(width);  // seconds of the row of each position
+    for (int64_t t = 0; t < width; ++t) {
+        rows[t] = (cost(costs.verify, sentences * (t + 2)) - cost(costs.verify, sentences * (t + 1))) / sentences;
+    }
     Plan best{0, 0, greedy_rate, nullptr};
     double rate = greedy_rate;
     for (int round = 0; round < ROUNDS; ++round) {
         auto worth = std::make_shared<std::vector<uint8_t>>(width * BINS);
         double tokens = 1, seconds = step;
         for (int64_t t = 0; t < width; ++t) {
-            const double row =
-                (cost(costs.verify, sentences * (t + 2)) - cost(costs.verify, sentences * (t + 1))) / sentences;
             for (int bin = 0; bin < BINS; ++bin) {
                 const int64_t i = t * BINS + bin;
-                if (survival[i] < rate * row) continue;
+                if (survival[i] < rate * rows[t]) continue;
                 (*worth)[i] = 1;
                 // A position that was never drafted looks good, until little evidence says otherwise.
                 const double likely = bin == BINS - 1 ? PRIOR_DRAFTS : 0;
                 const double reach = (known.seen[i] + likely) / (known.drafts[t] + PRIOR_DRAFTS);
-                seconds += sentences * reach * row;
+                seconds += sentences * reach * rows[t];
                 tokens += reach * survival[i];
             }
             const double found = sentences * tokens / (cost(costs.draft, sentences * (t + 1)) + seconds);
@@ -111,7 +116,8 @@ void Policy::learn(const SurvivalCounts& more) {
             known.right[i] = kept * (known.right[i] + more.right[i]);
         }
     }
-    update_survival();
+    unplanned += more.drafts[0];
+    if (unplanned >= REPLAN * known.drafts[0]) update_survival();
 }
 
 void Policy::learn_length(double source, double output) {

@@ -86,6 +86,7 @@ private:
     SurvivalCounts known;
     std::vector<float> survival;    // [width][BINS]
     std::map<int64_t, Plan> plans;  // by sentences, until more is known
+    double unplanned = 0;           // drafts since the last plans
     double output_per_source = 1, credit = 0;
     mutable std::mutex mutex;
 };

@@ -111,7 +111,10 @@ void Worker::draft() {
     }
     std::vector<int64_t> most;
     for (const int64_t b : work.active) most.push_back(batch.is_drafted[b] || batch.limits.prefix ? batch.left(b) : 0);
-    drafts.begin(std::max(drafted > 0 ? width : 0, batch.limits.prefix_width), std::move(most));
+    // What Jacobi decoding predicts after a wrong EOS is its next guess.
+    const bool ends_at_eos = !profiled_width && !(search.drafter && search.drafter->reads_all_predictions());
+    drafts.begin(std::max(drafted > 0 ? width : 0, batch.limits.prefix_width), std::move(most),
+                 ends_at_eos ? batch.limits.eos : -1);
     if (batch.limits.prefix) draft_prefix();
     drafts.limit_empty(width);
     if (drafted == 0) return;
@@ -146,7 +149,7 @@ void Worker::verify() {
         is_drafted |= batch.is_drafted[b] != 0;
         work.first_row.push_back(rows.size());
         rows.add(b, length, batch.last_token(b));
-        for (int64_t t = 0; t < work.drafts.count(index); ++t) rows.add(b, length + 1 + t, work.drafts.token(index, t));
+        for (int64_t t = 0; t < work.drafts.rows(index); ++t) rows.add(b, length + 1 + t, work.drafts.token(index, t));
     }
     search.verifier.run(rows, {}, is_drafted ? search.drafter->layers_read() : std::vector<int>{});
 }
@@ -184,7 +187,7 @@ void Worker::predict_accepted() {
     while (!going.empty()) {
         const int64_t each = std::max<int64_t>(1, together / static_cast<int64_t>(going.size()));
         const auto ahead = [&](size_t index) {
-            return std::min(each, work.drafts.count(index) + 1 - work.gained[index]);
+            return std::min(each, work.drafts.rows(index) + 1 - work.gained[index]);
         };
         int64_t rows = 0;
         for (const size_t index : going) rows += ahead(index);
@@ -270,7 +273,7 @@ void Worker::count_drafts() {
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];
         if (!batch.is_drafted[b] || (batch.limits.prefix && batch.lengths[b] == 0)) continue;
-        for (int64_t t = 0; t < work.drafts.count(index); ++t) {
+        for (int64_t t = 0; t < work.drafts.rows(index); ++t) {
             const size_t token = counts.at(t, work.drafts.bin(index, t));
             counts.tried[token] += 1;
             counts.right[token] += t < work.accepted[index];

@@ -28,14 +28,15 @@ int64_t CopyDrafter::max_width(const Batch& batch) const {
 
 void CopyDrafter::begin_batch(const Batch& batch) {
     texts.assign(batch.sentences(), {});
-    if (lookup != Lookup::NEAREST) {
+    // A profile, which has no drafts, copies its sources.
+    if (lookup != Lookup::NEAREST || next.empty()) {
         for (int64_t b = 0; b < batch.sentences(); ++b) {
             texts[b] = {{batch.sources.tokens.data() + batch.sources.begins[b], batch.sources.length(b)}};
         }
         return;
     }
     drafts = std::exchange(next, {});
-    if (!drafts.empty() && drafts.size() != texts.size()) {
+    if (drafts.size() != texts.size()) {
         throw std::invalid_argument("drafts of another number of sentences");
     }
     for (size_t b = 0; b < drafts.size(); ++b) {
