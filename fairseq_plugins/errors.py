@@ -37,7 +37,9 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
         return bad_data
     results = _results_folder(trace)
     if isinstance(error, OSError) and results is not None and _is_in(results, error, trace):
-        return f"--results-path {results}: cannot be written ({error.strerror}); make room, or give another folder"
+        return (
+            f"--results-path {results}: cannot be written ({error.strerror}); free disk space, or give another folder"
+        )
     file, is_reading = _checkpoint_in(trace)
     if file is None:
         return None

@@ -21,7 +21,7 @@ _OPTIONS_OF_LANGUAGE_TOKENS = ("encoder_langtok", "decoder_langtok", "langtoks")
 def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
     """Return the state of a checkpoint (weights under "model"), on the CPU, and the options of its model.
 
-    `option` named the file. Raises ConfigurationError for a missing or truncated file.
+    `option` is the option that named the file, for errors. Raises ConfigurationError for a missing or truncated file.
     """
     if not os.path.exists(path):
         raise ConfigurationError(
@@ -46,10 +46,10 @@ def model_name(model_cfg: Any) -> str:
 
 
 def check_task(model_cfg: Any, task: Any, option: str) -> None:
-    """Raise ConfigurationError for a model whose task adds tokens that `task` does not; warn of an unknown task.
+    """Raise ConfigurationError for a model trained with a task that adds tokens which `task` does not add.
 
-    Without its language tokens, forced first token or own EOS a multilingual model translates wrongly. `model_cfg` has
-    the options of the model and its task in the checkpoint.
+    A multilingual model translates wrongly without its language tokens, forced first token or own EOS. `model_cfg` has
+    the options of model and task from the checkpoint. An unknown task is only a warning.
     """
     name = getattr(model_cfg, "task", None)
     kind = TASK_REGISTRY.get(name)
@@ -63,15 +63,15 @@ def check_task(model_cfg: Any, task: Any, option: str) -> None:
     if decodes_otherwise or token_option is not None or name in _TASKS_WITH_LANGUAGE_TOKENS:
         reason = "" if token_option is None else f" and --{token_option.replace('_', '-')}"
         raise ConfigurationError(
-            f"{option}: was trained with --task {name}{reason}, which decodes it with tokens or limits of its own; "
+            f"{option}: was trained with --task {name}{reason}, which adds tokens or limits in decoding; "
             f"give --task {name} and its options beside --decoder, in Python load(task=...) or wrap(task, decoder=...)"
         )
     if name is not None and kind is None:
-        logger.warning(f"{option}: was trained with --task {name}, which is not known here; decoded as a translation")
+        logger.warning(f"{option}: was trained with --task {name}, which is unknown here; decodes as a translation")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside fairseq's wrappers for distributed training, two or three levels of `module`."""
+    """Return the model inside fairseq's wrappers for distributed training, which may be nested."""
     inner = getattr(model, "module", None)
     return unwrap(inner) if isinstance(inner, nn.Module) else model
 
@@ -100,7 +100,7 @@ def build_model(
     required: type[nn.Module] | None = None,
     **build: Any,
 ) -> nn.Module:
-    """Build the model as `load_model`, from `state` and `model_cfg` of `read_checkpoint`."""
+    """Build the model as `load_model` does, from `state` and `model_cfg` of `read_checkpoint`."""
     kind = model_name(model_cfg)
     model_class = models.ARCH_MODEL_REGISTRY.get(kind) or models.MODEL_REGISTRY.get(kind)
     if model_class is None:

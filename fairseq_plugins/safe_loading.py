@@ -1,4 +1,4 @@
-"""Let torch's safe loader (the default since torch 2.6) read fairseq checkpoints, without switching it off."""
+"""Let torch's safe loader (`weights_only`, the default since torch 2.6) read fairseq checkpoints."""
 
 import argparse
 import collections
@@ -11,10 +11,10 @@ import torch
 
 
 def allow_fairseq_checkpoints() -> None:
-    """Allow exactly the classes that fairseq writes into checkpoints: settings, enumerations, numpy scalars.
+    """Add the classes that fairseq writes into checkpoints to the list that `torch.load` allows.
 
-    fairseq calls `torch.load` with its default arguments, which refuse classes that are not on torch's list. A resumed
-    training of several processes passes settings in omegaconf's classes from the first process to the others.
+    These are settings, enumerations and numpy scalars. Omegaconf's classes are for resumed trainings of several
+    processes: the first process sends its settings to the others.
     """
     from fairseq.dataclass import constants
     from fairseq.distributed.utils import _TensorPlaceholder

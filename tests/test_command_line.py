@@ -349,7 +349,7 @@ def bad_inputs(corpus: Corpus, folder: Path) -> dict[str, tuple[str, list[str]]]
         ),
         "trace of a beam search": (
             f"{data} {ours} {path} --decoder fast-beam --trace-file {folder}/trace.jsonl",
-            ["--trace-file", "--decoder fast-beam drafts nothing", "--decoder gad"],
+            ["--trace-file", "--decoder fast-beam does not draft", "--decoder gad"],
         ),
         "file in no folder": (
             f"{data} {ours} {path} {gad} --stats-file {folder}/none/stats.jsonl",

@@ -44,7 +44,7 @@ def test_plain_translation_is_accepted(name: str | None, caplog: pytest.LogCaptu
 def test_an_unknown_task_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         check_task(Namespace(task="mine"), make_task(), "--path")
-    assert "--path: was trained with --task mine, which is not known here" in caplog.text
+    assert "--path: was trained with --task mine, which is unknown here" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -76,7 +76,7 @@ def unwritable(path: str | Path, option: str, error: OSError) -> ConfigurationEr
     """Return the error of a file that cannot be written."""
     remedy = "give a path in a writable folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "make room there, or give a path elsewhere"
+        remedy = "free disk space, or give another path"
     return ConfigurationError(f"{option} {path}: cannot be written ({error.strerror or error}); {remedy}")
 
 

@@ -1,1 +1,1 @@
-"""The engine: one draft-and-verify loop, its drafters and its acceptance rules."""
+"""Decoding: one draft-and-verify loop, its drafters, acceptance rules and backends."""

@@ -24,11 +24,11 @@ class Backend(Protocol):
     def steps(
         self, sample: dict[str, Any], constraints: Constraints, first_token: int
     ) -> Generator[list[StepOutput], None, Decoded]:
-        """Decode a batch and yield each iteration's result for every sentence; return what `decode` returns."""
+        """Decode a batch as `decode` does, and yield each iteration's result for every sentence."""
 
 
-# Rows of the table of backends: name, what it takes and what it refuses.
-CHOICES = (
+# Rows of the table of backends: name, supported runs, unsupported runs.
+BACKENDS = (
     (
         "native",
         "a CPU: the compiled kernels decode a batch in one call",
@@ -52,9 +52,9 @@ def choose_backend(
     trace: Tracer | None = None,
     active_sentences: int = 0,
 ) -> Backend:
-    """Return the fastest backend that supports a method; its `reason` says why no faster one does.
+    """Return the fastest backend that supports a method; its `reason` says why a faster one does not.
 
-    Other arguments as for `TorchBackend`.
+    `trace` and `active_sentences` are those of `TorchBackend`.
     """
     device, graphs = next(context.models[0].parameters()).device, context.engine.graphs
     if device.type == "cpu":
@@ -73,5 +73,5 @@ def choose_backend(
 
 def table() -> str:
     """Return the backends as a Markdown table."""
-    rows = (f"| `{name}` | {takes} | {refuses} |" for name, takes, refuses in CHOICES)
+    rows = (f"| `{name}` | {takes} | {refuses} |" for name, takes, refuses in BACKENDS)
     return "\n".join(["| backend | takes | refuses |", "| --- | --- | --- |", *rows])

@@ -9,8 +9,7 @@ from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import Method
 from fairseq_plugins.decoding.state import Advance, BeamAdvance, Beams, DecodingState, Hypothesis
 
-# One row in 4 must be free before waiting sentences are admitted, and ended before ended ones are removed: both copy
-# the whole cache.
+# Admitting and removing sentences copies the whole cache, so both wait until one row in 4 is free or ended.
 _FREE_ROWS_DIVISOR = 4
 
 
@@ -48,7 +47,7 @@ class Batch:
         self.delays_removal = delays_removal
         self.waiting = list(range(size))
         if 0 < active_sentences < size:
-            # Longest sources first, so that no long sentence is left for the end.
+            # Longest sources first, so that the last sentences are short ones, which end together.
             self.waiting = sample["net_input"]["src_lengths"].argsort(descending=True, stable=True).tolist()
         # max_len tokens, the symbols at both ends, and a last column that takes writes beyond them.
         capacity = constraints.max_len + 3
@@ -123,7 +122,7 @@ class Batch:
         if ended is None and self.delays_removal:
             ended = from_host([int(has_ended) for has_ended in finished], state.tokens.device)
         if ended is not None:
-            # A copy: the next iteration may overwrite it.
+            # A copy, because `ended` may be an output of a CUDA graph, which the next iteration overwrites.
             state.ended = ended.clone() if state.ended is None else state.ended | ended
         if not self.delays_removal or _FREE_ROWS_DIVISOR * sum(state.host_ended) >= len(finished):
             self._remove_ended(method)
@@ -135,7 +134,7 @@ class Batch:
         if state.ended is None:
             rows = from_host(remaining, state.tokens.device)
         else:
-            # Computed on the device: no copy from the host.
+            # On the device, to avoid a copy from the host.
             rows = state.ended.argsort(stable=True)[: len(remaining)]
         state.ended, state.host_ended = None, [False] * len(remaining)
         state.tokens, state.lengths, state.log_probs = state.tokens[rows], state.lengths[rows], state.log_probs[rows]
@@ -145,7 +144,7 @@ class Batch:
             rows = rows[:: self.beam] // self.beam
             state.beams = state.beams.select(rows, [row // self.beam for row in remaining[:: self.beam]])
         if remaining:
-            # Without rows, verifier and drafter wait for their next start.
+            # An empty batch needs no call: `start` resets verifier and drafter for the next one.
             method.verifier.select_rows(rows)
             method.drafter.select_rows(rows)
 

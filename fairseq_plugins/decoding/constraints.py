@@ -23,58 +23,63 @@ class Constraints:
     no_repeat_ngram_size: int = 0  # no output repeats an n-gram of this size; 0 for no limit
 
     def apply(self, log_probs: Tensor, lengths: Tensor, shortest: int, longest: int) -> None:
-        """Set the log-probabilities [B, T, V] of forbidden tokens to -inf, in place; `lengths` as for `edges`."""
-        self.apply_at(log_probs, *self.edges(lengths, shortest, longest, log_probs.size(1)))
+        """Set the log-probabilities [B, T, V] of forbidden tokens to -inf, in place; `lengths` as for `eos_masks`."""
+        self.apply_masks(log_probs, *self.eos_masks(lengths, shortest, longest, log_probs.size(1)))
 
-    def edges(self, lengths: Tensor, shortest: int, longest: int, width: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return where [B, T] fairseq forbids EOS, and where it allows nothing else; None for nowhere.
+    def eos_masks(
+        self, lengths: Tensor, shortest: int, longest: int, width: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return two masks [B, T]: where fairseq forbids EOS, and where it forces EOS; None for nowhere.
 
         Args:
             lengths: [B], tokens before the first of T columns; `shortest` and `longest` are their extremes.
             width: T.
         """
-        has_early, has_late = shortest < self.min_len, longest + width > self.max_len
-        if not (has_early or has_late):
+        may_forbid, may_force = shortest < self.min_len, longest + width > self.max_len
+        if not (may_forbid or may_force):
             return None, None
         position = lengths[:, None] + torch.arange(width, device=lengths.device)
-        return self.forbids_eos(position) if has_early else None, position >= self.max_len if has_late else None
+        return self.forbids_eos(position) if may_forbid else None, position >= self.max_len if may_force else None
 
-    def apply_at(self, log_probs: Tensor, early: Tensor | None, late: Tensor | None) -> None:
-        """As `apply`, with the result of `edges`."""
+    def apply_masks(self, log_probs: Tensor, eos_forbidden: Tensor | None, eos_forced: Tensor | None) -> None:
+        """Change log-probabilities as `apply` does, with the masks of `eos_masks`."""
         log_probs.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
             log_probs[..., self.unk] -= self.unk_penalty
         end = log_probs[..., self.eos]
-        if early is not None:
-            end.masked_fill_(early, -torch.inf)
-        if late is not None:
+        if eos_forbidden is not None:
+            end.masked_fill_(eos_forbidden, -torch.inf)
+        if eos_forced is not None:
             end = end.clone()
-            log_probs.masked_fill_(late[:, :, None], -torch.inf)
+            log_probs.masked_fill_(eos_forced[:, :, None], -torch.inf)
             log_probs[..., self.eos] = end
 
     def forbids_eos(self, position: Tensor) -> Tensor:
-        """Return positions [B, T] where EOS is forbidden; fairseq ignores the minimum length in a given prefix."""
-        early = position < self.min_len
-        return early if self.prefix is None else early & (position >= min(self.prefix.size(1), self.max_len))
+        """Return where EOS is forbidden at positions [B, T]; in a given prefix fairseq ignores the minimum length."""
+        is_forbidden = position < self.min_len
+        if self.prefix is None:
+            return is_forbidden
+        return is_forbidden & (position >= min(self.prefix.size(1), self.max_len))
 
-    def best(self, scores: Tensor, early: Tensor | None, late: Tensor | None) -> Tensor:
-        """Return the allowed tokens [B, T] with the highest scores [B, T, V], which are unchanged afterwards.
+    def best(self, logits: Tensor, eos_forbidden: Tensor | None, eos_forced: Tensor | None) -> Tensor:
+        """Return the allowed tokens [B, T] with the highest logits [B, T, V], which are unchanged afterwards.
 
-        `early` and `late` are the result of `edges`. Scores before softmax have the argmax of log-probabilities unless
-        rounding makes two of these equal.
+        The masks are those of `eos_masks`. Logits have the argmax of log-probabilities unless rounding makes two
+        log-probabilities equal.
         """
-        changed = {self.pad, *([self.unk] if self.unk_penalty else []), *([self.eos] if early is not None else [])}
-        # Saves the changed columns only: the scores are the largest tensor of a step.
-        before = {token: scores.select(2, token).clone() for token in changed}
-        scores.select(2, self.pad).fill_(-torch.inf)
+        penalised = [self.unk] if self.unk_penalty else []
+        changed = {self.pad, *penalised, *([self.eos] if eos_forbidden is not None else [])}
+        # Saves the changed columns only: the logits are the largest tensor of a step.
+        before = {token: logits.select(2, token).clone() for token in changed}
+        logits.select(2, self.pad).fill_(-torch.inf)
         if self.unk_penalty != 0:
-            scores.select(2, self.unk).sub_(self.unk_penalty)
-        if early is not None:
-            scores.select(2, self.eos).masked_fill_(early, -torch.inf)
-        best = scores.argmax(-1)
+            logits.select(2, self.unk).sub_(self.unk_penalty)
+        if eos_forbidden is not None:
+            logits.select(2, self.eos).masked_fill_(eos_forbidden, -torch.inf)
+        best = logits.argmax(-1)
         for token, values in before.items():
-            scores.select(2, token).copy_(values)
-        return best if late is None else best.masked_fill(late, self.eos)
+            logits.select(2, token).copy_(values)
+        return best if eos_forced is None else best.masked_fill(eos_forced, self.eos)
 
     def penalised(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Subtract the unknown-word penalty from log-probabilities [...] of tokens [...], as `apply` does."""
@@ -141,7 +146,7 @@ def refuse_unsupported_settings(generator: Any, searches_beams: bool) -> None:
 
 
 def constraints_of(generator: Any, source: Tensor, prefix: Tensor | None) -> Constraints:
-    """Return the constraints of a batch with sources [B, S] and given prefixes [B, P], from a generator's settings.
+    """Return the constraints of a batch, from a generator's settings, sources [B, S] and given prefixes [B, P].
 
     Raises ConfigurationError for a minimum length above the maximum.
     """

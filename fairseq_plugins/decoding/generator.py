@@ -61,7 +61,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.trace = trace
         self.active_sentences = active_sentences
         self.choose = choose
-        # Gives token ids of the user's drafts for every sentence of a batch (methods/reuse.py).
+        # Returns token ids of the user's drafts for every sentence of a batch (methods/reuse.py).
         self.drafts: Callable[[dict[str, Any]], Sequence[Sequence[Sequence[int]]]] | None = None
         self._backend: Backend | None = None
 
@@ -90,7 +90,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         return self._finish(sample, self.backend.decode(*request), started, prefix_tokens is not None)
 
     def steps(self, sample: dict[str, Any], **kwargs: Any) -> Generator[list[StepOutput], None, Hypotheses]:
-        """Decode as `generate` does and yield each iteration's result for every sentence; return the same."""
+        """Decode as `generate` does, and yield each iteration's result for every sentence."""
         started = time.perf_counter()
         decoded = yield from self.backend.steps(*self.request(sample, **kwargs))
         return self._finish(sample, decoded, started, False)
@@ -118,7 +118,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         return hypotheses
 
     def _hypotheses(self, outputs: list[list[Hypothesis]]) -> Hypotheses:
-        """Return outputs in fairseq's format, the best of every sentence first; ties keep the order of ending."""
+        """Return outputs in fairseq's format, the best of a sentence first; equal scores keep the order of ending."""
         flat = [output for of_sentence in outputs for output in of_sentence]
         if not flat:
             return [[] for _ in outputs]
@@ -129,7 +129,7 @@ class DraftVerifyGenerator(SequenceGenerator):
             tokens = torch.cat([output.tokens for output in flat]).split_with_sizes(lengths)
             log_probs = torch.cat([output.log_probs for output in flat]).split_with_sizes(lengths)
             scores = torch.stack([output.score for output in flat])
-            if scores.isnan().any():  # the kernels stop at the first
+            if scores.isnan().any():  # the compiled kernels check this themselves
                 raise RuntimeError(NAN_SCORES)
             if self.normalize_scores:
                 scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
@@ -148,11 +148,11 @@ class DraftVerifyGenerator(SequenceGenerator):
         lengths = sample["net_input"]["src_lengths"]
         size = len(lengths)
         ids = sample["id"].to(lengths) if "id" in sample else torch.arange(size).to(lengths)
-        # The device is waited for once.
+        # One copy to the host, which waits for the device.
         numbers = torch.stack([ids, lengths], dim=1).tolist()
         batch_size = min(size, self.active_sentences or size)
         if self.spec.searches_beams:
-            # Every step adds a token to the best hypothesis, until that ends.
+            # Every step counts as one token of the best hypothesis, until that ends.
             best = [len(of_sentence[0]["tokens"]) for of_sentence in hypotheses]
             emitted = [[1] * length + [0] * (sum(each) - length) for length, each in zip(best, emitted, strict=True)]
         self.stats.record(

@@ -1,7 +1,7 @@
-"""Weights of `--fp16` and `--bf16`.
+"""Round weights for `--fp16` and `--bf16`.
 
-Weights are rounded as `model.half()` rounds them. A GPU computes with them in half precision. A CPU computes in fp32
-with the rounded values: fp32 is faster there, and the kernels read fp32.
+Weights are rounded as by `model.half()`. A GPU computes with them in half precision. A CPU computes with the rounded
+values in fp32, which is faster there and is the type that the compiled kernels read.
 """
 
 import copy

@@ -14,11 +14,11 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.search import GreedySearch, Search
 from fairseq_plugins.decoding.search.rules import Rule, exact
-from fairseq_plugins.decoding.verifier import AnyVerifier, Verifier
+from fairseq_plugins.decoding.verifier import Verifier, VerifierProtocol
 from fairseq_plugins.models.block_nat import BlockNat
 
-# Reasons in traces why a token was emitted.
-TOP_1 = "top-1"  # drafted, and the verifier's best token (default name)
+# Why a token was emitted, in traces.
+TOP_1 = "top-1"  # drafted, and the verifier's best token (methods may have another name)
 RELAXED = "relaxed"  # drafted, and accepted by a relaxed rule only
 VERIFIER = "verifier"  # the verifier's own, not drafted
 GIVEN = "given"  # from --prefix-size
@@ -26,15 +26,15 @@ GIVEN = "given"  # from --prefix-size
 
 @dataclass
 class Method:
-    """The parts of the loop. A new method has another drafter, rule or search, never another loop."""
+    """The parts of the loop in PyTorch. A new method has another drafter, rule or search, never another loop."""
 
-    verifier: AnyVerifier
+    verifier: VerifierProtocol
     drafter: Drafter
     search: Search
 
 
-def verified(context: "MethodContext", drafter: Drafter, rule: Rule = exact) -> Method:
-    """Return the method that verifies what a drafter drafts, with an acceptance rule."""
+def draft_and_verify(context: "MethodContext", drafter: Drafter, rule: Rule = exact) -> Method:
+    """Return the method in which the models of a context verify a drafter's drafts, with an acceptance rule."""
     trained = context.drafter
     layers = tuple(trained.decoder.reader.feature_layers) if trained is not None and trained.reads_features else ()
     return Method(Verifier(context.models, context.engine, context.temperature, layers), drafter, GreedySearch(rule))
@@ -44,7 +44,7 @@ def verified(context: "MethodContext", drafter: Drafter, rule: Rule = exact) -> 
 class NativeMethod:
     """The parts of the loop in the compiled kernels, objects of the extension module."""
 
-    weights: NativeWeights  # format of the verifier's weights
+    weights: NativeWeights  # converts the verifier's weights
     drafter: Any = None  # None for greedy decoding
     acceptance: Any = None  # a relaxed acceptance rule; None for exact acceptance
     policy: Any = None  # chooses draft width and verified rows; None verifies every drafted token
@@ -76,7 +76,7 @@ class MethodContext:
     source: Dictionary | None  # None for speech
     target: Dictionary
     engine: Engine  # runs PyTorch's operations
-    weights: NativeWeights | None = None  # weight format of the compiled kernels; None turns the kernels off
+    weights: NativeWeights | None = None  # converts weights for the compiled kernels; None turns the kernels off
     temperature: float = 1.0
     beam: int = 1  # hypotheses per sentence, for beam search
     is_traced: bool = False  # record the drafter's probabilities for traces
@@ -117,7 +117,7 @@ class MethodSpec:
     runs_verifier: bool = True  # whether a verifier checks the drafts
     searches_beams: bool = False  # whether it keeps `--beam` hypotheses per sentence instead of one
     verifier_class: type[nn.Module] | None = None  # None for any class that the engine can run
-    # The option, with its value, that copies source tokens into the output, which requires equal dictionaries.
+    # Returns the option, with its value, that copies source tokens into the output: dictionaries must be equal.
     copies_source: Callable[[Any], str | None] = lambda options: None
     check: Callable[[Any], None] = _no_check  # refuses contradictory options before anything is loaded
     check_fit: Callable[[MethodContext, Any], None] = _no_check  # refuses models and dictionaries that do not fit

@@ -54,7 +54,7 @@ class PartialFile:
             if not (self._target.is_direct or self._has_failed or was_interrupted()):
                 os.replace(self._target.partial, self._target.path)
             elif was_interrupted() and not self._target.is_direct:
-                say(f"{self._option} {self._given}: not finished; what there is is in {self._target.partial}")
+                say(f"{self._option} {self._given}: not finished; the lines so far are in {self._target.partial}")
         except OSError as error:
             self._give_up(error)
 
@@ -62,4 +62,5 @@ class PartialFile:
         if not self._has_failed:
             self._has_failed = True
             message: ConfigurationError | str = unwritable(self._given, self._option, error)
-            fail(str(message) if self._target.is_direct else f"{message}; what there is is in {self._target.partial}")
+            partial = self._target.partial
+            fail(str(message) if self._target.is_direct else f"{message}; the lines so far are in {partial}")

@@ -1,4 +1,4 @@
-"""Time spent in each part of decoding: the profiling table of SpecDec (Appendix D, Table 18)."""
+"""Measure the time of each part of decoding, for the profiling table of SpecDec (Appendix D, Table 18)."""
 
 import time
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from fairseq_plugins.decoding.partial_file import was_interrupted
 from fairseq_plugins.decoding.torch_backend import TorchBackend
 from fairseq_plugins.output import say
 
-# Parts in the order of the table. A nested part counts for itself only.
+# Parts in the order of the table. The time of a nested part is not counted in the outer one.
 PARTS = ("verifier's encoder", "drafter's encoder", "drafter", "verifier", "acceptance", "other")
-# Parts of the kernels' counters.
+# The part of each counter of the kernels.
 _NATIVE_PARTS = {
     "encode": "verifier's encoder",
     "prepare": "drafter's encoder",
@@ -28,10 +28,10 @@ _NATIVE_PARTS = {
 
 
 class Profile:
-    """Measures the parts of a generator, on its own backend.
+    """Measure the parts of a generator, on the backend that it uses anyway.
 
-    The compiled kernels have counters. The parts of the loop in PyTorch are wrapped by timers, which synchronise with
-    a GPU before and after every part and slow the run down.
+    The compiled kernels count their own time. Parts of the loop in PyTorch are wrapped by timers, which synchronise
+    with a GPU before and after every part and slow the run down.
     """
 
     def __init__(self) -> None:

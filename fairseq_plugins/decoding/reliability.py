@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# As in adaptive verification (engine/native/csrc/drafter.h).
+# The compiled policy uses the same number (engine/native/csrc/drafter.h).
 BINS = 10
 
 HEADERS = ("drafter's probability", "tokens", "its mean", "right")

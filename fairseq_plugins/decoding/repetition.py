@@ -5,10 +5,10 @@ from torch import Tensor
 
 
 def forbid_repetition(log_probs: Tensor, tokens: Tensor, lengths: Tensor, size: int) -> None:
-    """Forbid tokens that would repeat an n-gram, in place, as Hugging Face and fairseq's CUDA extension do.
+    """Set tokens that would repeat an n-gram to -inf, as Hugging Face and fairseq's CUDA extension do.
 
     Args:
-        log_probs: [B, T, V]; column t is the token after `lengths` + t tokens.
+        log_probs: [B, T, V], changed in place; column t is the token after `lengths` + t tokens.
         tokens: [B, L], L >= `lengths` + T, starting with the beginning-of-sentence symbol, which is part of n-grams.
         lengths: [B], number of tokens after that symbol before column 0.
         size: n.

@@ -1,4 +1,4 @@
-"""Data of the decoding loop: state of a batch, draft, verification and advance."""
+"""Data of the decoding loop: the state of a batch, and an iteration's draft, verification and result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.engine.rows import rows_of
 class Beams:
     """State of beam search: `size` hypotheses for each of B sentences, R = B * size rows.
 
-    `beam_ancestors` is that of `BeamLayout`; it holds for tokens and log-probabilities as for the cache.
+    `beam_ancestors` is that of `BeamLayout`. It gives the rows of tokens and log-probabilities, too.
     """
 
     size: int  # hypotheses per sentence, in adjacent rows
@@ -53,14 +53,14 @@ class Beams:
         return Beams(self.size, self.scores[rows], self.beam_ancestors[rows], self.ignored[sentences], ended)
 
     def token_index(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return where the state keeps the tokens of hypotheses [N] of a length: rows [N, length], columns [length]."""
+        """Return rows [N, length] and columns [length] of the tokens of hypotheses [N] in `DecodingState.tokens`."""
         columns = torch.arange(1, length + 1, device=rows.device)
         return (rows - rows % self.size)[:, None] + self.beam_ancestors[rows, 1 : length + 1], columns
 
 
 @dataclass
 class DecodingState:
-    """Outputs so far of the sentences in the batch, one per row: B rows; in beam search one per hypothesis: R rows."""
+    """Outputs so far: B rows, one per sentence; in beam search R rows, one per hypothesis."""
 
     # [B, capacity]: the beginning-of-sentence symbol and then the output; valid up to `lengths`. In beam search the
     # tokens of a hypothesis are spread over several rows: see `Beams`.
@@ -76,7 +76,7 @@ class DecodingState:
 
     @property
     def max_len(self) -> int:
-        """Most tokens of an output before its EOS."""
+        """Maximum number of tokens of an output before its EOS."""
         return self.constraints.max_len
 
     @property
@@ -122,7 +122,7 @@ class DecodingState:
 
 @dataclass
 class Draft:
-    """Guesses for the tokens after the last one."""
+    """Drafted tokens, which follow the last token of each output."""
 
     tokens: Tensor  # [B, K]
     num_drafted: Tensor | None = None  # [B], number of valid columns, None for all
@@ -132,7 +132,7 @@ class Draft:
 
 
 def no_draft(state: DecodingState) -> Draft:
-    """Return an empty draft, which makes the iteration a greedy step."""
+    """Return an empty draft; the iteration is then a step of greedy decoding."""
     return Draft(state.tokens.new_empty(state.tokens.size(0), 0))
 
 
@@ -144,8 +144,8 @@ class Verification:
         best: [B, T], the verifier tokens.
         hidden: [B, T, D], decoder states of the (first) model, None without a verifier.
         features: [B, T, F], concatenated states after `Verifier.feature_layers` of the first model.
-        log_probs_of_best: a function that computes those of the first n columns.
-        accepted: what the iteration emits, if the verifier's step has decided it.
+        log_probs_of_best: a function of n that computes the log-probabilities of `best` in the first n columns.
+        accepted: the emitted tokens, if acceptance is already done in the verifier's CUDA graph.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Verification:
 
     @property
     def log_probs(self) -> Tensor:
-        """[B, T, V], of the token after each column; -inf for tokens that fairseq's options forbid."""
+        """Log-probabilities [B, T, V] of the token after each column; -inf if fairseq's options forbid it."""
         if not isinstance(self._log_probs, Tensor):
             self._log_probs = self._log_probs()
         return self._log_probs
@@ -198,7 +198,7 @@ class Candidates:
 
 
 class Selection(NamedTuple):
-    """Candidates of B sentences, which of them end, and R = B * size hypotheses that continue."""
+    """Candidates of B sentences, those that end, and the R = B * size hypotheses that continue."""
 
     best_tokens: Tensor  # [B, C], of the candidates, as the next three
     best_parents: Tensor  # [B, C], the row that each candidate continues
@@ -254,7 +254,7 @@ class Advance:
     finished: list[bool]  # for each sentence whether its output has ended
     hidden: Tensor | None  # [B, N, D], the verifier's state that predicted each token, None without a verifier
     features: Tensor | None  # [B, N, F], as in `Verification`
-    # Inputs of the decision, for drafters that reuse rejected predictions, and for traces.
+    # Inputs of acceptance, for drafters that reuse rejected predictions and for traces.
     draft: Draft
     verification: Verification
     before: Tensor  # [B], lengths before the iteration

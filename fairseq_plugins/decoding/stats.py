@@ -26,9 +26,9 @@ class SentenceStats:
 
 
 class DecodingStats:
-    """Sums counts and times; writes a JSON line for each sentence to a `PartialFile` if `file` names one.
+    """Sum counts and times, and write a JSON line for each sentence to the `PartialFile` that `file` names.
 
-    The first line has command, machine and date, too.
+    The first line also has command, machine and date.
     """
 
     def __init__(self, decoder: str, file: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The backend in PyTorch: the loop; on a GPU its steps are captured as CUDA graphs."""
+"""The loop in PyTorch: backend `torch`, and `cuda-graphs` if its steps are captured."""
 
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -32,7 +32,7 @@ class TorchBackend:
         self,
         method: Method,
         name: str = "torch",
-        reason: str = "asked for",
+        reason: str = "requested",
         trace: Tracer | None = None,
         active_sentences: int = 0,
         beam: int | None = None,
@@ -47,7 +47,7 @@ class TorchBackend:
         """Decode as `Backend.decode` does."""
         batch = self._batch(sample, constraints, first_token)
         with torch.inference_mode(), exact_arithmetic(batch.state.tokens.device):
-            # Keeps no advance: each holds scores of a whole vocabulary.
+            # Discards each advance at once: it holds scores of the whole vocabulary.
             deque(self._loop(batch), maxlen=0)
         return Decoded(batch.outputs, batch.emitted)
 

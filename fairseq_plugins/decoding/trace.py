@@ -1,4 +1,4 @@
-"""Format and reader of traces; trace_writer.py writes them.
+"""Define and read the format of traces; trace_writer.py writes them.
 
 A trace is a file of JSON lines. The first is the header: format, version, decoder, its options and the symbols of both
 dictionaries. Every other line is a sentence (`TracedSentence`); tokens are indices into these symbols.
@@ -29,7 +29,7 @@ class Iteration:
 
     draft: list[int]  # the drafted tokens, K of them
     draft_log_probs: list[float | None]  # the verifier's, of each drafted token
-    verifier: list[int]  # the verifier tokens there and at the next position, K + 1 (K without a verifier)
+    verifier: list[int]  # the verifier tokens there and after the draft, K + 1 of them (K without a verifier)
     verifier_log_probs: list[float | None]  # of each verifier token
     accepted: int  # number of accepted tokens
     bifurcation: int | None  # index in `draft` of the first rejected token, None if no verified token was rejected
@@ -111,12 +111,12 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):  # noqa: B007
                 if not line.endswith(b"\n"):
-                    raise _unreadable(path, number, "breaks off in the middle")
+                    raise _unreadable(path, number, "is truncated")
                 yield number, line
     except OSError as error:
         hint = f"give a file that {OPTION} wrote"
         if Path(f"{path}.partial").exists():
-            hint += f"; the run that wrote {path}.partial did not end well, decode again"
+            hint += f"; the run that wrote {path}.partial was interrupted or failed, decode again"
         raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); {hint}") from error
 
 
@@ -136,7 +136,8 @@ def _header(path: str, line: bytes) -> Trace:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _unreadable(path, 1, "not the header of a trace", error) from error
     raise ConfigurationError(
-        f"{path}, line 1: a trace of version {version}, read is version {VERSION}; decode again with {OPTION}"
+        f"{path}, line 1: a trace of version {version}, but only version {VERSION} can be read; "
+        f"decode again with {OPTION}"
     )
 
 

@@ -23,7 +23,7 @@ def check_traceable(file: str, spec: MethodSpec, scores_reference: bool, is_one_
     if not is_one_run:
         raise ConfigurationError(f"{OPTION} {file}: holds one run; use it with fairseq-generate or fairseq-interactive")
     if spec.build is None or spec.searches_beams:
-        raise ConfigurationError(f"{OPTION} {file}: --decoder {spec.name} drafts nothing to look at; add --decoder gad")
+        raise ConfigurationError(f"{OPTION} {file}: --decoder {spec.name} does not draft; add --decoder gad")
 
 
 class Tracer(Protocol):
@@ -33,11 +33,11 @@ class Tracer(Protocol):
         """Record one iteration; `sentences` are the indices in the batch of the rows' sentences."""
 
     def write(self, sample: dict[str, Any], hypotheses: list[list[dict[str, Tensor]]], has_prefix: bool) -> None:
-        """End a fairseq batch, decoded to `hypotheses`; with a prefix the first draft is that of `--prefix-size`."""
+        """Write a decoded fairseq batch; `has_prefix`: the first draft is the given prefix of `--prefix-size`."""
 
 
 class TraceWriter:
-    """Records the iterations of a generator, and writes a line for every sentence to a `PartialFile`.
+    """Record the iterations of a generator, and write a line for every sentence to a `PartialFile`.
 
     Args:
         path: of the trace.
@@ -135,7 +135,7 @@ class TraceWriter:
         self._written += size
 
     def close(self) -> None:
-        """Close the file and give it its name, unless the run was interrupted."""
+        """Close the file and give it its final name, unless the run was interrupted."""
         self._file.close()
 
 

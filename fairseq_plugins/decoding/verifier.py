@@ -1,4 +1,4 @@
-"""The verifier: one autoregressive model or an ensemble, run over several tokens at once."""
+"""Verify drafts: run an autoregressive model, or an ensemble, over several tokens at once."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain
 from fairseq_plugins.decoding.repetition import forbid_repetition
 from fairseq_plugins.decoding.state import Accepted, DecodingState, Draft, Selection, Verification
 
-# (draft, verification, end-of-sentence symbol, ended sentences) -> what is emitted.
+# (draft, verification, end-of-sentence symbol, ended sentences) -> emitted tokens.
 Accept = Callable[[Draft, Verification, int, Tensor | None], Accepted]
 
 
-class AnyVerifier(Protocol):
-    """Verifies drafts."""
+class VerifierProtocol(Protocol):
+    """The verifier's part of the loop."""
 
     engine: Engine
 
@@ -42,7 +42,7 @@ class AnyVerifier(Protocol):
 
 
 class ModelEnsemble:
-    """One or several autoregressive models, run over the rows of a step.
+    """Run one or several autoregressive models over the rows of a step.
 
     Args:
         models: fairseq encoder-decoder Transformers in eval mode.
@@ -82,25 +82,25 @@ class ModelEnsemble:
 
     def log_probs(self, tokens: Tensor, layout: BeamLayout) -> Tensor:
         """Return log-probabilities of the ensemble after the rows of a step."""
-        return self._mean_log_probs(self._scores(tokens, layout)[1])
+        return self._mean_log_probs(self._step(tokens, layout)[1])
 
-    def _scores(
+    def _step(
         self, tokens: Tensor, layout: Chain | BeamLayout, states: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return states of the first model and scores of every model after the rows of a step."""
+        """Return states of the first model and logits of every model after the rows of a step."""
         hidden = [
             decoder.step(tokens, layout, states=None if number else states)
             for number, decoder in enumerate(self.decoders)
         ]
-        return hidden[0], [self._scores_of(decoder, h) for decoder, h in zip(self.decoders, hidden, strict=True)]
+        return hidden[0], [self._logits(decoder, h) for decoder, h in zip(self.decoders, hidden, strict=True)]
 
-    def _scores_of(self, decoder: CachedDecoder, hidden: Tensor) -> Tensor:
-        scores = decoder.project(hidden)
-        return scores if self.temperature == 1.0 else scores / self.temperature
+    def _logits(self, decoder: CachedDecoder, hidden: Tensor) -> Tensor:
+        logits = decoder.project(hidden)
+        return logits if self.temperature == 1.0 else logits / self.temperature
 
-    def _mean_log_probs(self, scores: list[Tensor]) -> Tensor:
-        """Return log-probabilities of the ensemble: fairseq averages probabilities, not scores."""
-        log_probs = [self.engine.log_softmax(score) for score in scores]
+    def _mean_log_probs(self, logits: list[Tensor]) -> Tensor:
+        """Return log-probabilities of the ensemble: fairseq averages probabilities, not logits."""
+        log_probs = [self.engine.log_softmax(of_model) for of_model in logits]
         return log_probs[0] if len(log_probs) == 1 else torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
 
     def select_rows(self, rows: Tensor) -> None:
@@ -110,37 +110,38 @@ class ModelEnsemble:
 
 
 class Verifier(ModelEnsemble):
-    """Runs the last token and the draft through one or several autoregressive models."""
+    """Verify drafts with one or several autoregressive models."""
 
-    accept: Accept | None = None  # `GreedySearch.accept` of the search that follows, for steps that also accept
+    accept: Accept | None = None  # `GreedySearch.accept`, for CUDA graphs that include acceptance
 
     def verify(self, state: DecodingState, draft: Draft) -> Verification:
         """Score the token after the last one and after each of K drafted tokens, in one pass (T = K + 1)."""
         decoder, limits = self.decoders[0], state.constraints
-        is_plain = limits.prefix is None and not limits.no_repeat_ngram_size and draft.log_probs is None
-        if isinstance(decoder, GraphedDecoder) and len(self.decoders) == 1 and is_plain and self.accept is not None:
+        can_fuse = limits.prefix is None and not limits.no_repeat_ngram_size and draft.log_probs is None
+        if isinstance(decoder, GraphedDecoder) and len(self.decoders) == 1 and can_fuse and self.accept is not None:
             return self._verify_and_accept(decoder, state, draft)
         tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1) if draft.tokens.size(1) else state.last_tokens()
         layout = Chain(state.lengths, state.span, tokens.size(1))
-        # Only the first model's states are read, and only by some drafters.
+        # Only some drafters read states, and only those of the first model.
         states: list[Tensor] | None = [] if self.feature_layers else None
-        hidden, scores = self._scores(tokens, layout, states)
+        hidden, logits = self._step(tokens, layout, states)
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
         if state.constraints.no_repeat_ngram_size:
-            log_probs = self._mean_log_probs(scores)
-            forbid_repetition(log_probs, _seen(state, draft), state.lengths, state.constraints.no_repeat_ngram_size)
+            log_probs = self._mean_log_probs(logits)
+            with_draft = _tokens_with_draft(state, draft)
+            forbid_repetition(log_probs, with_draft, state.lengths, state.constraints.no_repeat_ngram_size)
             return verification(state, log_probs, self.engine, hidden, features)
-        if len(scores) == 1:
+        if len(logits) == 1:
             constraints, span = state.constraints, state.span
-            edges = constraints.edges(state.lengths, span.shortest, span.longest, tokens.size(1))
+            eos_masks = constraints.eos_masks(state.lengths, span.shortest, span.longest, tokens.size(1))
             is_first = span.longest == 0
-            return verification_of_scores(constraints, edges, scores[0], self.engine, hidden, features, is_first)
-        return verification(state, self._mean_log_probs(scores), self.engine, hidden, features)
+            return verification_of_logits(constraints, eos_masks, logits[0], self.engine, hidden, features, is_first)
+        return verification(state, self._mean_log_probs(logits), self.engine, hidden, features)
 
     def _verify_and_accept(self, decoder: GraphedDecoder, state: DecodingState, draft: Draft) -> Verification:
-        """`verify`, and acceptance in the same graph."""
+        """Verify and accept in one CUDA graph."""
         rows, width = draft.tokens.size(0), draft.tokens.size(1) + 1
-        # Without what differs between batches.
+        # The maximum length differs between batches, so it is an input of the graph.
         limits = replace(state.constraints, max_len=0)
         inputs = {
             "drafted": decoder.column(width - 1, rows) if draft.num_drafted is None else draft.num_drafted[:, None],
@@ -160,7 +161,7 @@ class Verifier(ModelEnsemble):
         lengths, span = state.lengths, state.span
 
         def all_log_probs() -> Tensor:
-            values = self.engine.log_softmax(self._scores_of(decoder, hidden))
+            values = self.engine.log_softmax(self._logits(decoder, hidden))
             state.constraints.apply(values, lengths, span.shortest, span.longest)
             return values
 
@@ -171,7 +172,7 @@ class Verifier(ModelEnsemble):
     def _accept_step(
         self, limits: Constraints, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
     ) -> tuple[Tensor | None, ...]:
-        """Accept after a step without waiting for the device: an `engine.graphed_decoder.After`.
+        """Accept after a step without waiting for the device; a function `After` of engine/graphed_decoder.py.
 
         Returns:
             best [B, T], path [B, T], counts [B, 3], log-probabilities [B, T] of the path, features.
@@ -179,25 +180,25 @@ class Verifier(ModelEnsemble):
         assert self.accept is not None
         tokens = inputs["tokens"]
         position = inputs["lengths"] + torch.arange(tokens.size(1), device=tokens.device)
-        edges = limits.forbids_eos(position), position >= inputs["max_len"]
+        eos_masks = limits.forbids_eos(position), position >= inputs["max_len"]
         features = None if states is None else torch.cat([states[n] for n in self.feature_layers], -1)
-        scores = self._scores_of(self.decoders[0], hidden)
-        verified = verification_of_scores(limits, edges, scores, self.engine, hidden, features)
+        logits = self._logits(self.decoders[0], hidden)
+        verified = verification_of_logits(limits, eos_masks, logits, self.engine, hidden, features)
         draft = Draft(tokens[:, 1:], inputs["drafted"][:, 0])
         accepted = self.accept(draft, verified, limits.eos, inputs["ended"][:, 0])
         return verified.best, accepted.tokens, accepted.counts, verified.log_probs_of(accepted.tokens), features
 
 
-def _seen(state: DecodingState, draft: Draft) -> Tensor:
-    """Return the tokens [B, L] of every output with its draft after them."""
+def _tokens_with_draft(state: DecodingState, draft: Draft) -> Tensor:
+    """Return the tokens [B, L] of every output, followed by its draft."""
     width = draft.tokens.size(1)
-    seen = torch.cat([state.tokens[:, : state.span.longest + 1], torch.zeros_like(draft.tokens)], 1)
-    columns = state.lengths[:, None] + torch.arange(1, width + 1, device=seen.device)
-    return seen.scatter_(1, columns, draft.tokens)
+    tokens = torch.cat([state.tokens[:, : state.span.longest + 1], torch.zeros_like(draft.tokens)], 1)
+    columns = state.lengths[:, None] + torch.arange(1, width + 1, device=tokens.device)
+    return tokens.scatter_(1, columns, draft.tokens)
 
 
 class DrafterIsVerifier:
-    """Replaces the verifier when a NAT model decodes alone: the draft's scores are final."""
+    """Stands in for the verifier of `--decoder nat`, which has none: the draft's scores are final."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -216,31 +217,31 @@ class DrafterIsVerifier:
         pass
 
 
-def verification_of_scores(
+def verification_of_logits(
     constraints: Constraints,
-    edges: tuple[Tensor | None, Tensor | None],
-    scores: Tensor,
+    eos_masks: tuple[Tensor | None, Tensor | None],
+    logits: Tensor,
     engine: Engine,
     hidden: Tensor,
     features: Tensor | None,
     is_first: bool = False,
 ) -> Verification:
-    """Return the verification of one model's scores [B, T, V]; softmax is computed on first use.
+    """Return the verification of one model's logits [B, T, V]; softmax is computed on first use.
 
-    `edges` are those of the constraints. A given prefix is for the first iteration.
+    `eos_masks` are those of the constraints. The first iteration forces a given prefix.
     """
-    best = constraints.force_prefix(constraints.best(scores, *edges), is_first)
+    best = constraints.force_prefix(constraints.best(logits, *eos_masks), is_first)
 
     def log_probs() -> Tensor:
-        values = engine.log_softmax(scores)
-        constraints.apply_at(values, *edges)
+        values = engine.log_softmax(logits)
+        constraints.apply_masks(values, *eos_masks)
         return values
 
-    def of_best(width: int) -> Tensor:
+    def log_probs_of_best(width: int) -> Tensor:
         tokens = best[:, :width]
-        return constraints.penalised(engine.log_probs_of(scores[:, :width], tokens), tokens)
+        return constraints.penalised(engine.log_probs_of(logits[:, :width], tokens), tokens)
 
-    return Verification(log_probs, best, hidden, features, of_best)
+    return Verification(log_probs, best, hidden, features, log_probs_of_best)
 
 
 def verification(

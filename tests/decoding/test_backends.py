@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fairseq_plugins.decoding import methods
-from fairseq_plugins.decoding.backends import CHOICES, Backend, choose_backend, table
+from fairseq_plugins.decoding.backends import BACKENDS, Backend, choose_backend, table
 from fairseq_plugins.decoding.method import MethodContext
 from tests.backends_table import PAGE
 from tests.decoding.methods.test_blockwise import make_blockwise
@@ -45,7 +45,7 @@ def test_every_decoder_names_a_backend(spec: Any) -> None:
     backend = chosen(how, context_of(how))
     assert backend.name == ("torch" if spec.build_native is None else "native")
     assert backend.reason and "\n" not in backend.reason
-    assert backend.name in {name for name, _, _ in CHOICES}
+    assert backend.name in {name for name, _, _ in BACKENDS}
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_refusals_have_reasons(change: dict[str, Any], reason: str) -> None:
 def test_page_has_the_table() -> None:
     """The table is written by python -m tests.backends_table."""
     assert marked(PAGE.read_text(encoding="utf-8"), "backends")[2] == table()
-    assert len(CHOICES) <= 4
+    assert len(BACKENDS) <= 4

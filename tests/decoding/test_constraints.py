@@ -69,7 +69,7 @@ def test_best_scores_are_best_log_probabilities(
     scores = torch.randn(len(lengths), width, SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
     before = scores.clone()
     where = torch.tensor(lengths), min(lengths), max(lengths)
-    best = constraints.best(scores, *constraints.edges(*where, width))
+    best = constraints.best(scores, *constraints.eos_masks(*where, width))
     assert torch.equal(scores, before)
     log_probs = scores.float().log_softmax(-1)
     chosen = constraints.penalised(log_probs.gather(2, best[:, :, None])[:, :, 0], best)

@@ -406,14 +406,14 @@ def words_for_numbers(text: str) -> str:
 @pytest.mark.parametrize(
     ("spoil", "line", "message"),
     [
-        (lambda text: text[:-20], 5, "breaks off"),
-        (lambda text: text[:30], 1, "breaks off"),
+        (lambda text: text[:-20], 5, "is truncated"),
+        (lambda text: text[:30], 1, "is truncated"),
         (lambda text: "", 1, "not the header"),
         (lambda text: "H-0\t-0.5\tsome text\n", 1, "not the header"),
         (lambda text: '{"id": 3, "tokens": 5}\n', 1, "not the header"),
         (lambda text: "[]\n", 1, "not the header"),
         (lambda text: text.replace("spec-dec-trace", "other-trace", 1), 1, "not the header"),
-        (changed("version", 2, line=0), 1, "version 2, read is version 3; decode again"),
+        (changed("version", 2, line=0), 1, "version 2, but only version 3 can be read; decode again"),
         (changed("target_symbols", [1, 2], line=0), 1, "symbols"),
         (lambda text: text.replace("\n", "\n{}\n", 1), 2, "not a sentence"),
         (lambda text: text.replace("\n", "\n\n", 1), 2, "not a sentence"),
@@ -446,7 +446,7 @@ def test_missing_file_names_the_interrupted_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(str(tmp_path / "t"))
     (tmp_path / "t.partial").write_text("")
-    with pytest.raises(ConfigurationError, match="did not end well"):
+    with pytest.raises(ConfigurationError, match="was interrupted or failed"):
         read_trace(str(tmp_path / "t"))
 
 

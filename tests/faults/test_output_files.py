@@ -31,7 +31,7 @@ SENTENCE = SentenceStats(3, 5, 7, 2, [4, 3], 2, 0.5)
 RECORD = {**vars(SENTENCE), "backend": "torch"}
 SENTENCES = 300
 INSTALLED = Path(sys.executable).parent
-FULL = "cannot be written (No space left on device); make room there, or give a path elsewhere"
+FULL = "cannot be written (No space left on device); free disk space, or give another path"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes devices and file systems")
 as_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -191,7 +191,7 @@ def test_run_goes_on_where_its_file_cannot(tmp_path: Path, capsys: pytest.Captur
         stats.close()
     messages = capsys.readouterr().err.splitlines()
     assert messages[0].startswith(f"error: --stats-file {path}: cannot be written (File too large)")
-    assert messages[0].endswith(f"what there is is in {path}.partial")
+    assert messages[0].endswith(f"the lines so far are in {path}.partial")
     assert messages[1].startswith("gad: 50 sentences") and len(messages) == 2
     assert path.read_text() == "old" and is_written(Path(f"{path}.partial").read_text().splitlines()[0])
     assert ending._has_failed
@@ -226,7 +226,7 @@ def test_full_file_system(small_disk: Path, capsys: pytest.CaptureFixture[str]) 
     stats.close()
     assert capsys.readouterr().err.startswith(f"error: --stats-file {small_disk}/stats: {FULL}")
     assert ending._has_failed and not (small_disk / "stats").exists()
-    with pytest.raises(ConfigurationError, match="--results .*make room there"):
+    with pytest.raises(ConfigurationError, match="--results .*free disk space"):
         write_atomically(small_disk / "table.json", "x" * 20_000, "--results")
     assert [file.name for file in small_disk.iterdir()] == ["stats.partial"]
 
@@ -334,7 +334,7 @@ def test_interrupted_run_keeps_what_it_has(released: Released, programs: Path, t
     status, _, messages = finish(process)
     # The process ends by the signal, so that a shell ends its loop: $? is 128 + 2.
     assert status == -signal.SIGINT
-    assert messages == ["interrupted", f"--stats-file {stats}: not finished; what there is is in {partial}"]
+    assert messages == ["interrupted", f"--stats-file {stats}: not finished; the lines so far are in {partial}"]
     kept = [json.loads(line) for line in partial.read_text().splitlines()]
     assert 3 < len(kept) < released.lines and not stats.exists()
     assert len(re.findall("^H-", output.read_text(encoding="utf-8"), re.MULTILINE)) >= len(kept) - 1

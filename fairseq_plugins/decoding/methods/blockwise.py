@@ -19,8 +19,8 @@ from fairseq_plugins.decoding.method import (
     MethodOptions,
     MethodSpec,
     NativeMethod,
+    draft_and_verify,
     option,
-    verified,
 )
 from fairseq_plugins.decoding.search.rules import TopBeta, exact, with_min_block, within_distance
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft
@@ -152,7 +152,7 @@ def _acceptance(
 def _build(context: MethodContext, options: BlockwiseOptions) -> Method:
     heads = BlockwiseDrafter(context.models[0], options.block_size or context.models[0].decoder.heads)
     rule = _acceptance(options, context.target, within_distance, TopBeta, with_min_block, exact)
-    return verified(context, heads, rule)
+    return draft_and_verify(context, heads, rule)
 
 
 def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMethod:

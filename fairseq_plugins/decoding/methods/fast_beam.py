@@ -34,28 +34,28 @@ class BeamVerifier(ModelEnsemble):
     def _verify_and_select(
         self, decoder: GraphedDecoder, state: DecodingState, beams: Beams, layout: BeamLayout
     ) -> Selection:
-        """`verify`, with the selection in the same graph."""
+        """Verify and select in one CUDA graph."""
         size, rows = beams.size, len(beams.scores)
-        # Without what differs between batches.
+        # The maximum length differs between batches, so it is an input of the graph.
         limits = replace(state.constraints, max_len=0)
 
         def select(hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]) -> Outputs:
             lengths = inputs["lengths"]
-            log_probs = self._mean_log_probs([self._scores_of(decoder, hidden)])
+            log_probs = self._mean_log_probs([self._logits(decoder, hidden)])
             log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
-            limits.apply_at(log_probs[:, None], limits.forbids_eos(lengths), lengths >= inputs["max_len"])
+            limits.apply_masks(log_probs[:, None], limits.forbids_eos(lengths), lengths >= inputs["max_len"])
             before = inputs["scores"].view(torch.double)[:, 0].float()
             ignored = inputs["ignored"].view(-1, size) > 0
             return select_on_device(log_probs, lengths[:, 0], before, ignored, limits.eos)
 
         inputs = {
             "max_len": decoder.column(state.max_len, rows),
-            # The inputs of a graph are whole numbers: the bits of a double.
+            # Inputs of a graph are integers, so the scores are passed as the bits of doubles.
             "scores": beams.scores.double().view(torch.long)[:, None],
             "ignored": beams.ignored.long().view(-1, 1),
         }
         _, *outputs = decoder.step_and(select, limits, [state.last_tokens()], layout, inputs)
-        # Values of rows are without padding; values of sentences are not.
+        # Outputs per row are already without padding; outputs per sentence are cut here.
         selected = (value if value.dim() == 1 else value[: rows // size] for value in outputs if value is not None)
         return Selection(*selected)
 

@@ -14,7 +14,7 @@ from fairseq_plugins.decoding.drafters.trained import (
     trained_drafter,
 )
 from fairseq_plugins.decoding.engine.native import NotNative
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option, verified
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
 from fairseq_plugins.decoding.search.rules import TopBeta
 from fairseq_plugins.errors import ConfigurationError
 
@@ -77,7 +77,7 @@ def _check_fit(context: MethodContext, options: TrainedDrafterOptions) -> None:
 
 
 def _build(context: MethodContext, options: ExactOptions) -> Method:
-    return verified(context, trained_drafter(context, options))
+    return draft_and_verify(context, trained_drafter(context, options))
 
 
 def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod:
@@ -87,7 +87,7 @@ def _build_native(context: MethodContext, options: ExactOptions) -> NativeMethod
 
 def _build_relaxed(context: MethodContext, options: RelaxedOptions) -> Method:
     drafter = trained_drafter(context, options, reads_log_probs=options.accept_score == "drafter")
-    return verified(context, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
+    return draft_and_verify(context, drafter, TopBeta(options.top_beta, options.tau, options.accept_score))
 
 
 def _build_relaxed_native(context: MethodContext, options: RelaxedOptions) -> NativeMethod:

@@ -7,7 +7,7 @@ from fairseq_plugins.decoding.method import (
     MethodOptions,
     MethodSpec,
     NativeMethod,
-    verified,
+    draft_and_verify,
 )
 from fairseq_plugins.decoding.state import DecodingState, Draft, no_draft
 
@@ -20,7 +20,7 @@ class NoDrafter(StatelessDrafter):
 
 
 def _build(context: MethodContext, options: MethodOptions) -> Method:
-    return verified(context, NoDrafter())
+    return draft_and_verify(context, NoDrafter())
 
 
 def _build_native(context: MethodContext, options: MethodOptions) -> NativeMethod:

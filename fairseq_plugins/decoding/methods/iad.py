@@ -13,7 +13,7 @@ from fairseq_plugins.decoding.drafters.trained import (
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option, verified
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def source_copy_drafter(pad: int, lookup: str = "unique") -> CopyDrafter:
 
 def _build(context: MethodContext, options: SourceCopyOptions) -> Method:
     drafter = source_copy_drafter(context.target.pad(), str(options.iad_lookup))
-    return verified(context, with_fallback(drafter, context, options))
+    return draft_and_verify(context, with_fallback(drafter, context, options))
 
 
 def _build_native(context: MethodContext, options: SourceCopyOptions) -> NativeMethod:

@@ -18,8 +18,8 @@ from fairseq_plugins.decoding.method import (
     MethodOptions,
     MethodSpec,
     NativeMethod,
+    draft_and_verify,
     option,
-    verified,
 )
 from fairseq_plugins.decoding.state import Advance, DecodingState, Draft, no_draft
 from fairseq_plugins.errors import ConfigurationError
@@ -215,7 +215,7 @@ def _build(context: MethodContext, options: JacobiOptions) -> Method:
     length = getattr(options, "jacobi_length", None)
     pool = len(context.target) if options.jacobi_pool else 0
     drafter = JacobiDrafter(context.target.pad(), _block(options), length, _initial(context, options), pool)
-    return verified(context, drafter)
+    return draft_and_verify(context, drafter)
 
 
 def _build_native(context: MethodContext, options: JacobiOptions) -> NativeMethod:

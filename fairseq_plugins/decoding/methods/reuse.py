@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.drafters.trained import (
     native_with_fallback,
     with_fallback,
 )
-from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, option, verified
+from fairseq_plugins.decoding.method import Method, MethodContext, MethodSpec, NativeMethod, draft_and_verify, option
 from fairseq_plugins.errors import ConfigurationError
 
 DEFAULT_WIDTH = 32  # most tokens of a draft
@@ -88,7 +88,7 @@ def reuse_drafter(target: Dictionary, width: int) -> CopyDrafter:
 
 def _build(context: MethodContext, options: ReuseOptions) -> Method:
     drafter = reuse_drafter(context.target, options.block_size or DEFAULT_WIDTH)
-    return verified(context, with_fallback(drafter, context, _of_fallback(context, options)))
+    return draft_and_verify(context, with_fallback(drafter, context, _of_fallback(context, options)))
 
 
 def _build_native(context: MethodContext, options: ReuseOptions) -> NativeMethod:
