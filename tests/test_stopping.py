@@ -64,7 +64,7 @@ def test_a_training_stops_with_a_checkpoint(corpus: Corpus, programs: Path, tmp_
         time.sleep(0.05)
     run.send_signal(signal.SIGUSR1)
     _, said = run.communicate(timeout=100)
-    assert said == "Stopped by SIGUSR1. The same command goes on from here.\n" and run.returncode == 138
+    assert said == "Stopped by SIGUSR1. The same command resumes here.\n" and run.returncode == 138
     # At the end of an epoch the best one is saved, and copied as the last one.
     saved = re.findall(r"Saved checkpoint \S*checkpoint_(?:best|last).pt \(epoch \d+ @ (\d+) updates", log.read_text())
     assert saved and Path(f"{stopped}.partial", "checkpoint_last.pt").exists() and not stopped.exists()

@@ -74,8 +74,8 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], pl
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
     kind = precision(bench.cfg)
     return [
-        f"Subset {bench.subset}, {len(bench.order)} sentences, at batch size {bench.batch_size}: BLEU; "
-        f"sentences with exactly the token ids of {reference_contender(kind).name}{identity_note(contenders)}.",
+        f"BLEU and identical: subset {bench.subset}, {len(bench.order)} sentences, batch size {bench.batch_size}. "
+        f"Identical: sentences with the token ids of {reference_contender(kind).name}{identity_note(contenders)}.",
         *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs"
         f"{plan.at_least} after a warm-up, time in the decoder only.",
@@ -89,7 +89,7 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], pl
 def guarantee(kind: str) -> str:
     """Return the guarantee of lossless decoders in a precision."""
     if kind == "fp32":
-        return f"Lossless means the token ids of {BEAM_1}, but for two tokens of equal score."
+        return f"Lossless means the token ids of {BEAM_1}, except where two tokens have equal scores."
     return (
         f"Lossless means the token ids of our {GREEDY} in {kind}; those of fairseq, whose sums depend on the size of "
         "its batches, may differ."
@@ -173,8 +173,8 @@ def run(argv: Sequence[str]) -> None:
     contenders = bench.runnable(choose(args.decoders, available, CONTENDERS, precision(cfg)))
     rows = measure(bench, contenders, plan, bench.references(args.reference))
     lines = [
-        f"At batch size {plan.batch_sizes[0]}: tokens per iteration of the timed runs; × is the speed over fairseq and "
-        "CTranslate2 with the same search, and over our greedy decoding without drafts.",
+        f"Tokens per iteration and × (speed-ups) are those of the timed runs at batch size {plan.batch_sizes[0]}: × "
+        "fairseq and × CTranslate2 over the same search, × greedy over our greedy decoding.",
         f"Machine: {machine()}{ctranslate.version()}",
         f"Command: {shlex.join(['spec-dec-compare', *argv])}",
     ]

@@ -173,7 +173,7 @@ def test_in_half_precision(trained: Namespace, capsys: pytest.CaptureFixture[str
     assert list(rows)[1:] == [BEAM_1, "greedy", "gad", "blockwise", "jacobi"]
     for name in ("greedy", "gad", "blockwise", "jacobi"):
         assert rows[name][1] == f"{SENTENCES} of {SENTENCES}"
-    assert "sentences with exactly the token ids of greedy." in printed
+    assert "Identical: sentences with the token ids of greedy." in printed
     assert f"Precision: {precision}. Lossless means the token ids of our greedy in {precision}; " in printed
     assert "fp32" not in printed and "differs from" not in log
 

@@ -17,7 +17,7 @@ import pytest
 from tests.command_server import REPOSITORY
 from train_scripts.runner.recipe import advice, later_work, recommended
 from train_scripts.runner.settings import Settings, batch, count_gpus, read_settings, trainer
-from train_scripts.runner.stages import Refused
+from train_scripts.runner.stages import RecipeError
 from train_scripts.runner.training import Progress, ends_of, mend_last_checkpoint
 
 COMMAND = [sys.executable, "-m", "train_scripts.runner"]
@@ -55,7 +55,7 @@ def test_a_failing_stage_shows_the_end_of_its_log(tmp_path: Path) -> None:
     result = run(tmp_path, "stage", "out", "try", "log", "bash", "-c", "echo H-1; echo reason; exit 3")
     assert result.returncode == 3
     assert "reason" in result.stderr and "H-1" not in result.stderr
-    assert "all it said is in log" in result.stderr
+    assert "its whole log is log" in result.stderr
     assert "[done]" not in result.stdout
 
 
@@ -105,8 +105,8 @@ def sleeping(tmp_path: Path) -> Iterator[subprocess.Popen]:
 
 SAID = {
     signal.SIGTERM: "",
-    signal.SIGINT: "\nInterrupted. The same command goes on from here.\n",
-    signal.SIGUSR1: "Stopped by SIGUSR1. The same command goes on from here.\n",
+    signal.SIGINT: "\nInterrupted. The same command resumes here.\n",
+    signal.SIGUSR1: "Stopped by SIGUSR1. The same command resumes here.\n",
 }
 
 
@@ -233,12 +233,12 @@ def test_time_that_is_left_for_all() -> None:
 
 
 @pytest.mark.parametrize(("gad", "is_said"), [(90, True), (105, True), (150, False), (None, False)])
-def test_what_to_change_where_drafts_do_not_pay(tmp_path: Path, gad: int | None, is_said: bool) -> None:
+def test_advice_if_drafts_save_little_time(tmp_path: Path, gad: int | None, is_said: bool) -> None:
     rates = {"greedy": 100, "gad": gad}
     rows = [{"name": name, "sentences_per_second": {"1": rate}} for name, rate in rates.items() if rate]
     (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
     said = advice(tmp_path / "table.json")
-    assert ("Drafts do not pay here yet" in said) == is_said
+    assert ("Drafts save little time here" in said) == is_said
     assert all(len(line) <= 100 for line in said.splitlines())
 
 
@@ -299,7 +299,7 @@ def test_nodes_of_slurm_train_together() -> None:
     ],
 )
 def test_wrong_settings_are_refused(variables: dict[str, str], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(RecipeError, match=message):
         read_settings({**SOME, **variables})
 
 

@@ -1,6 +1,6 @@
-"""Runs the recipes beside this folder, in stages that are skipped where their output exists.
+"""Run the recipes of train_scripts/ in stages; a stage whose output exists is skipped.
 
-A stage writes under a name that ends in .partial and renames at the end. So what has its final name is complete, and a
-recipe that is started again goes on where it was interrupted. Only the standard library is imported: scripts start this
-program often.
+A stage writes under a name that ends in .partial and renames its output at the end. A file with its final name is
+therefore complete, and a recipe that is started again resumes at the first unfinished stage. Only the standard library
+is imported, because scripts start this program often.
 """

@@ -1,14 +1,14 @@
-"""The path of a recipe, from text to a measured drafter.
+"""The stages of a recipe, from text to a measured drafter.
 
 text -> binarise -> [teacher -> decode -> merge ->] verifier -> [decode -> merge ->] drafter [-> blockwise] -> sweep
 -> test -> table -> card
 
-With a teacher of its own, verifier and drafter both learn from its translations (Seq-KD by a shared teacher: GAD
-section 5.1); without, or with DRAFTER_DATA=verifier, the drafter learns from the verifier's.
+With a teacher, verifier and drafter both train on its translations (Seq-KD with a shared teacher, GAD section 5.1).
+Without one, or with DRAFTER_DATA=verifier, the drafter trains on the verifier's translations.
 
-FROM=name of a finished run begins a second round: verifier and drafter of that run go on together, with what the
-verifier says with several beams, so that its states say more of what comes next; then the drafter by itself, with what
-the new verifier says.
+FROM=NAME starts a second round from the finished run NAME. Its verifier and drafter first train together on the
+verifier's beam-search translations, so that the verifier's hidden states predict more of the next tokens. Then the
+drafter trains on translations of the new verifier.
 """
 
 import json
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from train_scripts.runner.settings import Settings, batch, trainer
-from train_scripts.runner.stages import Refused, is_dry_run, lock, minutes, run, say, stage
+from train_scripts.runner.stages import RecipeError, is_dry_run, lock, minutes, run, say, stage
 from train_scripts.runner.text import TOOL, binarise, call_recipe, find_sets, make_text
 from train_scripts.runner.training import remove_numbered, train
 
@@ -27,8 +27,8 @@ class Recipe:
     """Settings, folders and stages of a recipe.
 
     Args:
-        settings: all of them.
-        wanted: names of the stages that are not left out.
+        settings: settings of the recipe.
+        wanted: names of the stages to run.
     """
 
     def __init__(self, settings: Settings, wanted: Collection[str]) -> None:
@@ -38,18 +38,18 @@ class Recipe:
         self.logs, self.runs = self.models / "logs", self.models / "training"
         self.results, self.raw = Path("results", s.NAME), self.data / "raw"
         self.verifier, self.drafter = self.models / "verifier.pt", self.models / "drafter.pt"
-        self.base = self.verifier  # what the drafter's training starts from
+        self.base = self.verifier  # checkpoint that initialises the drafter's decoder
         self.languages = f"--source-lang {s.src} --target-lang {s.tgt}"
         self.precision = "--fp16" if s.GPUS != "0" and s.FP16 != "0" else ""
         self.verifier_options = f"--seed {s.SEED} {s.verifier_options} {batch(s, s.VERIFIER_TOKENS, s.MAX_TOKENS)}"
-        self.made_by: dict[Path, str] = {}
+        self.made_by: dict[Path, str] = {}  # the stage that writes each output
 
     def step(
         self, name: str, output: Path, message: str, make: Callable[[], None], *needs: Path, newer: Path | None = None
     ) -> None:
-        """Run a stage that --skip and --only can leave out, and refuse it where something that it `needs` is missing.
+        """Run a stage unless --skip or --only excludes it; raise RecipeError if a file that it needs is missing.
 
-        An output older than `newer` is made again: the repository comes with models and cards of other runs.
+        An output older than the file `newer` is written again: the repository has models and cards of other runs.
         """
         self.made_by[output] = name
         if name not in self.wanted:
@@ -61,15 +61,15 @@ class Recipe:
         stage(output, message, make)
 
     def check_needs(self, name: str, *needs: Path) -> None:
-        """Refuse a stage without the files that it reads."""
+        """Raise RecipeError if a file that a stage reads is missing."""
         for file in needs:
             if not file.exists() and not is_dry_run():
                 before = self.made_by.get(file)
                 remedy = f"the stage {before} comes first: --only {before}" if before else "give another TEACHER"
-                raise Refused(f"stage {name}: {file} is missing; {remedy}")
+                raise RecipeError(f"stage {name}: {file} is missing; {remedy}")
 
     def run_all(self) -> None:
-        """Run all stages that are wanted and not done."""
+        """Run all wanted stages that are not finished."""
         start, s, sets = time.monotonic(), self.settings, {}
         if s.FROM:
             self.check_second_round()
@@ -78,7 +78,7 @@ class Recipe:
         if not is_dry_run():
             for folder in (self.data, self.models, self.logs, self.runs, self.results):
                 folder.mkdir(parents=True, exist_ok=True)
-            if self.wanted != {"decode"}:  # jobs of an array decode side by side
+            if self.wanted != {"decode"}:  # the jobs of an array decode at the same time
                 lock(self.models / ".lock")
             self.check_origin()
         say(f"Recipe {s.NAME}, {s.GPUS} GPUs: models and logs in {self.models}, results in {self.results}.")
@@ -101,29 +101,29 @@ class Recipe:
         say(f"Finished in {minutes(time.monotonic() - start)} min.")
 
     def check_origin(self) -> None:
-        """Refuse to go on with one text where another was the beginning."""
+        """Raise RecipeError if this run began with another text."""
         file, origin = self.data / "origin.txt", self.settings.origin
         if origin and not file.exists():
             file.write_text(origin + "\n", encoding="utf-8")
         if origin and (before := file.read_text(encoding="utf-8").rstrip("\n")) != origin:
             remedy = f"choose another NAME, or remove {self.data}, {self.models} and {self.results}"
-            raise Refused(f"NAME={self.settings.NAME}: {self.data} was made from {before}; {remedy}")
+            raise RecipeError(f"NAME={self.settings.NAME}: {self.data} was made from {before}; {remedy}")
 
     def check_second_round(self) -> None:
-        """Set what FROM means, and refuse it without finished models."""
+        """Set the settings that FROM implies; raise RecipeError if its models are missing."""
         s = self.settings
         if s.DRAFTER != "features":
             cannot = f"trains verifier and drafter together, which DRAFTER={s.DRAFTER} cannot"
-            raise Refused(f"FROM={s.FROM}: {cannot}; leave DRAFTER out")
+            raise RecipeError(f"FROM={s.FROM}: {cannot}; leave DRAFTER out")
         s.TEACHERS, s.TEACHER, s.DRAFTER_DATA = "0", f"checkpoints/{s.FROM}/verifier.pt", "verifier"
         for file in (s.TEACHER, f"checkpoints/{s.FROM}/drafter.pt", f"data-bin/{s.FROM}/raw"):
             if not Path(file).exists() and not is_dry_run():
-                raise Refused(f"FROM={s.FROM}: {file} is missing; run the recipe with NAME={s.FROM} first")
+                raise RecipeError(f"FROM={s.FROM}: {file} is missing; run the recipe with NAME={s.FROM} first")
 
     # ---------------------------------------------------------------------------------------- training
 
     def train_all(self, dictionary: Path) -> None:
-        """Train teachers, verifier, drafter and blockwise heads, each on what it learns from."""
+        """Train teachers, verifier, drafter and blockwise heads, each on its data."""
         s, taught, distilled = self.settings, self.data / "taught", self.data / "distilled"
         teachers = [f"teacher{number}" for number in range(1, int(s.TEACHERS) + 1)]
         for number, name in enumerate(teachers, 1):
@@ -139,7 +139,8 @@ class Recipe:
                 self.tune_verifier(taught)
             else:
                 self.train_model("verifier", "verifier", taught, self.verifier_options, taught)
-            if self.wanted != {"decode"} or taught.exists() or is_dry_run():  # merging and the verifier come between
+            # With --only decode before the first merge, the new verifier, which translates here, does not exist yet.
+            if self.wanted != {"decode"} or taught.exists() or is_dry_run():
                 self.distil(str(self.verifier), "greedy", distilled)
         else:
             self.distil(teacher, s.DISTIL_DECODER, distilled, s.DISTIL_RATIO, s.KEEP_RAW)
@@ -149,7 +150,7 @@ class Recipe:
             self.train_blockwise(distilled)
 
     def train_model(self, name: str, model: str, data: Path, options: str, *needs: Path) -> None:
-        """Train `model` on `data` in the stage `name`; average its last checkpoints, or take its best one: MODEL.pt."""
+        """Train `model` on `data` in the stage `name`, and write MODEL.pt: an average, or the best checkpoint."""
         folder, file, log = self.runs / model, self.models / f"{model}.pt", self.logs / f"{model}.log"
         title, keep = model.replace("blockwise", "blockwise heads"), int(self.settings.AVERAGE)
         command = self.training_command(model, data, options)
@@ -173,10 +174,11 @@ class Recipe:
         return f"{trainer(s, data)} {task} {logs} {saved} {options} {s.TRAINING_OPTIONS}"
 
     def train_drafter(self, name: str, model: str, verifier: Path, data: Path, options: str) -> None:
-        """Train a drafter for a verifier (see `train_model`).
+        """Train a drafter for a verifier, as `train_model` does.
 
-        DRAFTER=features reads the verifier's states, with a few layers and without glancing; DRAFTER=tokens is the
-        papers' (a decoder that reads the output so far), except that it shares the verifier's encoder.
+        With DRAFTER=features it has few layers, reads the verifier's hidden states and trains without glancing. With
+        DRAFTER=tokens it is the papers' drafter, a decoder that reads the output so far, but shares the verifier's
+        encoder.
         """
         s, kind = self.settings, "--share-encoder"
         if s.DRAFTER == "features":
@@ -192,7 +194,7 @@ class Recipe:
         ), verifier, data)  # fmt: skip
 
     def drafter_updates(self, data: Path) -> str:
-        """Return DRAFTER_EPOCHS as updates: the drafter's learning rate may depend on their number."""
+        """Return DRAFTER_EPOCHS as --max-update, which the drafter's learning-rate schedule may need."""
         s, counted = self.settings, self.logs / "drafter-updates.txt"
         if not s.DRAFTER_EPOCHS or "drafter" not in self.wanted or (self.runs / "drafter").exists():
             return ""
@@ -204,18 +206,18 @@ class Recipe:
         return f"--max-update {counted.read_text()}"
 
     def tune_verifier(self, data: Path) -> None:
-        """Train the verifier of FROM with its drafter, for TUNE_UPDATES; the drafter's training goes on from there."""
+        """Train the verifier of FROM together with its drafter, and keep that drafter to initialise the next one."""
         s, both, tuned = self.settings, self.models / "verifier-with-drafter.pt", self.models / "tuned.pt"
         before = Path("checkpoints", s.FROM)
         self.base = before / "drafter.pt"
         updates = f"--max-update {s.TUNE_UPDATES}" if s.TUNE_UPDATES else ""
         self.train_drafter("verifier", both.stem, before / "verifier.pt", data, f"--tune-verifier {updates}")
         split = f"{TOOL} split-verifier {both} {before}/verifier.pt {self.verifier} {tuned}"
-        self.step("verifier", self.verifier, "part verifier and drafter", lambda: run(split), both, newer=both)
+        self.step("verifier", self.verifier, "separate verifier and drafter", lambda: run(split), both, newer=both)
         self.base = tuned
 
     def train_blockwise(self, data: Path) -> None:
-        """Train heads on the frozen verifier, whose own output they give (Stern et al. 2018, footnote 1)."""
+        """Train heads on the frozen verifier, which keeps its output (Stern et al. 2018, footnote 1)."""
         s = self.settings
         self.train_model("blockwise", "blockwise", data, (
             f"--seed {s.SEED} --task spec_dec --arch blockwise_transformer --base-path {self.verifier} --freeze-base "
@@ -225,10 +227,10 @@ class Recipe:
         ), self.verifier, data)  # fmt: skip
 
     def distil(self, teacher: str, decoder: str, output: Path, ratio: str = "", keep_raw: str = "") -> None:
-        """Translate training and validation set, without pairs whose lengths differ by more than `ratio`.
+        """Translate the training and validation set, and merge the translations into a data set.
 
-        With `keep_raw` the verifier learns from the text itself, too.
-        The drafter learns what its verifier repeats without end, too: there drafts save most.
+        `ratio` drops pairs whose lengths differ by more. The verifier's own translations are all kept: the drafter
+        should also learn outputs that repeat without end, where drafts save most. `keep_raw` adds the original pairs.
         """
         s, shards = self.settings, Path(f"{output}-shards")
         self.made_by[shards] = "decode"
@@ -247,7 +249,7 @@ class Recipe:
     # ---------------------------------------------------------------------------------------- measuring
 
     def decoding(self) -> str:
-        """Return the options that every decoding on the test and validation sets has."""
+        """Return the options of every decoding of the test and validation set."""
         s, bart = self.settings, shlex.quote(self.settings.BART)
         to_text = {
             "moses": "--remove-bpe --tokenizer moses",
@@ -265,7 +267,7 @@ class Recipe:
         run(sweep, log=self.logs / "sweep.log")
 
     def test(self) -> None:
-        """Write text and scores of every decoder: tokenised BLEU as in the papers, and sacreBLEU with its signature."""
+        """Write output and scores of each decoder: tokenised BLEU as in the papers, and sacreBLEU."""
         s, part, drafter = self.settings, Path(f"{self.results}/test.partial"), f"--drafter-path {self.drafter}"
         rows = {"beam": "--decoder fast-beam --beam 5", "greedy": "--decoder greedy", "gad": f"--decoder gad {drafter}"}
         found = recommended(self.results / "sweep/sweep.json")
@@ -283,7 +285,7 @@ class Recipe:
         run(f"mv {part} {self.results}/test")
 
     def compare(self) -> None:
-        """Write the table of decoders."""
+        """Write the table that compares decoders."""
         s = self.settings
         threads = f"env OMP_NUM_THREADS={s.DECODING_THREADS} " if s.DECODING_THREADS else ""
         rows = f"--decoders {shlex.quote(s.COMPARED)} " if s.COMPARED else ""
@@ -293,7 +295,7 @@ class Recipe:
         run(f"{threads}spec-dec-compare {self.data} {models} {rows} {timing}", out=self.logs / "compare.log")
 
     def write_card(self) -> None:
-        """Write the model card, beside what the models need to be used alone: dictionaries and subwords."""
+        """Write the model card, and copy the dictionaries and subwords that the models need in decoding."""
         s = self.settings
         for name in (f"dict.{s.src}.txt", f"dict.{s.tgt}.txt", "subwords.model", "bpe.codes"):
             if is_dry_run() or (self.data / name).exists():
@@ -304,9 +306,10 @@ class Recipe:
 
 
 def later_work(s: Settings, name: str) -> float:
-    """Return a guess of what comes after a training, in durations of that training; 0 where epochs do not end it.
+    """Estimate the time of the stages after a training, as a multiple of its own time; 0 if it is not known.
 
-    An epoch takes about as long with every model, and so do decoding the training set and comparing decoders together.
+    Assumes that an epoch takes the same time for all models. Decoding the training set and comparing decoders count as
+    one more epoch.
     """
     order = ["verifier", "drafter", "blockwise"]
     if name not in order or not getattr(s, f"{name.upper()}_EPOCHS"):
@@ -318,7 +321,7 @@ def later_work(s: Settings, name: str) -> float:
 
 
 def advice(table: Path) -> str:
-    """Return what to change where drafts do not pay.
+    """Return advice if gad is hardly faster than greedy; else an empty text.
 
     Args:
         table: table.json of spec-dec-compare.
@@ -328,20 +331,20 @@ def advice(table: Path) -> str:
     if not greedy or not gad or gad >= 1.1 * greedy:
         return ""
     return (
-        f"\nDrafts do not pay here yet: gad has {gad / greedy:.2f} times the speed of greedy. More text and longer\n"
-        "training let it accept more (VERIFIER_EPOCHS=60 DRAFTER_EPOCHS=40), and a larger verifier makes\n"
-        "each accepted token worth more (WIDTH=256 FFN_WIDTH=1024); give another NAME. Where the output\n"
-        "repeats the input, iad drafts without a model: docs/decoders.md, docs/drafters.md."
+        f"\nDrafts save little time here: gad has {gad / greedy:.2f} times the speed of greedy. With more text and\n"
+        "longer training, more drafted tokens are accepted (VERIFIER_EPOCHS=60 DRAFTER_EPOCHS=40). With a\n"
+        "larger verifier, each accepted token saves more time (WIDTH=256 FFN_WIDTH=1024). Give another NAME.\n"
+        "If the output repeats the input, iad drafts without a model: docs/decoders.md, docs/drafters.md."
     )
 
 
 def is_older(file: Path, other: Path) -> bool:
-    """Return whether both exist, and the first was written before the second."""
+    """Return whether both files exist and the first was written earlier."""
     return file.exists() and other.exists() and file.stat().st_mtime < other.stat().st_mtime
 
 
 def recommended(sweep: Path) -> dict[str, str]:
-    """Return the options of the settings that a sweep recommends; none of a sweep that was left out."""
+    """Return the options of each setting that a sweep recommends; none without a sweep."""
     if is_dry_run():
         return dict.fromkeys(("no_quality_loss", "within_tolerance"), "--decoder gad++ CHOSEN_BY_SWEEP")
     found = json.loads(sweep.read_text(encoding="utf-8"))["recommended"] if sweep.exists() else {}

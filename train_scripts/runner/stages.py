@@ -1,4 +1,4 @@
-"""Commands, quoted as in a shell, and stages. A stage makes one file or folder, and is skipped where that exists."""
+"""Run commands, quoted as in a shell, and stages. A stage writes one file or folder, and is skipped if that exists."""
 
 import errno
 import fcntl
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 
-class Refused(Exception):
-    """A wrong setting or input: one line with its value and the remedy."""
+class RecipeError(Exception):
+    """A wrong setting or input. The message is one line with its value and the remedy."""
 
 
-class TimeIsUp(Exception):
-    """SIGUSR1, which Slurm sends before a time limit."""
+class StopRequested(Exception):
+    """SIGUSR1 has arrived, which Slurm sends before a time limit."""
 
 
 class CommandFailed(Exception):
-    """A command ended with an error. Its messages are in the log, or were printed where there is none."""
+    """A command has failed. Its messages are in the log; without a log they were printed."""
 
     def __init__(self, status: int, log: Path | None) -> None:
         super().__init__(f"exit status {status}")
@@ -29,7 +29,7 @@ class CommandFailed(Exception):
 
 
 def say(text: str = "") -> None:
-    """Print a line at once."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
@@ -39,18 +39,18 @@ def minutes(seconds: float) -> str:
 
 
 def is_dry_run() -> bool:
-    """Return whether commands are only printed; the functions of a recipe read the same variable."""
+    """Return whether commands are only printed. The shell functions of recipes read the same variable."""
     return bool(os.environ.get("dry_run"))
 
 
 def lock(file: Path) -> None:
-    """Keep other runs from writing beside this file until this process and its children have ended.
+    """Lock a folder by a file in it until this process and its children have ended.
 
     Raises:
-        Refused: when another run holds the lock for LOCK_SECONDS.
+        RecipeError: if another run still holds the lock after LOCK_SECONDS.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    os.set_inheritable(descriptor, True)  # an orphaned training keeps it
+    os.set_inheritable(descriptor, True)  # an orphaned training keeps the lock
     end = time.monotonic() + float(os.environ.get("LOCK_SECONDS") or 5)
     while True:
         try:
@@ -59,18 +59,18 @@ def lock(file: Path) -> None:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 return say(f"Note: {file.parent} cannot be locked ({error.strerror}); start no second run there.")
             if time.monotonic() > end:
-                raise Refused(f"another run is writing to {file.parent}; wait for it or end it first") from None
+                raise RecipeError(f"another run is writing to {file.parent}; wait for it or end it first") from None
         time.sleep(0.1)
 
 
 @contextmanager
 def started(command: str, **files: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command, and end it where this process is interrupted: a training would go on alone."""
+    """Start a command, and end it if this process is interrupted; otherwise a training would continue unattended."""
     words = shlex.split(command)
     try:
-        child = subprocess.Popen(words, close_fds=False, **files)  # it inherits locks
+        child = subprocess.Popen(words, close_fds=False, **files)  # the child inherits locks
     except FileNotFoundError:
-        raise Refused(f"{words[0]}: no such program; install everything with make setup") from None
+        raise RecipeError(f"{words[0]}: no such program; install everything with make setup") from None
     try:
         yield child
     except BaseException:
@@ -80,17 +80,23 @@ def started(command: str, **files: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def run(command: str, log: Path | None = None, out: Path | None = None, source: Path | None = None) -> None:
-    """Run a command that reads `source` and writes to `out`; its messages, and its output without `out`, go to `log`.
+    """Run a command.
+
+    Args:
+        command: the command, quoted as in a shell.
+        log: file that messages are appended to; None prints them.
+        out: file of the output; None sends it where messages go.
+        source: file of the input.
 
     Raises:
-        CommandFailed: when its exit status is not 0.
+        CommandFailed: if the exit status is not 0.
     """
     if is_dry_run():
         files = (f" <{source}" if source else "") + (f" >{out}" if out else "")
         return say(shlex.join(shlex.split(command)) + files)
     with ExitStack() as stack:
         reads = stack.enter_context(open(source, "rb")) if source else None
-        messages = stack.enter_context(open(log, "ab")) if log else None  # after those of an interrupted run
+        messages = stack.enter_context(open(log, "ab")) if log else None  # keeps those of an interrupted run
         writes = stack.enter_context(open(out, "wb")) if out else messages
         with started(command, stdin=reads, stdout=writes, stderr=messages) as child:
             status = child.wait()
@@ -99,7 +105,7 @@ def run(command: str, log: Path | None = None, out: Path | None = None, source: 
 
 
 def stage(output: Path, message: str, make: Callable[[], None]) -> None:
-    """Call `make`, which has to write `output`, unless that exists."""
+    """Call `make`, which writes `output`, unless that exists."""
     if is_dry_run():
         say(f"# {message}: {output}")
         make()
@@ -110,5 +116,5 @@ def stage(output: Path, message: str, make: Callable[[], None]) -> None:
     start = time.monotonic()
     make()
     if not output.exists():
-        raise Refused(f"{message}: {output} was not written")
+        raise RecipeError(f"{message}: {output} was not written")
     say(f"[done] {message}: {output}, {minutes(time.monotonic() - start)} min")

@@ -1,4 +1,4 @@
-"""Text and binarised data of a recipe."""
+"""Find, copy, split and binarise the text of a recipe."""
 
 import os
 import shlex
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train_scripts.runner.settings import Settings
-from train_scripts.runner.stages import CommandFailed, Refused, run, started
+from train_scripts.runner.stages import CommandFailed, RecipeError, run, started
 
 TOOL = "python -m train_scripts.tools"
 WRONG_NAME = "or end NAME with the right languages"
 
 
 def find_sets(s: Settings) -> dict[str, Path]:
-    """Return the prefix of the files of each set in DATA=folder; HOLD_OUT takes validation out of the training set.
+    """Return the file prefix of each set in DATA=folder; with HOLD_OUT the validation set comes from the training set.
 
     Raises:
-        Refused: when a set is missing, or has text that cannot be used.
+        RecipeError: for a missing set, or text that cannot be used.
     """
     folder, languages, tests = Path(s.DATA), (s.src, s.tgt), [s.TEST or "test"]
     if not s.TEST and not any((folder / f"test.{language}").exists() for language in languages):
         tests = sorted(file.name.removesuffix(f".{s.src}") for file in folder.glob(f"test*.{s.src}")) or tests
     if len(tests) > 1:
-        raise Refused(f"{folder}: several test sets ({' '.join(tests)}); choose one: TEST={tests[0]}")
+        raise RecipeError(f"{folder}: several test sets ({' '.join(tests)}); choose one: TEST={tests[0]}")
     names = {"train": ["train"], "valid": ["valid", "val", "dev", "tune"], "test": tests}
     if s.HOLD_OUT:
         del names["valid"]
@@ -35,40 +35,40 @@ def find_sets(s: Settings) -> dict[str, Path]:
         lines = count_lines(source), count_lines(target)
         if lines[0] != lines[1]:
             numbers = f"{source} has {lines[0]} lines but {target} has {lines[1]}"
-            raise Refused(f"{numbers}; line n of one must be the translation of line n of the other")
+            raise RecipeError(f"{numbers}; line n of one must be the translation of line n of the other")
     return sets
 
 
 def find_set(folder: Path, languages: Sequence[str], names: Sequence[str]) -> Path:
-    """Return the first of these prefixes that has files, and refuse it without one of the languages."""
+    """Return the first prefix in `names` with files; raise RecipeError if it has no file in one of the languages."""
     for name in names:
         files = [folder / f"{name}.{language}" for language in languages]
         there = [file for file in files if file.exists()]
         if len(there) == 1:
             missing = next(file for file in files if file not in there)
-            raise Refused(f"{missing}: no such file, but {there[0].name} is there; add it, {WRONG_NAME}")
+            raise RecipeError(f"{missing}: no such file, but {there[0].name} is there; add it, {WRONG_NAME}")
         if there:
             return folder / name
     looked_for = f"(looked for: {' '.join(names)})"
-    raise Refused(f"{folder}/{names[0]}.{languages[0]}: no such file {looked_for}; put it there, {WRONG_NAME}")
+    raise RecipeError(f"{folder}/{names[0]}.{languages[0]}: no such file {looked_for}; put it there, {WRONG_NAME}")
 
 
 def count_lines(file: Path) -> int:
-    """Return the number of lines of a text, and refuse it where it is empty or not UTF-8."""
+    """Return the number of lines of a text; raise RecipeError if it is empty or not UTF-8."""
     try:
         with open(file, encoding="utf-8", newline="\n") as lines:
             are_empty = Counter(line.isspace() for line in lines)
     except UnicodeDecodeError:
-        raise Refused(f"{file}: not UTF-8; convert it: iconv -f OLD -t UTF-8") from None
+        raise RecipeError(f"{file}: not UTF-8; convert it: iconv -f OLD -t UTF-8") from None
     except OSError:
-        raise Refused(f"{file}: not a readable file; give plain text, one sentence per line") from None
+        raise RecipeError(f"{file}: not a readable file; give plain text, one sentence per line") from None
     if not are_empty[False]:
-        raise Refused(f"{file}: has no text; put one sentence on each line")
+        raise RecipeError(f"{file}: has no text; put one sentence on each line")
     return are_empty.total()
 
 
 def call_recipe(function: str, *arguments: object) -> None:
-    """Call a shell function that the recipe may have; with --dry-run it prints its commands."""
+    """Call a shell function if the recipe exports it; with --dry-run it prints its commands."""
     if f"BASH_FUNC_{function}%%" in os.environ:
         words = ["bash", "-euo", "pipefail", "-c", f'{function} "$@"', "bash", *map(str, arguments)]
         with started(shlex.join(words)) as shell:
@@ -77,7 +77,7 @@ def call_recipe(function: str, *arguments: object) -> None:
 
 
 def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
-    """Write {train,valid,test}.LANGUAGE: the text of FROM, of DATA (`sets`), or what the recipe's `get_text` writes."""
+    """Write {train,valid,test}.LANGUAGE from FROM, from DATA (`sets`) or with the recipe's function `get_text`."""
     part, languages = Path(f"{raw}.partial"), (s.src, s.tgt)
     run(f"rm -rf {part}")
     run(f"mkdir -p {part}")
@@ -100,13 +100,13 @@ def make_text(s: Settings, raw: Path, sets: dict[str, Path]) -> None:
 
 
 def binarise(s: Settings, data: Path, logs: Path) -> None:
-    """Cut the text into subwords and binarise it. The target dictionary is moved last: it says that all is there."""
+    """Split the text into subwords and binarise it. The target dictionary is moved last: it marks the end."""
     part, text, bart = data / "binarised.partial", data / "raw", shlex.quote(s.BART)
     files = [f"{name}.{language}" for name in ("train", "valid", "test") for language in (s.src, s.tgt)]
     model, codes, dictionary = data / "subwords.model", data / "bpe.codes", "--joined-dictionary"
     run(f"rm -rf {part}")
     run(f"mkdir -p {part}/tokens {part}/text")
-    if s.FROM:  # models that go on need the same subwords and dictionary
+    if s.FROM:  # its models need their own subwords and dictionary
         before = Path("data-bin", s.FROM)
         for name in (model.name, codes.name):
             if (before / name).exists():

@@ -1,4 +1,4 @@
-"""fairseq-train: resumed after an interruption, ended by the clock, with its progress on the screen."""
+"""Run fairseq-train: resume it after an interruption, end it after a time limit, and show its progress."""
 
 import json
 import os
@@ -15,25 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train_scripts.runner.stages import CommandFailed, TimeIsUp, is_dry_run, minutes, run, say, started
+from train_scripts.runner.stages import CommandFailed, StopRequested, is_dry_run, minutes, run, say, started
 
-INTERVAL = 20  # seconds between two lines of progress in a file
+INTERVAL = 20  # seconds between two progress lines in a file
 
 
 def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, later: float = 0) -> None:
     """Train or resume, with the checkpoints in FOLDER.partial, which is renamed at the end.
 
     Args:
-        folder: where the checkpoints go.
-        log: where the messages of fairseq-train go, after those of earlier runs.
-        limit: minutes of training, those before an interruption included; 0 for any.
+        folder: folder of the checkpoints.
+        log: file that the messages of fairseq-train are appended to.
+        limit: minutes of training, including those before an interruption; 0 for no limit.
         command: fairseq-train and its options.
-        keep: number of checkpoints that stay beside the best and the last.
-        later: what comes after the training, in durations of it; 0 where that is not known.
+        keep: number of checkpoints to keep besides the best and the last.
+        later: time of later stages, as for `Progress`.
 
     Raises:
-        CommandFailed: when fairseq-train fails.
-        TimeIsUp: after SIGUSR1, with a checkpoint.
+        CommandFailed: if fairseq-train fails.
+        StopRequested: after SIGUSR1, when a checkpoint is written.
     """
     partial = Path(f"{folder}.partial")
     command += f" --save-dir {partial} --no-epoch-checkpoints --keep-interval-updates {keep or 1}"
@@ -44,7 +44,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
     partial.mkdir(parents=True, exist_ok=True)
     mend_last_checkpoint(partial)
     if (partial / "checkpoint_last.pt").exists():
-        say(f"       going on from {partial}/checkpoint_last.pt")
+        say(f"       resuming from {partial}/checkpoint_last.pt")
     stop, seconds = partial.absolute() / "stop", partial / "seconds"
     before = float(seconds.read_text() or 0) if seconds.exists() else 0.0
     progress = Progress(limit, ends_of(shlex.split(command)), later, before)
@@ -55,7 +55,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
         lines: Iterable[bytes] = child.stdout or ()
 
         def log_line(line: bytes) -> bool:
-            """Log a line; return whether it reports a checkpoint, from which training and clock would go on."""
+            """Log a line; return whether it reports a checkpoint, from which training and its clock can resume."""
             file.write(line)
             is_saved = b"| Saved checkpoint " in line
             if is_saved:
@@ -66,7 +66,7 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
             for line in lines:
                 log_line(line)
                 progress.read(line.decode(errors="replace"))
-        except TimeIsUp:
+        except StopRequested:
             stop.touch()
             for line in lines:
                 if log_line(line):
@@ -81,15 +81,16 @@ def train(folder: Path, log: Path, limit: float, command: str, keep: int = 0, la
 
 
 def remove_numbered(folder: Path) -> None:
-    """Remove the checkpoints that only an average needs."""
+    """Remove the numbered checkpoints, which only averaging needs."""
     for file in folder.glob("checkpoint_[0-9]*.pt"):
         file.unlink()
 
 
 def mend_last_checkpoint(folder: Path) -> None:
-    """Remove torn checkpoints, and go on from the best one where the last is torn.
+    """Remove truncated checkpoints, and replace a truncated last one by the best one.
 
-    fairseq copies checkpoint_best.pt to checkpoint_last.pt: a kill in between leaves a torn copy, which it cannot load.
+    fairseq copies checkpoint_best.pt to checkpoint_last.pt. A kill meanwhile leaves a truncated copy, which it cannot
+    load.
     """
     last, best = folder / "checkpoint_last.pt", folder / "checkpoint_best.pt"
     for file in (last, best):
@@ -106,26 +107,26 @@ def mend_last_checkpoint(folder: Path) -> None:
 
 
 def ends_of(command: Sequence[str]) -> dict[str, int]:
-    """Return where a training ends by itself, in epochs and updates; the last value of an option counts."""
+    """Return the limits of a training in epochs and updates. Of a repeated option the last value counts."""
     pairs = dict(zip(command, command[1:], strict=False))
     found = {unit: pairs.get(option, "0") for unit, option in (("epoch", "--max-epoch"), ("update", "--max-update"))}
     return {unit: int(end) for unit, end in found.items() if end.isdigit() and end != "0"}
 
 
 def clear_line() -> None:
-    """Remove the moving line."""
+    """Erase the progress line on a terminal."""
     if sys.stdout.isatty():
         print("\r\033[K", end="", flush=True)
 
 
 @dataclass
 class Progress:
-    """Shows a training from its log in JSON: a moving line on a terminal, a line every `INTERVAL` seconds in a file.
+    """Show the progress of a training from its JSON log: in place on a terminal, else a line per `INTERVAL`.
 
     Args:
-        limit: minutes after which it ends; 0 for none.
-        ends: where it ends by itself (see `ends_of`).
-        later: what comes after it, in durations of it; 0 where that is not known.
+        limit: minutes after which the training ends; 0 for no limit.
+        ends: its limits in epochs and updates (see `ends_of`).
+        later: time of the stages after it, as a multiple of its own time; 0 if it is not known.
         before: seconds of earlier runs of this training.
         clock: returns seconds.
     """
@@ -142,15 +143,15 @@ class Progress:
         self.start = self.clock()
 
     def elapsed(self) -> float:
-        """Return the seconds of this training; those that fairseq logs stand still after an interruption."""
+        """Return the seconds of this training, earlier runs included, which fairseq's own clock does not count."""
         return self.before + self.clock() - self.start
 
     def read(self, line: str) -> None:
-        """Show a line of the log that tells how far the training is."""
+        """Show a line of the log if it reports progress."""
         found = re.search(r"\| (train_inner|valid) \| (\{.*\})$", line.rstrip())
         if found is None:
             return
-        with suppress(ValueError, KeyError):  # of a line that another process broke
+        with suppress(ValueError, KeyError):  # of a line that another process has written into
             values = json.loads(found[2])
             if found[1] == "valid":
                 text = f"epoch {values['epoch']}, {values['valid_num_updates']} updates: loss on the validation set "
@@ -160,14 +161,14 @@ class Progress:
                 return say(f"       {text}{values['valid_loss']}{more}")
             text = f"       {self.describe(values)}"
             if sys.stdout.isatty():
-                # What a terminal breaks into two lines cannot be written over.
+                # A line that the terminal wraps could not be overwritten.
                 print(f"\r{text[: shutil.get_terminal_size().columns - 1]}\033[K", end="", flush=True)
             elif self.clock() - self.shown >= INTERVAL:
                 self.shown = self.clock()
                 say(text)
 
     def describe(self, values: dict[str, Any]) -> str:
-        """Return where the training is, and a guess of the time that is left."""
+        """Return elapsed time, estimated remaining time, epoch, update and loss."""
         done = {"epoch": float(values["update"]), "update": int(values["num_updates"])}
         share, now = max((done[unit] / end for unit, end in self.ends.items()), default=0), self.clock()
         self.first = self.first or (share, now)

@@ -1,5 +1,4 @@
-"""Programs that the recipes call: `python -m train_scripts.tools --help`.
+"""Tools that the recipes call: `python -m train_scripts.tools --help`.
 
-They are outside the plugin because importing it takes seconds and recipes call them often; only tools that need torch
-and fairseq import them.
+Recipes call them often, and importing the plugin takes seconds. So only tools that need torch or fairseq import them.
 """

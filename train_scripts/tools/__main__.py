@@ -1,4 +1,4 @@
-"""The command line: one subcommand a tool, with the parameters of its function. Errors are one line."""
+"""Run a tool from the command line: one subcommand per tool, with the parameters of its function."""
 
 import argparse
 import inspect
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
 
-# Module and function, imported only when they are called: torch takes seconds.
+# Module and function of each tool, imported only when called, because torch takes seconds.
 TOOLS = {
     "alter": "alter.write",
     "apply-gpt2-bpe": "subwords.apply_gpt2",
@@ -38,7 +38,7 @@ TOOLS = {
 
 
 def parser_of(name: str, function: Callable[..., object]) -> argparse.ArgumentParser:
-    """Return a parser for the parameters of a function, described by its docstring; keyword-only ones are options."""
+    """Return a parser for the parameters of a function, with help from its docstring; keyword-only ones are options."""
     text = inspect.getdoc(function) or ""
     described = re.findall(r"^    ([\w, ]+): (.+)", text, re.MULTILINE)
     help_of = {argument: words for arguments, words in described for argument in arguments.split(", ")}
@@ -60,19 +60,19 @@ def parser_of(name: str, function: Callable[..., object]) -> argparse.ArgumentPa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a tool and print what it returns: 0, 2 after a line about a file that cannot be read or written, or 130."""
+    """Run a tool and print its result; return 0, 2 after a one-line error about a file, or 130 after Ctrl-C."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    parser = argparse.ArgumentParser(prog="python -m train_scripts.tools", description="What the recipes do in Python.")
+    parser = argparse.ArgumentParser(prog="python -m train_scripts.tools", description="Tools that the recipes call.")
     parser.add_argument("tool", choices=TOOLS, help="TOOL --help has its options")
     module, _, function = TOOLS[parser.parse_args([name]).tool].partition(".")
     try:
         tool = getattr(import_module(f"train_scripts.tools.{module}"), function)
-        logging.getLogger().setLevel(logging.WARNING)  # fairseq's imports make it more talkative
+        logging.getLogger().setLevel(logging.WARNING)  # importing fairseq sets a more verbose level
         result = tool(**vars(parser_of(name, tool).parse_args(arguments)))
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # the recipe says what is to be said
+    except KeyboardInterrupt:  # the recipe prints a message
         return 128 + signal.SIGINT
     if result is not None:
         print(result)

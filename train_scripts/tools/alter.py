@@ -8,7 +8,7 @@ from train_scripts.tools.text import read_lines, refuse, write_lines
 
 
 def cut(sentences: Sequence[str]) -> Iterator[str]:
-    """Return the first half of each sentence, with the middle word if the number of words is odd."""
+    """Yield the first half of each sentence, with the middle word if the number of words is odd."""
     for sentence in sentences:
         words = sentence.split()
         yield " ".join(words[: (len(words) + 1) // 2])
@@ -20,7 +20,7 @@ def lower(sentences: Sequence[str]) -> Iterator[str]:
 
 
 def joined(sentences: Sequence[str]) -> Iterator[str]:
-    """Join each two sentences to one; leave out the last one of an odd number."""
+    """Join every two sentences into one; drop the last one of an odd number."""
     return map(" ".join, zip(sentences[::2], sentences[1::2], strict=False))
 
 

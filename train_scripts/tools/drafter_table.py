@@ -12,18 +12,18 @@ from tabulate import tabulate
 import fairseq_plugins  # noqa: F401  (lets torch read fairseq's checkpoints)
 
 
-def show(values: Sequence[float], form: str) -> str:
-    """Return the mean of values as text, with the standard deviation of several."""
-    spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{form}}{spread}"
+def mean_and_spread(values: Sequence[float], format_spec: str) -> str:
+    """Return the mean of values as text; of several values also the standard deviation."""
+    spread = f" ± {statistics.stdev(values):{format_spec}}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{format_spec}}{spread}"
 
 
-def cell(file: Path) -> list[float]:
+def read_cell(file: Path) -> list[float]:
     """Return BLEU, tokens, iterations and mean accepted tokens of a decoding, from the file of `measure_decoding`."""
     return [float(number) for number in file.read_text(encoding="utf-8").split()]
 
 
-def timing(folder: Path) -> tuple[float, float, float, float]:
+def read_timing(folder: Path) -> tuple[float, float, float, float]:
     """Return milliseconds per draft, sentences/s at batch sizes 1 and 16, and speed-up over fairseq's beam 1."""
     rows = json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
     row = next(row for row in rows if row["name"] == "gad fixed width")
@@ -44,17 +44,17 @@ def row(name: str, runs: Sequence[str], block_sizes: Sequence[str], cells: Path,
         cells: folder of the measurements.
         models: folder of the trained drafters and their logs.
     """
-    accepted = [[cell(cells / f"{run}-{k}")[3] for run in runs] for k in block_sizes]
-    bleu = [cell(cells / f"{run}-relaxed")[0] for run in runs]
+    accepted = [[read_cell(cells / f"{run}-{k}")[3] for run in runs] for k in block_sizes]
+    bleu = [read_cell(cells / f"{run}-relaxed")[0] for run in runs]
     logs = [(models / "logs" / f"{run}.log").read_text(encoding="utf-8") for run in runs]
     updates = [float(re.findall(r"num_updates\W+(\d+)", log)[-1]) for log in logs]
     weights = torch.load(models / runs[0] / "checkpoint_best.pt", map_location="cpu")["model"]
     parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
-    draft, single, batch, gain = zip(*(timing(cells / f"{run}-timing") for run in runs), strict=True)
-    what = (cells / f"{name}.what").read_text(encoding="utf-8").strip()
-    measured = [show(values, ".2f") for values in (*accepted, bleu)]
-    speed = [show(draft, ".3f"), show(single, ".1f"), show(batch, ".1f"), show(gain, ".2f")]
-    return [what, *measured, show(updates, ".0f"), f"{parameters / 1000:,.0f}", *speed]
+    timings = zip(*(read_timing(cells / f"{run}-timing") for run in runs), strict=True)
+    description = (cells / f"{name}.what").read_text(encoding="utf-8").strip()
+    measured = [mean_and_spread(values, ".2f") for values in (*accepted, bleu)]
+    speed = [mean_and_spread(*pair) for pair in zip(timings, (".3f", ".1f", ".1f", ".2f"), strict=True)]
+    return [description, *measured, mean_and_spread(updates, ".0f"), f"{parameters / 1000:,.0f}", *speed]
 
 
 def write(
@@ -78,7 +78,7 @@ def write(
         seeds: seeds of the trainings.
         block_sizes: block sizes of the decodings.
         timed: block size of the timings, and of gad++.
-        note: note below the table, on the training.
+        note: description of all trainings, for the note below the table.
     """
     header = ["drafter", *(f"accepted, k = {k}" for k in block_sizes), "BLEU of gad++", "updates", "1000 parameters"]
     header += ["ms per draft", "sent/s, batch 1", "sent/s, batch 16", "× beam 1"]

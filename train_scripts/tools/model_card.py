@@ -1,11 +1,12 @@
-"""Write the model card, README.md in checkpoints/NAME: files, data, recipe, commands and scores.
+"""Write the model card checkpoints/NAME/README.md: files, data, recipe, commands and scores.
 
-All of it comes from files: the recipe's measurements in results/NAME and the models in checkpoints/NAME.
+It is made from the recipe's measurements in results/NAME and the models in checkpoints/NAME.
 """
 
 import hashlib
 import json
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from tabulate import tabulate
 
 from fairseq_plugins.commands.files import write_atomically
 
+COLUMNS = 120  # line width of the text around tables
 SUBWORD_OPTIONS = {
     "unigram": "--bpe sentencepiece --sentencepiece-model {folder}/subwords.model",
     "bpe": "--bpe sentencepiece --sentencepiece-model {folder}/subwords.model",
@@ -42,8 +44,15 @@ def score_rows(results: Path) -> list[list[str]]:
     rows = []
     for file in sorted((results / "test").glob("*.json")):
         for score in json.loads(file.read_text(encoding="utf-8"))["scores"]:
-            rows.append([file.stem, score["metric"], score["shown"], score["signature"]])
+            # A bare | would begin another cell.
+            rows.append([file.stem, score["metric"], score["shown"], score["signature"].replace("|", "\\|")])
     return rows
+
+
+def wrapped(text: str) -> str:
+    """Wrap the list items of a text at `COLUMNS` columns; table rows and other lines stay whole."""
+    wrapper = textwrap.TextWrapper(COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) if line.startswith("- ") else line for line in text.splitlines())
 
 
 def commit() -> str:
@@ -62,17 +71,16 @@ def card(name: str, source: str, target: str, subwords: str, licence: str, recip
     scores = score_rows(results)
     parts = [
         f"# {name}",
-        "A verifier (an ordinary fairseq Transformer) and the drafter trained for it, in half precision and without "
-        "optimiser state.",
+        "A verifier (a fairseq Transformer) and the drafter trained for it, in half precision without optimiser state.",
         tabulate(model_rows(folder), ["file", "parameters", "size", "sha256"], tablefmt="github"),
-        f"- Data: {name}. Licence: {licence}\n- Recipe: `{recipe}`, commit {commit()}",
+        wrapped(f"- Data: {name}. Licence: {licence}\n- Recipe: `{recipe}`, commit {commit()}"),
         "Translate what you type:",
         f"    fairseq-interactive {folder} --source-lang {source} --target-lang {target} \\\n"
         "        --user-dir fairseq_plugins --task spec_dec --decoder gad \\\n"
         f"        --path {folder}/verifier.pt --drafter-path {folder}/drafter.pt \\\n"
         f"        {SUBWORD_OPTIONS[subwords].format(folder=folder)}",
         "Decoders on the test set:",
-        (results / "table.md").read_text(encoding="utf-8").strip(),
+        wrapped((results / "table.md").read_text(encoding="utf-8").strip()),
     ]
     if scores:
         header = ["decoder", "metric", "value", "signature"]

@@ -14,7 +14,7 @@ from fairseq_plugins.models.block_nat.model import OF_VERIFIER
 
 
 def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:
-    """Write a checkpoint whose decoder has only some of the layers of another.
+    """Write a copy of a checkpoint with only some of its decoder layers.
 
     Args:
         source: checkpoint of fairseq.
@@ -43,17 +43,17 @@ def keep_decoder_layers(source: Path, target: Path, *, layers: str) -> None:
 
 
 def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> None:
-    """Write the verifier and the drafter of a training with --tune-verifier, in half precision.
+    """Write the verifier and the drafter of a training with --tune-verifier to two files, in half precision.
 
     Args:
         tuned: checkpoint of the training.
-        before: verifier before the training, for the options of its model.
+        before: verifier that the training started from, for the options of its model.
         verifier, drafter: new checkpoints.
 
     Raises:
         ConfigurationError: for a checkpoint without that verifier, or with weights too large for half precision.
     """
-    # The average of one checkpoint keeps only the entries that loading needs.
+    # `average` keeps only the entries of a checkpoint that loading needs.
     both, old = average([tuned]), average([before])
     if not getattr(both["cfg"]["model"], "tune_verifier", False):
         raise ConfigurationError(f"{tuned}: holds no verifier; it was not trained with --tune-verifier")
@@ -62,7 +62,7 @@ def split_verifier(tuned: Path, before: Path, verifier: Path, drafter: Path) -> 
         parts[name] = weights.get(f"verifier_{name}" if name.startswith("decoder.") else name)
         if parts[name] is None or parts[name].shape != value.shape:
             raise ConfigurationError(
-                f"{before}: its {name} is not that in {tuned}; give the verifier that this began with"
+                f"{before}: its {name} does not fit {tuned}; give the verifier that this training started from"
             )
     own = {name: value for name, value in weights.items() if not name.startswith(OF_VERIFIER)}
     own["decoder.verifier_fingerprint"] = state_fingerprint(parts)
@@ -113,7 +113,7 @@ def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, toke
         data: binarised data.
         languages: languages of source and target.
         epochs: number of epochs.
-        tokens: tokens in an update, as for --max-tokens.
+        tokens: tokens per update, counted as by --max-tokens.
 
     Raises:
         ConfigurationError: for data without a training set of these languages.
@@ -124,6 +124,6 @@ def count_updates(data: Path, *, languages: tuple[str, str], epochs: float, toke
         side = data_utils.load_indexed_dataset(str(prefix))
         if side is None:
             raise ConfigurationError(f"{prefix}: no such data; binarise it with fairseq-preprocess")
-        sizes.append(side.sizes.copy())  # a copy: the original is a view of the file, which closes with the data set
-    in_all = int(numpy.maximum(*sizes).sum())
-    return int(epochs * in_all / tokens) + 1
+        sizes.append(side.sizes.copy())  # the original is a view of the file, which is closed with the data set
+    tokens_per_epoch = int(numpy.maximum(*sizes).sum())
+    return int(epochs * tokens_per_epoch / tokens) + 1

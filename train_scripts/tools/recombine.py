@@ -1,7 +1,7 @@
-"""Draw new source sentences from the n-grams of a text, as more training data for a drafter.
+"""Draw new source sentences from the n-grams of a text, as additional training data for a drafter.
 
-A drafter learns from the verifier's output, which any source text gives. On its own training sentences a verifier is
-more certain than on others, so a drafter trained on these alone drafts other text less well.
+A drafter trains on the verifier's output, which needs only source sentences. On its own training sentences a verifier
+is more certain than on others, so a drafter trained on no others drafts worse on new text.
 """
 
 import random
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from train_scripts.tools.text import refuse
 
-# Attempts for each requested sentence, before the text counts as too small.
+# Stop after this many drawn sentences in a row that are not new: the text is too small.
 _ATTEMPTS = 100
 
 
 def recombined(sentences: Iterable[str], context: int, seed: int) -> Iterator[str]:
-    """Yield sentences in which each word follows the `context` words before it somewhere in the text.
+    """Yield new sentences whose n-grams all occur in the text.
 
     Args:
         sentences: words separated by spaces.
-        context: number of words that determine the next one; 2 draws trigrams.
+        context: n - 1, the number of words that the next one depends on.
         seed: random seed.
     """
     known = list(dict.fromkeys(sentences))
@@ -50,7 +50,7 @@ def write(source: Path, target: Path, *, count: int, context: int = 2, seed: int
         source: text, one sentence a line.
         target: file of the new sentences.
         count: number of new sentences.
-        context: number of words that determine the next one.
+        context: n - 1, the number of words that the next one depends on.
         seed: random seed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tokens per iteration where earlier outputs are drafts: the table of docs/reuse.md."""
+"""Measure `--decoder reuse` with drafts from earlier outputs, for the table of docs/reuse.md."""
 
 import random
 import statistics
@@ -21,19 +21,18 @@ def reuse_table(
     batch_size: int = 1,
     measure: Literal["iterations", "seconds"] = "iterations",
 ) -> str:
-    """Decode with drafts as users have them, and without; return a table in Markdown.
+    """Decode with and without drafts in four typical cases; return a Markdown table.
 
     Args:
-        folder: a model as spec-dec-translate takes it.
-        source: text, a sentence a line.
-        older: a folder with an earlier version of the model, whose outputs are drafts of one row.
-        sentences: lines that are read; a tenth of these grow word by word.
+        folder: folder of the model, as for spec-dec-translate.
+        source: text, one sentence a line.
+        older: folder of an earlier version of the model, whose outputs are the drafts of one case.
+        sentences: number of lines to read; one case grows every tenth line word by word.
         batch_size: sentences decoded together.
-        measure: iterations = of drafts that are verified whole; seconds = with the policy, on this machine, the median
-            of three alternating runs.
+        measure: iterations (whole drafts are verified) or seconds (with the policy, median of three alternating runs).
 
     Raises:
-        ConfigurationError: for files that do not fit, and if an output is not that of greedy.
+        ConfigurationError: for files that do not fit each other, and if an output differs from that of greedy.
     """
     lines = source.read_text(encoding="utf-8").splitlines()[:sentences]
     greedy = fairseq_plugins.load(folder, decoder="greedy")
@@ -68,7 +67,7 @@ def reuse_table(
 
 
 def replaced(lines: Sequence[str]) -> list[str]:
-    """Return the lines, one word of each replaced by one of another line."""
+    """Return the lines with one word of each replaced by a word of another line."""
     choose, lines_replaced = random.Random(1), []
     for line in lines:
         words = line.split()

@@ -1,4 +1,4 @@
-"""Shorten the table of spec-dec-compare to few columns, at most 100 characters wide."""
+"""Shorten the table of spec-dec-compare for a terminal: few columns, at most 100 characters wide."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ COLUMNS = {
 
 
 def short_table(file: Path) -> str:
-    """Return a table of decoders in few columns, for a terminal.
+    """Return the table with the columns of `COLUMNS` only.
 
     Args:
         file: table.md of spec-dec-compare.

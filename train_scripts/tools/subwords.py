@@ -7,7 +7,7 @@ from typing import Literal
 
 from train_scripts.tools.text import file_pairs, read_lines, write_lines
 
-SMALL = 5000  # subwords; with fewer, every character of the text is one of them
+SMALL = 5000  # a smaller vocabulary includes every character of the text
 
 
 def learn(model: Path, files: Sequence[Path], *, kind: Literal["bpe", "unigram"], size: int) -> None:
@@ -37,7 +37,7 @@ def learn(model: Path, files: Sequence[Path], *, kind: Literal["bpe", "unigram"]
 
 
 def apply(model: Path, files: Sequence[Path]) -> None:
-    """Split texts into subwords with a sentencepiece model, separated by spaces.
+    """Split texts into subwords, separated by spaces, with a sentencepiece model.
 
     Args:
         model: file of the sentencepiece model.
@@ -51,7 +51,7 @@ def apply(model: Path, files: Sequence[Path]) -> None:
 
 
 def apply_gpt2(folder: Path, files: Sequence[Path]) -> None:
-    """Split texts into GPT-2's byte-level subwords, which fairseq writes as numbers.
+    """Split texts into GPT-2's byte-level subwords, written as numbers, as fairseq expects.
 
     Args:
         folder: folder of encoder.json and vocab.bpe.

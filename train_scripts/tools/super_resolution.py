@@ -1,6 +1,6 @@
-"""Images as text for super-resolution (Stern et al. 2018, section 7.2): patches of photographs, pictures of outputs.
+"""Write image patches as parallel text for super-resolution (Stern et al. 2018, section 7.2), and draw the outputs.
 
-An image is the sequence of red, green and blue intensities of its pixels in raster-scan order: every token is a number
+An image is the sequence of red, green and blue intensities of its pixels in raster-scan order. Each token is a number
 from 0 to 255.
 """
 
@@ -14,12 +14,11 @@ from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
 
 from train_scripts.tools.text import refuse
 
-LOW_SIZE = 8
-"""Pixels along a side of the input."""
+LOW_SIZE = 8  # pixels along a side of the input
 
-# Horizontal ranges of a photograph: test patches never overlap training patches.
+# Horizontal ranges of a photograph, so that test patches never overlap training patches.
 SPLITS = {"test": (0.0, 0.45), "valid": (0.45, 0.5), "train": (0.5, 1.0)}
-# Factors by which patches are scaled down, drawn for each patch.
+# Downscaling factors; each patch draws one.
 _ZOOMS = (1, 2, 3, 4)
 # Pixels in the picture: side of an image, side of an image of several patches, gap between images.
 _SIDE, _JOINED_SIDE, _GAP = 96, 256, 4
@@ -45,7 +44,7 @@ def read_photograph(path: Path) -> Image.Image:
 def draw_patches(
     photographs: list[Image.Image], split: str, count: int, size: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw patches from one split's part of the photographs.
+    """Cut random patches out of the part of the photographs that belongs to a split.
 
     Args:
         photographs: in RGB.
@@ -55,7 +54,7 @@ def draw_patches(
         generator: random generator.
 
     Returns:
-        high [count, size, size, 3] and low [count, 8, 8, 3], uint8; a low pixel is the mean of its high ones.
+        high [count, size, size, 3] and low [count, 8, 8, 3], uint8; a low pixel is the mean of its high pixels.
 
     Raises ConfigurationError if a photograph is too small for a patch.
     """
@@ -83,7 +82,7 @@ def draw_patches(
 def draw_pictures(
     photographs: list[Image.Image], split: str, count: int, size: int, tiles: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw patches that tile pictures: `tiles` x `tiles` neighbours row by row, picture after picture.
+    """Cut pictures of `tiles` x `tiles` adjacent patches; return the patches row by row, picture after picture.
 
     A picture covers as much of its photograph as possible; photographs are used in turn. Otherwise as `draw_patches`.
     """
@@ -112,7 +111,7 @@ def draw_pictures(
 
 
 def join(patches: Sequence[np.ndarray], tiles: int) -> list[np.ndarray]:
-    """Join patches to pictures of `tiles` x `tiles`; an incomplete last picture is dropped."""
+    """Join patches into pictures of `tiles` x `tiles`; drop an incomplete last picture."""
     rows = [np.concatenate(patches[at : at + tiles], axis=1) for at in range(0, len(patches) - tiles + 1, tiles)]
     return [np.concatenate(rows[at : at + tiles]) for at in range(0, len(rows) - tiles + 1, tiles)]
 
@@ -133,7 +132,7 @@ def from_line(line: str, file: str) -> np.ndarray:
         refuse(f"{file}: an image of {len(words)} intensities is not square; give --min-len, --max-len-b")
     invalid = [word for word in words if not word.isdecimal() or int(word) > 255]
     if invalid:
-        refuse(f"{file}: {invalid[0]!r} in an image is no intensity from 0 to 255; decode with a high --unkpen")
+        refuse(f"{file}: {invalid[0]!r} is not an intensity from 0 to 255; decode with a high --unkpen")
     return np.array(words, dtype=np.int64).astype(np.uint8).reshape(side, side, 3)
 
 
@@ -151,12 +150,12 @@ def write_patches(
     """Cut patches out of photographs and write them as parallel text.
 
     Args:
-        folder: where train.low, train.high and so on are written, and dict.txt, the 256 numbers.
+        folder: folder for {train,valid,test}.{low,high} and for dict.txt, which has the 256 numbers.
         size: pixels along a side of the output (default: 32).
-        train, valid, test: patches of each split (default: 4000, 16 and 32).
-        tiles: the test patches make up pictures of N x N (default: 1).
-        seed: another one draws other patches.
-        photographs: image files (default: the two that scikit-learn ships).
+        train, valid, test: number of patches of each split (default: 4000, 16 and 32).
+        tiles: N, if the test patches form pictures of N x N patches (default: 1).
+        seed: random seed.
+        photographs: image files (default: the two in scikit-learn).
 
     Raises ConfigurationError for sizes and counts that do not fit, and photographs that cannot be read.
     """
@@ -179,7 +178,7 @@ def write_patches(
         for name, patches in (("low", low), ("high", high)):
             (folder / f"{split}.{name}").write_text("".join(f"{as_line(patch)}\n" for patch in patches))
     (folder / "dict.txt").write_text("".join(f"{value} 1\n" for value in range(256)))
-    return f"{folder}: {train} patches to train on, {valid} to validate and {test} to test"
+    return f"{folder}: {train} patches for training, {valid} for validation, {test} for the test"
 
 
 def psnr(image: np.ndarray, original: np.ndarray) -> float:
@@ -189,9 +188,10 @@ def psnr(image: np.ndarray, original: np.ndarray) -> float:
 
 
 def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SIDE) -> bytes:
-    """Return a PNG with a named column per kind of image and a row per input.
+    """Return a PNG with a column for each name and a row for each input.
 
-    `columns` is name -> images [n, n, 3], uint8, equally many; `side` is the size of an image in the picture in pixels.
+    `columns` maps names to equal numbers of images [n, n, 3], uint8. `side` is the size of an image in the PNG, in
+    pixels.
     """
     rows = len(next(iter(columns.values())))
     step, title = side + _GAP, side // 6
@@ -201,7 +201,7 @@ def side_by_side(columns: Mapping[str, Sequence[np.ndarray]], side: int = _SIDE)
     for column, (name, images) in enumerate(columns.items()):
         text.text((column * step + 2, title // 2), name, fill="black", font=font, anchor="lm")
         for row, image in enumerate(images):
-            # One pixel of the model is one square of the picture.
+            # Nearest neighbour draws a pixel of the model as a square.
             shown = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
             picture.paste(shown, (column * step, title + row * step))
     file = io.BytesIO()
@@ -214,10 +214,10 @@ def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", ima
 
     Args:
         picture: the PNG file.
-        outputs: what fairseq-generate printed, one file a column.
-        names: of the columns, with commas between (default: the files' names).
-        images: rows of the picture (default: 8).
-        tiles: that of the data: N x N patches are joined (default: 1).
+        outputs: outputs of fairseq-generate, one file per column.
+        names: titles of the columns, separated by commas (default: the names of the files).
+        images: number of rows (default: 8).
+        tiles: N, to join N x N patches, as for super-resolution-patches (default: 1).
 
     Raises ConfigurationError for files that do not fit each other.
     """
@@ -231,7 +231,7 @@ def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", ima
     texts = [read_text(str(file), "OUTPUT") for file in outputs]
     first = texts[0]
     if not first.generated or not first.sources:
-        refuse(f"OUTPUT {first.file}: not what fairseq-generate prints; give its output")
+        refuse(f"OUTPUT {first.file}: not an output of fairseq-generate; give one")
     numbers = sorted(first.hypotheses)
     parts = [(title, text, text.hypotheses) for title, text in zip(titles, texts, strict=True)]
     parts = [("input", first, first.sources), *parts, ("original", first, first.references)]
@@ -240,16 +240,16 @@ def draw_outputs(picture: Path, outputs: Sequence[Path], *, names: str = "", ima
         for name, text, lines in parts
     }
     originals = columns["original"]
-    said = []
+    lines = []
     for title, text in zip(titles, texts, strict=True):
         if columns[title][0].shape != originals[0].shape:
             refuse(f"OUTPUT {text.file}: its images are not as large as the originals")
         ratio = psnr(np.stack(columns[title]), np.stack(originals))
-        said.append(f"{title}: PSNR {ratio:.2f} dB over {len(originals)} images")
+        lines.append(f"{title}: PSNR {ratio:.2f} dB over {len(originals)} images")
     if tiles**2 > len(originals):
-        refuse(f"--tiles {tiles}: {len(originals)} images make up no such picture; give fewer")
+        refuse(f"--tiles {tiles}: {len(originals)} images are too few for such a picture; give a smaller number")
     shown = {name: join(column, tiles)[:images] for name, column in columns.items()}
     content = side_by_side(shown, _SIDE if tiles == 1 else _JOINED_SIDE)
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_bytes(content)
-    return "\n".join([*said, f"{picture}: {', '.join(columns)}"])
+    return "\n".join([*lines, f"{picture}: {', '.join(columns)}"])

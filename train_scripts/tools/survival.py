@@ -11,7 +11,7 @@ from fairseq_plugins.decoding.drafters.trained import store_survival
 
 
 def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid", batch_size: int = 32) -> str:
-    """Store acceptance counts in the drafter's checkpoint, as each validation on a CPU does in training.
+    """Store acceptance counts in the drafter's checkpoint, as validations on a CPU do in training.
 
     Args:
         data: binarised data.
@@ -21,7 +21,7 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
         batch_size: sentences in a batch.
 
     Returns:
-        a line with the tokens per iteration, all drafted tokens verified.
+        a line with the tokens per iteration when whole drafts are verified.
 
     Raises:
         ConfigurationError: for a checkpoint that cannot be read, and models that do not fit each other.
@@ -40,4 +40,4 @@ def measure(data: Path, verifier: Path, drafter: Path, *, subset: str = "valid",
     state["model"]["decoder.survival_counts"] = model.decoder.survival_counts
     write_checkpoint(drafter, state, "drafter")
     tokens = generator.stats.mean_accepted_tokens
-    return f"{drafter}: {tokens:.2f} tokens per iteration on {subset}; survival counts are kept in it"
+    return f"{drafter}: {tokens:.2f} tokens per iteration on {subset}; survival counts are stored in it"

@@ -1,4 +1,4 @@
-"""Prepare raw text: one sentence a line, line n of the source belongs to line n of the target."""
+"""Prepare parallel text: one sentence a line, line n of the target translates line n of the source."""
 
 import gzip
 import lzma
@@ -16,7 +16,7 @@ TED_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.t
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise the plugin's one-line error, whose import takes seconds and is needed for errors only.
+    """Raise the plugin's ConfigurationError, imported here because its import takes seconds.
 
     Raises:
         ConfigurationError: always.
@@ -27,9 +27,9 @@ def refuse(message: str) -> NoReturn:
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """Return the lines of a UTF-8 file (.gz, .xz: compressed), with runs of white space as one space.
+    """Yield the lines of a UTF-8 file (.gz, .xz: compressed), with runs of white space as one space.
 
-    Only a line feed ends a line: other line separators, such as U+2028, would misalign source and target.
+    Only a line feed ends a line. Other separators, such as U+2028, would misalign source and target.
 
     Raises:
         ConfigurationError: for text that is not UTF-8.
@@ -49,7 +49,7 @@ def write_lines(file: Path, lines: Iterable[str]) -> None:
 
 
 def file_pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """Return the pairs of IN OUT [IN OUT ...].
+    """Split IN OUT [IN OUT ...] into pairs.
 
     Raises:
         ConfigurationError: for a missing OUT.
@@ -89,13 +89,13 @@ def example_text(out: Path, *, train: int = 24000, valid: int = 500, test: int =
 
 
 def clean_pairs(prefix: str, out: str, *, languages: tuple[str, str], max_length: int = 0, max_ratio: float = 0) -> str:
-    """Copy the pairs of two files within limits of length; drop pairs with an empty side.
+    """Copy the sentence pairs of two files; drop pairs that are too long or have an empty side.
 
     Args:
         prefix: prefix of the files, whose tokens are separated by spaces.
         out: prefix of the output.
         languages: suffixes of the files.
-        max_length: maximum tokens of either side; 0 for no limit.
+        max_length: maximum number of tokens of either side; 0 for no limit.
         max_ratio: maximum ratio of the longer side to the shorter; 0 for no limit.
 
     Returns:
@@ -132,7 +132,7 @@ def hold_out(prefix: Path, valid: Path, train: Path, *, languages: tuple[str, st
         valid: prefix of the validation set.
         train: prefix of the training set.
         languages: suffixes of source and target.
-        one_in: hold out about one sentence in this many.
+        one_in: N, to hold out about one sentence in N.
 
     Raises:
         ConfigurationError: if one of the sets would be empty.
@@ -140,7 +140,8 @@ def hold_out(prefix: Path, valid: Path, train: Path, *, languages: tuple[str, st
     sides = {side: list(read_lines(Path(f"{prefix}.{side}"))) for side in languages}
     held = [zlib.crc32(line.encode()) % one_in == 0 for line in sides[languages[0]]]
     if all(held) or not any(held):
-        refuse(f"{prefix}.{languages[0]}: too little text to hold out one sentence in {one_in}; set HOLD_OUT to less")
+        remedy = f"{'raise' if all(held) else 'lower'} HOLD_OUT"
+        refuse(f"{prefix}.{languages[0]}: too little text to hold out one sentence in {one_in}; {remedy}")
     for side, lines in sides.items():
         for name, wanted in ((valid, True), (train, False)):
             picked = (line for line, is_held in zip(lines, held, strict=True) if is_held == wanted)
@@ -148,7 +149,7 @@ def hold_out(prefix: Path, valid: Path, train: Path, *, languages: tuple[str, st
 
 
 def ted_talks(folder: Path, out: Path) -> None:
-    """Write the sets of fairseq's IWSLT 2014 recipe, in lower case; each 23rd training line is for validation.
+    """Write the sets of fairseq's IWSLT 2014 recipe, in lower case; every 23rd training line is for validation.
 
     Args:
         folder: folder of the unpacked archive.
