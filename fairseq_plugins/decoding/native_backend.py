@@ -10,7 +10,7 @@ from fairseq_plugins.decoding.constraints import Constraints
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native import NotNative
-from fairseq_plugins.decoding.engine.native.model import rows_together
+from fairseq_plugins.decoding.engine.native.model import micro_batch_size
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec, NativeMethod
 from fairseq_plugins.decoding.search.beam import eos_forbidden_error
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
@@ -39,7 +39,7 @@ class NativeBackend:
         engine = Engine(method.weights.precision, batch_invariant=method.weights.batch_invariant)
         self.encoder = FusedEncoder(model.encoder, engine) if encoder is None else None
         verifier = method.weights.decoder(model.decoder, method.projection)
-        least, rows = rows_together(model.decoder.embed_dim)
+        min_sentences, rows = micro_batch_size(model.decoder.embed_dim)
         expand, shrink = method.head or (None, None)
         self.kernels = self.module.Generator(
             encoder=encoder,
@@ -50,8 +50,8 @@ class NativeBackend:
             acceptance=method.acceptance,
             policy=method.policy,
             beam=context.beam if spec.searches_beams else 0,
-            least_together=least,
-            rows_together=rows,
+            min_sentences=min_sentences,
+            micro_batch_rows=rows,
         )
         instructions = self.module.instruction_set()
         self.reason = f"the compiled kernels run all of it on this CPU ({instructions})"
@@ -118,7 +118,7 @@ class NativeBackend:
     def _decode_beams(self, constraints: Constraints) -> Decoded:
         try:
             nbest, steps = self.kernels.run_beams()
-        except self.module.NothingMayEnd:
+        except self.module.EosForbidden:
             raise eos_forbidden_error(constraints.max_len) from None
         outputs = [
             [

@@ -16,8 +16,8 @@ MAX_MATCH = 64
 MAX_EMPTY_ROWS = 256
 _BEGIN = 1 << 40  # marks the beginning of texts and outputs; larger than any token id
 
-# As in csrc/drafters/copying.cpp. In a score of `nearest` a matching token outweighs a shift by WORTH positions.
-NEAREST_MAX_MATCH, WORTH = 4, 8
+# As in csrc/drafters/copying.cpp. In a score of `nearest` a matching token outweighs a shift by MATCH_WEIGHT positions.
+NEAREST_MAX_MATCH, MATCH_WEIGHT = 4, 8
 
 
 class CopyDrafter:
@@ -96,7 +96,7 @@ class CopyDrafter:
         expected = lengths[:, None, None] + self.shifts[:, :, None]
         distance = (torch.arange(size, device=output.device) - expected).abs()
         is_last = F.pad(self.texts[:, :, 1:], (0, 1), value=-1) < 0
-        score, ends = (WORTH * match - distance).masked_fill(is_last, -1).max(2)
+        score, ends = (MATCH_WEIGHT * match - distance).masked_fill(is_last, -1).max(2)
         self.shifts = torch.where(score >= 0, ends - lengths[:, None], self.shifts)
         best, number = score.max(1)
         return number * size + ends.gather(1, number[:, None])[:, 0], best >= 0

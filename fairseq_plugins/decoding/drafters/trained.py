@@ -98,14 +98,14 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
     if not options.fp32_drafts:
         weights = weights.for_drafts(decoder.embed_dim, decoder.embed_tokens.weight)
     transformer = weights.drafter_decoder(decoder, vocabulary)
-    path, feed = weights.path(decoder, vocabulary), weights.mask_feed(decoder)
+    path, mask = weights.path(decoder, vocabulary), weights.mask_weights(decoder)
     width, module = drafted_tokens(model, options.block_size), weights.module
     if not model.reads_features:
         encoder = None if model.shares_encoder else weights.encoder(model.encoder)
         if encoder is None and not model.shares_encoder:
             raise NotNative("the drafter's encoder is not a plain Transformer")
         caches_prefix = decoder.drafter_attention == "prefix-causal"
-        return module.token_drafter(transformer, encoder, path, feed, caches_prefix=caches_prefix, width=width)
+        return module.token_drafter(transformer, encoder, path, mask, caches_prefix=caches_prefix, width=width)
     layers = [read_decoder_layer(layer) for layer in decoder.layers]
     fused = fused_reader(decoder.reader, layers, weights.may_be_copied)
     separate = [linear(decoder.reader.linear), *(without_query(layer.self_qkv) for layer in layers)]
@@ -113,7 +113,7 @@ def native_drafter(context: MethodContext, options: TrainedDrafterOptions) -> An
     return module.feature_drafter(
         transformer,
         path,
-        feed,
+        mask,
         layers=decoder.reader.feature_layers,
         reader=reader,
         projections=projections,

@@ -18,7 +18,7 @@ from fairseq_plugins.models.transition import TransitionScores
 from fairseq_plugins.models.verifier_features import FeatureReader, layer_numbers
 
 SURVIVAL_BINS = 20
-"""Number of bins of survival; the same as in csrc/survival.h."""
+"""Number of bins of survival; the same as in csrc/policy.h."""
 
 
 @dataclass(frozen=True)

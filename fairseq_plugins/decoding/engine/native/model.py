@@ -61,8 +61,8 @@ def activations() -> dict[Callable[[Tensor], Tensor], Any]:
     return {F.relu: known.RELU, gelu: known.GELU, F.silu: known.SILU}
 
 
-def rows_together(width: int) -> tuple[int, int]:
-    """Return the minimum of sentences, and the rows, of a thread's micro-batch for a model of this width."""
+def micro_batch_size(width: int) -> tuple[int, int]:
+    """Return a thread's micro-batch for a model of this width: the minimum of sentences, and the target of rows."""
     return _MIN_SENTENCES, _ROWS if width <= MAX_PACKED_WIDTH // 2 + 1 else _ROWS_IF_WIDE
 
 
@@ -98,27 +98,29 @@ class NativeWeights:
             layer = quantized(layer)
         scale = None
         if isinstance(layer, QuantizedLinear):
-            bias, scale, form = layer.bias, layer.scale, module.WeightFormat.INT8_ROWS
+            bias, scale, weight_format = layer.bias, layer.scale, module.WeightFormat.INT8_ROWS
             weight = _array(layer.weight, torch.int8)
         else:
             bias = layer[1]
             weight = _array(layer[0])
-            form = self._format(weight, precision)
-        return module.linear(weight, _array(bias), _array(scale), format=form, batch_invariant=self.batch_invariant)
+            weight_format = self._format(weight, precision)
+        return module.linear(
+            weight, _array(bias), _array(scale), format=weight_format, batch_invariant=self.batch_invariant
+        )
 
     def _format(self, weight: Tensor, precision: Precision) -> Any:
-        forms, supports = self.module.WeightFormat, self.module.supports
+        formats, supports = self.module.WeightFormat, self.module.supports
         if precision is Precision.INT8_PRODUCTS:
-            return forms.INT8_PANELS
+            return formats.INT8_PANELS
         is_copied = self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight))
         is_half = self._is_packed_in_fp16(weight)
         # If weights are in the cache, as small ones are, tiles take twice the time for a single row.
-        if is_half and (self.many_rows or not is_copied) and supports(forms.FP16_AMX_TILES):
+        if is_half and (self.many_rows or not is_copied) and supports(formats.FP16_AMX_TILES):
             if weight.size(1) % _TILE_INPUTS == 0 and _is_exact_in_half(weight * _TILE_SCALE):
-                return forms.FP16_AMX_TILES
-        if is_half or (is_copied and supports(forms.FP16_PANELS) and _is_exact_in_half(weight)):
-            return forms.FP16_PANELS
-        return forms.PANELS if is_copied else forms.ROWS
+                return formats.FP16_AMX_TILES
+        if is_half or (is_copied and supports(formats.FP16_PANELS) and _is_exact_in_half(weight)):
+            return formats.FP16_PANELS
+        return formats.PANELS if is_copied else formats.ROWS
 
     def _is_packed_in_fp16(self, weight: Tensor) -> bool:
         """Return whether a weight of any size has a packed copy because float16 holds it exactly."""
@@ -247,19 +249,19 @@ class NativeWeights:
                 assert transition.of_state is not None
                 width, exact = cell.input_size - rank, Precision.FP32
                 of_input, of_state, input_bias, state_bias = cell.all_weights[0]
-                layers["of_hidden"] = self.linear((of_input[:, :width], input_bias), exact)
-                layers["of_before"] = self.linear((of_input[:, width:], None), exact)
-                layers["of_state"] = self.linear((of_state, state_bias), exact)
+                layers["gru_hidden"] = self.linear((of_input[:, :width], input_bias), exact)
+                layers["gru_token"] = self.linear((of_input[:, width:], None), exact)
+                layers["gru_recurrent"] = self.linear((of_state, state_bias), exact)
                 layers["to_rank"] = self.linear((transition.of_state.weight, None), exact)
-        names = ("after", "of_hidden", "of_before", "of_state", "to_rank")
+        names = ("after", "gru_hidden", "gru_token", "gru_recurrent", "to_rank")
         return self.module.Path(_array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names})
 
-    def mask_feed(self, decoder: BlockNatDecoder) -> Any:
+    def mask_weights(self, decoder: BlockNatDecoder) -> Any:
         """Return the mask embeddings of a drafter (engine/mask_inputs.py)."""
         copy = decoder.copy_attention
         positions = None if copy is None else position_table(decoder, decoder.max_positions())
         own = None if copy is None else self.linear(linear(copy), Precision.FP32)
-        return self.module.MaskFeed(_array(decoder.mask_vector), own, _array(positions))
+        return self.module.MaskWeights(_array(decoder.mask_vector), own, _array(positions))
 
 
 @overload

@@ -165,7 +165,7 @@ def wrong_drafts(choose: random.Random) -> str:
     """Drafts for another batch, or with ids outside the dictionary, are refused; new ones are for the next batch."""
     call = _call(batches.copies)
     drafter = call.parts["drafter"]
-    drafter.take([])
+    drafter.set_drafts([])
     made = call.made()
     arguments = {name: value for name, value in call.batch.items() if name != "source"}
     sentences = choose.choice([len(call.batch["source"]), choose.randint(0, 6)])
@@ -173,11 +173,11 @@ def wrong_drafts(choose: random.Random) -> str:
     ids = known if choose.random() < 0.5 else [*known, _odd(choose)]
     drafts = [[choose.choices(ids, k=choose.randint(0, 40)) for _ in range(3)] for _ in range(sentences)]
     try:
-        drafter.take(drafts)
+        drafter.set_drafts(drafts)
         made.begin(call.batch["source"], **arguments)
     except (ValueError, TypeError) as error:
         return f"drafts: {type(error).__name__}"
-    drafter.take([[[7] * 60]] * len(call.batch["source"]))
+    drafter.set_drafts([[[7] * 60]] * len(call.batch["source"]))
     made.run()
     return "drafts: done"
 

@@ -147,7 +147,7 @@ def test_drafters_for_other_models_are_refused() -> None:
         drafter = make_drafter(small, 2, verifier=make_transformer(small, 1), transition_rank=3, **options)
         call = greedy()
         call.parts["drafter"] = Call(Options("gad", 4), [make_transformer(small, 1)], drafter).parts["drafter"]
-        with pytest.raises(ValueError, match="a drafter knows fewer tokens than the verifier"):
+        with pytest.raises(ValueError, match="the vocabulary of the drafter is smaller"):
             call.run()
     call = Call(Options("greedy"), [other])
     call.parts["drafter"] = trained(drafter_context="features").parts["drafter"]
@@ -169,11 +169,11 @@ def changed(values: torch.Tensor, value: int) -> torch.Tensor:
 BATCH_FLAWS: list[tuple[dict[str, Any], str]] = [
     *[({name: token}, "a special symbol is outside") for name in ("pad", "eos", "unk") for token in (30, *FAR)],
     *[({"first_token": token}, "a special symbol is outside") for token in (30, *FAR)],
-    ({"min_len": 13}, "no output has such a length"),
-    ({"max_len": -1}, "no output has such a length"),
-    ({"max_len": 2**62}, "no output has such a length"),
-    ({"min_len": 5, "max_len": 2**30}, "no output has such a length"),
-    ({"prefix": torch.full((2, 3), 5)}, "prefixes of another number of sentences"),
+    ({"min_len": 13}, "the lengths are not possible"),
+    ({"max_len": -1}, "the lengths are not possible"),
+    ({"max_len": 2**62}, "the lengths are not possible"),
+    ({"min_len": 5, "max_len": 2**30}, "the lengths are not possible"),
+    ({"prefix": torch.full((2, 3), 5)}, "the number of prefixes differs"),
     *[({"prefix": changed(torch.full((3, 3), 5), token)}, "a prefix is outside") for token in (30, *FAR)],
     ({"source": torch.full((3, 4), PAD)}, "a source has no token"),
     ({"source": torch.ones(3, 0)}, "a source has no token"),
@@ -199,7 +199,7 @@ def test_sources_outside_of_the_vocabulary(make: Callable[[], Call], token: int)
 
 
 ENCODED_FLAWS: list[tuple[dict[str, Any], str]] = [
-    ({"encoded": torch.zeros(3, 10, 12), "embedding": None}, "other encoded sources"),
+    ({"encoded": torch.zeros(3, 10, 12), "embedding": None}, "encoded sources of another width"),
     ({"encoded": torch.zeros(2, 10, 16)}, "another size"),
     ({"encoded": torch.zeros(3, 9, 16)}, "another size"),
     ({"embedding": torch.zeros(3, 9, 16)}, "another size"),

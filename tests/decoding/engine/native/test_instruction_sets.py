@@ -156,7 +156,7 @@ def test_drafts_are_the_same(name: str, options: dict[str, Any]) -> None:
 
 
 def test_unknown_set() -> None:
-    with pytest.raises(ValueError, match="this processor has no sse9"):
+    with pytest.raises(ValueError, match="this processor does not run sse9"):
         kernels().use_instruction_set("sse9")
     assert kernels().instruction_set() in SETS
 

@@ -215,6 +215,6 @@ def test_inputs_of_other_types_and_layouts_are_converted() -> None:
 def test_tiles_take_whole_blocks_of_inputs() -> None:
     """Layers of other sizes do not use tiles."""
     has_tiles = kernels().supports(FORMS.FP16_AMX_TILES)
-    message = "multiples of 32" if has_tiles else "does not compute with this weight format"
+    message = "multiples of 32" if has_tiles else "does not support the weight format"
     with pytest.raises(ValueError, match=message):
         make(torch.ones(16, 33), None, FORMS.FP16_AMX_TILES)

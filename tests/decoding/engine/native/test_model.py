@@ -241,7 +241,7 @@ LAYER_FLAWS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (lambda parts: parts.update(embedding=torch.ones(0, 16)), "vocabulary is empty"),
     (lambda parts: parts.update(embedding=torch.ones(30, 12)), "another width"),
     (lambda parts: parts.update(positions=torch.ones(9, 12)), "another width"),
-    (lambda parts: parts.update(projection=_linear(12, 30)), "the projection reads other states"),
+    (lambda parts: parts.update(projection=_linear(12, 30)), "the projection does not fit the width"),
     (lambda parts: parts.update(final_norm=_norm(12)), "a normalisation has another width"),
     (lambda parts: parts.update(embedding_norm=_norm(17)), "a normalisation has another width"),
     (lambda parts: _with_layer(parts, heads=3), "the heads do not divide the width"),
@@ -274,29 +274,29 @@ PATH = {
     "ids": torch.arange(30),
     "before": torch.ones(30, 4),
     "after": (4, 30),
-    "of_hidden": (16, 15),
-    "of_before": (4, 15),
-    "of_state": (5, 15),
+    "gru_hidden": (16, 15),
+    "gru_token": (4, 15),
+    "gru_recurrent": (5, 15),
     "to_rank": (5, 4),
 }
 
 
 PATH_FLAWS: list[tuple[dict[str, Any], str]] = [
-    ({"ids": torch.arange(29)}, "scores other tokens"),
-    ({"before": None}, "scores other tokens"),
+    ({"ids": torch.arange(29)}, "scores are of other tokens"),
+    ({"before": None}, "scores are of other tokens"),
     ({"before": torch.ones(30, 5)}, "another width"),
     ({"ids": torch.arange(1, 31)}, "an unknown token"),
     ({"ids": torch.arange(30) - 1}, "an unknown token"),
-    ({"of_before": (4, 12)}, "do not fit each other"),
-    ({"of_before": (3, 15)}, "do not fit each other"),
-    ({"of_state": (5, 12)}, "do not fit each other"),
-    ({"of_state": (4, 15)}, "do not fit each other"),
+    ({"gru_token": (4, 12)}, "do not fit each other"),
+    ({"gru_token": (3, 15)}, "do not fit each other"),
+    ({"gru_recurrent": (5, 12)}, "do not fit each other"),
+    ({"gru_recurrent": (4, 15)}, "do not fit each other"),
     ({"to_rank": (4, 4)}, "do not fit each other"),
     ({"to_rank": (5, 3)}, "do not fit each other"),
-    ({"ids": torch.arange(0), "after": None}, "scores no token"),
+    ({"ids": torch.arange(0), "after": None}, "a path has no tokens"),
     ({"after": None}, "do not fit each other"),
-    ({"of_before": None}, "do not fit each other"),
-    ({"of_hidden": None}, "do not fit each other"),
+    ({"gru_token": None}, "do not fit each other"),
+    ({"gru_hidden": None}, "do not fit each other"),
 ]
 
 
@@ -313,13 +313,13 @@ def test_paths_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
 
 
 def test_masks_that_do_not_fit() -> None:
-    feed = kernels().MaskFeed
-    assert feed(torch.ones(16), None, None) is not None
-    assert feed(torch.ones(16), _linear(16, 16), torch.ones(9, 16)) is not None
+    weights = kernels().MaskWeights
+    assert weights(torch.ones(16), None, None) is not None
+    assert weights(torch.ones(16), _linear(16, 16), torch.ones(9, 16)) is not None
     for arguments in (
         (torch.ones(16), _linear(16, 12), torch.ones(9, 16)),
         (torch.ones(16), _linear(16, 16), None),
         (torch.ones(16), _linear(16, 16), torch.ones(9, 12)),
     ):
-        with pytest.raises(ValueError, match="another width"):
-            feed(*arguments)
+        with pytest.raises(ValueError, match="another width|do not fit each other"):
+            weights(*arguments)

@@ -10,8 +10,8 @@
 namespace spec_dec {
 namespace {
 
-constexpr float NOTHING = -HUGE_VALF;
-constexpr int64_t CHUNK = 512;  // tokens scored at a time; whole panels
+constexpr float MINUS_INFINITY = -HUGE_VALF;
+constexpr int64_t CHUNK = 512;  // tokens of the vocabulary scored at a time; a multiple of the panel
 
 struct ScoredToken {
     float score;
@@ -22,18 +22,18 @@ bool is_better(const ScoredToken& a, const ScoredToken& b) {
     return a.score != b.score ? a.score > b.score : a.token < b.token;
 }
 
-// The best `wanted` tokens of a row, of equal ones those with the lower numbers; a heap with the worst in front.
-struct BestTokens {
-    void begin(size_t new_wanted) {
-        wanted = new_wanted;
+// The best `size` tokens of a row; of equal scores, those with the lower ids. A heap with the worst in front.
+struct TopTokens {
+    void begin(size_t new_size) {
+        size = new_size;
         entries.clear();
     }
 
-    // Tokens with this score or less have no place.
-    float least() const { return entries.size() < wanted ? NOTHING : entries[0].score; }
+    // Only scores above this one enter.
+    float threshold() const { return entries.size() < size ? MINUS_INFINITY : entries[0].score; }
 
     void add(const ScoredToken& token) {
-        if (entries.size() < wanted) {
+        if (entries.size() < size) {
             entries.push_back(token);
         } else if (is_better(token, entries[0])) {
             std::pop_heap(entries.begin(), entries.end(), is_better);
@@ -44,13 +44,13 @@ struct BestTokens {
         std::push_heap(entries.begin(), entries.end(), is_better);
     }
 
-    // Adds the best of `count` scores of the tokens from `token` on; tokens come in their order.
-    void look_through(const float* scores, int64_t count, int64_t token) {
-        const auto next = [&](int64_t begin) { return kernels().first_above(scores, begin, count, least()); };
-        for (int64_t i = next(0); i < count; i = next(i + 1)) add({scores[i], token + i});
+    // Adds `count` scores of the tokens from `first` on. Tokens must be added in ascending order.
+    void add_scores(const float* scores, int64_t count, int64_t first) {
+        const auto next = [&](int64_t begin) { return kernels().first_above(scores, begin, count, threshold()); };
+        for (int64_t i = next(0); i < count; i = next(i + 1)) add({scores[i], first + i});
     }
 
-    size_t wanted = 0;
+    size_t size = 0;
     std::vector<ScoredToken> entries;
 };
 
@@ -67,15 +67,16 @@ struct Candidate {
 // An unfinished sentence, with `beam` hypotheses.
 struct Sentence {
     int64_t number = 0, length = 0;
-    std::vector<int64_t> last, tokens, ancestors;  // [beam], [beam][columns] twice
-    std::vector<float> scores, log_probs;          // [beam], [beam][columns]
-    std::vector<uint8_t> ignored;                  // [beam], ranks from which nothing ends: fairseq's cands_to_ignore
+    std::vector<int64_t> last;               // [beam], the last token of each
+    std::vector<int64_t> tokens, ancestors;  // [beam][columns]; ancestors: cache row of each slot
+    std::vector<float> scores, log_probs;    // [beam], [beam][columns]
+    std::vector<uint8_t> ignored;            // [beam], fairseq's cands_to_ignore
 };
 
-class Searching {
+class BeamSearchWorker {
 public:
-    Searching(const Transformer& model, const Decoder& decoder, Batch& batch, int64_t beam,
-              std::vector<std::vector<Hypothesis>>& outputs)
+    BeamSearchWorker(const Transformer& model, const Decoder& decoder, Batch& batch, int64_t beam,
+                     std::vector<std::vector<Hypothesis>>& outputs)
         : model(model), decoder(decoder), batch(batch), beam(beam), columns(batch.columns), outputs(outputs) {}
 
     void admit(const std::vector<int64_t>& sentences) {
@@ -95,24 +96,24 @@ public:
 
     void step(std::vector<int64_t>& steps) {
         rows.clear();
-        of_row.clear();
+        sentence_of_row.clear();
         for (size_t index = 0; index < active.size(); ++index) {
             const Sentence& sentence = active[index];
-            // At the beginning all hypotheses are the same.
+            // At first all hypotheses are equal, and one row is enough.
             for (int64_t h = 0; h < (sentence.length == 0 ? 1 : beam); ++h) {
                 rows.add(sentence.number * beam + h, sentence.length, sentence.last[h]);
-                of_row.push_back(index);
+                sentence_of_row.push_back(index);
             }
         }
-        place_of.assign(batch.sentences(), 0);
-        for (size_t index = 0; index < active.size(); ++index) place_of[active[index].number] = index;
+        index_of.assign(batch.sentences(), 0);
+        for (size_t index = 0; index < active.size(); ++index) index_of[active[index].number] = index;
         decoder.run(rows, {}, {},
-                    [&](int64_t row) { return active[place_of[row / beam]].ancestors.data() + row % beam * columns; });
+                    [&](int64_t row) { return active[index_of[row / beam]].ancestors.data() + row % beam * columns; });
         score_rows();
         size_t row = 0;
         for (size_t index = 0; index < active.size(); ++index) {
             const size_t first = row;
-            while (row < of_row.size() && of_row[row] == index) ++row;
+            while (row < sentence_of_row.size() && sentence_of_row[row] == index) ++row;
             ++steps[active[index].number];
             advance(active[index], first, row);
         }
@@ -129,26 +130,26 @@ private:
     const int64_t beam, columns;
     std::vector<std::vector<Hypothesis>>& outputs;
     Rows rows;
-    std::vector<size_t> of_row, place_of;
-    std::vector<BestTokens> best, found;  // of each row; of each row and part of the vocabulary
-    std::vector<float> normalizers;       // of each row
+    std::vector<size_t> sentence_of_row, index_of;
+    std::vector<TopTokens> best, partial;  // of each row; of each row and part of the vocabulary
+    std::vector<float> normalizers;        // of each row
 
-    // Has `count` empty lists.
-    void begin(std::vector<BestTokens>& lists, int64_t count) const {
+    // Makes `count` empty lists.
+    void begin(std::vector<TopTokens>& lists, int64_t count) const {
         if (static_cast<int64_t>(lists.size()) < count) lists.resize(count);
-        for (BestTokens& list : lists) list.begin(std::min(2 * beam, batch.limits.vocabulary - 1));
+        for (TopTokens& list : lists) list.begin(std::min(2 * beam, batch.limits.vocabulary - 1));
     }
 
-    // Finds the best tokens after every row. Only CHUNK scores of a row are held at a time.
+    // Finds the best tokens after each row. At most CHUNK scores of a row are in memory at a time.
     void score_rows() {
         const Limits& limits = batch.limits;
         const int64_t count = rows.size(), vocabulary = limits.vocabulary, chunks = (vocabulary + CHUNK - 1) / CHUNK;
-        std::vector<float> highest(count * chunks), sums(count * chunks);
-        // Chunks are shared among threads; the best of all are among those of each.
-        const int64_t products = count * model.projection->products();
+        std::vector<float> maxima(count * chunks), sums(count * chunks);
+        // Each thread finds the best tokens of its chunks; these are merged below.
+        const int64_t multiply_adds = count * model.projection->multiply_adds();
         const int64_t parts =
-            std::max<int64_t>(1, std::min({threads::available(), chunks, products / threads::MIN_PRODUCTS}));
-        begin(found, parts * count);
+            std::max<int64_t>(1, std::min({threads::available(), chunks, multiply_adds / threads::MIN_MULTIPLY_ADDS}));
+        begin(partial, parts * count);
         threads::run(parts, [&](int64_t part) {
             thread_local Floats memory;
             float* values = at_least(memory, count * CHUNK);
@@ -157,36 +158,36 @@ private:
                 const int first = static_cast<int>(begin), last = static_cast<int>(begin + size);
                 model.projection->run_outputs(rows.x.data(), count, first, last, {values, size});
                 for (int64_t r = 0; r < count; ++r) {
-                    float* here = values + r * size;
-                    apply_temperature(here, size, limits);
-                    const float top = kernels().highest(here, size);
-                    highest[r * chunks + chunk] = top;
-                    sums[r * chunks + chunk] = kernels().sum_exponentials(here, size, top);
-                    BestTokens& own = found[part * count + r];
-                    if (limits.unk_penalty >= 0 && !(top > own.least())) continue;
-                    constrain(here, begin, begin + size, limits, rows.sentence[r] / beam, rows.position[r]);
-                    own.look_through(here, size, begin);
+                    float* chunk_scores = values + r * size;
+                    apply_temperature(chunk_scores, size, limits);
+                    const float max = kernels().max(chunk_scores, size);
+                    maxima[r * chunks + chunk] = max;
+                    sums[r * chunks + chunk] = kernels().sum_exp(chunk_scores, size, max);
+                    TopTokens& own = partial[part * count + r];
+                    if (limits.unk_penalty >= 0 && !(max > own.threshold())) continue;
+                    constrain(chunk_scores, begin, begin + size, limits, rows.sentence[r] / beam, rows.position[r]);
+                    own.add_scores(chunk_scores, size, begin);
                 }
             }
         });
         begin(best, count);
         normalizers.resize(count);
         for (int64_t r = 0; r < count; ++r) {
-            const float top = *std::max_element(&highest[r * chunks], &highest[r * chunks] + chunks);
+            const float max = *std::max_element(&maxima[r * chunks], &maxima[r * chunks] + chunks);
             float sum = 0;
             for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-                sum += sums[r * chunks + chunk] * std::exp(highest[r * chunks + chunk] - top);
+                sum += sums[r * chunks + chunk] * std::exp(maxima[r * chunks + chunk] - max);
             }
-            normalizers[r] = top + std::log(sum);
+            normalizers[r] = max + std::log(sum);
             refuse_nan(normalizers[r]);
             for (int64_t part = 0; part < parts; ++part) {
-                for (const ScoredToken& token : found[part * count + r].entries) best[r].add(token);
+                for (const ScoredToken& token : partial[part * count + r].entries) best[r].add(token);
             }
         }
     }
 
-    // Ends and continues hypotheses. Of the sorted candidates, those that end among the first `beam` are outputs, and
-    // the first `beam` that do not end go on.
+    // Advances a sentence by one token. Of the sorted candidates, an EOS among the first `beam` finishes a hypothesis,
+    // and the first `beam` others continue.
     void advance(Sentence& sentence, size_t first_row, size_t last_row) {
         std::vector<Candidate> candidates;
         for (size_t r = first_row; r < last_row; ++r) {
@@ -196,41 +197,42 @@ private:
             }
         }
         if (!candidates.empty() && batch.limits.forced(sentence.number, sentence.length) == batch.limits.eos) {
-            // Where a given beginning ends, all hypotheses have what the first one has; at first that is the only one.
+            // If the prefix forces EOS, fairseq copies the first hypothesis to all others.
             candidates.assign(sentence.length == 0 ? 1 : beam, candidates.front());
         }
         const size_t count = 2 * beam, found = std::min(count, candidates.size());
         std::partial_sort(candidates.begin(), candidates.begin() + found, candidates.end());
-        // Where fewer tokens are allowed, others continue with nothing.
-        candidates.resize(count, {NOTHING, 0, 0});
+        // If fewer tokens are allowed, the rest of the beam is filled with impossible candidates.
+        candidates.resize(count, {MINUS_INFINITY, 0, 0});
         const bool is_last = sentence.length >= batch.limits.max_len;
-        std::vector<Candidate> going, late;
+        std::vector<Candidate> continuing, ended_or_ignored;
         bool has_end = false;
         for (size_t i = 0; i < count; ++i) {
             const bool is_ignored = i < static_cast<size_t>(beam) && sentence.ignored[i];
-            const bool is_end = candidates[i].token == batch.limits.eos && candidates[i].score > NOTHING && !is_ignored;
+            const bool is_end =
+                candidates[i].token == batch.limits.eos && candidates[i].score > MINUS_INFINITY && !is_ignored;
             if (is_end && i < static_cast<size_t>(beam)) {
                 has_end = true;
                 finish(sentence, candidates[i]);
             }
-            (is_end || is_ignored ? late : going).push_back(candidates[i]);
+            (is_end || is_ignored ? ended_or_ignored : continuing).push_back(candidates[i]);
         }
-        const auto ended = static_cast<int64_t>(outputs[sentence.number].size());
-        if (has_end && (is_last || ended == beam)) {
+        const auto num_finished = static_cast<int64_t>(outputs[sentence.number].size());
+        if (has_end && (is_last || num_finished == beam)) {
             batch.finished[sentence.number] = 1;
             return;
         }
-        if (is_last) throw std::domain_error("nothing may end at the limit");
-        const size_t alive = going.size();
-        going.insert(going.end(), late.begin(), late.end());
+        if (is_last) throw std::domain_error("EOS is forbidden at the maximum length");
+        const size_t alive = continuing.size();
+        continuing.insert(continuing.end(), ended_or_ignored.begin(), ended_or_ignored.end());
         for (int64_t i = 0; i < beam; ++i) sentence.ignored[i] = static_cast<size_t>(i) >= alive;
-        reorder(sentence, going);
+        reorder(sentence, continuing);
     }
 
-    // Adds a finished hypothesis to the outputs, unless there are enough.
+    // Adds a finished hypothesis to the outputs, up to `beam` of them.
     void finish(const Sentence& sentence, const Candidate& end) {
-        std::vector<Hypothesis>& found = outputs[sentence.number];
-        if (static_cast<int64_t>(found.size()) == beam) return;
+        std::vector<Hypothesis>& finished = outputs[sentence.number];
+        if (static_cast<int64_t>(finished.size()) == beam) return;
         Hypothesis hypothesis;
         const int64_t* ancestor = sentence.ancestors.data() + end.parent * columns;
         for (int64_t column = 1; column <= sentence.length; ++column) {
@@ -240,10 +242,10 @@ private:
         hypothesis.tokens.push_back(batch.limits.eos);
         hypothesis.log_probs.push_back(end.score - sentence.scores[end.parent]);
         hypothesis.score = end.score;
-        found.push_back(std::move(hypothesis));
+        finished.push_back(std::move(hypothesis));
     }
 
-    // Gives every row the ancestors of the hypothesis that it continues.
+    // Continues the chosen candidates: each row gets the ancestors of its parent.
     void reorder(Sentence& sentence, const std::vector<Candidate>& chosen) {
         const int64_t next = ++sentence.length;
         std::vector<int64_t> ancestors(beam * next);
@@ -267,28 +269,30 @@ private:
 BeamSearch::BeamSearch(std::shared_ptr<const Transformer> model, int64_t beam)
     : model(model), decoder(model), beam(beam) {}
 
-std::vector<std::vector<Hypothesis>> BeamSearch::run(Batch& batch, const Budget& budget, std::vector<int64_t>& steps) {
+std::vector<std::vector<Hypothesis>> BeamSearch::run(Batch& batch, const RunOptions& options,
+                                                     std::vector<int64_t>& steps) {
     batch.begin();
     decoder.begin(batch.sources, batch.columns + 1, beam);
     const int64_t count = batch.sentences(), workers = std::min(threads::available(), count);
     std::vector<std::vector<Hypothesis>> outputs(count);
     steps.assign(count, 0);
     if (count == 0) return outputs;
-    const int64_t most = std::max<int64_t>(1, std::min(budget.rows_together / beam, (count + workers - 1) / workers));
+    const int64_t most =
+        std::max<int64_t>(1, std::min(options.micro_batch_rows / beam, (count + workers - 1) / workers));
     std::vector<int64_t> waiting(count);
     std::iota(waiting.begin(), waiting.end(), 0);
     Queue queue(std::move(waiting));
     const double began = seconds_now();
     queue.run(workers, [&](int64_t number) {
-        Searching searching(*model, decoder, batch, beam, outputs);
+        BeamSearchWorker worker(*model, decoder, batch, beam, outputs);
         double checked = seconds_now();
         while (!queue.has_failed) {
-            const std::vector<int64_t> fresh = queue.take(most - static_cast<int64_t>(searching.active.size()));
+            const std::vector<int64_t> fresh = queue.take(most - static_cast<int64_t>(worker.active.size()));
             decoder.read_sources(fresh);
-            searching.admit(fresh);
-            if (searching.active.empty()) break;
-            searching.step(steps);
-            budget.check(number, checked);
+            worker.admit(fresh);
+            if (worker.active.empty()) break;
+            worker.step(steps);
+            options.check(number, checked);
         }
     });
     seconds[VERIFY] += seconds_now() - began;

@@ -1,7 +1,7 @@
-// Beam search as fairseq has it, of the sentences of a batch until they have ended.
+// fairseq's beam search over a batch, with the same hypotheses.
 //
-// Hypotheses of a sentence read its source together. Each has a row of the cache; a table of ancestors says in which
-// row an earlier slot stands, so that nothing is copied when a hypothesis is continued twice.
+// The hypotheses of a sentence share its source's keys and values, and each writes its own row of the KV cache. Instead
+// of reordering the cache, a table of ancestors gives the row of each earlier slot.
 
 #pragma once
 
@@ -15,17 +15,18 @@ namespace spec_dec {
 struct Hypothesis {
     std::vector<int64_t> tokens;   // EOS included
     std::vector<float> log_probs;  // of each
-    float score;                   // their sum
+    float score;                   // sum of log_probs
 };
 
 class BeamSearch {
 public:
     BeamSearch(std::shared_ptr<const Transformer> verifier, int64_t beam);
 
-    // Decodes a batch whose sources have been read and encoded. Returns the hypotheses of each sentence in the order in
-    // which they ended; `steps` gets how many steps each took. Throws std::runtime_error where scores are NaN, and
-    // std::domain_error where nothing may end at the limit.
-    std::vector<std::vector<Hypothesis>> run(Batch& batch, const Budget& budget, std::vector<int64_t>& steps);
+    // Decodes a batch whose sources are encoded. Returns the hypotheses of each sentence in the order in which they
+    // ended; writes the number of steps of each sentence to `steps`.
+    //
+    // Throws std::runtime_error if scores are NaN, and std::domain_error if EOS is forbidden at the maximum length.
+    std::vector<std::vector<Hypothesis>> run(Batch& batch, const RunOptions& options, std::vector<int64_t>& steps);
 
     PartSeconds seconds{};
 

@@ -6,8 +6,8 @@
 
 namespace spec_dec {
 
-// Pointers after the keys of a hypothesis that attention may read.
-constexpr int64_t FURTHER_KEYS = 16;
+// Pointers that `attend_scattered` may read after the last slot.
+constexpr int64_t PADDING_KEYS = 16;
 
 void Rows::clear() {
     for (auto* values : {&sentence, &position, &last_visible, &tokens}) values->clear();
@@ -29,17 +29,17 @@ void Decoder::begin(const Sources& new_sources, int64_t new_capacity, int64_t ne
     if (static_cast<int64_t>(sources->encoded.size()) != sources->rows() * model->layers[0].cross_key_value->inputs) {
         throw std::invalid_argument("the sources have been encoded in another width");
     }
-    own.reset(layers, sources->sentences() * beam * capacity, model->width);
-    source.reset(layers, sources->rows(), model->width);
+    self_cache.reset(layers, sources->sentences() * beam * capacity, model->width);
+    cross_cache.reset(layers, sources->rows(), model->width);
 }
 
 void Decoder::read_sources(const std::vector<int64_t>& sentences) {
     const int64_t inputs = model->layers[0].cross_key_value->inputs;
-    by_neighbours(sentences, [&](int64_t first, int64_t last) {
+    for_each_range(sentences, [&](int64_t first, int64_t last) {
         const int64_t begin = sources->begins[first], end = sources->begins[last];
         for (size_t layer = 0; layer < model->layers.size(); ++layer) {
             model->layers[layer].cross_key_value->run(sources->encoded.data() + begin * inputs, end - begin,
-                                                      source.at(layer, begin));
+                                                      cross_cache.at(layer, begin));
         }
     });
 }
@@ -51,7 +51,7 @@ float* Decoder::embed(Rows& rows, const std::function<void(int64_t, float*)>& in
     for (int64_t row = 0; row < count; ++row) {
         const int64_t position = rows.position[row];
         if (position < 0 || position >= capacity || rows.last_visible[row] >= capacity) {
-            throw std::logic_error("a row stands outside of its cache");
+            throw std::logic_error("a row is outside of the KV cache");
         }
         if (input) {
             input(row, x + row * width);
@@ -67,24 +67,24 @@ float* Decoder::embed(Rows& rows, const std::function<void(int64_t, float*)>& in
     return x;
 }
 
-// Calls `attend_some(first row, rows)` for a few neighbouring rows of one sentence at a time.
-template <typename AttendSome>
-static void by_sentence(const std::vector<int64_t>& sentence, int64_t beam, const AttendSome& attend_some) {
+// Calls `run(first row, rows)` for blocks of adjacent rows of one sentence.
+template <typename Run>
+static void for_each_block(const std::vector<int64_t>& sentence, int64_t beam, const Run& run) {
     const int64_t count = sentence.size();
     for (int64_t begin = 0, next; begin < count; begin = next) {
         for (next = begin + 1; next < count && sentence[next] / beam == sentence[begin] / beam;) ++next;
-        in_parts(next - begin, MORE_ROWS, [&](int64_t part, int64_t some) { attend_some(begin + part, some); });
+        in_parts(next - begin, ROW_BLOCK, [&](int64_t offset, int64_t block) { run(begin + offset, block); });
     }
 }
 
 void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input, const std::vector<int>& kept,
                   const std::function<const int64_t*(int64_t)>& ancestors) const {
-    thread_local Floats weights_memory;
+    thread_local Floats scratch_memory;
     const int64_t count = rows.size(), width = model->width;
     int64_t longest = 0;
     float* x = embed(rows, input, longest);
-    float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
-    std::vector<const float*> keys(ancestors ? longest + FURTHER_KEYS : 0);
+    float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest));
+    std::vector<const float*> keys(ancestors ? longest + PADDING_KEYS : 0);
     const auto attend_self = [&](size_t layer, const float* qkv, float* out) {
         for (int64_t row = 0; row < count; ++row) {
             std::copy_n(qkv + row * 3 * width + width, 2 * width, slot(layer, rows.sentence[row], rows.position[row]));
@@ -94,25 +94,26 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
             const int64_t own_row = rows.sentence[row], first = own_row - own_row % beam, length = rows.position[row];
             const int64_t* ancestor = ancestors(own_row);
             for (int64_t s = 0; s < length; ++s) keys[s] = slot(layer, first + ancestor[s], s);
-            std::fill_n(keys.begin() + length, FURTHER_KEYS, slot(layer, own_row, length));
+            std::fill_n(keys.begin() + length, PADDING_KEYS, slot(layer, own_row, length));
             kernels().attend_scattered(qkv + row * 3 * width, keys.data(), length + 1, heads,
-                                       static_cast<int>(width) / heads, weights, out + row * width);
+                                       static_cast<int>(width) / heads, scratch, out + row * width);
         }
         if (ancestors) return;
-        by_sentence(rows.sentence, 1, [&](int64_t row, int64_t some) {
-            kernels().attend(some, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0), own.row_size,
-                             rows.last_visible.data() + row, heads, static_cast<int>(width) / heads, weights,
-                             out + row * width);
+        for_each_block(rows.sentence, 1, [&](int64_t row, int64_t block) {
+            kernels().attend(block, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0),
+                             self_cache.row_size, rows.last_visible.data() + row, heads,
+                             static_cast<int>(width) / heads, scratch, out + row * width);
         });
     };
     const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
         const int heads = model->layers[layer].heads;
-        by_sentence(rows.sentence, beam, [&](int64_t row, int64_t some) {
+        for_each_block(rows.sentence, beam, [&](int64_t row, int64_t block) {
             const int64_t b = rows.sentence[row] / beam;
-            int64_t last[MORE_ROWS];
-            std::fill_n(last, some, sources->length(b) - 1);
-            kernels().attend(some, query + row * width, width, source.at(layer, sources->begins[b]), source.row_size,
-                             last, heads, static_cast<int>(width) / heads, weights, out + row * width);
+            int64_t last[ROW_BLOCK];
+            std::fill_n(last, block, sources->length(b) - 1);
+            kernels().attend(block, query + row * width, width, cross_cache.at(layer, sources->begins[b]),
+                             cross_cache.row_size, last, heads, static_cast<int>(width) / heads, scratch,
+                             out + row * width);
         });
     };
     std::function<void(size_t, const float*)> keep;

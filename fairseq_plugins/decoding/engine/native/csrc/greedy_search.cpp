@@ -11,13 +11,13 @@
 namespace spec_dec {
 namespace {
 
-// Sentences are admitted once a quarter of those decoded together have ended: admitting fewer at a time is slower.
+// A micro-batch is refilled once 1 / REFILL_SHARE of its sentences have finished: more frequent refills are slower.
 constexpr int64_t REFILL_SHARE = 4;
 
-// Adds a measurement; of several the least counts.
+// Adds a measurement. Of several for the same size the minimum is kept.
 void add_cost(CostTable& table, double size, double seconds) {
-    double& least = table.try_emplace(size, seconds).first->second;
-    least = std::min(least, seconds);
+    double& minimum = table.try_emplace(size, seconds).first->second;
+    minimum = std::min(minimum, seconds);
 }
 
 }  // namespace
@@ -40,56 +40,56 @@ void GreedySearch::begin(Batch& batch) {
     verifier.begin(batch.sources, batch.columns + std::max(width, batch.limits.prefix_width) + 1);
 }
 
-// Sentences that a thread decodes at a time, so that their rows reach the number that is efficient.
-int64_t GreedySearch::together(const Batch& batch, const Budget& budget) const {
+// Returns the number of sentences of a thread's micro-batch: enough for efficient products, drafts included.
+int64_t GreedySearch::micro_batch_size(const Batch& batch, const RunOptions& options) const {
     const auto with_drafts = [&](int64_t width) {
-        return std::max({int64_t{1}, budget.least_together, budget.rows_together / (1 + width)});
+        return std::max({int64_t{1}, options.min_sentences, options.micro_batch_rows / (1 + width)});
     };
     const int64_t width = drafter ? drafter->max_width(batch) : 0;
     if (!policy) return with_drafts(width);
     const int64_t without = std::min(with_drafts(0), batch.sentences());
-    const int64_t fewer = std::min(with_drafts(policy->plan(without).width), without);
-    return policy->plan(fewer).rate > policy->plan(without).greedy_rate ? fewer : without;
+    const int64_t drafting = std::min(with_drafts(policy->plan(without).width), without);
+    return policy->plan(drafting).rate > policy->plan(without).greedy_rate ? drafting : without;
 }
 
-void GreedySearch::run(Batch& batch, const Budget& budget) {
+void GreedySearch::run(Batch& batch, const RunOptions& options) {
     std::vector<int64_t> waiting;
     for (int64_t b = 0; b < batch.sentences(); ++b) {
         if (!batch.finished[b]) waiting.push_back(b);
     }
     if (waiting.empty()) return;
     const int64_t count = waiting.size(), workers = std::min(threads::available(), count);
-    // Every thread has its share of the sentences.
-    const int64_t most = std::min(together(batch, budget), (count + workers - 1) / workers);
+    // No thread takes more than its share of the sentences.
+    const int64_t most = std::min(micro_batch_size(batch, options), (count + workers - 1) / workers);
     Queue queue(std::move(waiting));
     std::mutex summing;
     queue.run(workers, [&](int64_t number) {
         Worker worker(*this, batch);
         std::vector<int64_t>& active = worker.active();
         double checked = seconds_now();
-        // Takes up to `room` further sentences; those of an earlier run have begun.
-        const auto refill = [&](int64_t room) {
-            const std::vector<int64_t> sentences = queue.take(room);
+        // Adds up to `count` sentences. Those that an earlier call began are not begun again.
+        const auto refill = [&](int64_t count) {
+            const std::vector<int64_t> sentences = queue.take(count);
             std::vector<int64_t> fresh;
             for (const int64_t b : sentences) (batch.lengths[b] == 0 ? fresh : active).push_back(b);
             if (!fresh.empty()) worker.admit(fresh, most);
             return !sentences.empty();
         };
         queue.begin();
-        if (budget.iterations < 0) {
+        if (options.iterations < 0) {
             do {
                 while (!queue.has_failed) {
-                    const int64_t room = most - static_cast<int64_t>(active.size());
-                    if (room * REFILL_SHARE >= most) refill(room);
+                    const int64_t missing = most - static_cast<int64_t>(active.size());
+                    if (missing * REFILL_SHARE >= most) refill(missing);
                     if (active.empty()) break;
                     worker.iterate();
                     queue.offer(active);
-                    budget.check(number, checked);
+                    options.check(number, checked);
                 }
             } while (queue.wait(active));
         } else {
             while (refill(most)) {
-                for (int64_t i = 0; i < budget.iterations && !active.empty(); ++i) worker.iterate();
+                for (int64_t i = 0; i < options.iterations && !active.empty(); ++i) worker.iterate();
                 active.clear();
             }
         }
@@ -99,18 +99,18 @@ void GreedySearch::run(Batch& batch, const Budget& budget) {
     });
 }
 
-// Profiles the first iterations of a batch of made-up sources, with drafts of which half the tokens are accepted.
+// Measures the first iterations of a batch of synthetic sources. Half of the drafted tokens are accepted.
 void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
-    constexpr int64_t SOURCE = 24, MOST = 4;
-    constexpr double SECONDS = 0.0015;
+    constexpr int64_t SOURCE_LENGTH = 24, MAX_ITERATIONS = 4;
+    constexpr double MAX_SECONDS = 0.0015;
     Batch batch;
     batch.limits.vocabulary = model->projection->outputs;
-    batch.limits.min_len = batch.limits.max_len = SOURCE + MOST * (width + 1);
+    batch.limits.min_len = batch.limits.max_len = SOURCE_LENGTH + MAX_ITERATIONS * (width + 1);
     batch.limits.pad = 1 % batch.limits.vocabulary;
     batch.limits.eos = 2 % batch.limits.vocabulary;
-    for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * SOURCE);
-    const int64_t rows = sentences * SOURCE, dim = model->layers[0].cross_key_value->inputs;
-    // Special symbols, which every dictionary has.
+    for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * SOURCE_LENGTH);
+    const int64_t rows = sentences * SOURCE_LENGTH, dim = model->layers[0].cross_key_value->inputs;
+    // Ids of the special symbols, which every dictionary has.
     for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back(row % 4);
     for (auto* values : {&batch.sources.encoded, &batch.sources.embedding}) {
         values->resize(rows * dim);
@@ -122,13 +122,13 @@ void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
     std::vector<int64_t> all(sentences);
     std::iota(all.begin(), all.end(), 0);
     worker.admit(all, sentences);
-    if (width > 0) costs.prepare = std::min(costs.prepare, worker.seconds[PREPARE] / (sentences * SOURCE));
+    if (width > 0) costs.prepare = std::min(costs.prepare, worker.seconds[PREPARE] / (sentences * SOURCE_LENGTH));
     double spent = 0;
-    for (int64_t i = 0; i < MOST && spent < SECONDS; ++i) {
-        PartSeconds& took = worker.seconds;
-        took.fill(0);
+    for (int64_t i = 0; i < MAX_ITERATIONS && spent < MAX_SECONDS; ++i) {
+        PartSeconds& spent_on = worker.seconds;
+        spent_on.fill(0);
         worker.iterate();
-        const double drafting = took[DRAFT] + took[OBSERVE], verifying = took[VERIFY] + took[ACCEPT];
+        const double drafting = spent_on[DRAFT] + spent_on[OBSERVE], verifying = spent_on[VERIFY] + spent_on[ACCEPT];
         spent += drafting + verifying;
         if (width == 0) {
             add_cost(costs.step, sentences, verifying);
@@ -142,7 +142,7 @@ void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
 void GreedySearch::profile() {
     if (!policy || !drafter || policy->always_drafts) return;
     const int64_t width = policy->width;
-    // Larger calls cost what a further row costs here.
+    // Costs of larger calls are extrapolated from these sizes.
     Costs costs;
     costs.prepare = HUGE_VAL;
     // Several rounds: other programs may take the processor for some milliseconds.
@@ -155,11 +155,11 @@ void GreedySearch::profile() {
     }
     // A row of one sentence is a step.
     costs.step[1] = costs.verify[1];
-    // Larger calls never take less time.
+    // Make costs monotonic: noise must not make a larger call cheaper.
     for (CostTable* table : {&costs.step, &costs.draft, &costs.verify}) {
-        double least = HUGE_VAL;
+        double minimum = HUGE_VAL;
         for (auto point = table->rbegin(); point != table->rend(); ++point) {
-            point->second = least = std::min(least, point->second);
+            point->second = minimum = std::min(minimum, point->second);
         }
     }
     policy->costs = std::move(costs);

@@ -1,8 +1,8 @@
-// Greedy decoding of a batch: draft, verify in one pass, keep the longest accepted prefix and the verifier's own next
+// Greedy decoding of a batch: draft, verify in one pass, emit the longest accepted prefix and the verifier's own next
 // token, repeat.
 //
-// Sentences are independent. A thread decodes some of them and takes others as these end. Rows are packed: a sentence
-// has as many as it has tokens to verify, and none once it has ended.
+// Each thread decodes a micro-batch of sentences and refills it as sentences finish. Rows are packed: a sentence has
+// one for its last token and one for each drafted token, and none once it has finished.
 
 #pragma once
 
@@ -21,18 +21,19 @@ enum Part { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, PARTS };
 using PartSeconds = std::array<double, PARTS>;
 double seconds_now();
 
-// A head between the verifier's states and its projection (head 1 of blockwise decoding); null for none.
+// Head 1 of blockwise decoding: two layers between the verifier's states and its projection; null for none.
 struct OutputHead {
     SharedLinear expand, shrink;
 };
 
-// How much a call decodes, and what may interrupt it.
-struct Budget {
-    int64_t iterations = -1;                        // of each sentence; below 0 for no end
-    int64_t least_together = 1, rows_together = 1;  // sentences that a thread decodes together, or more with few rows
-    std::function<void()> check_signals;            // may throw
+// Options of a call that decodes.
+struct RunOptions {
+    int64_t iterations = -1;              // maximum for each sentence; negative for no limit
+    int64_t min_sentences = 1;            // of a thread's micro-batch
+    int64_t micro_batch_rows = 1;         // rows for which a micro-batch gets more sentences than that
+    std::function<void()> check_signals;  // throws to interrupt the call; may be empty
 
-    // Calls `check_signals` now and then on the calling thread, which Python's signals are for.
+    // Calls `check_signals` every 50 ms, on the caller's thread (worker 0), because Python handles signals there only.
     void check(int64_t worker, double& checked) const {
         if (worker != 0 || !check_signals || seconds_now() - checked <= 0.05) return;
         check_signals();
@@ -42,18 +43,18 @@ struct Budget {
 
 class GreedySearch {
 public:
-    // drafter, acceptance (exact) and policy (all that is drafted is verified) may be null.
+    // drafter, acceptance, policy: null for none, for exact acceptance, and to verify all drafts in full.
     GreedySearch(std::shared_ptr<const Transformer> verifier, OutputHead head, std::shared_ptr<Drafter> drafter,
                  std::shared_ptr<const Acceptance> acceptance, std::shared_ptr<Policy> policy);
 
-    // Begins a batch whose sources have been read and encoded.
+    // Begins a batch whose sources are encoded.
     void begin(Batch& batch);
 
-    // Decodes until all sentences have ended or have had their iterations. Throws std::runtime_error where scores are
-    // NaN.
-    void run(Batch& batch, const Budget& budget);
+    // Decodes until all sentences have finished or have had `options.iterations`. Throws std::runtime_error if scores
+    // are NaN.
+    void run(Batch& batch, const RunOptions& options);
 
-    // Profiles the costs that the policy reckons with.
+    // Measures the costs that the policy needs.
     void profile();
 
     PartSeconds seconds{};
@@ -61,7 +62,7 @@ public:
 private:
     friend class Worker;
 
-    int64_t together(const Batch& batch, const Budget& budget) const;
+    int64_t micro_batch_size(const Batch& batch, const RunOptions& options) const;
     void profile(int64_t sentences, int64_t width, Costs& costs);
 
     std::shared_ptr<const Transformer> model;

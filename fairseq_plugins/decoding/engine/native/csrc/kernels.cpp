@@ -9,7 +9,7 @@
 
 namespace spec_dec {
 
-// setup.py builds isa/ once for each instruction set that the compiler knows, and names it here: SPEC_DEC_WITH_AVX2 ...
+// setup.py compiles isa/ for each instruction set that the compiler knows, and defines SPEC_DEC_WITH_AVX2 ... for them.
 #define SPEC_DEC_DECLARE(name)        \
     namespace isa_##name {            \
         const Kernels& get_kernels(); \
@@ -23,7 +23,7 @@ SPEC_DEC_DECLARE(amx)
 namespace {
 
 #ifdef SPEC_DEC_WITH_AMX
-// Whether the processor has tiles of bfloat16 numbers, and vectors of float16 ones, which older compilers' names lack.
+// Whether the processor has AMX-BF16 and AVX512-FP16. `__builtin_cpu_supports` of older compilers lacks these names.
 bool has_amx_fp16() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
@@ -32,9 +32,9 @@ bool has_amx_fp16() {
 }
 #endif
 
-// The best first.
+// Returns the kernels that this processor runs, the best first.
 std::vector<const Kernels*> runnable() {
-    std::vector<const Kernels*> found;
+    std::vector<const Kernels*> result;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     [[maybe_unused]] const bool avx2 =
@@ -45,21 +45,21 @@ std::vector<const Kernels*> runnable() {
     [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
 #ifdef SPEC_DEC_WITH_AMX
     if (vnni && has_amx_fp16() && isa_amx::get_kernels().supports(WeightFormat::FP16_AMX_TILES)) {
-        found.push_back(&isa_amx::get_kernels());
+        result.push_back(&isa_amx::get_kernels());
     }
 #endif
 #ifdef SPEC_DEC_WITH_VNNI
-    if (vnni) found.push_back(&isa_vnni::get_kernels());
+    if (vnni) result.push_back(&isa_vnni::get_kernels());
 #endif
 #ifdef SPEC_DEC_WITH_AVX512
-    if (avx512) found.push_back(&isa_avx512::get_kernels());
+    if (avx512) result.push_back(&isa_avx512::get_kernels());
 #endif
 #ifdef SPEC_DEC_WITH_AVX2
-    if (avx2) found.push_back(&isa_avx2::get_kernels());
+    if (avx2) result.push_back(&isa_avx2::get_kernels());
 #endif
 #endif
-    found.push_back(&isa_portable::get_kernels());
-    return found;
+    result.push_back(&isa_portable::get_kernels());
+    return result;
 }
 
 const Kernels*& in_use() {
@@ -73,23 +73,23 @@ const Kernels& kernels() { return *in_use(); }
 
 std::vector<std::string> runnable_instruction_sets() {
     std::vector<std::string> names;
-    for (const Kernels* found : runnable()) names.emplace_back(found->name);
+    for (const Kernels* each : runnable()) names.emplace_back(each->name);
     return names;
 }
 
 void use_instruction_set(const std::string& name) {
-    for (const Kernels* found : runnable()) {
-        if (found->name == name) {
-            in_use() = found;
+    for (const Kernels* each : runnable()) {
+        if (each->name == name) {
+            in_use() = each;
             return;
         }
     }
-    throw std::invalid_argument("this processor has no " + name);
+    throw std::invalid_argument("this processor does not run " + name);
 }
 
-float log_normalizer(const float* scores, int64_t size) {
-    const float highest = kernels().highest(scores, size);
-    return highest + std::log(kernels().sum_exponentials(scores, size, highest));
+float log_sum_exp(const float* scores, int64_t size) {
+    const float max = kernels().max(scores, size);
+    return max + std::log(kernels().sum_exp(scores, size, max));
 }
 
 }  // namespace spec_dec

@@ -1,5 +1,5 @@
-// The arithmetic that is compiled once for every instruction set, and chosen when the module is loaded (isa/).
-// Everything else is compiled once.
+// Kernels that are compiled once for each instruction set (isa/). The best set that the processor runs is chosen when
+// the module is loaded.
 
 #pragma once
 
@@ -12,57 +12,60 @@
 
 namespace spec_dec {
 
-// Rows of a sentence that attention takes at a time.
-constexpr int MORE_ROWS = 6;
+// Most rows (queries) of one `attend` call; also the row block of products with weights in rows.
+constexpr int ROW_BLOCK = 6;
 
-// Numbers that attention over this many slots needs for the weights of a row: whole vectors of any instruction set.
-constexpr int64_t weights_size(int64_t slots) { return slots + 16; }
+// Floats of scratch that attention needs for each row: a score per slot, padded to whole vectors of any instruction
+// set.
+constexpr int64_t attention_scratch(int64_t slots) { return slots + 16; }
 
 struct Kernels {
     const char* name;
 
-    // Whether this processor computes with a format; `make_linear` takes no others.
+    // Whether this processor supports a format. `make_linear` takes supported formats only.
     bool (*supports)(WeightFormat format);
     std::unique_ptr<Linear> (*make_linear)(const Weight& weight, WeightFormat format);
 
-    // Attends from `rows` (at most MORE_ROWS) queries of one sentence, each to the slots 0 .. last[row].
+    // Computes attention of `rows` (at most ROW_BLOCK) queries of one sentence, each over the slots 0 .. last[row].
     //
-    // A value stands heads * width numbers after its key; query, key_values: rows and slots are query_stride and
-    // slot_stride apart; weights: room for MORE_ROWS times `weights_size` of all slots; out: [rows][heads * width].
+    // query: [rows], query_stride apart. key_values: [slots], slot_stride apart; each slot holds a key
+    // [heads * width] and then a value of the same size. scratch: ROW_BLOCK * attention_scratch(slots) floats.
+    // out: [rows][heads * width].
     void (*attend)(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
-                   const int64_t* last, int heads, int width, float* weights, float* out);
+                   const int64_t* last, int heads, int width, float* scratch, float* out);
 
-    // Attends from one query to `slots` keys and values that stand anywhere, as those of a hypothesis do. After the
-    // slots there are 16 further pointers that may be read.
+    // Computes attention of one query over slots that are scattered in memory, as those of a hypothesis are.
+    // key_values: [slots + 16], a pointer to each slot; the last 16 are padding that is read, but not used.
     void (*attend_scattered)(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
-                             float* weights, float* out);
+                             float* scratch, float* out);
 
     // Layer normalisation of x[rows][width]; y may be x.
-    void (*normalize)(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width,
-                      float* y);
+    void (*layer_norm)(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width,
+                       float* y);
 
-    // One step of a GRU for `rows` rows: state[rows][width] becomes the next one. read, recurrent: [rows][3][width]
-    // (reset, update, new), what is read and the state, each through its own layer.
-    void (*update_gru)(const float* read, const float* recurrent, int64_t rows, int width, float* state);
+    // Updates state[rows][width] by one step of a GRU. from_input, from_state: [rows][3][width], the input and the
+    // state after their linear layers, for the reset, update and new gates.
+    void (*gru_step)(const float* from_input, const float* from_state, int64_t rows, int width, float* state);
 
-    // Of `size` scores: the sum of e^(score - top); the highest; the index, from `begin` on, of the first above `least`
-    // (else size); the index of the first of the highest.
-    float (*sum_exponentials)(const float* scores, int64_t size, float top);
-    float (*highest)(const float* scores, int64_t size);
-    int64_t (*first_above)(const float* scores, int64_t begin, int64_t size, float least);
+    // Reductions of scores[size].
+    float (*sum_exp)(const float* scores, int64_t size, float max);  // sum of e^(score - max)
+    float (*max)(const float* scores, int64_t size);
+    // Index of the first score above `threshold`, from `begin` on; `size` if there is none.
+    int64_t (*first_above)(const float* scores, int64_t begin, int64_t size, float threshold);
+    // Index of the maximum; of equal ones, the first.
     int64_t (*first_best)(const float* scores, int64_t size);
 };
 
-// The kernels in use: at first the best that this processor runs.
+// The kernels in use; by default the best that this processor runs.
 const Kernels& kernels();
 
-// Names of the instruction sets that are built in and that this processor runs, the best first.
+// Names of the compiled instruction sets that this processor runs, the best first.
 std::vector<std::string> runnable_instruction_sets();
 
-// Uses an instruction set from now on. Throws std::invalid_argument for one that does not run here.
+// Selects an instruction set. Throws std::invalid_argument for one that this processor does not run.
 void use_instruction_set(const std::string& name);
 
-// What is to be subtracted from each of `size` scores to make them log-probabilities.
-float log_normalizer(const float* scores, int64_t size);
+// log(sum of e^score): subtracted from scores, it gives log-probabilities.
+float log_sum_exp(const float* scores, int64_t size);
 
 }  // namespace spec_dec

@@ -38,7 +38,7 @@ void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, 
 
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
     apply_temperature(scores, limits.vocabulary, limits);
-    const float shift = log_normalizer(scores, limits.vocabulary);
+    const float shift = log_sum_exp(scores, limits.vocabulary);
     constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     const int64_t only = limits.only(sentence, position);
     const int64_t best = only >= 0 ? only : kernels().first_best(scores, limits.vocabulary);
@@ -47,7 +47,7 @@ BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int6
 
 void to_log_probs(float* scores, const Limits& limits, int64_t sentence, int64_t position) {
     apply_temperature(scores, limits.vocabulary, limits);
-    const float shift = log_normalizer(scores, limits.vocabulary);
+    const float shift = log_sum_exp(scores, limits.vocabulary);
     constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     for (int64_t i = 0; i < limits.vocabulary; ++i) scores[i] -= shift;
 }

@@ -1,4 +1,4 @@
-// Linear layers. What reads them does not know the form in which a weight is held.
+// Linear layers, whatever the format of their weights.
 
 #pragma once
 
@@ -14,24 +14,24 @@ namespace spec_dec {
 
 enum class Activation { NONE, RELU, GELU, SILU };
 
-// The forms of a weight [outputs, inputs]:
-// PANELS: [outputs / 16][inputs][16] in float32. The fastest form in float32; a copy.
-// ROWS: [outputs][inputs] where PyTorch holds it: nothing is copied, and products of few rows are slower.
-// FP16_PANELS: PANELS in float16, for weights that float16 holds exactly: the same products, half as much to read.
-// FP16_AMX_TILES: the same numbers for processors whose tiles multiply them (isa/linear_amx.cpp).
-// INT8_ROWS: ROWS in int8, with a scale for each output and float32 inputs: `--int8`.
-// INT8_PANELS: in int8, multiplied by inputs that are rounded to int8 as well: several times as fast, off by about one
-//   percent; for drafts, which are verified.
+// Formats of a weight [outputs, inputs]:
+// PANELS: [outputs / 16][inputs][16] in float32, a packed copy. The fastest format in float32.
+// ROWS: [outputs][inputs] in float32, in PyTorch's own memory. Without a copy, but slower for few rows.
+// FP16_PANELS: PANELS in float16, for weights that float16 holds exactly: the same products from half the memory.
+// FP16_AMX_TILES: the same numbers, laid out for AMX tiles (isa/linear_amx.cpp).
+// INT8_ROWS: ROWS in int8 with a scale for each output; inputs stay in float32 (`--int8`).
+// INT8_PANELS: weights and inputs quantized to int8: several times as fast, with errors of about one percent. For
+//   drafters only, because drafts are verified.
 enum class WeightFormat { PANELS, ROWS, FP16_PANELS, FP16_AMX_TILES, INT8_ROWS, INT8_PANELS };
 
-// Where results go: row r, output `first` + c of a product is written to (or added to) to[r * stride + c].
+// Where a product is stored: output `first` + c of row r at to[r * stride + c], after an activation; or added there.
 struct Target {
     float* to;
     int64_t stride;
     Activation activation = Activation::NONE;
     bool add = false;
 
-    // For results from another row and output on.
+    // The same target, offset by rows and outputs.
     Target at(int64_t row, int64_t output) const { return {to + row * stride + output, stride, activation, add}; }
 };
 
@@ -39,7 +39,7 @@ class Linear {
 public:
     virtual ~Linear() = default;
 
-    // Computes all outputs of x[rows][inputs], shared among threads.
+    // Computes all outputs of x[rows][inputs] on the available threads.
     void run(const float* x, int64_t rows, float* y, Activation activation = Activation::NONE, bool add = false) const {
         run_outputs(x, rows, 0, outputs, {y, outputs, activation, add});
     }
@@ -47,11 +47,11 @@ public:
     // Computes the outputs `first` .. `last`; `first` is a multiple of PANEL.
     virtual void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const = 0;
 
-    // Rows from which a product takes no less time per row.
+    // Number of rows from which more rows no longer lower the time per row.
     virtual int64_t efficient_rows() const = 0;
 
-    // Multiply-adds of a row.
-    int64_t products() const { return static_cast<int64_t>(inputs) * outputs; }
+    // Multiply-adds for each row.
+    int64_t multiply_adds() const { return static_cast<int64_t>(inputs) * outputs; }
 
     const int inputs, outputs;
 
@@ -63,21 +63,21 @@ protected:
 
     const float* bias_at(int output) const { return bias.empty() ? nullptr : bias.data() + output; }
 
-    std::vector<float> bias;  // of every output; empty for none
+    std::vector<float> bias;  // [outputs]; empty for none
 };
 
-// A weight [outputs][inputs] in float32, or in int8 with the scale of each output.
+// A weight [outputs][inputs] in float32, or in int8 with a scale for each output.
 struct Weight {
     const void* numbers;
-    const float* scale;  // null for float32
-    const float* bias;   // null for none
+    const float* scale;  // [outputs]; null for float32
+    const float* bias;   // [outputs]; null for none
     int inputs, outputs;
-    bool is_batch_invariant;            // whether a row's result may never depend on the number of rows
-    std::shared_ptr<const void> owner;  // of `numbers`, for formats that read them where they are
+    bool is_batch_invariant;            // whether the bits of a row's result must not depend on the number of rows
+    std::shared_ptr<const void> owner;  // keeps `numbers` alive for formats that do not copy them
 };
 
-// Calls `run(row, count)` for parts of about the same size, at most `most` rows each: a part of one row would read all
-// weights for little.
+// Calls `run(row, count)` for blocks of about equal size, at most `most` rows each: a leftover block of one row would
+// read all weights for little.
 template <typename Run>
 void in_parts(int64_t rows, int64_t most, const Run& run) {
     const int64_t parts = (rows + most - 1) / most;

@@ -1,4 +1,4 @@
-// Reusable buffers, and keys and values in them.
+// Reusable buffers, and the KV cache in one of them.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace spec_dec {
 
-// Allocator that does not initialise new numbers: all are written before they are read.
+// Allocator that leaves new elements uninitialised: all are written before they are read.
 template <typename Number>
 struct Uninitialized : std::allocator<Number> {
     template <typename Other>
@@ -31,8 +31,8 @@ auto* at_least(Buffer& buffer, int64_t size) {
     return buffer.data();
 }
 
-// A large array mapped from the system, whose pages take no memory until they are written: a cache has slots for the
-// longest output, and most outputs are short. Growing loses the contents.
+// A large array of lazily mapped pages, which take no memory until they are written: a cache has slots for the longest
+// output, but most outputs are short. Growing discards the contents.
 class ReusableBuffer {
 public:
     ReusableBuffer() = default;
@@ -44,10 +44,10 @@ public:
         const size_t wanted = numbers * sizeof(float);
         if (wanted > bytes) {
             release();
-            void* found =
+            void* mapped =
                 mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (found == MAP_FAILED) throw std::bad_alloc();
-            memory = static_cast<float*>(found);
+            if (mapped == MAP_FAILED) throw std::bad_alloc();
+            memory = static_cast<float*>(mapped);
             bytes = wanted;
         }
         return memory;
@@ -64,7 +64,7 @@ private:
     size_t bytes = 0;
 };
 
-// Keys and values [layers][rows][2][D]. A cached sentence has `capacity` rows, a source one for each token.
+// Keys and values [layers][rows][2][D]: a row for each slot of each sentence, or for each source token.
 class KeyValues {
 public:
     void reset(int64_t layers, int64_t new_rows, int64_t width) {
@@ -75,7 +75,7 @@ public:
 
     float* at(int64_t layer, int64_t row) const { return base + (layer * rows + row) * row_size; }
 
-    int64_t row_size = 0;  // numbers of a key and its value
+    int64_t row_size = 0;  // floats of a key and its value
 
 private:
     ReusableBuffer buffer;

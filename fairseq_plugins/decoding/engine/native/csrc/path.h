@@ -1,4 +1,4 @@
-// How the tokens of a draft are chosen from left to right: see models/transition.py.
+// Selection of a draft's tokens from left to right, with transition scores (models/transition.py).
 
 #pragma once
 
@@ -9,27 +9,27 @@
 
 namespace spec_dec {
 
-// Scores of a token given those before it. Without `before`, each token is chosen by itself.
+// Transition scores: of a token, given the tokens before it. Without them, each token is chosen independently.
 struct Path {
-    std::vector<int64_t> ids;  // [N], of the tokens that have scores
-    Table before;              // [vocabulary][rank], of the token before
-    SharedLinear after;        // rank to N
-    // A recurrent cell (GRU) of width S along the path; null for none.
-    SharedLinear of_hidden, of_before, of_state;  // D, rank and S to 3 S: reset, update and new
-    SharedLinear to_rank;                         // S to rank
+    std::vector<int64_t> ids;  // [N], tokens that the drafter scores
+    Table before;              // [vocabulary][rank], left factor: of the previous token
+    SharedLinear after;        // rank to N, right factor: of the token; null without transition scores
+    // A GRU of width S over the path, whose state adds to the left factor; null without it.
+    SharedLinear gru_hidden, gru_token,
+        gru_recurrent;     // to 3 S, from the drafter's states, left factors and GRU states
+    SharedLinear to_rank;  // S to rank
 
-    // Checks that the parts fit each other. Throws std::invalid_argument.
+    // Throws std::invalid_argument if the shapes of two parts do not match.
     void check() const;
 
-    // Checks that a drafter can choose with it, given the vocabulary of the verifier. Throws std::invalid_argument.
+    // Throws std::invalid_argument if it does not match the drafter or the verifier's vocabulary.
     void check_drafter(const Transformer& drafter, int64_t vocabulary) const;
 
-    // Chooses the tokens of some drafts: at each position the one with the highest sum of its own score and that of
-    // coming after the tokens before it.
+    // Fills drafts: at each position with the token whose own score and transition score have the highest sum.
     //
-    // scores: [n][width][N], changed; hidden: [n][width][D]; which: [n], indices in drafts; last: [n], the token
-    // before.
-    void choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& which,
+    // scores: [n][width][N], overwritten. hidden: [n][width][D]. indices: [n], of the drafts. last: [n], the token
+    // before each draft.
+    void choose(float* scores, const float* hidden, int64_t width, const std::vector<size_t>& indices,
                 const std::vector<int64_t>& last, Drafts& drafts) const;
 };
 

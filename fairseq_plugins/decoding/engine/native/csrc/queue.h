@@ -1,4 +1,4 @@
-// Which thread decodes which sentences of a batch.
+// Distribution of a batch's sentences over threads, with work sharing.
 
 #pragma once
 
@@ -14,12 +14,13 @@
 
 namespace spec_dec {
 
-// Sentences that wait for a worker, and those that a worker hands to an idle one.
+// Sentences that wait for a worker, and those that a worker offers to an idle one.
 class Queue {
 public:
     explicit Queue(std::vector<int64_t> sentences) : waiting(std::move(sentences)) {}
 
-    // Calls `work(number)` on some threads. Where one throws, the others stop, and the exception is thrown here.
+    // Calls work(0) .. work(workers - 1) on threads. If one throws, the others stop, and its exception is rethrown
+    // here.
     template <typename Work>
     void run(int64_t workers, const Work& work) {
         std::exception_ptr failure;
@@ -35,7 +36,7 @@ public:
         if (failure) std::rethrow_exception(failure);
     }
 
-    // Up to `most` of the sentences that wait; none where a worker has failed.
+    // Takes up to `most` waiting sentences; none after a worker has failed.
     std::vector<int64_t> take(int64_t most) {
         std::lock_guard<std::mutex> lock(mutex);
         const int64_t count = has_failed ? 0 : std::clamp<int64_t>(most, 0, waiting.size() - next);
@@ -43,37 +44,38 @@ public:
         return {waiting.begin() + (next - count), waiting.begin() + next};
     }
 
-    // Offers every second one of `active` to a worker that waits for some.
+    // Offers every second active sentence to an idle worker, if there is one.
     void offer(std::vector<int64_t>& active) {
-        if (idle == 0 || is_full || active.size() < 2) return;
+        if (idle == 0 || has_offer || active.size() < 2) return;
         std::lock_guard<std::mutex> lock(mutex);
-        if (is_full) return;
+        if (has_offer) return;
         std::vector<int64_t> kept;
         for (size_t index = 0; index < active.size(); ++index) (index % 2 ? offered : kept).push_back(active[index]);
         active.swap(kept);
-        is_full = true;
+        has_offer = true;
     }
 
+    // Registers a worker that has sentences.
     void begin() { ++busy; }
 
     std::atomic<bool> has_failed{false};
 
-    // Waits for offered sentences; false where no worker has any left, or one has failed.
+    // Waits for offered sentences. Returns false once all workers are idle, or one has failed.
     bool wait(std::vector<int64_t>& active) {
         --busy;
         ++idle;
         bool found = false;
-        for (int looks = 0; !found && !has_failed && (is_full || busy > 0); ++looks) {
-            if (!is_full) {
-                threads::pause_after(looks);
+        for (int polls = 0; !found && !has_failed && (has_offer || busy > 0); ++polls) {
+            if (!has_offer) {
+                threads::back_off(polls);
                 continue;
             }
             std::lock_guard<std::mutex> lock(mutex);
-            if (!is_full) continue;
+            if (!has_offer) continue;
             active.swap(offered);
             offered.clear();
             ++busy;
-            is_full = false;
+            has_offer = false;
             found = true;
         }
         --idle;
@@ -85,7 +87,7 @@ private:
     const std::vector<int64_t> waiting;
     size_t next = 0;
     std::vector<int64_t> offered;
-    std::atomic<bool> is_full{false};
+    std::atomic<bool> has_offer{false};
     std::atomic<int64_t> busy{0}, idle{0};
 };
 

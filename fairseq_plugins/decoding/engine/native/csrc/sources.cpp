@@ -37,9 +37,9 @@ void Sources::begin_encoding(const Transformer& encoder) {
 }
 
 void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
-    thread_local Floats weights_memory;
+    thread_local Floats scratch_memory;
     const int64_t width = encoder.width, begin = begins[first], count = begins[last] - begin;
-    std::vector<int64_t> positions, whole(MORE_ROWS);
+    std::vector<int64_t> positions, last_slots(ROW_BLOCK);
     float* x = encoded.data() + begin * width;
     int64_t longest = 0;
     for (int64_t b = first; b < last; ++b) {
@@ -53,16 +53,16 @@ void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
         }
     }
     if (encoder.embedding_norm) encoder.embedding_norm.run(x, count, x);
-    float* weights = at_least(weights_memory, MORE_ROWS * weights_size(longest));
+    float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest));
     const auto attend_self = [&](size_t index, const float* qkv, float* out) {
         const int heads = encoder.layers[index].heads;
         for (int64_t b = first; b < last; ++b) {
             const int64_t row = begins[b] - begin;
-            std::fill(whole.begin(), whole.end(), length(b) - 1);
-            in_parts(length(b), MORE_ROWS, [&](int64_t part, int64_t some) {
-                kernels().attend(some, qkv + (row + part) * 3 * width, 3 * width, qkv + row * 3 * width + width,
-                                 3 * width, whole.data(), heads, static_cast<int>(width) / heads, weights,
-                                 out + (row + part) * width);
+            std::fill(last_slots.begin(), last_slots.end(), length(b) - 1);
+            in_parts(length(b), ROW_BLOCK, [&](int64_t offset, int64_t block) {
+                kernels().attend(block, qkv + (row + offset) * 3 * width, 3 * width, qkv + row * 3 * width + width,
+                                 3 * width, last_slots.data(), heads, static_cast<int>(width) / heads, scratch,
+                                 out + (row + offset) * width);
             });
         }
     };

@@ -1,4 +1,4 @@
-// The sources of a batch: encoded once, read by verifier and drafters.
+// The source sentences of a batch. They are encoded once, for the verifier and the drafters.
 
 #pragma once
 
@@ -9,33 +9,33 @@
 
 namespace spec_dec {
 
-// Tokens of all sentences, one after the other, without padding.
+// Tokens of all sentences, packed without padding.
 struct Sources {
-    std::vector<int64_t> begins;  // [B + 1], row of each sentence's first token
+    std::vector<int64_t> begins;  // [B + 1], row of each sentence's first token; the last is the number of rows
     std::vector<int64_t> tokens;  // [rows]
     Floats embedding;             // [rows][D], scaled, without positions
-    Floats encoded;               // [rows][D]
+    Floats encoded;               // [rows][D], the encoder's output
 
     int64_t sentences() const { return static_cast<int64_t>(begins.size()) - 1; }
     int64_t rows() const { return begins.back(); }
     int64_t length(int64_t sentence) const { return begins[sentence + 1] - begins[sentence]; }
 
-    // Takes the tokens [sentences][width] that are not `pad`, and their states and embeddings [sentences][width][dim]
-    // where another encoder has read them. Throws std::invalid_argument for an empty sentence.
+    // Copies the tokens [sentences][width] that are not `pad`. Throws std::invalid_argument for an empty sentence.
+    //
+    // given, given_embedding: [sentences][width][dim], output and embeddings of an encoder outside of the kernels.
     void read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad, int64_t dim = 0,
               const float* given = nullptr, const float* given_embedding = nullptr);
 
-    // Has room for the tokens as `encoder` encodes them. Throws std::invalid_argument for a token outside of the
-    // vocabulary.
+    // Allocates the output of `encoder`. Throws std::invalid_argument for a token outside of the vocabulary.
     void begin_encoding(const Transformer& encoder);
 
     // Encodes the sentences `first` .. `last`.
     void encode(const Transformer& encoder, int64_t first, int64_t last);
 };
 
-// Calls `run(first, last)` for sentences that follow one another: products of more rows are faster.
+// Calls `run(first, last)` for ranges of consecutive sentences, because products of more rows are faster.
 template <typename Run>
-void by_neighbours(const std::vector<int64_t>& sentences, const Run& run) {
+void for_each_range(const std::vector<int64_t>& sentences, const Run& run) {
     for (size_t first = 0, last; first < sentences.size(); first = last) {
         for (last = first + 1; last < sentences.size() && sentences[last] == sentences[last - 1] + 1;) ++last;
         run(sentences[first], sentences[last - 1] + 1);

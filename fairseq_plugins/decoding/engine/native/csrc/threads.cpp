@@ -13,7 +13,7 @@ namespace spec_dec {
 namespace threads {
 namespace {
 
-// Looks at a counter before a thread sleeps: the next step comes soon, and waking up takes longer than looking.
+// Polls of a counter before a thread sleeps: the next step comes soon, and waking up takes longer than polling.
 constexpr int SPINS = 4000;
 
 void pause() {
@@ -26,7 +26,7 @@ void pause() {
 
 class Pool {
 public:
-    // Of `wanted_size` threads, the caller's among them; of fewer where the system gives no more.
+    // Makes a pool of `wanted_size` threads, including the caller's; of fewer if the system refuses.
     explicit Pool(int64_t wanted_size) : wanted_size(wanted_size) {
         try {
             for (int64_t number = 1; number < wanted_size; ++number) {
@@ -49,7 +49,7 @@ public:
         }
         wake.notify_all();
         task(0);
-        for (int looks = 0; running.load(std::memory_order_acquire) > 0; ++looks) pause_after(looks);
+        for (int polls = 0; running.load(std::memory_order_acquire) > 0; ++polls) back_off(polls);
     }
 
     const int64_t wanted_size;
@@ -82,16 +82,16 @@ private:
 };
 
 std::atomic<int64_t> limit{1};
-std::mutex making;
+std::mutex pool_mutex;
 Pool* pool = nullptr;
 thread_local bool is_inside = false;
 
-// A forked process has none of its parent's threads. No pool is made while a process forks, so that the child does not
-// find `making` locked by a thread that it does not have.
-const int handles_forks = pthread_atfork([] { making.lock(); }, [] { making.unlock(); },
+// A forked child has none of its parent's threads, so it drops the pool. `pool_mutex` is held during a fork: otherwise
+// the child might inherit it locked by a thread that it lacks.
+const int handles_forks = pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); },
                                          [] {
                                              pool = nullptr;
-                                             making.unlock();
+                                             pool_mutex.unlock();
                                          });
 
 }  // namespace
@@ -100,19 +100,19 @@ void set(int64_t count) { limit.store(count < 1 ? 1 : count); }
 
 int64_t available() { return is_inside ? 1 : limit.load(); }
 
-void pause_after(int looks) { looks < SPINS ? pause() : std::this_thread::yield(); }
+void back_off(int polls) { polls < SPINS ? pause() : std::this_thread::yield(); }
 
 void run(int64_t parts, const std::function<void(int64_t)>& task) {
     if (parts == 1) return task(0);
     Pool* own = nullptr;
     {
-        std::lock_guard<std::mutex> lock(making);
-        // A pool that is too small stays asleep.
+        std::lock_guard<std::mutex> lock(pool_mutex);
+        // A pool that is too small is abandoned asleep.
         if (!pool || pool->wanted_size < parts) pool = new Pool(parts);
         own = pool;
     }
-    std::unique_lock<std::mutex> turn(own->in_use, std::try_to_lock);
-    if (!turn.owns_lock() || own->size() < parts) {
+    std::unique_lock<std::mutex> lock(own->in_use, std::try_to_lock);
+    if (!lock.owns_lock() || own->size() < parts) {
         for (int64_t part = 0; part < parts; ++part) task(part);
         return;
     }

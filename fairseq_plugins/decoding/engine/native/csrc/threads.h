@@ -1,4 +1,4 @@
-// A few threads that wait for work: the calls of a decoding step are too short to start threads for each.
+// A thread pool. The calls of a decoding step are too short to start threads for each.
 
 #pragma once
 
@@ -9,26 +9,27 @@
 namespace spec_dec {
 namespace threads {
 
-// Sets how many threads may work on a call, the caller's among them.
+// Sets the number of threads of a call, including the caller's.
 void set(int64_t count);
 
-// How many threads a call may use; 1 inside of `run`, which is not divided further.
+// Returns the number of threads that a call may use; 1 inside `run`, because parallelism is not nested.
 int64_t available();
 
-// Calls task(0) .. task(parts - 1) on as many threads; one after the other where these are busy with another call. A
-// single part may use several threads itself.
+// Calls task(0) .. task(parts - 1), each on its own thread; sequentially if another call has the pool. A single part
+// runs on the caller's thread and may use the pool itself.
 void run(int64_t parts, const std::function<void(int64_t)>& task);
 
-// Waits a moment before another look at what a thread does; after many looks, lets that thread have this core.
-void pause_after(int looks);
+// Waits between two polls of another thread. After many polls it yields the core.
+void back_off(int polls);
 
-// Multiply-adds that take long enough for another thread to help.
-constexpr int64_t MIN_PRODUCTS = 1 << 19;
+// Multiply-adds from which a further thread pays.
+constexpr int64_t MIN_MULTIPLY_ADDS = 1 << 19;
 
-// Calls `task` for parts of 0 .. `count`, on as many threads as `products` multiply-adds of each are worth.
+// Calls `task(begin, end)` for ranges of 0 .. count, on as many threads as the work pays for. multiply_adds: of each
+// item.
 template <typename Task>
-void share(int64_t count, int64_t products, const Task& task) {
-    const int64_t parts = std::min({available(), count, count * products / MIN_PRODUCTS});
+void parallel_for(int64_t count, int64_t multiply_adds, const Task& task) {
+    const int64_t parts = std::min({available(), count, count * multiply_adds / MIN_MULTIPLY_ADDS});
     if (parts <= 1) return task(0, count);
     run(parts, [&](int64_t part) { task(part * count / parts, (part + 1) * count / parts); });
 }

@@ -8,7 +8,7 @@
 namespace spec_dec {
 
 void Norm::run(const float* x, int64_t rows, float* y) const {
-    kernels().normalize(weight.data(), bias.data(), epsilon, x, rows, static_cast<int>(weight.size()), y);
+    kernels().layer_norm(weight.data(), bias.data(), epsilon, x, rows, static_cast<int>(weight.size()), y);
 }
 
 namespace {
@@ -54,7 +54,7 @@ void Transformer::check() const {
     }
     check_norm(embedding_norm, width, true);
     check_norm(final_norm, width, true);
-    require(!projection || projection->inputs == width, "the projection reads other states");
+    require(!projection || projection->inputs == width, "the projection does not fit the width");
 }
 
 void Transformer::embed(int64_t token, float* x) const {
@@ -114,12 +114,12 @@ void Transformer::run(float* x, int64_t rows, const int64_t* row_positions, cons
     if (final_norm) final_norm.run(x, rows, x);
 }
 
-int64_t Transformer::products() const {
-    int64_t sum = projection ? projection->products() : 0;
+int64_t Transformer::multiply_adds() const {
+    int64_t sum = projection ? projection->multiply_adds() : 0;
     for (const Layer& layer : layers) {
         for (const SharedLinear* linear :
              {&layer.self_qkv, &layer.self_out, &layer.cross_query, &layer.cross_out, &layer.fc1, &layer.fc2}) {
-            if (*linear) sum += (*linear)->products();
+            if (*linear) sum += (*linear)->multiply_adds();
         }
     }
     return sum;

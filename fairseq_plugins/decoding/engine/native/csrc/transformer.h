@@ -1,4 +1,4 @@
-// Transformer layers, with what stands before the first and after the last one.
+// A Transformer: embeddings, layers, final normalisation and vocabulary projection.
 
 #pragma once
 
@@ -11,20 +11,20 @@
 
 namespace spec_dec {
 
-// Layer normalisation; without weights it is none.
+// Layer normalisation; disabled if `weight` is empty.
 struct Norm {
     std::vector<float> weight, bias;
     float epsilon = 0;
 
     explicit operator bool() const { return !weight.empty(); }
 
-    // y[rows][width] of x[rows][width], which may be the same.
+    // Normalizes x[rows][width] into y[rows][width], which may be x.
     void run(const float* x, int64_t rows, float* y) const;
 };
 
 using SharedLinear = std::shared_ptr<const Linear>;
 
-// The weights of a layer; those of cross-attention are null in an encoder.
+// The weights of a layer. Those of cross-attention are null in an encoder.
 struct Layer {
     SharedLinear self_qkv, self_out, cross_query, cross_key_value, cross_out, fc1, fc2;
     Norm self_norm, cross_norm, final_norm;
@@ -33,26 +33,26 @@ struct Layer {
     Activation activation = Activation::RELU;
 };
 
-// A table of vectors [size][width] that PyTorch holds.
+// An embedding table [size][width] in PyTorch's memory.
 struct Table {
     const float* numbers = nullptr;
     int64_t size = 0;
     std::shared_ptr<const void> owner;
 };
 
-// An encoder or decoder. Rows of a step stand anywhere: how they attend is said by those who lay them out.
+// An encoder or decoder. Rows may be of any sentence and position; the caller knows which, and computes attention.
 class Transformer {
 public:
     int width = 0;
     std::vector<Layer> layers;
-    Table embedding;  // of tokens
+    Table embedding;
     float embedding_scale = 1;
-    Table positions;                             // later positions have the last embedding; empty for none
+    Table positions;                             // positional embeddings; empty for none. Later positions have the last
     bool adds_positions_to_every_layer = false;  // --positions-every-layer of drafters
     Norm embedding_norm, final_norm;
     SharedLinear projection;  // to the vocabulary; null in an encoder
 
-    // Checks that all parts fit each other. Throws std::invalid_argument.
+    // Throws std::invalid_argument if the shapes of two parts do not match.
     void check() const;
 
     // Writes the embedding of a token to x[width].
@@ -61,18 +61,19 @@ public:
     // Adds the embedding of a position to x[width].
     void add_position(int64_t position, float* x) const;
 
-    // Attention of all rows in layer `index`: from projected rows (of 3 * width, or of width) to out[rows][width].
+    // Computes attention of layer `index` for all rows. projected: [rows][3 * width] (query, key, value) for
+    // self-attention, [rows][width] (query) for cross-attention. out: [rows][width].
     using Attend = std::function<void(size_t index, const float* projected, float* out)>;
 
     // Runs x[rows][width] through all layers, in place.
     //
-    // positions: [rows] where they are added to every layer, else null.
-    // keep(number, x): called with the states before the first (0) and after every layer; may be empty.
+    // positions: [rows]; only read if `adds_positions_to_every_layer`.
+    // keep(number, x): called with the states before the first layer (number 0) and after each one; may be empty.
     void run(float* x, int64_t rows, const int64_t* positions, const Attend& attend_self, const Attend& attend_source,
              const std::function<void(size_t, const float*)>& keep) const;
 
-    // Multiply-adds of a row.
-    int64_t products() const;
+    // Multiply-adds for each row, attention excluded.
+    int64_t multiply_adds() const;
 };
 
 }  // namespace spec_dec

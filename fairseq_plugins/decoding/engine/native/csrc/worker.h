@@ -1,4 +1,4 @@
-// Iterations of the loop for the sentences of one thread.
+// The decoding loop of one thread, over its micro-batch of sentences.
 
 #pragma once
 
@@ -14,19 +14,19 @@ public:
     Worker(GreedySearch& search, Batch& batch)
         : search(search), work(batch), batch(batch), counts(search.policy ? search.policy->width : 0) {}
 
-    // Takes sentences that have no output yet. `share`: sentences that a call has together.
-    void admit(const std::vector<int64_t>& sentences, int64_t share);
+    // Adds sentences that have no output yet. batch_size: expected number of sentences in a call, for the policy.
+    void admit(const std::vector<int64_t>& sentences, int64_t batch_size);
 
-    // One iteration of the active sentences; removes those that have ended.
+    // Runs one iteration of the active sentences, and removes those that have finished.
     void iterate();
 
-    // Hands what was counted over to the policy.
+    // Passes the survival counts since the last call to the policy.
     void learn();
 
     std::vector<int64_t>& active() { return work.active; }
 
     PartSeconds seconds{};
-    std::optional<int64_t> profiled_width;  // while costs are profiled: tokens of a draft; half are accepted
+    std::optional<int64_t> profiled_width;  // set while costs are measured: tokens of each draft; half are accepted
 
 private:
     void draft();

@@ -1,4 +1,4 @@
-// Drafters made of other drafters.
+// Drafters that wrap other drafters.
 
 #include "drafters.h"
 
@@ -48,7 +48,7 @@ SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second) {
 
 void ReplayedDrafter::draft(Work& work) {
     thread_local SurvivalCounts ignored(1);
-    // The inner drafter drafts all that it may.
+    // The inner drafter drafts in full, as its cost is part of the benchmark.
     Drafts replayed = work.drafts;
     work.drafts.worth = nullptr;
     work.drafts.seen = replayed.seen ? &ignored : nullptr;

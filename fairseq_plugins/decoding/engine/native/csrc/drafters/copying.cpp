@@ -1,4 +1,4 @@
-// Copies texts after the position that matches the output, by the rules of drafters/copying.py.
+// Drafts by copying a text after a match, by the same rules as drafters/copying.py.
 
 #include <cstdlib>
 #include <stdexcept>
@@ -9,19 +9,19 @@
 namespace spec_dec {
 namespace {
 
-// As in drafters/copying.py: to the nearest match, a token of the common suffix outweighs a shift by WORTH positions.
-constexpr int64_t NEAREST_MAX_MATCH = 4, WORTH = 8;
-// For the policy, which learns how far such drafts survive: by the length of the match, and at the start.
+// As in drafters/copying.py: for NEAREST, a matching token outweighs a shift by MATCH_WEIGHT positions.
+constexpr int64_t NEAREST_MAX_MATCH = 4, MATCH_WEIGHT = 8;
+// Initial survival of a draft's first token for the policy: by the length of the match, and at the start of the output.
 constexpr float PROBABILITY[NEAREST_MAX_MATCH + 1] = {0.3f, 0.55f, 0.75f, 0.85f, 0.95f}, PROBABILITY_AT_START = 0.65f;
 
 }  // namespace
 
-void CopyDrafter::take(std::vector<Texts> drafts) { next = std::move(drafts); }
+void CopyDrafter::set_drafts(std::vector<Texts> drafts) { next = std::move(drafts); }
 
 int64_t CopyDrafter::max_width(const Batch& batch) const {
     int64_t longest = lookup == Lookup::RECENT ? batch.limits.max_len : 1;
-    for (const auto& of_sentence : texts) {
-        for (const Text& text : of_sentence) longest = std::max(longest, text.length);
+    for (const auto& sentence_texts : texts) {
+        for (const Text& text : sentence_texts) longest = std::max(longest, text.length);
     }
     return std::min(width, longest);
 }
@@ -37,7 +37,7 @@ void CopyDrafter::begin_batch(const Batch& batch) {
     }
     drafts = std::exchange(next, {});
     if (drafts.size() != texts.size()) {
-        throw std::invalid_argument("drafts of another number of sentences");
+        throw std::invalid_argument("the number of drafts differs from that of the sentences");
     }
     for (size_t b = 0; b < drafts.size(); ++b) {
         for (const auto& draft : drafts[b]) {
@@ -65,8 +65,8 @@ void CopyDrafter::draft(Work& work) {
     }
 }
 
-// Tokens before `end` that equal the last tokens of the output. Texts begin as outputs do, which counts as a token: at
-// first a whole text is copied.
+// Returns the number of tokens before `end` that equal the last tokens of the output. The beginnings of text and output
+// count as one more equal token, so that an empty output matches the beginning of a text.
 int64_t CopyDrafter::common_suffix(const Text& text, int64_t end, const int64_t* output, int64_t length) const {
     int64_t count = 0;
     for (; count < max_match && count < end && count < length; ++count) {
@@ -79,11 +79,11 @@ CopyDrafter::Match CopyDrafter::find(std::vector<Text>& texts, const int64_t* ou
     const bool is_nearest = lookup == Lookup::NEAREST, is_recent = lookup == Lookup::RECENT;
     Match best;
     int64_t best_score = is_nearest ? -1 : 0, second = 0;
-    const auto look_in = [&](Text& text) {
+    const auto search = [&](Text& text) {
         int64_t best_of_text = -1, shift = text.shift;
         for (int64_t end = text.is_output; end <= text.length - is_nearest; ++end) {
             const int64_t count = common_suffix(text, end, output, length);
-            const int64_t score = is_nearest ? WORTH * count - std::abs(end - length - text.shift) : count;
+            const int64_t score = is_nearest ? MATCH_WEIGHT * count - std::abs(end - length - text.shift) : count;
             if (score > best_score || (is_recent && count > 0 && score == best_score)) {
                 second = best_score;
                 best_score = score;
@@ -98,11 +98,11 @@ CopyDrafter::Match CopyDrafter::find(std::vector<Text>& texts, const int64_t* ou
         }
         text.shift = shift;
     };
-    for (Text& text : texts) look_in(text);
+    for (Text& text : texts) search(text);
     if (is_recent) {
-        // Without its last token, which would match itself.
-        Text so_far{output, std::max<int64_t>(length - 1, 0), 0, true};
-        look_in(so_far);
+        // The output without its last token, which would match itself.
+        Text output_text{output, std::max<int64_t>(length - 1, 0), 0, true};
+        search(output_text);
     }
     return lookup == Lookup::UNIQUE && best_score == second ? Match() : best;
 }

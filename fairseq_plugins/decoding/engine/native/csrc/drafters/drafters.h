@@ -1,4 +1,4 @@
-// The drafters, each in a file of its own.
+// All drafters. Each has its own file.
 
 #pragma once
 
@@ -12,45 +12,49 @@ namespace spec_dec {
 
 using SharedDrafter = std::shared_ptr<Drafter>;
 
-// What a trained drafter feeds its masks: a vector, plus a soft copy of the source where `copy_attention` is given.
-struct MaskFeed {
+// Mask embedding of a trained drafter: a vector, plus a soft copy of the source if `copy_attention` is given.
+struct MaskWeights {
     std::vector<float> vector;    // [D]
-    SharedLinear copy_attention;  // positions to queries; null for no copy
-    Table positions;              // [P][D], of target and source
+    SharedLinear copy_attention;  // positional embeddings to queries; null without soft copy
+    Table positions;              // [P][D], positional embeddings of target and source
 };
 
-// Reads the verifier's states (--drafter-context features).
+// Layers that read the verifier's states.
 struct FeatureReading {
-    std::vector<int> layers;                // of the verifier, 0 for the embedding
-    SharedLinear reader;                    // their states to what every layer reads, then what is added to the input
-    std::vector<SharedLinear> projections;  // keys and values of each layer; empty where the reader makes them
+    std::vector<int> layers;                // layers of the verifier whose states are read, 0 for the embedding
+    SharedLinear reader;                    // the concatenated states to the context of each layer, and to an input
+    std::vector<SharedLinear> projections;  // context of each layer to keys and values; empty if fused into `reader`
 };
-SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed,
+
+// Makes a drafter that reads the verifier's states (--drafter-context features).
+SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskWeights mask,
                                    FeatureReading reading, int64_t width);
 
-// Reads tokens (--drafter-context tokens): GAD section 3.1. `encoder` is null where the verifier's is shared.
+// Makes a drafter that reads tokens (--drafter-context tokens): GAD section 3.1. encoder: null if the verifier's is
+// shared.
 SharedDrafter make_token_drafter(std::shared_ptr<const Transformer> model, std::shared_ptr<const Transformer> encoder,
-                                 Path path, MaskFeed feed, bool caches_prefix, int64_t width);
+                                 Path path, MaskWeights mask, bool caches_prefix, int64_t width);
 
-// What is copied: the source after a suffix of the output that stands once in it (Aggressive Decoding, Algorithm 1);
-// source and output so far after the most recent of the longest matches; or given drafts after the best match that is
-// near.
+// Where to copy from, after a suffix of the output is matched in a text.
+// UNIQUE: the source; only a match that occurs once counts (Aggressive Decoding, Algorithm 1).
+// RECENT: source and output so far; of the longest matches, the last.
+// NEAREST: given drafts; long matches near the expected position score best.
 enum class Lookup { UNIQUE, RECENT, NEAREST };
 
-// Copies texts after the position that matches the output.
+// Drafts by copying a text from the position that matches the end of the output.
 class CopyDrafter final : public Drafter {
 public:
-    // max_match: longer common suffixes count as this many tokens. width: the most tokens of a draft.
+    // max_match: maximum length of a match, in tokens. width: maximum length of a draft.
     CopyDrafter(Lookup lookup, int64_t max_match, int64_t width) : lookup(lookup), max_match(max_match), width(width) {}
 
     using Texts = std::vector<std::vector<int64_t>>;
 
-    // Takes the drafts of every sentence of the next batch, for NEAREST.
-    void take(std::vector<Texts> drafts);
+    // Sets the given drafts of each sentence of the next batch, for NEAREST.
+    void set_drafts(std::vector<Texts> drafts);
 
     int64_t max_width(const Batch& batch) const override;
     bool can_draft(int64_t sentence) const override { return !texts[sentence].empty(); }
-    // Throws std::invalid_argument for drafts that are not for this batch.
+    // Throws std::invalid_argument if the given drafts do not fit the batch.
     void begin_batch(const Batch& batch) override;
     void draft(Work& work) override;
 
@@ -58,12 +62,12 @@ private:
     struct Text {
         const int64_t* tokens = nullptr;
         int64_t length = 0;
-        int64_t shift = 0;  // how much further on the last match was in the text than in the output
+        int64_t shift = 0;  // position of the last match in the text minus that in the output
         bool is_output = false;
     };
     struct Match {
         Text text;
-        int64_t end = 0, length = 0;  // tokens of the text before its end, and those that match
+        int64_t end = 0, length = 0;  // end of the match in the text; number of matching tokens
     };
 
     int64_t common_suffix(const Text& text, int64_t end, const int64_t* output, int64_t length) const;
@@ -71,33 +75,34 @@ private:
 
     const Lookup lookup;
     const int64_t max_match, width;
-    std::vector<Texts> next, drafts;       // of the next batch and of this one
-    std::vector<std::vector<Text>> texts;  // [B], to copy from
+    std::vector<Texts> next, drafts;       // given drafts of the next batch and of this one
+    std::vector<std::vector<Text>> texts;  // [B], texts to copy from
 };
 
 // Fixed-point iteration: Santilli et al. 2023, Algorithms 1 to 3.
 struct JacobiOptions {
-    int64_t block = 0;  // positions solved together; 0 for `window_ratio` lengths of the source
+    int64_t block = 0;  // positions solved in parallel; 0 for `window_ratio` times the longest source
     double window_ratio = 1.5;
-    int64_t length = -1;  // solve in parallel up to this many tokens; below 0 for no end
-    int64_t initial = 0;  // first guess of every position; below 0 for the source token there
-    int64_t pool = 0;     // tokens of a pool (the vocabulary), 0 for no pool
+    int64_t length = -1;  // output length from which decoding is greedy; negative for never
+    int64_t initial = 0;  // token that initializes every position; negative for the source token there
+    int64_t pool = 0;     // size of the bigram pool (the vocabulary); 0 for none
 };
 SharedDrafter make_jacobi_drafter(JacobiOptions options);
 
-// Heads on the verifier's states (Stern et al. 2018): `expand` reads a state, `others` propose the next tokens.
-SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear others, SharedLinear projection);
+// Makes a drafter of heads on the verifier's states (Stern et al. 2018). expand: the shared hidden layer of the heads.
+// shrink: the output layers of the heads 2, 3, ..., one after the other. projection: to the vocabulary.
+SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear shrink, SharedLinear projection);
 
-// Drafts with `first`, and with `second` for sentences where that has nothing.
+// Makes a drafter that uses `second` for sentences for which `first` drafts nothing.
 SharedDrafter make_fallback_drafter(SharedDrafter first, SharedDrafter second);
 
-// Runs a drafter and replaces its tokens, for benchmarks.
+// Runs a drafter but replaces its tokens by given ones, to benchmark with simulated drafts.
 class ReplayedDrafter final : public Drafter {
 public:
-    // probability: that a token is right, for the policy.
+    // probability: of each token, for the policy.
     ReplayedDrafter(SharedDrafter inner, float probability) : inner(std::move(inner)), probability(probability) {}
 
-    // tokens: [B][width], what the next batch drafts at every position of its outputs; profiled batches draft any.
+    // tokens: [B][width], drafted at each position of the output of the next batch. Empty: the inner drafter's tokens.
     void replay(std::vector<int64_t> new_tokens, int64_t new_width) {
         tokens = std::move(new_tokens);
         width = new_width;

@@ -1,5 +1,5 @@
-// A trained drafter that reads the verifier's states of the accepted tokens, as DFlash (arXiv 2602.06036) does for
-// decoder-only models. Keys and values of the prefix are made of these states, once, when a token is accepted.
+// A trained drafter that reads the verifier's states, as DFlash (arXiv 2602.06036) does for decoder-only models. A
+// token's states become keys and values of every layer, once, when the token is emitted.
 
 #include <stdexcept>
 
@@ -11,15 +11,15 @@ namespace {
 
 class FeatureDrafter final : public TrainedDrafter {
 public:
-    FeatureDrafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed, FeatureReading reading,
+    FeatureDrafter(std::shared_ptr<const Transformer> model, Path path, MaskWeights mask, FeatureReading reading,
                    int64_t width)
-        : TrainedDrafter(std::move(model), std::move(path), std::move(feed), width), reading(std::move(reading)) {
+        : TrainedDrafter(std::move(model), std::move(path), std::move(mask), width), reading(std::move(reading)) {
         const int dim = this->model->width, count = static_cast<int>(this->model->layers.size());
-        const bool at_once = this->reading.projections.empty();
-        const bool fits = this->reading.reader->outputs == (at_once ? 2 * count + 1 : count + 1) * dim &&
-                          (at_once || static_cast<int>(this->reading.projections.size()) == count);
+        const bool is_fused = this->reading.projections.empty();
+        const bool fits = this->reading.reader->outputs == (is_fused ? 2 * count + 1 : count + 1) * dim &&
+                          (is_fused || static_cast<int>(this->reading.projections.size()) == count);
         if (!fits) {
-            throw std::invalid_argument("the parts of the drafter do not fit each other");
+            throw std::invalid_argument("the layers of the drafter do not fit each other");
         }
     }
 
@@ -27,7 +27,7 @@ public:
 
     void begin_batch(const Batch& batch) override {
         path.check_drafter(*model, batch.limits.vocabulary);
-        begin_with(batch, batch.sources);
+        begin_sources(batch, batch.sources);
         newest.resize(batch.sentences() * model->width);
     }
 
@@ -63,13 +63,13 @@ public:
             const float* from = read + layer * 2 * dim;
             int64_t stride = outputs;
             if (!reading.projections.empty()) {
-                float* context = at_least(context_memory, count * dim);
+                float* inputs_of_layer = at_least(context_memory, count * dim);
                 for (int64_t n = 0; n < count; ++n)
-                    std::copy_n(read + n * outputs + layer * dim, dim, context + n * dim);
+                    std::copy_n(read + n * outputs + layer * dim, dim, inputs_of_layer + n * dim);
                 const Layer& own = model->layers[layer];
-                if (own.normalize_before) own.self_norm.run(context, count, context);
+                if (own.normalize_before) own.self_norm.run(inputs_of_layer, count, inputs_of_layer);
                 float* projected = at_least(projected_memory, count * 2 * dim);
-                reading.projections[layer]->run(context, count, projected);
+                reading.projections[layer]->run(inputs_of_layer, count, projected);
                 from = projected;
                 stride = 2 * dim;
             }
@@ -77,14 +77,14 @@ public:
                 std::copy_n(from + n * stride, 2 * dim, decoder.slot(layer, emitted[n].sentence, emitted[n].slot));
             }
         }
-        // What is added to the next input is that of the newest token.
+        // The newest token's part is added to the inputs of the next draft.
         for (int64_t n = 0; n < count; ++n) {
             std::copy_n(read + (n + 1) * outputs - dim, dim, newest.begin() + emitted[n].sentence * dim);
         }
     }
 
 protected:
-    // The last token, then masks; each sees the accepted tokens and those before it.
+    // Adds the last token and then masks, with causal attention.
     void add_rows(const Batch& batch, int64_t sentence, int64_t longest, Rows& rows) override {
         const int64_t length = batch.lengths[sentence];
         rows.add(sentence, length, batch.last_token(sentence));
@@ -97,14 +97,14 @@ protected:
 
 private:
     const FeatureReading reading;
-    Floats newest;  // [B][D], what the newest token adds to the next input
+    Floats newest;  // [B][D], added to the inputs of the next draft
 };
 
 }  // namespace
 
-SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskFeed feed,
+SharedDrafter make_feature_drafter(std::shared_ptr<const Transformer> model, Path path, MaskWeights mask,
                                    FeatureReading reading, int64_t width) {
-    return std::make_shared<FeatureDrafter>(std::move(model), std::move(path), std::move(feed), std::move(reading),
+    return std::make_shared<FeatureDrafter>(std::move(model), std::move(path), std::move(mask), std::move(reading),
                                             width);
 }
 

@@ -1,4 +1,5 @@
-// Heads on the verifier propose the next tokens out of its last verification (Stern et al. 2018, section 4).
+// Heads on the verifier predict the next tokens from the states of its last verification (Stern et al. 2018, section
+// 4).
 
 #include <stdexcept>
 #include <utility>
@@ -11,14 +12,14 @@ namespace {
 
 class HeadsDrafter final : public Drafter {
 public:
-    HeadsDrafter(SharedLinear expand, SharedLinear others, SharedLinear projection)
+    HeadsDrafter(SharedLinear expand, SharedLinear shrink, SharedLinear projection)
         : expand(std::move(expand)),
-          others(std::move(others)),
+          shrink(std::move(shrink)),
           projection(std::move(projection)),
-          heads(this->others->outputs / this->projection->inputs) {
+          heads(this->shrink->outputs / this->projection->inputs) {
         const bool fits = this->expand->inputs == this->projection->inputs &&
-                          this->others->inputs == this->expand->outputs &&
-                          this->others->outputs == heads * this->projection->inputs;
+                          this->shrink->inputs == this->expand->outputs &&
+                          this->shrink->outputs == heads * this->projection->inputs;
         if (!fits) throw std::invalid_argument("the heads do not fit the verifier");
     }
 
@@ -47,7 +48,7 @@ public:
         }
         const int64_t dim = projection->inputs, count = drafted.size(), rows = count * heads;
         const int64_t vocabulary = projection->outputs;
-        // The states that the last emitted tokens were chosen from.
+        // The states from which the last emitted tokens were predicted.
         float* states = at_least(states_memory, count * dim);
         for (int64_t n = 0; n < count; ++n) {
             const int64_t row = work.first_row[drafted[n]] + work.gained[drafted[n]] - 1;
@@ -57,23 +58,23 @@ public:
         expand->run(states, count, wide, Activation::RELU);
         float* projected = at_least(projected_memory, rows * dim);
         for (int64_t row = 0; row < rows; ++row) std::copy_n(states + row / heads * dim, dim, projected + row * dim);
-        others->run(wide, count, projected, Activation::NONE, true);
-        const int64_t together = projection->efficient_rows();
-        float* scores = at_least(scores_memory, together * vocabulary);
-        in_parts(rows, together, [&](int64_t first, int64_t some) {
-            projection->run(projected + first * dim, some, scores);
-            for (int64_t row = first; row < first + some; ++row) {
-                const float* of_row = scores + (row - first) * vocabulary;
-                const int64_t best = kernels().first_best(of_row, vocabulary);
+        shrink->run(wide, count, projected, Activation::NONE, true);
+        const int64_t max_rows = projection->efficient_rows();
+        float* scores = at_least(scores_memory, max_rows * vocabulary);
+        in_parts(rows, max_rows, [&](int64_t first, int64_t block) {
+            projection->run(projected + first * dim, block, scores);
+            for (int64_t row = first; row < first + block; ++row) {
+                const float* row_scores = scores + (row - first) * vocabulary;
+                const int64_t best = kernels().first_best(row_scores, vocabulary);
                 proposals[work.active[drafted[row / heads]] * heads + row % heads] = {
-                    best, 1 / kernels().sum_exponentials(of_row, vocabulary, of_row[best])};
+                    best, 1 / kernels().sum_exp(row_scores, vocabulary, row_scores[best])};
             }
         });
         for (const size_t index : drafted) has_proposals[work.active[index]] = 1;
     }
 
 private:
-    const SharedLinear expand, others, projection;
+    const SharedLinear expand, shrink, projection;
     const int64_t heads;
     std::vector<std::pair<int64_t, float>> proposals;  // [B][heads], tokens and their probabilities
     std::vector<uint8_t> has_proposals;
@@ -81,8 +82,8 @@ private:
 
 }  // namespace
 
-SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear others, SharedLinear projection) {
-    return std::make_shared<HeadsDrafter>(std::move(expand), std::move(others), std::move(projection));
+SharedDrafter make_heads_drafter(SharedLinear expand, SharedLinear shrink, SharedLinear projection) {
+    return std::make_shared<HeadsDrafter>(std::move(expand), std::move(shrink), std::move(projection));
 }
 
 }  // namespace spec_dec

@@ -1,4 +1,5 @@
-// Drafts what the verifier predicted for the same positions an iteration ago (Santilli et al. 2023, Algorithms 1 to 3).
+// Jacobi decoding: drafts the verifier's predictions of the previous iteration (Santilli et al. 2023, Algorithms 1 to
+// 3).
 
 #include <cmath>
 
@@ -17,7 +18,7 @@ public:
     void begin_batch(const Batch& batch) override {
         block = block_of(batch);
         tails.assign(batch.sentences() * block, -1);
-        // What the verifier last said after every token.
+        // The verifier's last prediction after each token.
         pools.assign(options.pool ? batch.sentences() : 0, {});
     }
 
@@ -31,13 +32,13 @@ public:
         const Batch& batch = work.batch;
         for (size_t index = 0; index < work.active.size(); ++index) {
             const int64_t b = work.active[index], length = batch.lengths[b];
-            // The verifier predicts one position more than it is given guesses for: the last of a block needs none.
+            // The verifier predicts one position more than is drafted, so the last position of a block needs no draft.
             int64_t count = block - 1 - length % block;
             if (options.length >= 0) count = std::max<int64_t>(std::min(count, options.length - 1 - length), 0);
             int64_t last = batch.last_token(b);
             for (int64_t t = 0; t < count && work.drafts.goes_on(index); ++t) {
-                const int64_t better = tails[b * block + t];
-                int64_t token = better >= 0 ? better : first_guess(batch, b, length + t);
+                const int64_t predicted = tails[b * block + t];
+                int64_t token = predicted >= 0 ? predicted : initial_token(batch, b, length + t);
                 if (options.pool && pools[b][last] >= 0) token = pools[b][last];
                 last = token;
                 if (!work.drafts.add(index, token)) break;
@@ -49,12 +50,12 @@ public:
         for (size_t index = 0; index < work.active.size(); ++index) {
             const int64_t b = work.active[index], drafted = work.drafts.count(index);
             const int64_t* predicted = work.predicted.data() + work.first_row[index];
-            // Predictions after the emitted tokens are the next guesses.
+            // The predictions after the emitted tokens are the next draft.
             for (int64_t t = 0; t < block; ++t) {
                 const int64_t column = work.gained[index] + t;
                 tails[b * block + t] = column <= drafted ? predicted[column] : -1;
             }
-            // Lookahead's n-grams (arXiv 2402.02057) as pairs: a guess, and the verifier's token after it.
+            // As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it.
             int64_t before = work.batch.last_token(b);
             for (int64_t t = 0; options.pool && t <= drafted; ++t) {
                 pools[b][before] = predicted[t];
@@ -66,13 +67,13 @@ public:
 private:
     int64_t block_of(const Batch& batch) const {
         if (options.block) return options.block;
-        // Of the longest source: the length of the target is not known.
+        // The length of the output is unknown; the longest source bounds it by `window_ratio`.
         int64_t longest = 0;
         for (int64_t b = 0; b < batch.sentences(); ++b) longest = std::max(longest, batch.sources.length(b));
         return static_cast<int64_t>(std::ceil(options.window_ratio * longest)) + 1;
     }
 
-    int64_t first_guess(const Batch& batch, int64_t sentence, int64_t position) const {
+    int64_t initial_token(const Batch& batch, int64_t sentence, int64_t position) const {
         if (options.initial >= 0) return options.initial;
         const int64_t length = batch.sources.length(sentence);
         return position < length ? batch.sources.tokens[batch.sources.begins[sentence] + position] : batch.limits.pad;
@@ -80,8 +81,8 @@ private:
 
     const JacobiOptions options;
     int64_t block = 1;
-    std::vector<int64_t> tails;  // [B][block], -1 where nothing was predicted
-    std::vector<std::vector<int64_t>> pools;
+    std::vector<int64_t> tails;               // [B][block], the next draft; -1 where nothing was predicted
+    std::vector<std::vector<int64_t>> pools;  // [B][vocabulary], the prediction after each token; -1 for none
 };
 
 }  // namespace

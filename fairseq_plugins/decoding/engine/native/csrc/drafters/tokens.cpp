@@ -1,7 +1,7 @@
 // The trained drafter of GAD and SpecDec (section 3.1): masks after the accepted tokens, filled in one pass.
 //
-// With prefix-causal attention accepted tokens stay in the drafter's cache, and a draft runs only the new ones; with
-// full attention the whole prefix runs again.
+// With prefix-causal attention the drafter caches accepted tokens, and a draft runs only the new ones. With full
+// attention each draft runs the whole prefix again.
 
 #include "drafters.h"
 #include "trained.h"
@@ -12,8 +12,8 @@ namespace {
 class TokenDrafter final : public TrainedDrafter {
 public:
     TokenDrafter(std::shared_ptr<const Transformer> model, std::shared_ptr<const Transformer> encoder, Path path,
-                 MaskFeed feed, bool caches_prefix, int64_t width)
-        : TrainedDrafter(std::move(model), std::move(path), std::move(feed), width),
+                 MaskWeights mask, bool caches_prefix, int64_t width)
+        : TrainedDrafter(std::move(model), std::move(path), std::move(mask), width),
           encoder(std::move(encoder)),
           caches_prefix(caches_prefix) {}
 
@@ -24,13 +24,13 @@ public:
             own_sources.tokens = batch.sources.tokens;
             own_sources.begin_encoding(*encoder);
         }
-        begin_with(batch, encoder ? own_sources : batch.sources);
+        begin_sources(batch, encoder ? own_sources : batch.sources);
         cached.assign(batch.sentences(), 0);
     }
 
     void begin(const Batch&, const std::vector<int64_t>& sentences) override {
         if (encoder) {
-            by_neighbours(sentences, [&](int64_t first, int64_t last) { own_sources.encode(*encoder, first, last); });
+            for_each_range(sentences, [&](int64_t first, int64_t last) { own_sources.encode(*encoder, first, last); });
         }
         decoder.read_sources(sentences);
     }
@@ -47,17 +47,17 @@ protected:
     }
 
 private:
-    const std::shared_ptr<const Transformer> encoder;  // null where the verifier's is shared
+    const std::shared_ptr<const Transformer> encoder;  // null if the verifier's is shared
     Sources own_sources;
     const bool caches_prefix;
-    std::vector<int64_t> cached;  // [B], valid slots of the cache
+    std::vector<int64_t> cached;  // [B], valid slots of the drafter's KV cache
 };
 
 }  // namespace
 
 SharedDrafter make_token_drafter(std::shared_ptr<const Transformer> model, std::shared_ptr<const Transformer> encoder,
-                                 Path path, MaskFeed feed, bool caches_prefix, int64_t width) {
-    return std::make_shared<TokenDrafter>(std::move(model), std::move(encoder), std::move(path), std::move(feed),
+                                 Path path, MaskWeights mask, bool caches_prefix, int64_t width) {
+    return std::make_shared<TokenDrafter>(std::move(model), std::move(encoder), std::move(path), std::move(mask),
                                           caches_prefix, width);
 }
 

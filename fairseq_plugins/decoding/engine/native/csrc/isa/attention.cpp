@@ -1,50 +1,51 @@
 #include <limits>
 
-#include "products.h"
+#include "gemm.h"
 
 namespace spec_dec {
 namespace SPEC_DEC_ISA {
 namespace {
 
-constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
+constexpr float MASKED = -std::numeric_limits<float>::infinity();
 
-// Turns scores of one row into weights: softmax over the slots up to `last`, 0 for later ones. After the slots there is
-// room up to whole vectors.
+// Replaces the scores of one row by their softmax over the slots 0 .. last; later slots get 0. The memory is padded to
+// whole vectors.
 void softmax(float* scores, int64_t slots, int64_t last) {
     const int64_t count = last + 1, filled = (count + LANES - 1) / LANES * LANES;
-    for (int64_t i = count; i < filled; ++i) scores[i] = HIDDEN;
-    Vector highest = load(scores), sums = {};
-    for (int64_t i = LANES; i < filled; i += LANES) highest = larger(highest, load(scores + i));
-    const Vector top = splat(highest_lane(highest));
+    for (int64_t i = count; i < filled; ++i) scores[i] = MASKED;
+    Vector max = load(scores), sums = {};
+    for (int64_t i = LANES; i < filled; i += LANES) max = vector_max(max, load(scores + i));
+    const Vector row_max = splat(reduce_max(max));
     for (int64_t i = 0; i < filled; i += LANES) {
-        const Vector here = exponential(load(scores + i) - top);
-        store(scores + i, here);
-        sums += here;
+        const Vector weights = vector_exp(load(scores + i) - row_max);
+        store(scores + i, weights);
+        sums += weights;
     }
-    const Vector share = splat(1 / sum_of_lanes(sums));
-    for (int64_t i = 0; i < filled; i += LANES) store(scores + i, load(scores + i) * share);
+    const Vector inverse = splat(1 / reduce_sum(sums));
+    for (int64_t i = 0; i < filled; i += LANES) store(scores + i, load(scores + i) * inverse);
     for (int64_t i = count; i < slots; ++i) scores[i] = 0;
 }
 
-// out[ROWS][width] = weights[ROWS][slots] * values, PANELS panels of columns at a time as long as there are as many.
+// out[ROWS][width] = weights[ROWS][slots] * values[slots][width], from column `begin` on. Columns are taken in blocks
+// of PANELS panels, the remainder in smaller blocks.
 template <int ROWS, int PANELS>
-void weigh(const float* weights, int64_t row_stride, int64_t slots, const float* values, int64_t stride, int begin,
-           int width, float* out, int64_t out_stride) {
+void weighted_sum(const float* weights, int64_t row_stride, int64_t slots, const float* values, int64_t stride,
+                  int begin, int width, float* out, int64_t out_stride) {
     for (; begin + PANELS * PANEL <= width; begin += PANELS * PANEL) {
         multiply_panels<ROWS, PANELS>(
             weights, row_stride, slots, values + begin, PANEL, stride,
             [&](int row, int v, Vector sums) { store(out + row * out_stride + begin + v * LANES, sums); });
     }
     if constexpr (PANELS > 1) {
-        weigh<ROWS, PANELS / 2>(weights, row_stride, slots, values, stride, begin, width, out, out_stride);
+        weighted_sum<ROWS, PANELS / 2>(weights, row_stride, slots, values, stride, begin, width, out, out_stride);
     } else {
         for (; begin < width; begin += LANES) {
             const int columns = std::min(LANES, width - begin);
             for (int row = 0; row < ROWS; ++row) {
                 Vector sum = {};
                 for (int64_t i = 0; i < slots; ++i) {
-                    sum =
-                        fma(splat(weights[row * row_stride + i]), load_some(values + i * stride + begin, columns), sum);
+                    sum = fma(splat(weights[row * row_stride + i]), load_partial(values + i * stride + begin, columns),
+                              sum);
                 }
                 std::memcpy(out + row * out_stride + begin, &sum, columns * sizeof(float));
             }
@@ -52,7 +53,7 @@ void weigh(const float* weights, int64_t row_stride, int64_t slots, const float*
     }
 }
 
-// Scores of ROWS queries for the slots `slot` .. `slots`, OUTPUTS at a time as long as there are as many.
+// Scores of ROWS queries for the slots `slot` .. `slots`, in blocks of OUTPUTS, the remainder in smaller blocks.
 template <int ROWS, int OUTPUTS>
 void score_slots(const float* query, int64_t query_stride, const float* keys, int64_t stride, int width, int64_t slot,
                  int64_t slots, float scale, float* scores, int64_t row_stride) {
@@ -63,7 +64,7 @@ void score_slots(const float* query, int64_t query_stride, const float* keys, in
             for (int i = 0; i < OUTPUTS; ++i) scores[row * row_stride + slot + i] = scale * result[row][i];
         }
         slot += OUTPUTS;
-        // Some of them once more, which gives the same, rather than the last ones by themselves.
+        // The last block overlaps the one before it, which computes some scores twice but needs no smaller block.
         if (slot < slots && slots < slot + OUTPUTS) slot = slots - OUTPUTS;
     }
     if constexpr (OUTPUTS > 1) {
@@ -76,25 +77,25 @@ void score_slots(const float* query, int64_t query_stride, const float* keys, in
 
 template <int ROWS>
 __attribute__((noinline)) void attend_rows(const float* query, int64_t query_stride, const float* key_values,
-                                           int64_t stride, const int64_t* last, int heads, int width, float* weights,
+                                           int64_t stride, const int64_t* last, int heads, int width, float* scores,
                                            float* out) {
     constexpr int OUTPUTS = ROWS == 1 ? std::min(8, LANES) : OUTPUTS_OF<ROWS>;
     const int64_t total = static_cast<int64_t>(heads) * width;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     int64_t slots = 0;
     for (int row = 0; row < ROWS; ++row) slots = std::max(slots, last[row] + 1);
-    const int64_t row_stride = weights_size(slots);
+    const int64_t row_stride = attention_scratch(slots);
     for (int head = 0; head < heads; ++head) {
         const float *q = query + head * width, *keys = key_values + head * width;
-        score_slots<ROWS, OUTPUTS>(q, query_stride, keys, stride, width, 0, slots, scale, weights, row_stride);
-        for (int row = 0; row < ROWS; ++row) softmax(weights + row * row_stride, slots, last[row]);
-        weigh<ROWS, 4>(weights, row_stride, slots, keys + total, stride, 0, width, out + head * width, total);
+        score_slots<ROWS, OUTPUTS>(q, query_stride, keys, stride, width, 0, slots, scale, scores, row_stride);
+        for (int row = 0; row < ROWS; ++row) softmax(scores + row * row_stride, slots, last[row]);
+        weighted_sum<ROWS, 4>(scores, row_stride, slots, keys + total, stride, 0, width, out + head * width, total);
     }
 }
 
-// Scores of a query for LANES keys that stand anywhere.
-__attribute__((always_inline)) inline void score_keys(const float* query, const float* const* keys, int64_t offset,
-                                                      int width, float scale, float* result) {
+// Scores of a query for LANES keys that are scattered in memory.
+__attribute__((always_inline)) inline void score_scattered(const float* query, const float* const* keys, int64_t offset,
+                                                           int width, float scale, float* result) {
     Vector sums[LANES] = {};
     int i = 0;
     for (; i + LANES <= width; i += LANES) {
@@ -110,10 +111,11 @@ __attribute__((always_inline)) inline void score_keys(const float* query, const 
     }
 }
 
-// out[VECTORS * LANES] = sum of weights * values that stand anywhere.
+// out[VECTORS * LANES] = weights * values that are scattered in memory.
 template <int VECTORS>
-__attribute__((always_inline)) inline void weigh_values(const float* weights, int64_t slots, const float* const* values,
-                                                        int64_t offset, float* out) {
+__attribute__((always_inline)) inline void weighted_sum_scattered(const float* weights, int64_t slots,
+                                                                  const float* const* values, int64_t offset,
+                                                                  float* out) {
     Vector sums[VECTORS] = {};
     for (int64_t slot = 0; slot < slots; ++slot) {
         const Vector weight = splat(weights[slot]);
@@ -125,34 +127,34 @@ __attribute__((always_inline)) inline void weigh_values(const float* weights, in
 }  // namespace
 
 void attend(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
-            const int64_t* last, int heads, int width, float* weights, float* out) {
-    with_count<MORE_ROWS>(rows, [&](auto count) {
-        attend_rows<count>(query, query_stride, key_values, slot_stride, last, heads, width, weights, out);
+            const int64_t* last, int heads, int width, float* scratch, float* out) {
+    with_count<ROW_BLOCK>(rows, [&](auto count) {
+        attend_rows<count>(query, query_stride, key_values, slot_stride, last, heads, width, scratch, out);
     });
 }
 
 void attend_scattered(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
-                      float* weights, float* out) {
-    constexpr int AT_ONCE = 4;
+                      float* scratch, float* out) {
+    constexpr int VECTORS = 4;
     const int64_t total = static_cast<int64_t>(heads) * width;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     for (int head = 0; head < heads; ++head) {
         const int64_t offset = static_cast<int64_t>(head) * width;
         for (int64_t slot = 0; slot < slots; slot += LANES) {
-            score_keys(query + offset, key_values + slot, offset, width, scale, weights + slot);
+            score_scattered(query + offset, key_values + slot, offset, width, scale, scratch + slot);
         }
-        softmax(weights, slots, slots - 1);
+        softmax(scratch, slots, slots - 1);
         int column = 0;
-        for (; column + AT_ONCE * LANES <= width; column += AT_ONCE * LANES) {
-            weigh_values<AT_ONCE>(weights, slots, key_values, total + offset + column, out + offset + column);
+        for (; column + VECTORS * LANES <= width; column += VECTORS * LANES) {
+            weighted_sum_scattered<VECTORS>(scratch, slots, key_values, total + offset + column, out + offset + column);
         }
         for (; column + LANES <= width; column += LANES) {
-            weigh_values<1>(weights, slots, key_values, total + offset + column, out + offset + column);
+            weighted_sum_scattered<1>(scratch, slots, key_values, total + offset + column, out + offset + column);
         }
         for (; column < width; ++column) {
             float sum = 0;
             for (int64_t slot = 0; slot < slots; ++slot)
-                sum += weights[slot] * key_values[slot][total + offset + column];
+                sum += scratch[slot] * key_values[slot][total + offset + column];
             out[offset + column] = sum;
         }
     }

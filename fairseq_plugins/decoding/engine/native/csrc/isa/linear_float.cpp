@@ -1,20 +1,21 @@
-// Products of float32 rows: weights in panels (float32, float16) or in rows (float32, int8).
+// Linear layers with float32 inputs: weights in panels (float32, float16) or in rows (float32, int8).
 
-#include "products.h"
+#include "gemm.h"
 
 namespace spec_dec {
 namespace SPEC_DEC_ISA {
 namespace {
 
-// A block of panels that stays in the nearest cache for all rows, by ROWS rows.
+// Multiplies ROWS rows by a block of panels, which stays in the first-level cache for further rows.
 template <typename Number, int ROWS>
-__attribute__((noinline)) void panels_by_rows(const Number* weight, const float* bias, int inputs, const float* x,
-                                              int outputs, const Target& target) {
+__attribute__((noinline)) void multiply_panel_block(const Number* weight, const float* bias, int inputs, const float* x,
+                                                    int outputs, const Target& target) {
     constexpr int PANELS = PANELS_OF<ROWS>;
     const int64_t size = inputs, panel = size * PANEL;
     float result[ROWS][PANELS * PANEL];
-    // Not read from memory again after every result.
-    const bool is_plain = is_simple(target), is_relu = target.activation == Activation::RELU, add = target.add;
+    // Copies, which the compiler keeps in registers.
+    const bool is_plain = has_vector_epilogue(target), is_relu = target.activation == Activation::RELU,
+               add = target.add;
     const int64_t stride = target.stride;
     float* const results = target.to;
     int begin = 0;
@@ -22,15 +23,15 @@ __attribute__((noinline)) void panels_by_rows(const Number* weight, const float*
         const float* own_bias = bias ? bias + begin : nullptr;
         const auto put = [&](int row, int v, Vector sums) {
             if (is_plain) {
-                finish_vector(sums, own_bias ? own_bias + v * LANES : nullptr, is_relu, add,
-                              results + row * stride + begin + v * LANES);
+                vector_epilogue(sums, own_bias ? own_bias + v * LANES : nullptr, is_relu, add,
+                                results + row * stride + begin + v * LANES);
             } else {
                 store(result[row] + v * LANES, sums);
             }
         };
         multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, put);
         for (int r = 0; !is_plain && r < ROWS; ++r) {
-            finish(result[r], PANELS * PANEL, nullptr, own_bias, target.at(r, begin));
+            epilogue(result[r], PANELS * PANEL, nullptr, own_bias, target.at(r, begin));
         }
     }
     for (; begin < outputs; begin += PANEL) {
@@ -38,23 +39,24 @@ __attribute__((noinline)) void panels_by_rows(const Number* weight, const float*
         multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL,
                                  [&](int row, int v, Vector sums) { store(result[row] + v * LANES, sums); });
         for (int r = 0; r < ROWS; ++r) {
-            finish(result[r], columns, nullptr, bias ? bias + begin : nullptr, target.at(r, begin));
+            epilogue(result[r], columns, nullptr, bias ? bias + begin : nullptr, target.at(r, begin));
         }
     }
 }
 
-// All rows with `outputs` outputs of a weight in panels, of which `weight` is the first.
+// Multiplies all rows by a weight in panels, block by block. weight: the first of `outputs` outputs.
 template <typename Number>
 void multiply_in_panels(const Number* weight, const float* bias, int inputs, const float* x, int64_t rows, int outputs,
                         const Target& target) {
     constexpr int64_t BLOCK_BYTES = 1 << 16, MIN_PANELS = 4;
     const int64_t fitting = BLOCK_BYTES / (inputs * PANEL * static_cast<int64_t>(sizeof(Number)));
-    const int block = PANEL * static_cast<int>(std::max(fitting, MIN_PANELS));
-    for (int from = 0; from < outputs; from += block) {
-        const int count = std::min(block, outputs - from);
-        by_rows<MAX_ROWS>(rows, [&](int64_t row, auto some) {
-            panels_by_rows<Number, some>(weight + static_cast<int64_t>(from) * inputs, bias ? bias + from : nullptr,
-                                         inputs, x + row * inputs, count, target.at(row, from));
+    const int block_outputs = PANEL * static_cast<int>(std::max(fitting, MIN_PANELS));
+    for (int from = 0; from < outputs; from += block_outputs) {
+        const int count = std::min(block_outputs, outputs - from);
+        by_rows<MAX_ROWS>(rows, [&](int64_t row, auto block) {
+            multiply_panel_block<Number, block>(weight + static_cast<int64_t>(from) * inputs,
+                                                bias ? bias + from : nullptr, inputs, x + row * inputs, count,
+                                                target.at(row, from));
         });
     }
 }
@@ -66,7 +68,7 @@ public:
         : Linear(weight.inputs, weight.outputs, weight.bias), numbers(std::move(numbers)) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
-        share_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
+        parallel_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
             multiply_in_panels(numbers.data() + static_cast<int64_t>(begin) * inputs, bias_at(begin), inputs, x, rows,
                                end - begin, target.at(0, begin - first));
         });
@@ -78,19 +80,19 @@ private:
     const std::vector<Number> numbers;
 };
 
-float as_it_is(int64_t, float number) { return number; }
+float identity(int64_t, float number) { return number; }
 
-// `outputs` outputs of a weight [outputs][inputs], for ROWS rows.
+// Multiplies ROWS rows by a weight [outputs][inputs].
 template <typename Number, int ROWS>
-__attribute__((noinline)) void outputs_by_rows(const Number* weight, const float* scale, const float* bias, int inputs,
-                                               const float* x, int outputs, const Target& target) {
+__attribute__((noinline)) void multiply_row_block(const Number* weight, const float* scale, const float* bias,
+                                                  int inputs, const float* x, int outputs, const Target& target) {
     constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
     const int64_t size = inputs;
     float result[ROWS][LANES];
     const auto put = [&](int begin, int columns) {
         for (int r = 0; r < ROWS; ++r) {
-            finish(result[r], columns, scale ? scale + begin : nullptr, bias ? bias + begin : nullptr,
-                   target.at(r, begin));
+            epilogue(result[r], columns, scale ? scale + begin : nullptr, bias ? bias + begin : nullptr,
+                     target.at(r, begin));
         }
     };
     int begin = 0;
@@ -115,9 +117,9 @@ public:
           packs_for_many_rows(!weight.is_batch_invariant && std::is_same_v<Number, float>) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
-        share_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
+        parallel_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
             const Target own = target.at(0, begin - first);
-            if (packs_for_many_rows && rows >= MANY_ROWS) {
+            if (packs_for_many_rows && rows >= PACKING_MIN_ROWS) {
                 run_packed(x, rows, begin, end, own);
             } else {
                 run_in_place(x, rows, begin, end, own);
@@ -128,18 +130,18 @@ public:
     int64_t efficient_rows() const override { return MAX_ROWS; }
 
 private:
-    // With this many rows, as sources of a batch have, packing a block of the weight costs next to nothing.
-    static constexpr int64_t MANY_ROWS = 257;
+    // From this many rows on, as in an encoder, packing a block of the weight costs little next to the product.
+    static constexpr int64_t PACKING_MIN_ROWS = 257;
     static constexpr int PACKED_OUTPUTS = 4 * PANEL;
 
-    // Each weight is read from memory once; for further rows it is in the cache.
+    // A few outputs at a time for all rows, so that each weight is read from memory once.
     void run_in_place(const float* x, int64_t rows, int begin, int end, const Target& target) const {
         for (int from = begin; from < end; from += MAX_OUTPUTS) {
             const int count = std::min(MAX_OUTPUTS, end - from);
-            by_rows<MORE_ROWS>(rows, [&](int64_t row, auto some) {
-                outputs_by_rows<Number, some>(numbers + static_cast<int64_t>(from) * inputs,
-                                              scale.empty() ? nullptr : scale.data() + from, bias_at(from), inputs,
-                                              x + row * inputs, count, target.at(row, from - begin));
+            by_rows<ROW_BLOCK>(rows, [&](int64_t row, auto block) {
+                multiply_row_block<Number, block>(numbers + static_cast<int64_t>(from) * inputs,
+                                                  scale.empty() ? nullptr : scale.data() + from, bias_at(from), inputs,
+                                                  x + row * inputs, count, target.at(row, from - begin));
             });
         }
     }
@@ -150,7 +152,7 @@ private:
                 const int count = std::min(PACKED_OUTPUTS, end - from);
                 const Weight part{
                     numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
-                const std::vector<float> panels = in_panels<float, 1>(part, as_it_is);
+                const std::vector<float> panels = pack_panels<float, 1>(part, identity);
                 multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, target.at(0, from - begin));
             }
         }
@@ -175,10 +177,10 @@ std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat for
     if (format == WeightFormat::INT8_ROWS) return std::make_unique<RowLinear<int8_t>>(weight);
 #ifdef SPEC_DEC_FP16
     if (format == WeightFormat::FP16_PANELS) {
-        return std::make_unique<PanelLinear<Half>>(weight, in_panels<Half, 1>(weight, to_half));
+        return std::make_unique<PanelLinear<Half>>(weight, pack_panels<Half, 1>(weight, to_half));
     }
 #endif
-    return std::make_unique<PanelLinear<float>>(weight, in_panels<float, 1>(weight, as_it_is));
+    return std::make_unique<PanelLinear<float>>(weight, pack_panels<float, 1>(weight, identity));
 }
 
 }  // namespace SPEC_DEC_ISA

@@ -1,6 +1,7 @@
-// Vectors of floats in the instruction set that this file is compiled for.
+// SIMD vectors of floats in the instruction set that this file is compiled for.
 //
-// Nothing here depends on -ffast-math: multiply-adds are explicit, and infinities and NaN keep their meaning.
+// Written for strict floating point (no -ffast-math): multiply-adds are explicit, infinities and NaN keep their
+// meaning.
 
 #pragma once
 
@@ -15,7 +16,7 @@
 #include <arm_neon.h>
 #endif
 
-// setup.py names the instruction set; the namespace keeps two of them apart in one process.
+// setup.py defines SPEC_DEC_ISA; as a namespace it separates the instruction sets that are linked into one module.
 #ifndef SPEC_DEC_ISA
 #define SPEC_DEC_ISA isa_portable
 #endif
@@ -47,7 +48,7 @@ constexpr int LANES = 4;  // SSE2, NEON
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
 typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(sizeof(int32_t)), may_alias));
 
-// A number in float16.
+// A float16 number.
 struct Half {
     uint16_t bits;
 };
@@ -79,15 +80,15 @@ inline Vector load(const Half* from) {
 }
 #endif
 
-// The first `count` numbers, then zeros.
+// Loads `count` numbers and fills the other lanes with zeros.
 template <typename Number>
-inline Vector load_some(const Number* from, int64_t count) {
+inline Vector load_partial(const Number* from, int64_t count) {
     Number numbers[LANES] = {};
     std::memcpy(numbers, from, count * sizeof(Number));
     return load(numbers);
 }
 
-// a * b + c, rounded once where the processor can.
+// a * b + c, fused where the processor has the instruction.
 inline Vector fma(Vector a, Vector b, Vector c) {
 #if defined(__AVX512F__)
     return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -100,10 +101,10 @@ inline Vector fma(Vector a, Vector b, Vector c) {
 #endif
 }
 
-// The larger of two numbers in each lane; NaN in `a` stays.
-inline Vector larger(Vector a, Vector b) { return b > a ? b : a; }
+// Maximum by lane. NaN in `a` is kept.
+inline Vector vector_max(Vector a, Vector b) { return b > a ? b : a; }
 
-// Keeps a value in a register: GCC would load it again for every use.
+// Keeps a value in a register, where GCC would reload it for each use.
 inline void keep_in_register(Vector& value) {
 #ifdef __AVX512F__
     asm("" : "+v"(value));
@@ -112,7 +113,7 @@ inline void keep_in_register(Vector& value) {
 #endif
 }
 
-// Sums of neighbouring lanes: those of `a` in the lower half, those of `b` in the upper one.
+// Sums of adjacent lanes: those of `a` in the lower half, those of `b` in the upper half.
 template <int... LANE>
 inline Vector pair_sums(Vector a, Vector b, std::integer_sequence<int, LANE...>) {
 #ifdef __clang__
@@ -122,7 +123,8 @@ inline Vector pair_sums(Vector a, Vector b, std::integer_sequence<int, LANE...>)
 #endif
 }
 
-// Writes the sums over the lanes of COUNT vectors to sums[0]. The order of the additions does not depend on COUNT.
+// Sums the lanes of each of COUNT vectors: lane i of sums[0] becomes the sum of vector i. The order of additions does
+// not depend on COUNT.
 template <int COUNT, int STEP = LANES>
 __attribute__((always_inline)) inline void sum_lanes(Vector* sums) {
     if constexpr (STEP > 1) {
@@ -134,14 +136,14 @@ __attribute__((always_inline)) inline void sum_lanes(Vector* sums) {
     }
 }
 
-inline float sum_of_lanes(Vector values) {
+inline float reduce_sum(Vector values) {
     sum_lanes<1>(&values);
     return values[0];
 }
 
-// Every lane has the value of the one STEP further.
+// Rotates the lanes by STEP: lane i gets the value of lane i + STEP.
 template <int STEP, int... LANE>
-inline Vector turn_lanes(Vector values, std::integer_sequence<int, LANE...>) {
+inline Vector rotate_lanes(Vector values, std::integer_sequence<int, LANE...>) {
 #ifdef __clang__
     return __builtin_shufflevector(values, values, ((LANE + STEP) % LANES)...);
 #else
@@ -150,38 +152,38 @@ inline Vector turn_lanes(Vector values, std::integer_sequence<int, LANE...>) {
 }
 
 template <int STEP = LANES / 2>
-__attribute__((always_inline)) inline float highest_lane(Vector values) {
+__attribute__((always_inline)) inline float reduce_max(Vector values) {
     if constexpr (STEP > 0) {
-        return highest_lane<STEP / 2>(
-            larger(values, turn_lanes<STEP>(values, std::make_integer_sequence<int, LANES>())));
+        return reduce_max<STEP / 2>(
+            vector_max(values, rotate_lanes<STEP>(values, std::make_integer_sequence<int, LANES>())));
     }
     return values[0];
 }
 
-// Whether a comparison holds in any lane.
-inline bool any_lane(Integers holds) {
+// Whether a mask (0 or -1 in each lane) is set in any lane.
+inline bool any_lane(Integers mask) {
 #if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #elif defined(__AVX2__)
-    return !_mm256_testz_si256((__m256i)holds, (__m256i)holds);
+    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
 #else
     int32_t any = 0;
-    for (int lane = 0; lane < LANES; ++lane) any |= holds[lane];
+    for (int lane = 0; lane < LANES; ++lane) any |= mask[lane];
     return any != 0;
 #endif
 }
 
-// e to the power of numbers up to 0, within about 1e-7 of it; 0 below -87, NaN for NaN.
-inline Vector exponential(Vector x) {
-    constexpr float LEAST = -87, LOG2_E = 1.44269504f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
-    const Vector bounded = x < LEAST ? splat(LEAST) : x;
+// e^x for x <= 0, with an error of about 1e-7; 0 below -87, NaN for NaN.
+inline Vector vector_exp(Vector x) {
+    constexpr float MIN = -87, LOG2_E = 1.44269504f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
+    const Vector bounded = x < MIN ? splat(MIN) : x;
     const Integers power = __builtin_convertvector(bounded * LOG2_E - 0.5f, Integers);
     const Vector whole = __builtin_convertvector(power, Vector);
     const Vector rest = fma(whole, splat(-LN2_LOW), fma(whole, splat(-LN2_HIGH), bounded));
     Vector series = splat(1 / 720.f);
     for (const float factor : {1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f})
         series = fma(series, rest, splat(factor));
-    return x < LEAST ? Vector{} : series * (Vector)((power + 127) << 23);
+    return x < MIN ? Vector{} : series * (Vector)((power + 127) << 23);
 }
 
 }  // namespace SPEC_DEC_ISA

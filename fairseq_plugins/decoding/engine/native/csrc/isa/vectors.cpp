@@ -1,6 +1,6 @@
-// Sums, maxima and small layers over vectors, and the table of all kernels of this instruction set.
+// Reductions, layer normalisation and GRU, and the table of all kernels of this instruction set.
 
-#include "products.h"
+#include "gemm.h"
 
 #define SPEC_DEC_TEXT_OF(name) #name
 #define SPEC_DEC_TEXT(name) SPEC_DEC_TEXT_OF(name)
@@ -9,9 +9,9 @@ namespace spec_dec {
 namespace SPEC_DEC_ISA {
 
 void attend(int64_t rows, const float* query, int64_t query_stride, const float* key_values, int64_t slot_stride,
-            const int64_t* last, int heads, int width, float* weights, float* out);
+            const int64_t* last, int heads, int width, float* scratch, float* out);
 void attend_scattered(const float* query, const float* const* key_values, int64_t slots, int heads, int width,
-                      float* weights, float* out);
+                      float* scratch, float* out);
 
 namespace {
 
@@ -31,31 +31,31 @@ std::unique_ptr<Linear> make_linear(const Weight& weight, WeightFormat format) {
     return make_float_linear(weight, format);
 }
 
-// The sum of `term(i)` over vectors from 0 on, and of `rest(i)` over the numbers after them.
-template <typename Term, typename Rest>
-float sum_up(int width, const Term& term, const Rest& rest) {
-    constexpr int CHAINS = 4;  // a sum waits for the one before
+// Sums `width` terms: add(i, sum) adds those of the vector at i, and rest(i) returns a single one of the remainder.
+template <typename Add, typename Rest>
+float reduce(int width, const Add& add, const Rest& rest) {
+    constexpr int CHAINS = 4;  // independent sums hide the latency of additions
     Vector sums[CHAINS] = {};
     int i = 0;
     for (; i + CHAINS * LANES <= width; i += CHAINS * LANES) {
-        for (int c = 0; c < CHAINS; ++c) sums[c] = term(i + c * LANES, sums[c]);
+        for (int c = 0; c < CHAINS; ++c) sums[c] = add(i + c * LANES, sums[c]);
     }
-    for (; i + LANES <= width; i += LANES) sums[0] = term(i, sums[0]);
-    float sum = sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i + LANES <= width; i += LANES) sums[0] = add(i, sums[0]);
+    float sum = reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     for (; i < width; ++i) sum += rest(i);
     return sum;
 }
 
-void normalize(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width,
-               float* y) {
+void layer_norm(const float* weight, const float* bias, float epsilon, const float* x, int64_t rows, int width,
+                float* y) {
     for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
-        const auto load_sum = [&](int i, Vector sum) { return sum + load(x + i); };
-        const float mean = sum_up(width, load_sum, [&](int i) { return x[i]; }) / width;
+        const auto add_values = [&](int i, Vector sum) { return sum + load(x + i); };
+        const float mean = reduce(width, add_values, [&](int i) { return x[i]; }) / width;
         const auto add_square = [&](int i, Vector sum) {
             const Vector difference = load(x + i) - splat(mean);
             return fma(difference, difference, sum);
         };
-        const float squares = sum_up(width, add_square, [&](int i) { return (x[i] - mean) * (x[i] - mean); });
+        const float squares = reduce(width, add_square, [&](int i) { return (x[i] - mean) * (x[i] - mean); });
         const float scale = 1 / std::sqrt(squares / width + epsilon);
         int i = 0;
         for (; i + LANES <= width; i += LANES) {
@@ -67,63 +67,63 @@ void normalize(const float* weight, const float* bias, float epsilon, const floa
 }
 
 Vector sigmoid(Vector x) {
-    const Vector e = exponential(x < 0 ? x : -x), share = 1 / (1 + e);
-    return x < 0 ? e * share : share;
+    const Vector e = vector_exp(x < 0 ? x : -x), inverse = 1 / (1 + e);
+    return x < 0 ? e * inverse : inverse;
 }
 
-void update_gru(const float* read, const float* recurrent, int64_t rows, int width, float* state) {
-    for (int64_t row = 0; row < rows; ++row, read += 3 * width, recurrent += 3 * width, state += width) {
+void gru_step(const float* from_input, const float* from_state, int64_t rows, int width, float* state) {
+    for (int64_t row = 0; row < rows; ++row, from_input += 3 * width, from_state += 3 * width, state += width) {
         for (int i = 0; i < width; i += LANES) {
             const int count = std::min(LANES, width - i);
-            const auto part = [&](const float* from, int number) {
-                return load_some(from + number * width + i, count);
+            const auto gate = [&](const float* from, int number) {
+                return load_partial(from + number * width + i, count);
             };
-            const Vector reset = sigmoid(part(read, 0) + part(recurrent, 0));
-            const Vector update = sigmoid(part(read, 1) + part(recurrent, 1));
-            const Vector fresh = 2 * sigmoid(2 * (part(read, 2) + reset * part(recurrent, 2))) - 1;  // tanh
-            const Vector next = (1 - update) * fresh + update * load_some(state + i, count);
+            const Vector reset = sigmoid(gate(from_input, 0) + gate(from_state, 0));
+            const Vector update = sigmoid(gate(from_input, 1) + gate(from_state, 1));
+            const Vector candidate = 2 * sigmoid(2 * (gate(from_input, 2) + reset * gate(from_state, 2))) - 1;  // tanh
+            const Vector next = (1 - update) * candidate + update * load_partial(state + i, count);
             std::memcpy(state + i, &next, count * sizeof(float));
         }
     }
 }
 
-float sum_exponentials(const float* scores, int64_t size, float top) {
+float sum_exp(const float* scores, int64_t size, float max) {
     Vector sums = {};
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) sums += exponential(load(scores + i) - splat(top));
-    float sum = sum_of_lanes(sums);
-    for (; i < size; ++i) sum += std::exp(scores[i] - top);
+    for (; i + LANES <= size; i += LANES) sums += vector_exp(load(scores + i) - splat(max));
+    float sum = reduce_sum(sums);
+    for (; i < size; ++i) sum += std::exp(scores[i] - max);
     return sum;
 }
 
-float highest(const float* scores, int64_t size) {
-    constexpr int CHAINS = 4;  // a maximum waits for the one before
-    Vector found[CHAINS];
-    for (int c = 0; c < CHAINS; ++c) found[c] = splat(scores[0]);
+float max(const float* scores, int64_t size) {
+    constexpr int CHAINS = 4;  // independent maxima hide latency
+    Vector maxima[CHAINS];
+    for (int c = 0; c < CHAINS; ++c) maxima[c] = splat(scores[0]);
     int64_t i = 0;
     for (; i + CHAINS * LANES <= size; i += CHAINS * LANES) {
-        for (int c = 0; c < CHAINS; ++c) found[c] = larger(found[c], load(scores + i + c * LANES));
+        for (int c = 0; c < CHAINS; ++c) maxima[c] = vector_max(maxima[c], load(scores + i + c * LANES));
     }
-    for (; i + LANES <= size; i += LANES) found[0] = larger(found[0], load(scores + i));
-    float result = highest_lane(larger(larger(found[0], found[1]), larger(found[2], found[3])));
+    for (; i + LANES <= size; i += LANES) maxima[0] = vector_max(maxima[0], load(scores + i));
+    float result = reduce_max(vector_max(vector_max(maxima[0], maxima[1]), vector_max(maxima[2], maxima[3])));
     for (; i < size; ++i) result = scores[i] > result ? scores[i] : result;
     return result;
 }
 
-int64_t first_above(const float* scores, int64_t begin, int64_t size, float least) {
+int64_t first_above(const float* scores, int64_t begin, int64_t size, float threshold) {
     for (; begin + LANES <= size; begin += LANES) {
-        const Integers is_above = load(scores + begin) > least;
+        const Integers is_above = load(scores + begin) > threshold;
         if (any_lane(is_above)) break;
     }
-    while (begin < size && !(scores[begin] > least)) ++begin;
+    while (begin < size && !(scores[begin] > threshold)) ++begin;
     return begin;
 }
 
 int64_t first_best(const float* scores, int64_t size) {
-    const float best = highest(scores, size);
+    const float best = max(scores, size);
     int64_t i = 0;
     while (i + LANES <= size && !any_lane(load(scores + i) == best)) i += LANES;
-    // Bounded, because nothing equals NaN.
+    // The bound is for NaN, which equals nothing.
     while (i + 1 < size && scores[i] != best) ++i;
     return i;
 }
@@ -133,14 +133,14 @@ float silu(float x) { return x / (1 + std::exp(-x)); }
 
 }  // namespace
 
-void finish(float* products, int columns, const float* scale, const float* bias, const Target& target) {
+void epilogue(float* products, int columns, const float* scale, const float* bias, const Target& target) {
     if (scale) {
         for (int c = 0; c < columns; ++c) products[c] *= scale[c];
     }
     if (bias) {
         for (int c = 0; c < columns; ++c) products[c] += bias[c];
     }
-    // NaN stays NaN.
+    // This comparison keeps NaN.
     if (target.activation == Activation::RELU) {
         for (int c = 0; c < columns; ++c) products[c] = products[c] < 0 ? 0 : products[c];
     } else if (target.activation == Activation::GELU) {
@@ -155,16 +155,16 @@ void finish(float* products, int columns, const float* scale, const float* bias,
 }
 
 const Kernels& get_kernels() {
-    // The name without "isa_".
-    static const Kernels table = {SPEC_DEC_TEXT(SPEC_DEC_ISA) + 4,
+    static const Kernels table = {SPEC_DEC_TEXT(SPEC_DEC_ISA) + 4,  // without "isa_"
+
                                   &supports,
                                   &make_linear,
                                   &attend,
                                   &attend_scattered,
-                                  &normalize,
-                                  &update_gru,
-                                  &sum_exponentials,
-                                  &highest,
+                                  &layer_norm,
+                                  &gru_step,
+                                  &sum_exp,
+                                  &max,
                                   &first_above,
                                   &first_best};
     return table;

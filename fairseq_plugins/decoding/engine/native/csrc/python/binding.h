@@ -1,4 +1,4 @@
-// Between Python's arrays and ours: types, shapes and memory are checked here, by the declared array types.
+// Conversions between Python and C++. nanobind checks the types, shapes and layouts of arrays by the declared types.
 
 #pragma once
 
@@ -28,7 +28,8 @@ inline void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
 }
 
-// Keeps the memory of an array alive. Python objects hold what has it, so it goes while Python's lock is held.
+// Keeps the memory of an array alive. The result must be destroyed with the GIL held, as by a Python object's
+// destructor.
 template <typename Held>
 std::shared_ptr<const void> owner_of(const Held& array) {
     return std::make_shared<Held>(array);
@@ -45,7 +46,7 @@ inline Table table(const Maybe<float, 2>& array, int64_t width) {
     return {array->data(), static_cast<int64_t>(array->shape(0)), owner_of(*array)};
 }
 
-// A numpy array that owns its numbers.
+// Returns a numpy array that owns its elements.
 template <typename Number>
 auto as_numpy(std::vector<Number> values) {
     auto* held = new std::vector<Number>(std::move(values));

@@ -1,4 +1,4 @@
-// The Python classes of drafters, acceptance and the policy.
+// Python bindings of drafters, acceptance rules and the policy.
 
 #include "../drafters/drafters.h"
 
@@ -37,7 +37,7 @@ void bind_policy(nb::module_& m) {
                 for (size_t i = 0; i < counts.seen.size(); ++i) counts.drafts[i / BINS] += counts.seen[i];
                 self.learn(counts);
             },
-            "drafted"_a, "accepted"_a, "Adds the tokens [W, BINS] of drafts that were all verified.")
+            "drafted"_a, "accepted"_a, "Add counts [W, BINS] of drafts that were verified in full.")
         .def(
             "counts",
             [](const Policy& self) {
@@ -58,55 +58,57 @@ void bind_drafters(nb::module_& m) {
     nb::class_<Path>(m, "Path").def(
         "__init__",
         [](Path* self, const Array<int64_t, 1>& ids, const Maybe<float, 2>& before, SharedLinear after,
-           SharedLinear of_hidden, SharedLinear of_before, SharedLinear of_state, SharedLinear to_rank) {
-            Path path{integers(ids), {}, after, of_hidden, of_before, of_state, to_rank};
+           SharedLinear gru_hidden, SharedLinear gru_token, SharedLinear gru_recurrent, SharedLinear to_rank) {
+            Path path{integers(ids), {}, after, gru_hidden, gru_token, gru_recurrent, to_rank};
             if (after) path.before = table(before, after->inputs);
             path.check();
             new (self) Path(std::move(path));
         },
-        "ids"_a, "before"_a.none(), "after"_a.none(), "of_hidden"_a.none(), "of_before"_a.none(), "of_state"_a.none(),
-        "to_rank"_a.none());
-    nb::class_<MaskFeed>(m, "MaskFeed")
+        "ids"_a, "before"_a.none(), "after"_a.none(), "gru_hidden"_a.none(), "gru_token"_a.none(),
+        "gru_recurrent"_a.none(), "to_rank"_a.none());
+    nb::class_<MaskWeights>(m, "MaskWeights")
         .def(
             "__init__",
-            [](MaskFeed* self, const Array<float, 1>& vector, SharedLinear copy_attention,
+            [](MaskWeights* self, const Array<float, 1>& vector, SharedLinear copy_attention,
                const Maybe<float, 2>& positions) {
                 const auto width = static_cast<int64_t>(vector.size());
-                require(!copy_attention || (positions && copy_attention->outputs == width), "masks have another width");
-                new (self) MaskFeed{floats(vector), copy_attention, table(positions, width)};
+                require(!copy_attention || (positions && copy_attention->outputs == width),
+                        "the mask weights do not fit each other");
+                new (self) MaskWeights{floats(vector), copy_attention, table(positions, width)};
             },
             "vector"_a, "copy_attention"_a.none(), "positions"_a.none());
     m.def(
         "feature_drafter",
-        [](std::shared_ptr<const Transformer> model, Path path, MaskFeed feed, std::vector<int> layers,
+        [](std::shared_ptr<const Transformer> model, Path path, MaskWeights mask, std::vector<int> layers,
            SharedLinear reader, std::vector<SharedLinear> projections,
-           int64_t width) { return make_feature_drafter(model, path, feed, {layers, reader, projections}, width); },
-        "model"_a, "path"_a, "feed"_a, "layers"_a, "reader"_a, "projections"_a, "width"_a);
-    m.def("token_drafter", &make_token_drafter, "model"_a, "encoder"_a.none(), "path"_a, "feed"_a, "caches_prefix"_a,
+           int64_t width) { return make_feature_drafter(model, path, mask, {layers, reader, projections}, width); },
+        "model"_a, "path"_a, "mask"_a, "layers"_a, "reader"_a, "projections"_a, "width"_a);
+    m.def("token_drafter", &make_token_drafter, "model"_a, "encoder"_a.none(), "path"_a, "mask"_a, "caches_prefix"_a,
           "width"_a);
     nb::enum_<Lookup>(m, "Lookup")
         .value("UNIQUE", Lookup::UNIQUE)
         .value("RECENT", Lookup::RECENT)
         .value("NEAREST", Lookup::NEAREST);
-    nb::class_<CopyDrafter, Drafter>(m, "CopyDrafter", "Copies the source, or drafts that users bring.")
+    nb::class_<CopyDrafter, Drafter>(m, "CopyDrafter", "Copies the source, or given drafts.")
         .def(nb::init<Lookup, int64_t, int64_t>(), "lookup"_a, "max_match"_a, "width"_a = INT64_MAX)
-        .def("take", &CopyDrafter::take, "drafts"_a, "Takes of every sentence of the next batch its drafts, as ids.");
+        .def("set_drafts", &CopyDrafter::set_drafts, "drafts"_a,
+             "Set the drafts of each sentence of the next batch, as ids.");
     m.def(
         "jacobi_drafter",
         [](int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool) {
             return make_jacobi_drafter({block, window_ratio, length, initial, pool});
         },
         "block"_a, "window_ratio"_a, "length"_a, "initial"_a, "pool"_a);
-    m.def("heads_drafter", &make_heads_drafter, "expand"_a, "others"_a, "projection"_a);
+    m.def("heads_drafter", &make_heads_drafter, "expand"_a, "shrink"_a, "projection"_a);
     m.def("fallback_drafter", &make_fallback_drafter, "first"_a, "second"_a);
-    nb::class_<ReplayedDrafter, Drafter>(m, "ReplayedDrafter", "Runs a drafter and replaces its tokens.")
+    nb::class_<ReplayedDrafter, Drafter>(m, "ReplayedDrafter", "Runs a drafter but replaces its tokens.")
         .def(nb::init<SharedDrafter, float>(), "inner"_a, "probability"_a)
         .def(
             "replay",
             [](ReplayedDrafter& self, const Array<int64_t, 2>& tokens) {
                 self.replay({tokens.data(), tokens.data() + tokens.size()}, static_cast<int64_t>(tokens.shape(1)));
             },
-            "tokens"_a, "What the next batch drafts at every position of its outputs, [B, T].");
+            "tokens"_a, "Set the tokens [B, T] to draft at each position of the outputs of the next batch.");
     nb::class_<Acceptance>(m, "Acceptance");
     m.def("accept_top_beta", &accept_top_beta, "beta"_a, "tau"_a);
     m.def(

@@ -1,4 +1,4 @@
-// The Python class of a method put together, which decodes batches.
+// The Python class that decodes batches with a method.
 
 #include "../beam_search.h"
 #include "../greedy_search.h"
@@ -7,12 +7,12 @@
 namespace spec_dec {
 namespace {
 
-// A method put together, with memory that is used again for every batch.
+// A method with its models. Its memory is reused for each batch.
 class Generator {
 public:
     Generator(std::shared_ptr<Transformer> encoder, std::shared_ptr<Transformer> verifier, SharedLinear expand,
               SharedLinear shrink, std::shared_ptr<Drafter> drafter, std::shared_ptr<const Acceptance> acceptance,
-              std::shared_ptr<Policy> policy, int64_t beam, int64_t least_together, int64_t rows_together)
+              std::shared_ptr<Policy> policy, int64_t beam, int64_t min_sentences, int64_t micro_batch_rows)
         : encoder(std::move(encoder)),
           verifier(verifier),
           policy(policy),
@@ -22,16 +22,16 @@ public:
         require(verifier && verifier->projection && verifier->layers[0].cross_query, "a generator needs a decoder");
         require(beam <= 0 || 2 * beam + 2 <= verifier->projection->outputs, "the beam is too wide for the vocabulary");
         check_head(expand, shrink, beam > 0);
-        budget.least_together = least_together;
-        budget.rows_together = rows_together;
+        options.min_sentences = min_sentences;
+        options.micro_batch_rows = micro_batch_rows;
         greedy.profile();
-        budget.check_signals = [] {
+        options.check_signals = [] {
             nb::gil_scoped_acquire lock;
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
         };
     }
 
-    // Begins a batch; see the docstring below.
+    // Begins a batch: encodes its sources, unless `encoded` is given.
     void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
                int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
                const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding) {
@@ -41,11 +41,12 @@ public:
         for (const int64_t token : {pad, unk, eos, first_token}) {
             require(0 <= token && token < limits.vocabulary, "a special symbol is outside of the vocabulary");
         }
-        constexpr int64_t LONGEST = 1 << 30;
-        require(min_len <= max_len && 0 <= max_len && max_len < LONGEST, "no output has such a length");
+        constexpr int64_t MAX_LENGTH = 1 << 30;
+        require(min_len <= max_len && 0 <= max_len && max_len < MAX_LENGTH, "the lengths are not possible");
         is_ready = false;
         if (prefix) {
-            require(static_cast<int64_t>(prefix->shape(0)) == sentences, "prefixes of another number of sentences");
+            require(static_cast<int64_t>(prefix->shape(0)) == sentences,
+                    "the number of prefixes differs from that of the sentences");
             prefixes.assign(prefix->data(), prefix->data() + prefix->size());
             for (const int64_t token : prefixes)
                 require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
@@ -57,7 +58,7 @@ public:
         const double began = seconds_now();
         if (encoded) {
             const auto dim = static_cast<int64_t>(encoded->shape(2));
-            require(dim == verifier->layers[0].cross_key_value->inputs, "other encoded sources");
+            require(dim == verifier->layers[0].cross_key_value->inputs, "encoded sources of another width");
             require(encoded->shape(0) == source.shape(0) && encoded->shape(1) == source.shape(1) &&
                         (!embedding || embedding->size() == encoded->size()),
                     "encoded sources of another size");
@@ -67,27 +68,30 @@ public:
             require(encoder != nullptr, "a generator without encoder needs encoded sources");
             batch.sources.read(source.data(), sentences, width, pad);
             batch.sources.begin_encoding(*encoder);
-            const int64_t products = batch.sources.rows() / std::max<int64_t>(sentences, 1) * encoder->products();
-            threads::share(sentences, products,
-                           [&](int64_t first, int64_t last) { batch.sources.encode(*encoder, first, last); });
+            const int64_t multiply_adds =
+                batch.sources.rows() / std::max<int64_t>(sentences, 1) * encoder->multiply_adds();
+            threads::parallel_for(sentences, multiply_adds,
+                                  [&](int64_t first, int64_t last) { batch.sources.encode(*encoder, first, last); });
         }
         encoding += seconds_now() - began;
         if (beam <= 0) greedy.begin(batch);
         is_ready = true;
     }
 
-    // Decodes until all sentences have ended or have had `iterations`; returns whether all have ended.
+    // Decodes until all sentences have ended, at most `iterations` (negative: no limit). Returns whether all have
+    // ended.
     bool run(int64_t iterations) {
         require(is_ready && beam <= 0, "no batch for a greedy search has begun");
         const nb::gil_scoped_release release;
         lengths_before = batch.lengths;
-        Budget own = budget;
+        RunOptions own = options;
         own.iterations = iterations;
         greedy.run(batch, own);
         return std::all_of(batch.finished.begin(), batch.finished.end(), [](uint8_t ended) { return ended != 0; });
     }
 
-    // Tokens and log-probabilities of all outputs, one after the other, their lengths, and tokens by iteration.
+    // Returns tokens and log-probabilities of all outputs, concatenated, their lengths, and emitted tokens by
+    // iteration.
     auto outputs() const {
         std::vector<int64_t> tokens;
         std::vector<float> log_probs;
@@ -100,8 +104,8 @@ public:
                                batch.emitted);
     }
 
-    // Of every sentence what the last call of `run` did: tokens, how many were drafted and accepted in the last
-    // iteration, and whether the output has ended.
+    // Returns for each sentence the tokens that the last call of `run` emitted, the numbers of drafted and of accepted
+    // tokens in the last iteration, and whether the output has ended.
     nb::list last_iteration() const {
         nb::list result;
         for (int64_t b = 0; b < batch.sentences(); ++b) {
@@ -114,29 +118,29 @@ public:
         return result;
     }
 
-    // Of every sentence its hypotheses (tokens, log-probabilities, score) in the order in which they ended; and its
-    // steps.
+    // Returns for each sentence its hypotheses (tokens, log-probabilities, score) in the order in which they ended, and
+    // its number of steps.
     auto run_beams() {
         require(is_ready && beam > 0, "no batch for a beam search has begun");
         std::vector<int64_t> steps;
         std::vector<std::vector<Hypothesis>> found;
         {
             const nb::gil_scoped_release release;
-            found = search.run(batch, budget, steps);
+            found = search.run(batch, options, steps);
         }
         nb::list result;
         for (auto& hypotheses : found) {
-            nb::list of_sentence;
+            nb::list sentence_result;
             for (auto& hypothesis : hypotheses) {
-                of_sentence.append(nb::make_tuple(as_numpy(std::move(hypothesis.tokens)),
-                                                  as_numpy(std::move(hypothesis.log_probs)), hypothesis.score));
+                sentence_result.append(nb::make_tuple(as_numpy(std::move(hypothesis.tokens)),
+                                                      as_numpy(std::move(hypothesis.log_probs)), hypothesis.score));
             }
-            result.append(of_sentence);
+            result.append(sentence_result);
         }
         return std::make_pair(result, steps);
     }
 
-    // Seconds by part, summed over threads.
+    // Returns the seconds of each stage, summed over threads.
     nb::dict seconds() const {
         PartSeconds sums = greedy.seconds;
         for (int part = 0; part < PARTS; ++part) sums[part] += search.seconds[part];
@@ -162,23 +166,23 @@ private:
     const int64_t beam;
     GreedySearch greedy;
     BeamSearch search;
-    Budget budget;
+    RunOptions options;
     Batch batch;
     std::vector<int64_t> prefixes, lengths_before;
     double encoding = 0;
-    bool is_ready = false;  // a batch has begun
+    bool is_ready = false;  // whether a batch has begun
 };
 
 }  // namespace
 
 void bind_generator(nb::module_& m) {
-    nb::exception<std::domain_error>(m, "NothingMayEnd", PyExc_ValueError);
+    nb::exception<std::domain_error>(m, "EosForbidden", PyExc_ValueError);
     nb::class_<Generator>(m, "Generator")
         .def(nb::init<std::shared_ptr<Transformer>, std::shared_ptr<Transformer>, SharedLinear, SharedLinear,
                       std::shared_ptr<Drafter>, std::shared_ptr<const Acceptance>, std::shared_ptr<Policy>, int64_t,
                       int64_t, int64_t>(),
              nb::kw_only(), "encoder"_a.none(), "verifier"_a, "expand"_a.none(), "shrink"_a.none(), "drafter"_a.none(),
-             "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "least_together"_a, "rows_together"_a)
+             "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "min_sentences"_a, "micro_batch_rows"_a)
         .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
              "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "encoded"_a.none(),
              "embedding"_a.none())

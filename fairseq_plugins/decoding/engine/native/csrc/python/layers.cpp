@@ -1,4 +1,4 @@
-// The Python classes of layers and weights.
+// Python bindings of layers and weights.
 
 #include "../kernels.h"
 #include "../transformer.h"
@@ -17,7 +17,7 @@ std::shared_ptr<Linear> linear(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device
     require(!bias || static_cast<int>(bias->size()) == outputs, "a bias has another size");
     require(scale.has_value() == is_int8 && (!scale || static_cast<int>(scale->size()) == outputs),
             "the scales have another size");
-    require(kernels().supports(format), "this processor does not compute with this weight format");
+    require(kernels().supports(format), "this processor does not support the weight format");
     return kernels().make_linear({weight.data(), scale ? scale->data() : nullptr, bias ? bias->data() : nullptr, inputs,
                                   outputs, batch_invariant, owner_of(weight)},
                                  format);
@@ -56,7 +56,7 @@ void bind_layers(nb::module_& m) {
         .value("SILU", Activation::SILU);
     m.def(
         "supports", [](WeightFormat format) { return kernels().supports(format); }, "format"_a,
-        "Whether this processor computes with a weight format.");
+        "Return whether this processor supports a weight format.");
     nb::class_<Linear>(m, "Linear")
         .def_ro("inputs", &Linear::inputs)
         .def_ro("outputs", &Linear::outputs)
@@ -68,7 +68,7 @@ void bind_layers(nb::module_& m) {
                 self.run(x.data(), static_cast<int64_t>(x.shape(0)), y.data());
                 return as_numpy(std::move(y));
             },
-            "x"_a, "Apply to x [R, inputs]; returns R * outputs numbers.");
+            "x"_a, "Apply to x [R, inputs]; return R * outputs numbers.");
     m.def("linear", &linear, "weight"_a, "bias"_a.none(), "scale"_a.none(), "format"_a, "batch_invariant"_a);
     nb::class_<Norm>(m, "Norm")
         .def(nb::init<>())

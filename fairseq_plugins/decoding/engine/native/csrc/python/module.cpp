@@ -5,8 +5,9 @@
 
 NB_MODULE(_kernels, m) {
     using namespace spec_dec;
-    m.def("instruction_set", [] { return std::string(kernels().name); }, "The instruction set in use.");
-    m.def("runnable_instruction_sets", &runnable_instruction_sets, "Those that this processor runs, the best first.");
+    m.def("instruction_set", [] { return std::string(kernels().name); }, "Return the instruction set in use.");
+    m.def("runnable_instruction_sets", &runnable_instruction_sets,
+          "Return those that this processor runs, the best first.");
     m.def("use_instruction_set", &use_instruction_set, "name"_a);
     m.def("set_threads", &threads::set, "count"_a);
     bind_layers(m);

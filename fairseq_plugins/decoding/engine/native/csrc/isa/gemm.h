@@ -1,4 +1,4 @@
-// Products of a few rows in registers; their scale, bias and activation.
+// GEMM micro-kernels, which keep the sums of a few rows in registers, and their epilogue: scale, bias and activation.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace spec_dec {
 namespace SPEC_DEC_ISA {
 
-// Each format has a file of its own; null where the instruction set does not have it.
+// Makers of each kind of format; they return null where the instruction set lacks it.
 std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat format);
 std::unique_ptr<Linear> make_int8_linear(const Weight& weight);
 std::unique_ptr<Linear> make_amx_linear(const Weight& weight);
@@ -25,7 +25,7 @@ constexpr int ACCUMULATORS = 12, MAX_ROWS = 6;
 
 constexpr int PANEL = Linear::PANEL;
 
-// Calls `run` with an integral constant of the value of `count`, 1 to MOST.
+// Calls `run` with `count` (1 to MOST) as an integral constant.
 template <int MOST, typename Run>
 void with_count(int64_t count, const Run& run) {
     if constexpr (MOST > 1) {
@@ -34,16 +34,17 @@ void with_count(int64_t count, const Run& run) {
     run(std::integral_constant<int, MOST>());
 }
 
-// Calls `run(row, count)` for parts of at most MOST rows; `count` is an integral constant.
+// Calls `run(row, count)` for blocks of at most MOST rows; `count` is an integral constant.
 template <int MOST, typename Run>
 void by_rows(int64_t rows, const Run& run) {
     in_parts(rows, MOST,
-             [&](int64_t row, int64_t some) { with_count<MOST>(some, [&](auto count) { run(row, count); }); });
+             [&](int64_t row, int64_t block) { with_count<MOST>(block, [&](auto count) { run(row, count); }); });
 }
 
-// Numbers of a weight, [outputs / 16][inputs / GROUP][16][GROUP], filled up with zeros. convert(output, number).
+// Packs a weight as [outputs / 16][inputs / GROUP][16][GROUP], padded with zeros. convert(output, number) returns the
+// packed number.
 template <typename Number, int GROUP, typename Convert>
-std::vector<Number> in_panels(const Weight& weight, const Convert& convert) {
+std::vector<Number> pack_panels(const Weight& weight, const Convert& convert) {
     const auto* from = static_cast<const float*>(weight.numbers);
     const int64_t size = (weight.inputs + GROUP - 1) / GROUP * GROUP, panels = (weight.outputs + PANEL - 1) / PANEL;
     std::vector<Number> numbers(panels * size * PANEL);
@@ -56,41 +57,43 @@ std::vector<Number> in_panels(const Weight& weight, const Convert& convert) {
     return numbers;
 }
 
-// As many panels as have accumulators in registers: more for fewer rows.
+// Number of panels whose accumulators for ROWS rows fit in registers.
 template <int ROWS, int FITTING = ACCUMULATORS / (ROWS * (PANEL / LANES))>
 constexpr int PANELS_OF = FITTING >= 4   ? 4
                           : FITTING >= 2 ? 2
                                          : 1;
 
-// Calls `run(begin, end)` for ranges of outputs in whole panels, on as many threads as the products are worth.
+// Calls `run(begin, end)` for ranges of whole panels of outputs, on as many threads as the multiply-adds are worth.
+// speed: multiply-adds in the time of one in float32.
 template <typename Run>
-void share_outputs(const Linear& layer, int64_t rows, int first, int last, int64_t speed, const Run& run) {
-    // A single row waits for its weights, and takes as long as this many.
-    constexpr int64_t WAITING_ROWS = 8;
-    const int64_t products = std::max(rows, WAITING_ROWS) * layer.inputs * PANEL / speed;
+void parallel_outputs(const Linear& layer, int64_t rows, int first, int last, int64_t speed, const Run& run) {
+    // One row is bound by memory: reading the weights takes as long as the arithmetic of this many rows.
+    constexpr int64_t MEMORY_BOUND_ROWS = 8;
+    const int64_t products = std::max(rows, MEMORY_BOUND_ROWS) * layer.inputs * PANEL / speed;
     const int64_t panels = (last - first + PANEL - 1) / PANEL;
-    threads::share(panels, products, [&](int64_t begin, int64_t end) {
+    threads::parallel_for(panels, products, [&](int64_t begin, int64_t end) {
         run(first + static_cast<int>(begin) * PANEL, std::min(first + static_cast<int>(end) * PANEL, last));
     });
 }
 
-// Finishes `columns` products of one row, which are changed: scale, bias, activation, sum with what is there.
-void finish(float* products, int columns, const float* scale, const float* bias, const Target& target);
+// Stores `columns` products of one row in `target`, after scale, bias and activation (null: none). Overwrites
+// `products`.
+void epilogue(float* products, int columns, const float* scale, const float* bias, const Target& target);
 
-// The same for a vector that is not scaled, with no activation or ReLU: most are, and in registers it costs nothing.
-__attribute__((always_inline)) inline void finish_vector(Vector sums, const float* bias, bool is_relu, bool add,
-                                                         float* to) {
+// The common case for one vector in registers: no scale, and ReLU or no activation.
+__attribute__((always_inline)) inline void vector_epilogue(Vector sums, const float* bias, bool is_relu, bool add,
+                                                           float* to) {
     if (bias) sums += load(bias);
     if (is_relu) sums = sums < 0 ? Vector{} : sums;
     store(to, add ? sums + load(to) : sums);
 }
 
-inline bool is_simple(const Target& target) {
+inline bool has_vector_epilogue(const Target& target) {
     return target.activation == Activation::NONE || target.activation == Activation::RELU;
 }
 
-// Some panels of outputs for ROWS rows; put(row, vector, sums) takes each vector of results. Strides: from one row of x
-// to the next, from one panel to the next, and within it from one input to the next.
+// Multiplies ROWS rows of x by PANELS panels of a weight. put(row, v, sums) receives vector v of the results of a row.
+// Strides: between rows of x, between panels, and between the inputs of a panel.
 template <int ROWS, int PANELS, typename Number, typename Put>
 __attribute__((always_inline)) inline void multiply_panels(const float* x, int64_t row_stride, int64_t inputs,
                                                            const Number* panels, int64_t panel_stride,
@@ -100,11 +103,11 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
     for (int64_t i = 0; i < inputs; ++i) {
         const auto weight = [&](int v) {
             const Number* from = panels + v / IN_PANEL * panel_stride + i * input_stride + v % IN_PANEL * LANES;
-            // The same place of the next panels: several rows take long enough for it to arrive.
+            // Prefetch the next panels; with one row there is no time for it.
             if (ROWS > 1 && v % IN_PANEL == 0) __builtin_prefetch(from + PANELS * panel_stride, 0, 2);
             return load(from);
         };
-        // The fewer of the two stay in registers.
+        // Keep the smaller operand in registers.
         if constexpr (ROWS < VECTORS) {
             Vector values[ROWS];
             for (int row = 0; row < ROWS; ++row) values[row] = splat(x[row * row_stride + i]);
@@ -126,12 +129,13 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
     }
 }
 
-// Rows of x, and outputs of a weight, whose sums fit in registers.
+// Block sizes of `multiply_rows`: sums of ROWS rows and OUTPUTS_OF<ROWS> outputs fit in registers.
 constexpr int FEW_ROWS = 3, MAX_OUTPUTS = ACCUMULATORS / FEW_ROWS;
 template <int ROWS>
-constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MAX_OUTPUTS : ACCUMULATORS / MORE_ROWS;
+constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MAX_OUTPUTS : ACCUMULATORS / ROW_BLOCK;
 
-// Products result[ROWS][OUTPUTS ..] of rows of x and rows of a weight; strides are from one row to the next.
+// Multiplies ROWS rows of x by OUTPUTS rows of a weight: result[ROWS][OUTPUTS ..]. Strides are between rows.
+// FROM_MEMORY: prefetch a weight that is not in the cache.
 template <typename Number, int ROWS, int OUTPUTS, bool FROM_MEMORY = true>
 __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const Number* weight,
                                                          int64_t stride, int inputs, float result[][LANES]) {
@@ -144,16 +148,16 @@ __attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t
             keep_in_register(values[row]);
         }
         for (int output = 0; output < OUTPUTS; ++output) {
-            // Two tiles ahead in memory: the processor does not see that far by itself.
+            // Prefetch two blocks ahead, farther than the hardware prefetcher does.
             if (FROM_MEMORY) __builtin_prefetch(weight + OUTPUTS * (2 * stride + i) + output * LANES, 0, 2);
             const Vector weights = load(weight + output * stride + i);
             for (int row = 0; row < ROWS; ++row) sums[row][output] = fma(values[row], weights, sums[row][output]);
         }
     }
     for (int row = 0; row < ROWS && i < inputs; ++row) {
-        const Vector values = load_some(x + row * row_stride + i, inputs - i);
+        const Vector values = load_partial(x + row * row_stride + i, inputs - i);
         for (int output = 0; output < OUTPUTS; ++output) {
-            sums[row][output] = fma(values, load_some(weight + output * stride + i, inputs - i), sums[row][output]);
+            sums[row][output] = fma(values, load_partial(weight + output * stride + i, inputs - i), sums[row][output]);
         }
     }
     for (int row = 0; row < ROWS; ++row) {
