@@ -43,7 +43,7 @@ WHITE_BELOW = 0.62  # on these colours white text is legible
 MAX_EDGES = 36
 
 LEGEND = """Colour: probability of the final token. Number: it was the prediction then.
-Pale: final before. Outlined: became final. Tinted: came out together.
+Pale: final before. Outlined: became final. Tinted: became final together.
 Arrows: what tokens depend on, redundant ones omitted."""
 
 BASE_FONT = "DejaVu Sans"  # part of matplotlib; has Latin, Greek, Cyrillic, Arabic, Hebrew and the ▁ of sentencepiece

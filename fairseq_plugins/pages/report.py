@@ -11,6 +11,7 @@ import html
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,9 +106,9 @@ def write_up(
         how = f"Speed-up of a sentence: its wall-clock time in {plain(baseline.label)} divided by that in the run."
     shown = [*runs, *([baseline] if baseline else [])]
     _summary(report, shown, faster, references, how)
-    made = [f"- {run.label}: {run.origin}" for run in shown]
-    made += [f"- this report: {command} ({datetime.date.today().isoformat()})"]
-    report.section("Models, machines, dates and commands", plain("\n".join(made)))
+    origins = [(run.label, run.origin) for run in shown]
+    origins += [("this report", (datetime.date.today().isoformat(), command))]
+    report.section("Models, machines, dates and commands", *(_origin(*each) for each in origins))
     report.section(
         "Speed-up of single sentences",
         "The distribution of speed-ups, as Figure 4 of Generalized Aggressive Decoding.",
@@ -120,6 +121,30 @@ def write_up(
     if sweep is not None:
         _quality_and_speed(report, sweep)
     return report
+
+
+def _origin(label: str, origin: tuple[str, str] | None) -> str:
+    if origin is None:
+        return f"{plain(label)}: not in its statistics, of an earlier version"
+    machine, command = origin
+    return f"{plain(label)}: {plain(machine)}\n\n" + textwrap.indent(_continued(command), "    ")
+
+
+def _continued(command: str, width: int = 90) -> str:
+    """Return a command line with lines continued by backslashes, to be read and pasted."""
+    parts: list[str] = []  # options with their values
+    for argument in shlex.split(command):
+        if parts and not argument.startswith("-"):
+            parts[-1] += f" {shlex.quote(argument)}"
+        else:
+            parts.append(shlex.quote(argument))
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) < width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}")
+    return " \\\n".join(lines)
 
 
 def _summary(

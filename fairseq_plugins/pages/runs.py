@@ -24,11 +24,11 @@ class Run:
     trace: str | None = None  # file of its trace
 
     @property
-    def origin(self) -> str:
-        """The command, machine and date."""
+    def origin(self) -> tuple[str, str] | None:
+        """The machine (with the date) and the command; None in statistics of an earlier version."""
         with Path(self.file).open(encoding="utf-8") as lines:
             run = json.loads(lines.readline()).get("run")
-        return f"{run['command']} ({run['machine']})" if run else "not in its statistics, of an earlier version"
+        return (run["machine"], run["command"]) if run else None
 
     @property
     def tokens(self) -> int:

@@ -1,8 +1,10 @@
 """`spec-dec-report`: counts by hand, files and refusals."""
 
+import datetime
 import json
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -327,10 +329,14 @@ def test_report_names_commands_and_machines(runs: list[str], tmp_path: Path, mon
     stats.close()
     arguments = [str(tmp_path / "new.jsonl"), runs[0], "--output", str(tmp_path / "out")]
     assert report.main(arguments) == 0
-    lines = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").splitlines()
-    assert f"- new: fairseq-generate --path verifier.pt ({report.plain(machine())})" in lines
-    assert "- greedy: not in its statistics, of an earlier version" in lines
-    assert any(line.startswith("- this report: spec-dec-report ") for line in lines)
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert f"\n\nnew: {report.plain(machine())}\n\n    fairseq-generate --path verifier.pt\n\n" in text
+    assert "\n\ngreedy: not in its statistics, of an earlier version\n\n" in text
+    command = text.split(f"this report: {datetime.date.today().isoformat()}\n\n")[1].split("\n\n")[0]
+    assert max(map(len, command.splitlines())) < 200 and shlex.split(command.replace("\\\n", "")) == [
+        "spec-dec-report",
+        *arguments,
+    ]
 
 
 def test_outliers_do_not_flatten_a_plot() -> None:
