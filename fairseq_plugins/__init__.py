@@ -7,7 +7,7 @@ from fairseq_plugins.help_texts import answer_help
 answer_help()
 
 from fairseq_plugins.errors import install_one_line_errors  # noqa: E402
-from fairseq_plugins.output import is_tool, lower_log_level, watch_output  # noqa: E402
+from fairseq_plugins.output import is_tool, lower_log_level, unchanged_logging, watch_output  # noqa: E402
 
 # Before torch is imported, which takes seconds in which the user may press Ctrl-C.
 install_one_line_errors()
@@ -20,7 +20,7 @@ from fairseq_plugins.deferred import deferred_imports, deferred_settings, withou
 # At import fairseq asks for tensorboardX, which only its speech tasks need.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-with without_garbage_collection(), deferred_settings():
+with without_garbage_collection(), deferred_settings(), unchanged_logging():
     from fairseq_plugins.safe_loading import allow_fairseq_checkpoints
 
     with deferred_imports():

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,29 @@ def lower_log_level() -> None:
         return
     os.environ["LOGLEVEL"] = "WARNING"
     logging.getLogger().setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
+    ignore_hydras_warnings()
     warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+
+
+def ignore_hydras_warnings() -> None:
+    """Hide warnings about how fairseq calls hydra."""
+    warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
     warnings.filterwarnings("ignore", message="\n'config' is validated against ConfigStore")
+
+
+@contextlib.contextmanager
+def unchanged_logging() -> Iterator[None]:
+    """Keep the logging that a program set up: modules of fairseq, imported inside, show debug messages of all loggers.
+
+    A command sets up its own logging.
+    """
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def say(line: str) -> None:

@@ -1,6 +1,7 @@
 """Load task, models and data of a command as fairseq-generate does before it decodes."""
 
 import ast
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -15,7 +16,7 @@ from torch import Tensor
 from fairseq_plugins.commands.binarised import check_binarised
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.fingerprints import keep_fingerprint
-from fairseq_plugins.output import say
+from fairseq_plugins.output import ignore_hydras_warnings, say
 
 
 class Session:
@@ -44,11 +45,13 @@ class Session:
     @cached_property
     def models(self) -> list[FairseqEncoderDecoderModel]:
         """The models of --path; several are an ensemble."""
-        models, _ = checkpoint_utils.load_model_ensemble(
-            utils.split_paths(self.cfg.common_eval.path),
-            arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
-            task=self.task,
-        )
+        with warnings.catch_warnings():
+            ignore_hydras_warnings()
+            models, _ = checkpoint_utils.load_model_ensemble(
+                utils.split_paths(self.cfg.common_eval.path),
+                arg_overrides=ast.literal_eval(self.cfg.common_eval.model_overrides),
+                task=self.task,
+            )
         return [self.prepared(model) for model in models]
 
     def prepared(self, model: FairseqEncoderDecoderModel) -> FairseqEncoderDecoderModel:
