@@ -63,8 +63,13 @@ def find_files(
         ConfigurationError: for a missing file or argument, or one in Hugging Face's format.
     """
     home = None if folder is None else Path(folder)
+    if home is not None and home.is_file():
+        raise ConfigurationError(
+            f'folder {home}: is a file; give its folder {home.parent}, or verifier="{home}" with the data= of its '
+            "dictionaries"
+        )
     if home is not None and not home.is_dir():
-        raise ConfigurationError(f"{home}: no such folder; give one with verifier.pt and dictionaries")
+        raise ConfigurationError(f"folder {home}: no such folder; give one with verifier.pt and dictionaries")
     if home is not None and verifier is None and is_hugging_face(home):
         home = converted(home)
     if verifier is None:

@@ -46,6 +46,8 @@ def on_command_line(error: ConfigurationError, options: Collection[str]) -> str:
 
     def flag(match: re.Match[str]) -> str:
         name, value = {"num_hypotheses": "nbest"}.get(match[1], match[1]), match[2] or match[3]
+        if name == "folder":
+            return name.upper()  # the argument without an option
         if name not in options:
             return match[0]
         return f"--{name.replace('_', '-')}" + (f" {value}" if value else "")

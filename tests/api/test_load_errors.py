@@ -37,6 +37,12 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
         fairseq_plugins.load(MULTI30K, verifier=other, device="cpu")
 
 
+def test_a_file_in_place_of_a_folder() -> None:
+    file = MULTI30K / "verifier.pt"
+    with pytest.raises(ConfigurationError, match=f'^folder {file}: is a file; .* {MULTI30K}, or verifier="{file}" '):
+        fairseq_plugins.load(file)
+
+
 def test_codes_of_fastbpe_cut_as_those_of_subword_nmt(tmp_path: Path) -> None:
     pairs = ["l o", "lo w</w>", "e r</w>", "lo w", "low er</w>", "n e", "ne w</w>"]
     files = {"pairs": ["#version: 0.2", *pairs], "counts": [f"{pair} {random.randrange(1, 9000)}" for pair in pairs]}

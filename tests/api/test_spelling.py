@@ -39,6 +39,7 @@ def test_in_python(message: str, expected: str) -> None:
         ("num_hypotheses=3: beam keeps 2; raise beam=", "--nbest 3: beam keeps 2; raise --beam"),
         ("data= is missing; give it", "--data is missing; give it"),
         ("lenpen='a': is not a value", "lenpen='a': is not a value"),
+        ("folder data: no such folder", "FOLDER data: no such folder"),
     ],
 )
 def test_on_the_command_line(message: str, expected: str) -> None:
