@@ -80,7 +80,7 @@ if [ "$MINUTES" != 0 ]; then
     count_all trained- "$models/verifier/checkpoint_best.pt" --jacobi-init unk
 fi
 {
-    printf '| decoder | BLEU | iterations | fewer than greedy | same output |\n| --- | --: | --: | --: | --- |\n'
+    printf '| decoder | BLEU | iterations | greedy / row | same output |\n| --- | --: | --: | --: | --- |\n'
     rows "" ""
     if [ "$MINUTES" != 0 ]; then rows trained- ", after consistency training"; fi
     printf '\nIterations of all sentences of %s, subset %s; the n-gram pool is beyond the paper.\n' "$NAME" "$SUBSET"

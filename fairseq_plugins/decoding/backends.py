@@ -74,4 +74,4 @@ def choose_backend(
 def table() -> str:
     """Return the backends as a Markdown table."""
     rows = (f"| `{name}` | {takes} | {refuses} |" for name, takes, refuses in BACKENDS)
-    return "\n".join(["| backend | takes | refuses |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| backend | runs | does not run |", "| --- | --- | --- |", *rows])
