@@ -188,7 +188,7 @@ def test_unlikely_tokens_of_a_single_sentence_stop_where_rows_cost_time() -> Non
 def test_outcomes_switch_drafting_off_and_on() -> None:
     policy = make_policy(draft=(0.1, 0.01), verify=(1.0, 0.02))
     for rate, pays in ((0.9, True), (0.05, False), (0.9, True)):
-        for _ in range(1000):
+        for _ in range(2500):
             policy.learn(*drafts_with_rate(rate, count=1))
         assert policy.plan(1).pays is pays
         assert sum(policy.drafts(1, 10) for _ in range(100)) >= 100 * pays

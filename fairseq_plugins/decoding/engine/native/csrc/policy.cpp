@@ -8,13 +8,15 @@ namespace {
 // Share of the time that may go into drafts that do not pay, to keep survival up to date.
 constexpr double EXPLORATION = 0.005;
 // Drafts and sentences that are remembered: counts fade once they stand for more.
-constexpr double HORIZON = 1000;
+constexpr double HORIZON = 500;
 // Drafts after which plans are made anew, as a share of the known ones: planning takes some microseconds.
 constexpr double REPLAN = 0.02;
 // Evidence, in tokens, for the drafter's own probability of a bin, and for a bin at one position.
 constexpr double PRIOR_TOKENS = 8;
 // Evidence, in drafts, for tokens that are all likely.
 constexpr double PRIOR_DRAFTS = 0.1;
+// Time of drafting beyond the profiled costs, as a share: bookkeeping, and errors of the estimates.
+constexpr double OVERHEAD = 0.02;
 // Rounds of Dinkelbach's method (1967), which converges faster than linearly.
 constexpr int ROUNDS = 3;
 
@@ -81,7 +83,8 @@ Plan Policy::best_plan(double sentences) const {
                 seconds += sentences * reach * rows[t];
                 tokens += reach * survival[i];
             }
-            const double found = sentences * tokens / (cost(costs.draft, sentences * (t + 1)) + seconds);
+            const double drafting = cost(costs.draft, sentences * (t + 1)) + OVERHEAD * step;
+            const double found = sentences * tokens / (drafting + seconds);
             if (found > best.rate) best = {t + 1, found, greedy_rate, worth};
         }
         rate = std::max(best.rate, greedy_rate);
