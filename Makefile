@@ -47,8 +47,9 @@ gpu-check: $(READY)  ## on a machine with a GPU: is all right there, and how fas
 
 test: lint  ## lint and the whole test suite
 	@echo 'Running the tests ...'
-	@# With compiled files kept, which some systems turn off: every process would compile the tests anew.
-	@$(IN_VENV) env -u PYTHONDONTWRITEBYTECODE python -m pytest -q --durations=10 -n $$(( $$(nproc) < 8 ? $$(nproc) : 8 )) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	@# With compiled files kept, which some systems turn off: every process would compile the tests anew. One process more
+	@# than cores, since the tests of one process wait for Slurm.
+	@$(IN_VENV) env -u PYTHONDONTWRITEBYTECODE python -m pytest -q --durations=10 -n $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(READY)  ## ruff, mypy, clang-format and shellcheck
 	@echo 'Checking the code with ruff, mypy, clang-format and shellcheck ...'
