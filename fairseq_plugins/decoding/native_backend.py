@@ -1,4 +1,4 @@
-"""The backend of the compiled kernels: a batch goes from source tokens to outputs in one call."""
+"""The backend of the compiled kernels: one call decodes a batch from source tokens to outputs."""
 
 from collections.abc import Generator
 from typing import Any
@@ -131,11 +131,11 @@ class NativeBackend:
 
 
 def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str | None:
-    """Return why the kernels do not support a method, as far as known before it is built; None if they may."""
+    """Return why the kernels cannot run a method, as far as is known before it is built; None if they may."""
     if context.weights is None:
         return "--no-compiled-steps"
     if is_traced:
-        return "--trace-file writes down what the kernels do not compute: scores of rejected tokens"
+        return "--trace-file needs scores of rejected tokens, which the kernels do not compute"
     if context.no_repeat_ngram_size:
         return "--no-repeat-ngram-size"
     if len(context.models) > 1:
@@ -147,7 +147,7 @@ def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str |
 
 
 def _tokens_of(source: Tensor, encoded: Tensor) -> Tensor:
-    """Return the source tokens; for speech a zero for every encoded state."""
+    """Return the source tokens; for speech, which has none, a zero for every encoder state."""
     if source.dim() == 2 and source.dtype == torch.long and source.size(1) == encoded.size(1):
         return source
     return encoded.new_zeros(encoded.shape[:2], dtype=torch.long)

@@ -55,7 +55,7 @@ def test_every_decoder_names_a_backend(spec: Any) -> None:
         ({"models": 2}, "an ensemble of several models"),
         ({"trace": object()}, "--trace-file"),
         ({"accept_score": "drafter"}, "--accept-score drafter"),
-        ({"activation_fn": "tanh"}, "the kernels do not know the activation tanh"),
+        ({"activation_fn": "tanh"}, "the kernels do not support the activation tanh"),
     ],
     ids=["options", "ensemble", "trace", "drafter's scores", "activation"],
 )

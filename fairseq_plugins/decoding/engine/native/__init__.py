@@ -1,7 +1,7 @@
-"""The compiled kernels for CPUs: an extension module that setup.py builds out of csrc/.
+"""Load the compiled CPU kernels, an extension module that setup.py builds from csrc/.
 
-Its arithmetic is compiled once for each instruction set. The best set that the processor supports is used;
-SPEC_DEC_ISA names another one, for comparisons.
+The module has the kernels of several instruction sets and uses the best one that the processor supports. For
+comparisons, SPEC_DEC_ISA selects another one.
 """
 
 import functools
@@ -13,16 +13,16 @@ from fairseq_plugins.errors import ConfigurationError
 
 
 class NotNative(Exception):
-    """Says in a few words why something does not run on the compiled kernels."""
+    """The compiled kernels do not support something; the message is the reason, in a few words."""
 
 
 @functools.cache
 def kernels() -> ModuleType:
-    """Return the extension module, with the instruction set that the environment asks for.
+    """Return the extension module, with the instruction set of SPEC_DEC_ISA if that is set.
 
     Raises:
-        NotNative: where the package was installed without it.
-        ConfigurationError: for a SPEC_DEC_ISA that this processor does not run.
+        NotNative: if the package was installed without the module.
+        ConfigurationError: for a SPEC_DEC_ISA that this processor does not support.
     """
     try:
         module = importlib.import_module(f"{__name__}._kernels")

@@ -34,20 +34,21 @@ from fairseq_plugins.models.block_nat import BlockNatDecoder
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 from fairseq_plugins.models.support import unsupported_reason
 
-# Weights packed into panels are read faster. Up to this width packed copies cost little memory; a wider model's weights
-# are read where PyTorch has them.
+# Weights packed into panels are read faster. Up to this width packed copies cost little memory; for wider models the
+# kernels read PyTorch's own memory.
 MAX_PACKED_WIDTH = 511
-# Tiles take inputs in multiples of this, and weights times 1024 in float16 (csrc/isa/amx_tiles.h).
+# AMX tiles need a number of inputs that is a multiple of 32, and weights that are exact in float16 after multiplication
+# by 1024 (csrc/isa/amx_tiles.h).
 _TILE_INPUTS, _TILE_SCALE = 32, 1024.0
-# Micro-batch of a thread: products of few rows are slow, and the scores of many rows push a narrow model's weights out
-# of the cache. A wide model's weights are read from memory anyway.
+# Micro-batch of a thread. Too few rows make matrix products slow. Too many rows push a narrow model's weights out of
+# the cache; a wide model's weights do not fit into it anyway.
 _MIN_SENTENCES, _ROWS, _ROWS_IF_WIDE = 8, 24, 128
 
 
 class Packing(enum.Enum):
-    """Which large weights have a packed copy; small ones always have one.
+    """Which large weights get a packed copy; small ones always get one.
 
-    AUTO: weights that float16 holds exactly, packed in float16, which takes half their memory.
+    AUTO packs weights that are exact in float16, in float16, so that the copy takes half of their memory.
     """
 
     AUTO = "auto"
@@ -56,7 +57,7 @@ class Packing(enum.Enum):
 
 
 def activations() -> dict[Callable[[Tensor], Tensor], Any]:
-    """Return the kernels' activation functions by PyTorch's."""
+    """Map PyTorch's activation functions to those of the kernels."""
     known = kernels().Activation
     return {F.relu: known.RELU, gelu: known.GELU, F.silu: known.SILU}
 
@@ -68,13 +69,13 @@ def micro_batch_size(width: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class NativeWeights:
-    """Format of a model's weights in the kernels.
+    """Convert fairseq's modules for the kernels, and choose the format of each weight.
 
     Attributes:
-        packing: which large weights have a packed copy.
+        packing: which large weights get a packed copy.
         precision: precision of linear layers.
         batch_invariant: make the result of a row independent of the number of rows, to the last bit.
-        many_rows: choose formats for steps of many rows.
+        many_rows: choose formats that are fast for steps of many rows.
     """
 
     packing: Packing = Packing.AUTO
@@ -88,7 +89,7 @@ class NativeWeights:
         return kernels()
 
     def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
-        """Return a linear layer; INT8_PRODUCTS only where `has_int8_products`.
+        """Convert a linear layer; INT8_PRODUCTS needs a processor that supports INT8_PANELS.
 
         Raises:
             NotNative: for weights that are not in fp32 on the CPU.
@@ -109,12 +110,13 @@ class NativeWeights:
         )
 
     def _format(self, weight: Tensor, precision: Precision) -> Any:
+        """Return the fastest format (`WeightFormat`) that keeps the weight's precision and the memory limits."""
         formats, supports = self.module.WeightFormat, self.module.supports
         if precision is Precision.INT8_PRODUCTS:
             return formats.INT8_PANELS
         is_copied = self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight))
         is_half = self._is_packed_in_fp16(weight)
-        # If weights are in the cache, as small ones are, tiles take twice the time for a single row.
+        # For a single row, tiles take twice the time of vectors if the weights are in the cache, as small ones are.
         if is_half and (self.many_rows or not is_copied) and supports(formats.FP16_AMX_TILES):
             if weight.size(1) % _TILE_INPUTS == 0 and _is_exact_in_half(weight * _TILE_SCALE):
                 return formats.FP16_AMX_TILES
@@ -123,19 +125,19 @@ class NativeWeights:
         return formats.PANELS if is_copied else formats.ROWS
 
     def _is_packed_in_fp16(self, weight: Tensor) -> bool:
-        """Return whether a weight of any size has a packed copy because float16 holds it exactly."""
+        """Return whether a weight of any size gets a packed copy in float16 because it is exact in float16."""
         is_allowed = self.packing is Packing.AUTO and self.module.supports(self.module.WeightFormat.FP16_PANELS)
         return is_allowed and _is_exact_in_half(weight)
 
     def may_be_copied(self, weight: Tensor) -> bool:
-        """Return whether a weight may be copied: it is small, or --packed-weights is given."""
+        """Return whether a weight may have a packed copy: it is small, or --packed-weights is given."""
         return self.packing is Packing.ALWAYS or is_small(weight)
 
     def for_drafts(self, width: int, weight: Tensor) -> "NativeWeights":
-        """Return the format of a drafter: INT8_PRODUCTS if the processor is fast at them.
+        """Return the converter for a drafter, with INT8_PRODUCTS if the processor supports them.
 
-        In a wide model only if its weights would have a packed copy anyway. Drafts are verified, so they need not be
-        exact.
+        Drafts are verified, so they need not be exact. A wide drafter gets INT8_PRODUCTS only if its weights would get
+        a packed copy anyway.
 
         Args:
             width: width of the drafter.
@@ -147,13 +149,13 @@ class NativeWeights:
         return replace(self, precision=Precision.INT8_PRODUCTS) if is_copied else self
 
     def norm(self, values: Norm | None) -> Any:
-        """Return a layer normalisation; an empty one for None."""
+        """Convert a layer normalisation; None becomes an empty one."""
         if values is None:
             return self.module.Norm()
         return self.module.Norm(_array(values.weight), _array(values.bias), values.eps)
 
     def layer(self, weights: Layer) -> Any:
-        """Return a Transformer layer.
+        """Convert a Transformer layer.
 
         Raises:
             NotNative: for an unsupported activation.
@@ -161,7 +163,7 @@ class NativeWeights:
         known = activations()
         if weights.activation not in known:
             name = getattr(weights.activation, "__name__", str(weights.activation))
-            raise NotNative(f"the kernels do not know the activation {name}")
+            raise NotNative(f"the kernels do not support the activation {name}")
         if self.precision is Precision.INT8_WEIGHTS:
             weights = quantized_layer(weights)
         layer = self.module.Layer()
@@ -177,14 +179,14 @@ class NativeWeights:
         return layer
 
     def decoder(self, decoder: TransformerDecoderBase, projection: Any = None) -> Any:
-        """Return a fairseq decoder.
+        """Convert a fairseq decoder.
 
         Args:
-            decoder: of a fairseq Transformer.
-            projection: to the vocabulary; None for the decoder's own.
+            decoder: decoder of a fairseq Transformer.
+            projection: vocabulary projection in the kernels; None for the decoder's own.
 
         Raises:
-            NotNative: for what the kernels do not run.
+            NotNative: for a decoder that the kernels do not support.
         """
         reason = unsupported_reason(decoder)
         if reason is not None:
@@ -201,7 +203,7 @@ class NativeWeights:
         )
 
     def encoder(self, encoder: FairseqEncoder) -> Any:
-        """Return a fairseq encoder; None for one that the kernels do not support, which PyTorch runs."""
+        """Convert a fairseq encoder; return None for one that the kernels do not support, which runs in PyTorch."""
         if not is_known_encoder(encoder):
             return None
         if encoder.embed_positions is not None and not isinstance(encoder.embed_positions, KNOWN_POSITIONS):
@@ -226,7 +228,7 @@ class NativeWeights:
     # ------------------------------------------------------------------------------- parts of trained drafters
 
     def drafter_decoder(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
-        """Return the decoder of a drafter, which scores the tokens `vocabulary` [N] only (None: all)."""
+        """Convert the decoder of a drafter, which scores only the tokens `vocabulary` [N] (None: all)."""
         own = vocabulary_projection(decoder)
         if own is None:
             raise NotNative(f"the vocabulary projection of {type(decoder).__name__} is not a linear layer")
@@ -236,7 +238,7 @@ class NativeWeights:
         return self.decoder(decoder, self.linear((weight, bias)))
 
     def path(self, decoder: BlockNatDecoder, vocabulary: Tensor | None) -> Any:
-        """Return the choice of a draft's tokens from its scores (drafters/path.py); small layers stay in fp32."""
+        """Convert the layers that choose a draft's tokens from their scores (drafters/path.py); a GRU stays in fp32."""
         transition, size = decoder.transition, decoder.embed_tokens.num_embeddings
         ids = torch.arange(size) if vocabulary is None else vocabulary
         layers: dict[str, Any] = {}
@@ -257,7 +259,7 @@ class NativeWeights:
         return self.module.Path(_array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names})
 
     def mask_weights(self, decoder: BlockNatDecoder) -> Any:
-        """Return the mask embeddings of a drafter (engine/mask_inputs.py)."""
+        """Convert the layers that compute a drafter's mask embeddings (engine/mask_inputs.py)."""
         copy = decoder.copy_attention
         positions = None if copy is None else position_table(decoder, decoder.max_positions())
         own = None if copy is None else self.linear(linear(copy), Precision.FP32)
@@ -272,7 +274,7 @@ def _array(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor 
     """Return a tensor as the kernels read it: contiguous, on the CPU.
 
     Raises:
-        NotNative: for other types and devices.
+        NotNative: for a tensor of another type or on another device.
     """
     if tensor is None:
         return None
@@ -282,7 +284,7 @@ def _array(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor 
 
 
 def _is_exact_in_half(weight: Tensor) -> bool:
-    """Return whether float16 holds every number of a weight exactly."""
-    # In blocks: most weights fail in the first one, and small temporaries are returned to the system.
+    """Return whether all numbers of a weight are exact in float16."""
+    # In blocks: most weights fail in the first one, and small temporaries need little memory.
     blocks = weight.reshape(-1).split(2**16)
     return all(bool((block.half().to(block.dtype) == block).all()) for block in blocks)

@@ -172,7 +172,7 @@ def _other_projection(model: Any) -> Any:
         ({"activation_fn": "gelu"}, lambda model: model, ""),
         # PyTorch encodes, and the kernels decode.
         ({}, _other_encoder, ""),
-        ({"activation_fn": "tanh"}, lambda model: model, "the kernels do not know the activation tanh"),
+        ({"activation_fn": "tanh"}, lambda model: model, "the kernels do not support the activation tanh"),
         ({"decoder_output_dim": 12}, lambda model: model, "another width than the layers"),
         ({}, _other_projection, "the vocabulary projection of Other is not a linear layer"),
         ({}, nn.Module.double, "the weights are in float64 on cpu"),
