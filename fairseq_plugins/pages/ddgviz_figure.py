@@ -44,7 +44,7 @@ MAX_EDGES = 36
 
 LEGEND = """Colour: probability of the final token. Number: it was the prediction then.
 Pale: final before. Outlined: became final. Tinted: became final together.
-Arrows: what tokens depend on, redundant ones omitted."""
+Arrows: what tokens depend on (x: the source), redundant ones omitted."""
 
 BASE_FONT = "DejaVu Sans"  # part of matplotlib; has Latin, Greek, Cyrillic, Arabic, Hebrew and the ▁ of sentencepiece
 # Searched first, in this order: fonts that cover many scripts.
