@@ -1,12 +1,12 @@
-"""Rounded shapes of steps: a CUDA graph is captured for each, so a run should have few."""
+"""Round the shapes of steps, so that a run has few: each needs its own CUDA graph."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-# Rows (sentences times tokens) of a step beyond which its shape is kept: more rows keep a device busy by themselves,
-# and rounding them up costs time.
+# A step with more rows (sentences times tokens) keeps its shape and is not captured: it keeps a device busy without a
+# graph, and padding would cost time.
 MAX_ROWS = 2048
 
 
@@ -19,10 +19,10 @@ class Shape:
     width: int  # tokens per row, masks included
     capacity: int  # slots of the cache
     source: int  # tokens of the source
-    numbers: tuple[tuple[str, int], ...]  # name and count of the integers that are inputs of every row
-    added: int  # width of the tensor added to the input, 0 for none
-    states: bool  # whether states between layers are outputs
-    after: Hashable  # key of the function that follows in the same graph; None for none
+    numbers: tuple[tuple[str, int], ...]  # names of the integer inputs, and the number of integers per row
+    added: int  # width of the tensor added to the embedded input, 0 for none
+    states: bool  # whether the states between layers are outputs
+    after: Hashable  # key of the function that is captured after the step; None for none
 
     @property
     def rows(self) -> int:
@@ -31,11 +31,11 @@ class Shape:
 
     @property
     def memory(self) -> tuple[int, int, int]:
-        """Sizes of the memory that is kept between steps."""
+        """Sizes of the buffers that are kept between steps."""
         return self.batch, self.capacity, self.source
 
     def by_name(self, numbers: Tensor) -> dict[str, Tensor]:
-        """Split the integers [rows, any] by name."""
+        """Split the integer inputs [rows, any] by name."""
         names, sizes = zip(*self.numbers, strict=True)
         return dict(zip(names, numbers.split(list(sizes), dim=1), strict=True))
 

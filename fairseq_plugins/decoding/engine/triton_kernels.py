@@ -1,14 +1,14 @@
-"""What `fixed_shapes` computes, each in one launch, with Triton.
+"""Batch-invariant linear layers and attention (see fixed_shapes.py) in one launch each, with Triton.
 
-A row's result is the same to the last bit whatever the batch: its sums run over tiles of one size, in one order, and
-no sum is split. Both kernels follow the tutorials of Triton (matrix multiplication, fused attention).
+A row's result is the same to the last bit in every batch: sums run over tiles of one size in one order, and no sum is
+split. Both kernels follow Triton's tutorials (matrix multiplication, fused attention).
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Tiles. Other sizes change bits, so none of them may depend on how many rows or slots there are.
+# Tile sizes. They must not depend on the number of rows or slots, because other sizes change the last bits.
 _ROWS = 16
 _OUTPUTS = 32
 _INPUTS = 64
@@ -35,14 +35,16 @@ def _linear(
     is_row, is_output = row[:, None] < rows, output[None, :] < outputs
     total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
     for start in range(0, inputs, INPUTS):
-        place = start + tl.arange(0, INPUTS)
-        left = tl.load(x + row[:, None] * inputs + place[None, :], mask=is_row & (place[None, :] < inputs), other=0.0)
-        right = tl.load(
-            weight + output[None, :] * weight_stride + place[:, None],
-            mask=is_output & (place[:, None] < inputs),
+        column = start + tl.arange(0, INPUTS)
+        x_tile = tl.load(
+            x + row[:, None] * inputs + column[None, :], mask=is_row & (column[None, :] < inputs), other=0.0
+        )
+        weight_tile = tl.load(
+            weight + output[None, :] * weight_stride + column[:, None],
+            mask=is_output & (column[:, None] < inputs),
             other=0.0,
         )
-        total = tl.dot(left, right, total, input_precision="ieee")
+        total = tl.dot(x_tile, weight_tile, total, input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
     tl.store(result + row[:, None] * outputs + output[None, :], total.to(result.dtype.element_ty), is_row & is_output)
@@ -52,9 +54,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Apply a linear layer to x [..., I].
 
     Args:
-        x: rows.
+        x: inputs of the rows.
         weight: [O, I].
-        bias: [O], None for none.
+        bias: [O], or None.
 
     Returns:
         [..., O].
@@ -108,44 +110,44 @@ def _attention(
     WIDTH: tl.constexpr,
 ):
     sentence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
-    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    is_row, is_place = row < rows, place < head_width
+    row, dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    is_row, is_dim = row < rows, dim < head_width
     last = tl.load(last_visible + sentence * last_batch + row * last_row, mask=is_row, other=0)
     last = tl.maximum(last, 0)
-    here = sentence.to(tl.int64)
-    of_row = query + here * query_batch + head * query_head + row[:, None] * query_row + place[None, :]
-    queries = tl.load(of_row, mask=is_row[:, None] & is_place[None, :], other=0.0)
-    keys = key_value + here * key_batch + head * key_head
-    highest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    batch = sentence.to(tl.int64)  # offsets into a large cache do not fit 32 bits
+    query_at = query + batch * query_batch + head * query_head + row[:, None] * query_row + dim[None, :]
+    queries = tl.load(query_at, mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    keys = key_value + batch * key_batch + head * key_head
+    running_max = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
     attended = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
-    # Tiles of slots that are hidden from all rows would add nothing.
+    # Stops after the last tile with a visible slot: further tiles would add nothing.
     for start in range(0, tl.minimum(slots, tl.max(last) + 1), SLOTS):
         slot = start + tl.arange(0, SLOTS)
-        is_there = (slot < slots)[:, None] & is_place[None, :]
-        of_slot = keys + slot[:, None] * key_slot + place[None, :]
-        key = tl.load(of_slot, mask=is_there, other=0.0)
+        is_valid = (slot < slots)[:, None] & is_dim[None, :]
+        key_at = keys + slot[:, None] * key_slot + dim[None, :]
+        key = tl.load(key_at, mask=is_valid, other=0.0)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(slot[None, :] <= last[:, None], scores, float("-inf"))
-        # The first tile has a visible slot for each row, so that this is a number.
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        weights, factor = tl.exp(scores - higher[:, None]), tl.exp(highest - higher)
-        value = tl.load(of_slot + key_kind, mask=is_there, other=0.0)
+        # Finite from the first tile on, because every row sees slot 0.
+        new_max = tl.maximum(running_max, tl.max(scores, 1))
+        weights, factor = tl.exp(scores - new_max[:, None]), tl.exp(running_max - new_max)
+        value = tl.load(key_at + key_kind, mask=is_valid, other=0.0)
         total = total * factor + tl.sum(weights, 1)
         attended = tl.dot(weights.to(value.dtype), value, attended * factor[:, None], input_precision="ieee")
-        highest = higher
-    of_result = result + (here * rows + row[:, None]) * heads * head_width + head * head_width + place[None, :]
+        running_max = new_max
+    result_at = result + (batch * rows + row[:, None]) * heads * head_width + head * head_width + dim[None, :]
     values = (attended / total[:, None]).to(result.dtype.element_ty)
-    tl.store(of_result, values, is_row[:, None] & is_place[None, :])
+    tl.store(result_at, values, is_row[:, None] & is_dim[None, :])
 
 
 def attention(query: Tensor, key_value: Tensor, last_visible: Tensor) -> Tensor:
-    """Attention of T rows of each of B sentences.
+    """Compute the attention of T rows for each of B sentences.
 
     Args:
         query: [B, T, H, W].
         key_value: [B, S, 2, H, W].
-        last_visible: [B, T], below S, each row reads the slots 0 .. `last_visible`; below 0 counts as 0.
+        last_visible: [B, T], the last slot that each row reads, below S; negative numbers count as 0.
 
     Returns:
         [B, T, H * W].
