@@ -23,9 +23,10 @@ LANGUAGES = {
 }  # fmt: skip
 
 # What another recipe shows as well: nothing in the sweep is of one recipe alone (multi30k and cnn_dm show it), and what
-# these score with in the test, wmt14 and gec-bart have in common with them.
+# these score with in the test, wmt14 and gec-bart have in common with them. After training, iwslt14 and wmt16 do what
+# wmt14 does.
 LEFT_OUT = {
-    "iwslt14": "sweep,test", "wmt16": "sweep,test", "gec": "sweep,test", "wmt14": "sweep",
+    "iwslt14": "sweep,test,table,card", "wmt16": "sweep,test,table,card", "gec": "sweep,test", "wmt14": "sweep",
     "ua_gec": "sweep", "simplification": "sweep", "gec-bart": "sweep",
 }  # fmt: skip
 
@@ -141,6 +142,9 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
         state = torch.load(models / file)
         assert state["last_optimizer_state"] is None and len(state["extra_state"]["averaged"]) == 2
         assert {value.dtype for value in state["model"].values() if value.is_floating_point()} == {torch.float16}
+    assert not [str(path) for path in checkout.rglob("*.partial*")]
+    if "table" in skipped:
+        return
     rows = json.loads((results / "table.json").read_text())["rows"]
     identical = {row["name"]: row["identical"] for row in rows}
     assert identical["gad"] == 6 and identical.get("blockwise") == (6 if recipe == "multi30k" else None)
@@ -150,7 +154,6 @@ def test_recipe(checkout: Path, programs: Path, bart: Path, recipe: str) -> None
         scores = (results / "test/gad.txt").read_text()
         assert all((text in scores) == (used in recipe) for text, used in metrics.items() if text != "rouge"), scores
     assert (results / "sweep/sweep.md").exists() == ("sweep" not in skipped)
-    assert not [str(path) for path in checkout.rglob("*.partial*")]
     card = (models / "README.md").read_text(encoding="utf-8")
     assert f"train_scripts/{recipe}.sh" in card and "| gad" in card
     if recipe == "ua_gec":
