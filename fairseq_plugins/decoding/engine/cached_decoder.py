@@ -93,21 +93,33 @@ class CachedDecoder:
         Args:
             encoder_out: a fairseq encoder's `encoder_out` [S, B, D] and `encoder_padding_mask` [B, S].
         """
-        memory = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = encoder_out["encoder_padding_mask"]
-        if self.engine.batch_invariant and padding:
+        self._start(encoder_out["encoder_out"][0].transpose(0, 1), padding[0] if padding else None)
+
+    def _start(self, states: Tensor, padding: Tensor | None) -> None:
+        """Begin a batch from encoder states [B, S, D] and their padding [B, S]."""
+        self.cross, padding = self._source_kv(states, padding)
+        has_padding = padding is not None and may_have_padding(padding)
+        self.cross_mask = ~padding[:, None, None, :] if has_padding and padding is not None else None
+        self._clear_cache(states.size(0))
+
+    def _source_kv(self, states: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return cross-attention keys and values [layers, B, S, 2, H, D / H], and the padding [B, S] in their order."""
+        if self.engine.batch_invariant and padding is not None:
             # Padding last: the order of additions must not depend on the longest source of a batch.
-            order = padding_last(padding[0])
-            memory = memory.gather(1, order[:, :, None].expand_as(memory))
-            padding = [padding[0].gather(1, order)]
+            order = padding_last(padding)
+            states = states.gather(1, order[:, :, None].expand_as(states))
+            padding = padding.gather(1, order)
         key_values = []
         for layer in self.layers:
             assert layer.cross_key_value is not None
-            key_values.append(self.engine.apply(memory, layer.cross_key_value))
-        self.cross = torch.stack(key_values).unflatten(-1, (2, self.layers[0].heads, -1))
-        has_padding = bool(padding) and may_have_padding(padding[0])
-        self.cross_mask = ~padding[0][:, None, None, :] if has_padding else None
-        self.cache = self.cross.new_zeros(len(self.layers), memory.size(0) * self.beam, 0, *self.cross.shape[3:])
+            key_values.append(self.engine.apply(states, layer.cross_key_value))
+        return torch.stack(key_values).unflatten(-1, (2, self.layers[0].heads, -1)), padding
+
+    def _clear_cache(self, sentences: int) -> None:
+        """Make a cache of no slots."""
+        assert self.cross is not None
+        self.cache = self.cross.new_zeros(len(self.layers), sentences * self.beam, 0, *self.cross.shape[3:])
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
         """Append sentences, whose padded length may differ; `encoder_out` as for `start`."""

@@ -61,18 +61,65 @@ class GraphedDecoder(CachedDecoder):
         self, decoder: nn.Module, engine: Engine, graphs: Graphs, vocabulary: Tensor | None = None, beam: int = 1
     ) -> None:
         super().__init__(decoder, engine, vocabulary, beam)
-        self.steps = CapturedSteps(graphs)
+        self.steps, self.starts = CapturedSteps(graphs), CapturedSteps(graphs)
         # One piece of memory per purpose, as large as the largest shape needs; every shape begins where it begins.
         self.buffers: dict[str, Tensor] = {}
-        # What is in them, with the rows that are padding; and `cache` and sizes as they were left there: it is another
-        # tensor once rows have come, gone or grown.
+        # What is in them, with the rows that are padding; and `cache` and `cross` with sizes as they were left there:
+        # they are other tensors once rows have come, gone or grown.
         self.whole: _State = (None, None, None)
-        self.left: tuple[Tensor, tuple[int, int, int]] | None = None
+        self.left_cache: tuple[Tensor, tuple[int, int]] | None = None
+        self.left_cross: tuple[Tensor, tuple[int, int]] | None = None
         # Whole numbers from 0 on: inputs that are known on the host.
         self.constants = torch.empty(0, dtype=torch.long)
         # Mask embeddings in their buffer, and as given.
         self.mask_embeddings = FixedInputs()
         self.mask_table: tuple[Tensor, tuple[int, int, int]] | None = None
+
+    def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
+        """As `CachedDecoder.append_rows`."""
+        assert self.cross is not None, "call start() first"
+        # `_start` writes the keys and values of the new sentences where those of the others are.
+        self.cross, self.cross_mask = self.cross.clone(), cross_mask_of(self.cross_mask, self.cross).clone()
+        super().append_rows(encoder_out)
+
+    def _start(self, states: Tensor, padding: Tensor | None) -> None:
+        """As `CachedDecoder._start`, in a rounded shape and from a CUDA graph if that shape has one."""
+        rows, source, width = states.shape
+        shape = rounded_up(rows), rounded_up(source, _MIN_SOURCE)
+        if padding is None or math.prod(shape) > MAX_ROWS:
+            super()._start(states, padding)
+            return
+
+        def make() -> Outputs:
+            return states.new_zeros(*shape, width), states.new_zeros(shape, dtype=torch.bool)
+
+        def fill(inputs: Outputs) -> None:
+            all_states, is_padding = inputs
+            assert all_states is not None and is_padding is not None
+            all_states[:rows, :source] = states
+            is_padding.fill_(True)[:rows, :source] = padding
+
+        def start(inputs: Outputs) -> Run:
+            all_states, is_padding = inputs
+            assert all_states is not None and is_padding is not None
+
+            def run() -> Outputs:
+                # In place of padding are states of earlier batches, and a NaN stays NaN under a mask.
+                cross, hidden = self._source_kv(all_states.masked_fill(is_padding[:, :, None], 0), is_padding)
+                assert hidden is not None
+                visible = ~hidden[:, None, None, :]
+                return (
+                    self._buffer("cross", cross.shape, cross).copy_(cross),
+                    self._buffer("cross_mask", visible.shape, visible).copy_(visible),
+                )
+
+            return run
+
+        cross, mask = self.starts.run(shape, make, fill, start)
+        assert cross is not None and mask is not None
+        self.cross, self.cross_mask, self.whole = cross[:, :rows], mask[:rows], (None, cross, mask)
+        self.left_cross = self.cross, shape
+        self._clear_cache(rows)
 
     def step(
         self,
@@ -267,16 +314,18 @@ class GraphedDecoder(CachedDecoder):
     def _move_in(self, shape: Shape) -> None:
         """Copy keys and values to where graphs of this shape read them."""
         assert self.cache is not None and self.cross is not None
-        if self.left is not None and self.left[0] is self.cache and self.left[1] == shape.memory:
-            return
+        (batch, capacity, source), (cache, cross, mask) = shape.memory, self.whole
         rows, sentences = self.cache.size(1), self.cross.size(1)
-        cache = self._in_buffer("cache", self.cache, {1: shape.rows, 2: shape.capacity})
-        mask = cross_mask_of(self.cross_mask, self.cross)
-        mask = self._in_buffer("cross_mask", mask, {0: shape.batch, 3: shape.source})
-        cross = self._in_buffer("cross", self.cross, {1: shape.batch, 2: shape.source})
+        if not _is_left(self.left_cache, self.cache, (batch, capacity)):
+            cache = self._in_buffer("cache", self.cache, {1: shape.rows, 2: capacity})
+        if not _is_left(self.left_cross, self.cross, (batch, source)):
+            mask = cross_mask_of(self.cross_mask, self.cross)
+            mask = self._in_buffer("cross_mask", mask, {0: batch, 3: source})
+            cross = self._in_buffer("cross", self.cross, {1: batch, 2: source})
+        assert cache is not None and cross is not None and mask is not None
         self.whole = cache, cross, mask
         self._state = cache[:, :rows], cross[:, :sentences], mask[:sentences]
-        self.left = self.cache, shape.memory
+        self.left_cache, self.left_cross = (self.cache, (batch, capacity)), (self.cross, (batch, source))
 
     def _feed(self, shape: Shape, mask_inputs: MaskInputs | FixedInputs) -> None:
         """Copy mask embeddings to where graphs of this shape read them."""
@@ -308,5 +357,12 @@ class GraphedDecoder(CachedDecoder):
         size = math.prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
             self.steps.drop_all()
+            if name in ("cross", "cross_mask"):
+                self.starts.drop_all()
             self.buffers[name] = like.new_zeros(size)
         return self.buffers[name][:size].view(shape)
+
+
+def _is_left(left: tuple[Tensor, tuple[int, int]] | None, value: Tensor, sizes: tuple[int, int]) -> bool:
+    """Return whether a tensor of these rounded sizes is what was left in its buffer."""
+    return left is not None and left[0] is value and left[1] == sizes

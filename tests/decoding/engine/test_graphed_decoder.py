@@ -349,7 +349,8 @@ def test_steps_have_the_same_shapes_with_and_without_a_graph(method: str, monkey
         for seed in range(2):
             generator.generate([], make_sample(task, [5, 30, 2, 9, 14], seed))
         (encoder,) = generator.backend.method.verifier.encoders
-        captures.append(recorder.captures - len(encoder.steps.graphs))
+        others = [encoder.steps, *(decoder.starts for decoder in decoders(generator))]
+        captures.append(recorder.captures - sum(len(steps.graphs) for steps in others))
         shapes.append(set(seen))
     # The first run has launched all of them, the others have captured them.
     assert captures[0] == 0 < captures[2] <= captures[1] == len(seen)
@@ -523,10 +524,11 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     steps = []
     step = CachedDecoder.step
     monkeypatch.setattr(CachedDecoder, "step", lambda self, *args, **kw: steps.append(self) or step(self, *args, **kw))
-    encode = FusedEncoder._encode
+    encode, source_kv = FusedEncoder._encode, CachedDecoder._source_kv
     monkeypatch.setattr(
         FusedEncoder, "_encode", lambda self, *args, **kw: steps.append(self) or encode(self, *args, **kw)
     )
+    monkeypatch.setattr(CachedDecoder, "_source_kv", lambda self, *args: steps.append(self) or source_kv(self, *args))
     task = make_task(60)
     verifier = make_transformer(task, 8)
     drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
@@ -592,11 +594,11 @@ def test_the_graph_that_was_not_used_for_longest_goes(monkeypatch: pytest.Monkey
         (decoder,) = decoders(generator)
         shapes.append([shape.batch for shape in decoder.steps.graphs])
     assert shapes == [[4], [4, 1], [1, 4], [4, 2], [4, 2], [2, 1]]
-    # Three of them are the encoder's, which meets the same batches once each.
-    assert recorder.captures == 4 + 3
+    # The encoder and the start of a batch meet the same batches once each.
+    assert recorder.captures == 4 + 3 + 3
     recorder.last = None
     gc.collect()
-    assert len(recorder.alive) == 2 + 2
+    assert len(recorder.alive) == 2 + 2 + 2
     assert {shape.batch for shape in decoder.steps.uses} == {1, 2}
 
 
