@@ -1,7 +1,7 @@
 """Loss of the heads of blockwise decoding: of one head drawn per batch, or the mean over all."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.criterions.sums import add_up
+from fairseq_plugins.decoding.method import option
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import unwrap
 from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
@@ -20,20 +21,15 @@ from fairseq_plugins.models.blockwise_transformer import BlockwiseTransformer
 
 @dataclass
 class BlockwiseLossConfig(FairseqDataclass):
-    label_smoothing: float = field(default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none"})
-    head_loss: ChoiceEnum(["sampled", "mean"]) = field(  # type: ignore[valid-type]
-        default="sampled",
-        metadata={
-            "help": "sampled = the loss of one head, drawn for every batch (Stern et al. 2018, section 6); "
-            "mean = of all heads"
-        },
+    label_smoothing: float = option(0.1, "epsilon of label smoothing, 0 for none")
+    head_loss: ChoiceEnum(["sampled", "mean"]) = option(  # type: ignore[valid-type]
+        "sampled",
+        "sampled = the loss of one head, drawn for every batch (Stern et al. 2018, section 6); mean = of all heads",
     )
-    first_head_weight: float = field(
-        default=1.0,
-        metadata={
-            "help": "the loss of head 1, which decides the output, counts this many times (sampled: it is drawn this "
-            "many times as often); k - 1 gives it half of the loss"
-        },
+    first_head_weight: float = option(
+        1.0,
+        "the loss of head 1, which decides the output, counts this many times (sampled: it is drawn this "
+        "many times as often); k - 1 gives it half of the loss",
     )
 
 

@@ -1,7 +1,7 @@
 """The drafter's loss: label-smoothed cross-entropy over masked blocks, after glancing."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fairseq_plugins.commands.session import options_of
 from fairseq_plugins.criterions.block_accuracy import accuracies, accuracy_by_position
 from fairseq_plugins.criterions.block_reliability import log_reliability, reliability_counts
 from fairseq_plugins.criterions.sums import add_up
+from fairseq_plugins.decoding.method import option
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tensorboard import logdir
 
@@ -30,28 +31,19 @@ _SUMS = (
 
 @dataclass
 class GlatLossConfig(FairseqDataclass):
-    label_smoothing: float = field(
-        default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none (GAD Table 10: 0.1)"}
+    label_smoothing: float = option(0.1, "epsilon of label smoothing, 0 for none (GAD Table 10: 0.1)")
+    position_decay: float = option(
+        0.0,
+        "GAMMA of the weight exp(-(i-1)/GAMMA) of the i-th token of a draft, which counts only if all "
+        "before it are right (DFlash); 0: equal weights",
     )
-    position_decay: float = field(
-        default=0.0,
-        metadata={
-            "help": "GAMMA of the weight exp(-(i-1)/GAMMA) of the i-th token of a draft, which counts only if all "
-            "before it are right (DFlash); 0: equal weights"
-        },
+    soft_targets: float = option(
+        0.0,
+        "weight of the divergence from the verifier's distribution in the loss, 0 to 1, with "
+        "--drafter-context features",
     )
-    soft_targets: float = field(
-        default=0.0,
-        metadata={
-            "help": "weight of the divergence from the verifier's distribution in the loss, 0 to 1, with "
-            "--drafter-context features"
-        },
-    )
-    verifier_loss: float = field(
-        default=1.0,
-        metadata={
-            "help": "with --tune-verifier: weight of a token of the verifier's loss, relative to one of the drafter's"
-        },
+    verifier_loss: float = option(
+        1.0, "with --tune-verifier: weight of a token of the verifier's loss, relative to one of the drafter's"
     )
 
 

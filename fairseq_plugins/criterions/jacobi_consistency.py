@@ -1,7 +1,7 @@
 """Consistency training: a verifier whose Jacobi iterations (Santilli et al. 2023) converge early."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.criterions.sums import add_up
+from fairseq_plugins.decoding.method import option
 from fairseq_plugins.decoding.methods.jacobi import first_window
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import unwrap
@@ -27,25 +28,18 @@ _SUMS = ("loss", "nll_loss", "consistency", "rows", "ntokens", "nsentences", "sa
 
 @dataclass
 class JacobiConsistencyConfig(FairseqDataclass):
-    label_smoothing: float = field(default=0.1, metadata={"help": "epsilon of label smoothing, 0 for none"})
-    consistency_weight: float = field(
-        default=1.0,
-        metadata={"help": "weight of a token of the consistency loss, relative to one of the ordinary loss; 0: off"},
+    label_smoothing: float = option(0.1, "epsilon of label smoothing, 0 for none")
+    consistency_weight: float = option(
+        1.0, "weight of a token of the consistency loss, relative to one of the ordinary loss; 0: off"
     )
-    trajectory_length: int = field(
-        default=2,
-        metadata={
-            "help": "states of a Jacobi trajectory from which one is drawn for every batch: the first guess and those "
-            "after 1, 2, ... iterations, each a decoder pass without gradient"
-        },
+    trajectory_length: int = option(
+        2,
+        "states of a Jacobi trajectory from which one is drawn for every batch: the first guess and those "
+        "after 1, 2, ... iterations, each a decoder pass without gradient",
     )
-    trajectory_block: int = field(
-        default=0,
-        metadata={"help": "tokens after the converged ones that the consistency loss counts; 0: to the end"},
-    )
-    trajectory_init: ChoiceEnum(["unk", "source"]) = field(  # type: ignore[valid-type]
-        default="unk",
-        metadata={"help": "the first guess for every token; decode with the same --jacobi-init"},
+    trajectory_block: int = option(0, "tokens after the converged ones that the consistency loss counts; 0: to the end")
+    trajectory_init: ChoiceEnum(["unk", "source"]) = option(  # type: ignore[valid-type]
+        "unk", "the first guess for every token; decode with the same --jacobi-init"
     )
 
 

@@ -143,9 +143,9 @@ class MethodSpec:
 
 
 def option(default: Any, help: str | None = None, ignored_by_other_methods: bool = False) -> Any:
-    """Declare a field of a method's options; without help if the task or another method declares the option.
+    """Declare a field of options; without help for a method's that the task or another method declares.
 
-    Other methods refuse the option unless it is `ignored_by_other_methods`.
+    Other methods refuse a method's option unless it is `ignored_by_other_methods`.
     """
     metadata = {"help": help, "ignored_by_other_methods": ignored_by_other_methods}
     return field(default=default, metadata={} if help is None else metadata)

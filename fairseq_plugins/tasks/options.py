@@ -8,6 +8,7 @@ from fairseq.tasks.translation import TranslationConfig
 from omegaconf import II
 
 from fairseq_plugins.decoding import methods
+from fairseq_plugins.decoding.method import option
 
 
 # fairseq builds its parser from these annotations and knows Optional[X], not X | None.
@@ -17,65 +18,47 @@ class _DecodingOptions(FairseqDataclass):
     decoding_method: ChoiceEnum(methods.DECODERS) = field(  # type: ignore[valid-type]
         default="beam", metadata={"argparse_alias": "--decoder", "help": methods.decoder_help()}
     )
-    drafter_path: Optional[str] = field(
-        default=None, metadata={"help": "checkpoint of the drafter (model block_nat) for nat, gad and gad++"}
+    drafter_path: Optional[str] = option(None, "checkpoint of the drafter (model block_nat) for nat, gad and gad++")
+    block_size: Optional[int] = option(
+        None,
+        "most tokens in a draft, k. Training: masks in a block (default: 25, GAD Table 2). Decoding with a "
+        "trained drafter: k of its training at most (default: that). reuse: tokens copied at most (default: 32). "
+        "gs-jacobi, hybrid-jacobi: tokens decoded in parallel, b (default: 5)",
     )
-    block_size: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "most tokens in a draft, k. Training: masks in a block (default: 25, GAD Table 2). Decoding with a "
-            "trained drafter: k of its training at most (default: that). reuse: tokens copied at most (default: 32). "
-            "gs-jacobi, hybrid-jacobi: tokens decoded in parallel, b (default: 5)"
-        },
+    active_sentences: int = option(
+        0,
+        "decode this many sentences of a batch at a time, and replace finished ones by waiting ones "
+        "(continuous batching); useful with a --batch-size several times as large (default: 0, the whole batch). "
+        "The compiled kernels always do this, and ignore the number",
     )
-    active_sentences: int = field(
-        default=0,
-        metadata={
-            "help": "decode this many sentences of a batch at a time, and replace finished ones by waiting ones "
-            "(continuous batching); useful with a --batch-size several times as large (default: 0, the whole batch). "
-            "The compiled kernels always do this, and ignore the number"
-        },
+    no_compiled_steps: bool = option(
+        False, "CPU: decode with PyTorch instead of the compiled kernels, which are faster"
     )
-    no_compiled_steps: bool = field(
-        default=False,
-        metadata={"help": "CPU: decode with PyTorch instead of the compiled kernels, which are faster"},
+    int8: bool = option(
+        False,
+        "CPU: round the weights of linear layers to int8, in verifier and drafter. The output may differ "
+        "from fp32's, but not between greedy and lossless drafting decoders. The fp32 weights stay in memory",
     )
-    int8: bool = field(
-        default=False,
-        metadata={
-            "help": "CPU: round the weights of linear layers to int8, in verifier and drafter. The output may differ "
-            "from fp32's, but not between greedy and lossless drafting decoders. The fp32 weights stay in memory"
-        },
+    packed_weights: bool = option(
+        False,
+        "CPU: keep a second copy of all large weights, in the layout that the compiled kernels read "
+        "fastest. Small weights, and large ones that float16 holds exactly (models saved in half precision), "
+        "always have that copy",
     )
-    packed_weights: bool = field(
-        default=False,
-        metadata={
-            "help": "CPU: keep a second copy of all large weights, in the layout that the compiled kernels read "
-            "fastest. Small weights, and large ones that float16 holds exactly (models saved in half precision), "
-            "always have that copy"
-        },
+    no_packed_weights: bool = option(
+        False, "CPU: keep no second copy of large weights, which saves memory and is slower"
     )
-    no_packed_weights: bool = field(
-        default=False,
-        metadata={"help": "CPU: keep no second copy of large weights, which saves memory and is slower"},
+    no_cuda_graphs: bool = option(
+        False,
+        "GPU: launch the operations of a step one by one instead of as a CUDA graph, for comparison or if "
+        "capturing fails",
     )
-    no_cuda_graphs: bool = field(
-        default=False,
-        metadata={
-            "help": "GPU: launch the operations of a step one by one instead of as a CUDA graph, for comparison or if "
-            "capturing fails"
-        },
+    verbose: bool = option(False, "fairseq-generate, fairseq-interactive: log all settings at the start")
+    stats_file: Optional[str] = option(
+        None, "write iterations, emitted tokens and time of each sentence to this file, as JSON lines"
     )
-    verbose: bool = field(
-        default=False, metadata={"help": "fairseq-generate, fairseq-interactive: log all settings at the start"}
-    )
-    stats_file: Optional[str] = field(
-        default=None,
-        metadata={"help": "write iterations, emitted tokens and time of each sentence to this file, as JSON lines"},
-    )
-    trace_file: Optional[str] = field(
-        default=None,
-        metadata={"help": "write each draft and its verification to this file, as JSON lines for spec-dec-trace"},
+    trace_file: Optional[str] = option(
+        None, "write each draft and its verification to this file, as JSON lines for spec-dec-trace"
     )
     tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")
     profile: bool = II("common.profile")
@@ -90,38 +73,28 @@ DecodingOptions = methods.with_method_options(_DecodingOptions)
 class DrafterTrainingOptions(FairseqDataclass):
     """Options of training drafters."""
 
-    verifier_path: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "drafter training: checkpoint of the verifier, for --share-encoder and to measure "
-            "mean_accepted_tokens in validation (add --best-checkpoint-metric mean_accepted_tokens "
-            "--maximize-best-checkpoint-metric)"
-        },
+    verifier_path: Optional[str] = option(
+        None,
+        "drafter training: checkpoint of the verifier, for --share-encoder and to measure "
+        "mean_accepted_tokens in validation (add --best-checkpoint-metric mean_accepted_tokens "
+        "--maximize-best-checkpoint-metric)",
     )
-    blocks_per_sentence: int = field(
-        default=1,
-        metadata={
-            "help": "drafter training: blocks drawn from each sentence in a pass; more than 1 needs prefix-causal "
-            "attention"
-        },
+    blocks_per_sentence: int = option(
+        1, "drafter training: blocks drawn from each sentence in a pass; more than 1 needs prefix-causal attention"
     )
-    glancing_start: float = field(
-        default=0.5,
-        metadata={
-            "help": "glancing: share of wrong predictions revealed at the first update (Qian et al. 2021); 0 here and "
-            "in --glancing-end turns glancing off"
-        },
+    glancing_start: float = option(
+        0.5,
+        "glancing: share of wrong predictions revealed at the first update (Qian et al. 2021); 0 here and "
+        "in --glancing-end turns glancing off",
     )
-    glancing_end: float = field(default=0.3, metadata={"help": "glancing: share revealed at the last update"})
-    glancing_updates: Optional[int] = field(
-        default=None, metadata={"help": "glancing: updates over which the share falls (default: --max-update)"}
+    glancing_end: float = option(0.3, "glancing: share revealed at the last update")
+    glancing_updates: Optional[int] = option(
+        None, "glancing: updates over which the share falls (default: --max-update)"
     )
-    cpu_bf16: bool = field(
-        default=False,
-        metadata={
-            "help": "training on a CPU: multiply matrices in bfloat16 (autocast; weights, loss and optimiser stay in "
-            "fp32), which is faster on processors with AVX-512 BF16 or AMX; on a GPU use fairseq's --bf16"
-        },
+    cpu_bf16: bool = option(
+        False,
+        "training on a CPU: multiply matrices in bfloat16 (autocast; weights, loss and optimiser stay in "
+        "fp32), which is faster on processors with AVX-512 BF16 or AMX; on a GPU use fairseq's --bf16",
     )
     max_update: int = II("optimization.max_update")
 
@@ -130,19 +103,15 @@ class DrafterTrainingOptions(FairseqDataclass):
 class FirstTokenOptions(FairseqDataclass):
     """Options of multilingual models, whose sources and outputs begin with a language token."""
 
-    source_first_token: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "fairseq-interactive: put this token before each source, such as the language token of M2M-100 and "
-            "NLLB. Binarised sources have it already"
-        },
+    source_first_token: Optional[str] = option(
+        None,
+        "fairseq-interactive: put this token before each source, such as the language token of M2M-100 and "
+        "NLLB. Binarised sources have it already",
     )
-    forced_first_token: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "begin each output with this token, such as that of the language to translate into, and leave it "
-            "out of the text"
-        },
+    forced_first_token: Optional[str] = option(
+        None,
+        "begin each output with this token, such as that of the language to translate into, and leave it "
+        "out of the text",
     )
 
 
