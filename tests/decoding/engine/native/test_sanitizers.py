@@ -1,6 +1,5 @@
 """Run the kernels under AddressSanitizer and UBSan: random valid and invalid calls, in a separate process."""
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -11,7 +10,6 @@ import pytest
 from filelock import FileLock
 
 from fairseq_plugins.decoding.engine.native import kernels
-from tests.decoding.engine.native.test_threads import CSRC
 from tests.strategies import example_count
 from tests.support import REPOSITORY
 
@@ -23,23 +21,15 @@ SANITIZERS = "address,undefined"
 
 
 def _build(folder: Path) -> Path:
-    """Build the kernels with sanitizers, for the best instruction set and the portable one; cached by their sources."""
-    sources = [REPOSITORY / "setup.py", *sorted(path for path in CSRC.rglob("*") if path.is_file())]
+    """Build the kernels with sanitizers, for the best instruction set and the portable one."""
     isa = next(name for name in kernels().runnable_instruction_sets() if name != "amx")
-    version = hashlib.sha256(isa.encode() + b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    with FileLock(folder / "lock"):
-        for other in folder.iterdir():
-            if other.is_dir() and other.name != version:
-                shutil.rmtree(other)
-        built = folder / version
-        if not (built / "done").exists():
-            environment = {**os.environ, "SPEC_DEC_BUILD": isa, "SPEC_DEC_SANITIZE": SANITIZERS}
-            command = [sys.executable, "setup.py", "build_ext", "--build-lib", built, "--build-temp", built / "temp"]
-            ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-            assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-            shutil.rmtree(built / "temp")
-            (built / "done").touch()
-    (library,) = built.rglob("_kernels*.so")
+    environment = {**os.environ, "SPEC_DEC_BUILD": isa, "SPEC_DEC_SANITIZE": SANITIZERS}
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(folder)]
+    (REPOSITORY / "build").mkdir(exist_ok=True)
+    with FileLock(REPOSITORY / "build/sanitizers.lock"):
+        ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    (library,) = folder.rglob("_kernels*.so")
     return library
 
 
@@ -50,7 +40,7 @@ def _library(compiler: str, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """The finished driver, run on kernels built with sanitizers."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
@@ -59,8 +49,7 @@ def ran(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
     first = [_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]
     if not all(path.is_absolute() for path in first):
         pytest.skip("the compiler has no AddressSanitizer that can be loaded first")
-    assert request.config.cache is not None
-    library = _build(request.config.cache.mkdir("sanitized_kernels"))
+    library = _build(tmp_path_factory.mktemp("sanitized"))
     environment = {
         **os.environ,
         "LD_PRELOAD": " ".join(map(str, first)),
