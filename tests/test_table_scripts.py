@@ -118,7 +118,7 @@ def test_drafter_table(checkout: Path, programs: Path) -> None:
     ("script", "variables", "message"),
     [
         ("blockwise_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),
-        ("blockwise_table.sh", {"KS": "4 1"}, "KS=4 1: 1 is no block size"),
+        ("blockwise_table.sh", {"KS": "4 1"}, "KS=4 1: 1 is not a block size"),
         ("blockwise_table.sh", {"IDENTITY_FIRST_HEAD": "1"}, "IDENTITY_FIRST_HEAD=1: give yes or no"),
         ("drafter_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),
         ("jacobi_table.sh", {"NAME": "none"}, "NAME=none: data-bin/none is missing; train the models first"),

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Speed of all decoders, of fairseq's own search and of CTranslate2 on trained models, side by side. Usually run by
-# `make bench`, after `make train`, on a machine that does nothing else.
+# Compare the speed of all decoders, fairseq's own search and CTranslate2 on trained models. Usually run by `make bench`,
+# after `make train`, on an otherwise idle machine.
 #
-#   train_scripts/bench.sh                       those of the generated corpus
-#   NAME=multi30k.en-de train_scripts/bench.sh   others that a recipe trained
+#   train_scripts/bench.sh                       the models of the generated corpus
+#   NAME=multi30k.en-de train_scripts/bench.sh   other models that a recipe trained
 #   SHAPE=base train_scripts/bench.sh            random weights of Transformer-base (big, 12-2, tiny) and replayed drafts
 #
-# Results: results/NAME/bench/benchmark.md, .json and .png. REPEATS, TIMING_SENTENCES, BATCH_SIZES and THREADS change what is
-# measured; further options go to spec-dec-bench.
+# Results: results/NAME/bench/benchmark.md, .json and .png. Settings: REPEATS, TIMING_SENTENCES, BATCH_SIZES, THREADS.
+# Further options go to spec-dec-bench.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
@@ -25,6 +25,6 @@ else
         --skip-invalid-size-inputs-valid-test)
     if [ -e "$blockwise" ]; then models+=(--blockwise-path "$blockwise"); fi
 fi
-# Threads are set before anything starts: libraries read this once.
+# Set the number of threads first: libraries read it once, when they are loaded.
 OMP_NUM_THREADS=$THREADS python -m fairseq_plugins.benchmarks.benchmark "${models[@]}" --threads "$THREADS" --profile \
     --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" --timing-batch-sizes "$BATCH_SIZES" --results "$results" "$@"

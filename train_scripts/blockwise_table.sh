@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Table 1 of Stern et al. 2018: BLEU and mean accepted block size of blockwise decoding for several k, with the base model frozen
-# or fine-tuned, on the raw data or on its own translations. After `make train`, with the same NAME.
+# Table 1 of Stern et al. 2018: BLEU and mean accepted block size of blockwise decoding for several k, with a frozen or
+# fine-tuned base model, trained on raw data or on its own translations. Run `make train` first, with the same NAME.
 #
 #   train_scripts/blockwise_table.sh                                                  the demo's model
-#   NAME=multi30k.en-de EPOCHS=10 SUBSET=test train_scripts/blockwise_table.sh       another that a recipe trained
+#   NAME=multi30k.en-de EPOCHS=10 SUBSET=test train_scripts/blockwise_table.sh       another model that a recipe trained
 #
-# Trains 4 models for every k: set EPOCHS, or MINUTES for each. Models and decodings that exist are kept: an interrupted run goes
-# on where it was. The table: results/NAME/blockwise.md.
+# Trains 4 models for every k, each for EPOCHS or MINUTES. Existing models and decodings are kept, so an interrupted run
+# resumes. The table: results/NAME/blockwise.md.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
@@ -18,7 +18,8 @@ no_options "$@"
 : "${LR:=0.002}" "${FINE_TUNE_LR:=0.0003}"
 : "${WARMUP_UPDATES:=100}" "${MAX_TOKENS:=4000}" "${DROPOUT:=0.1}" "${HEAD_LOSS:=mean}"
 : "${DECODING_BATCH:=32}" "${LOG_INTERVAL:=20}" "${SEED:=1}"
-# As in the paper head 1 is learned too, so that with a frozen base BLEU varies a little (footnote 1); yes: it is the base's own.
+# As in the paper, head 1 is trained, too, so BLEU varies a little with a frozen base (footnote 1). With yes, head 1 is the
+# base model's own projection.
 : "${IDENTITY_FIRST_HEAD:=no}"
 
 models=checkpoints/$NAME/blockwise-table
@@ -26,21 +27,21 @@ cells=results/$NAME/blockwise-table
 table=results/$NAME/blockwise.md
 find_trained "$NAME" distilled verifier
 for k in $KS; do
-    [[ $k =~ ^[0-9]+$ ]] && [ "$k" -ge 2 ] || die "KS=$KS: $k is no block size; give numbers of at least 2, such as KS='2 4 6'"
+    [[ $k =~ ^[0-9]+$ ]] && [ "$k" -ge 2 ] || die "KS=$KS: $k is not a block size; give numbers of at least 2, such as KS='2 4 6'"
 done
 [[ $IDENTITY_FIRST_HEAD =~ ^(yes|no)$ ]] || die "IDENTITY_FIRST_HEAD=$IDENTITY_FIRST_HEAD: give yes or no"
 
 mkdir -p "$models/logs" "$cells"
 export LOCK=$models/.lock
 
-# train_heads K BASE DATA NUMBER: BASE is frozen or fine-tuned, DATA raw or distilled. Fine-tuning goes on from the heads trained on the
-# frozen base: with heads that know nothing it would spoil the base first, which short training does not make good.
+# train_heads K BASE DATA NUMBER: BASE is frozen or fine-tuned, DATA raw or distilled. Fine-tuning starts from the heads
+# that were trained on the frozen base. Untrained heads would first damage the base, which a short training cannot repair.
 train_heads() {
     local k=$1 base=$2 data=$3 lr=$FINE_TUNE_LR minutes=$MINUTES options=() run=$2-$3-$1
     if [ "$base" = frozen ]; then
         lr=$LR options+=(--freeze-base)
     else
-        # fairseq goes on counting from the time that the other training took.
+        # fairseq counts the time of the training that this one starts from.
         minutes=$(awk -v m="$MINUTES" 'BEGIN { print 2 * m }')
         options+=(--finetune-from-model "$models/frozen-$data-$k/checkpoint_best.pt")
     fi
@@ -58,7 +59,7 @@ cell() { awk '{ printf "%.2f / %.2f", $1, $4 }' "$1"; }
 
 columns=(frozen-raw frozen-distilled fine-tuned-raw fine-tuned-distilled)
 
-# updates K: the fewest and the most of the four models
+# updates K: the minimum and maximum over the four models
 updates() {
     local column
     for column in "${columns[@]}"; do
@@ -76,7 +77,7 @@ write_table() {
             for column in "${columns[@]}"; do printf ' %s |' "$(cell "$cells/$SUBSET-$column-$k")"; done
             printf ' %s |\n' "$(updates "$k")"
         done
-        printf '\nBLEU (sacrebleu) / mean accepted block size of %s, subset %s; k = 1 is the model itself, decoded greedily. Fine-tuning goes on from the frozen base.\n' "$NAME" "$SUBSET"
+        printf '\nBLEU (sacrebleu) / mean accepted block size of %s, subset %s; k = 1 is the model itself, decoded greedily. Fine-tuning starts from the heads on the frozen base.\n' "$NAME" "$SUBSET"
         printf 'Every model: at most %s epochs' "$EPOCHS"
         if [ "$MINUTES" != 0 ]; then printf ' and %s minutes of training on %s thread(s)' "$MINUTES" "${OMP_NUM_THREADS:-$(nproc)}"; fi
         printf '; lr %s (frozen), %s (fine-tuned), head loss: %s, identity first head: %s.\n' "$LR" "$FINE_TUNE_LR" "$HEAD_LOSS" "$IDENTITY_FIRST_HEAD"

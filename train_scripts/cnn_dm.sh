@@ -4,8 +4,8 @@
 #
 #   DATA=folder train_scripts/cnn_dm.sh          train.source, train.target, val.*, test.*, one article or summary a line
 #
-# DATA is needed: the text is to be made from the original stories (github.com/abisee/cnn-dailymail). The BART models (4 GB)
-# are downloaded, or read from BART=folder (model.pt, dict.txt, encoder.json, vocab.bpe) and TEACHER=file.
+# DATA is required: make its files from the original stories (github.com/abisee/cnn-dailymail). The BART models (4 GB) are
+# downloaded, or read from BART=folder (model.pt, dict.txt, encoder.json, vocab.bpe) and TEACHER=file.
 #SBATCH --job-name=cnn_dm --gres=gpu:8 --cpus-per-task=32 --time=2-00:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
 script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
 [ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
@@ -26,7 +26,7 @@ ACTIVATION=gelu
 : "${DRAFTER_TOKENS:=$paper_drafter_tokens}" "${DRAFTER_MAX_TOKENS:=2048}" "${BLOCK_SIZE:=25}" "${BLOCK_SIZES:=10,15,20,25}"
 : "${SWEEP_SENTENCES:=500}" "${SAVE_INTERVAL_UPDATES:=500}" # ours
 task_options=--truncate-source
-# fairseq, examples/bart/summarize.py: how BART summarises CNN/DailyMail. Our decoders do without the rule against repetition.
+# fairseq, examples/bart/summarize.py: settings for CNN/DailyMail, but without --no-repeat-ngram-size for our decoders.
 : "${DISTIL_BEAM:=4}"
 distil_options="--lenpen 2.0 --max-len-b 140 --min-len 55 --no-repeat-ngram-size 3"
 search_options="--max-len-b 140 --min-len 55"
@@ -54,7 +54,7 @@ drafter_training="--arch block_nat_base --encoder-embed-dim 768 --encoder-ffn-em
 
 get_models() {
     if [ "$BART" != downloads/bart.base ]; then return; fi
-    # No checksums are published; the least sizes are guesses that catch an error page or a torn file.
+    # No checksums are published. The minimum sizes are guesses that detect an error page or a truncated file.
     local url=https://dl.fbaipublicfiles.com/fairseq model
     fetch $url/models/bart.base.tar.gz downloads/bart.base.tar.gz 200000000
     fetch $url/models/bart.large.cnn.tar.gz downloads/bart.large.cnn.tar.gz 1000000000

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# From nothing to a table of what draft-and-verify decoding gains. Usually run by `make train`, or `make demo DATA=...`.
+# Train a verifier and a drafter on parallel text, and compare decoders. Usually run by `make train`, or
+# `make demo DATA=...`.
 #
 #   train_scripts/demo.sh                                       the text of examples/cldr.en-de
 #   DATA=folder NAME=mytext.en-de train_scripts/demo.sh         a folder of raw text: train, valid (val, dev) and test
 #
-# The recipe that takes least time: the verifier is its own teacher, nothing is swept. Training ends after so many epochs, so that
-# results repeat; MINUTES ends it by the clock. Of the test set in DATA the first TEST_SENTENCES count (200).
+# This is the fastest recipe: the verifier is its own teacher, and there is no sweep. Training ends after a number of
+# epochs, so that results can be reproduced; MINUTES sets a time limit instead. The first TEST_SENTENCES (200) of the test
+# set in DATA are used.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
@@ -19,7 +21,7 @@ recipe_stages=text,binarise,verifier,decode,merge,drafter,blockwise,table,card
 src=${BASH_REMATCH[2]} tgt=${BASH_REMATCH[3]} LANGUAGE_OF_TARGET=${BASH_REMATCH[3]}
 [ "$src" != "$tgt" ] || die "NAME=$NAME: both languages are $src; name it like mytext.en-de"
 
-# All numbers are ours.
+# No number here comes from a paper.
 if [ -z "${DATA:-}" ]; then
     [ "$src-$tgt" = en-de ] || die "NAME=$NAME: the generated corpus is en-de; use a name that ends so, or give DATA=folder"
     origin="the generated corpus" licence="generated from Unicode CLDR (Unicode License v3)"
@@ -28,14 +30,14 @@ if [ -z "${DATA:-}" ]; then
     : "${VERIFIER_EPOCHS:=5}" "${DRAFTER_EPOCHS:=4}"
     : "${BLOCKWISE_EPOCHS:=2}"
     : "${VERIFIER_TOKENS:=2000}" "${DRAFTER_TOKENS:=1000}" "${WARMUP_UPDATES:=200}" "${SAVE_INTERVAL_UPDATES:=400}" "${LOG_INTERVAL:=10}"
-    # So few tokens are accepted after minutes of training that drafting more does not pay.
+    # After a few minutes of training few tokens are accepted, so longer drafts would save no time.
     : "${BLOCK_SIZE:=5}" "${DECODING_BLOCK_SIZE:=4}"
 else
     origin=$DATA licence="that of the text in $DATA"
     : "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}"
     : "${LAYERS:=4}" "${DRAFTER_LAYERS:=2}" "${FFN_WIDTH:=256}" "${VERIFIER_DROPOUT:=0.2}"
     : "${VERIFIER_EPOCHS:=30}" "${DRAFTER_EPOCHS:=20}" "${BLOCKWISE_EPOCHS:=10}"
-    # Small updates: 6,000 pairs are 130 of them in an epoch.
+    # Small updates, because 6,000 pairs give only 130 updates per epoch.
     : "${VERIFIER_TOKENS:=1000}" "${DRAFTER_TOKENS:=1000}" "${WARMUP_UPDATES:=300}" "${SAVE_INTERVAL_UPDATES:=500}" "${LOG_INTERVAL:=20}"
     : "${BLOCK_SIZE:=10}" "${DECODING_BLOCK_SIZE:=$BLOCK_SIZE}"
 fi
@@ -48,10 +50,10 @@ fi
 
 VERIFIER_UPDATES=0 DRAFTER_UPDATES=0 # epochs and minutes end the training
 source train_scripts/small_models.sh
-# The clock may end these at any moment, so their learning rate waits for no end.
+# A time limit may end these trainings at any moment, so their learning-rate schedule needs no end.
 verifier_options+=" --lr-scheduler inverse_sqrt --max-epoch $VERIFIER_EPOCHS"
 blockwise_training+=" --lr-scheduler inverse_sqrt --max-epoch $BLOCKWISE_EPOCHS"
-# Its validation decodes, so it is not that often.
+# Validation decodes, which is slow, so it runs less often.
 drafter_training+=" --warmup-updates $WARMUP_UPDATES --save-interval-updates $((3 * SAVE_INTERVAL_UPDATES))"
 search_options="--block-size $DECODING_BLOCK_SIZE"
 

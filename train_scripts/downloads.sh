@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Sourced by recipes that download something. With --dry-run all of these print what they would do.
+# Functions for recipes that download files. With --dry-run they print what they would do.
 
-# fetch URL FILE BYTES [SHA256]: download FILE unless it is there; BYTES is the least it must have. Where no checksum is published only
-# the size is checked.
+# fetch URL FILE BYTES [SHA256]: download FILE unless it exists, and check that it has at least BYTES bytes and, if a
+# checksum is published, that checksum.
 fetch() {
     local remedy="remove it and try again, or give local text with DATA=folder" size
     if [ -e "$2" ]; then return; fi
@@ -17,7 +17,7 @@ fetch() {
     perform mv "$2.partial" "$2"
 }
 
-# from_archives OUT ARCHIVE:MEMBER...: members of archives (tar, or zip by their name) one after the other, cleaned.
+# from_archives OUT ARCHIVE:MEMBER...: concatenate members of archives (tar, or zip by file name) and clean the text.
 from_archives() {
     local item
     for item in "${@:2}"; do
@@ -37,5 +37,5 @@ from_sacrebleu() {
     perform rm "$4.whole"
 }
 
-# perform_to FILE COMMAND...: the output goes to the end of FILE.
+# perform_to FILE COMMAND...: append the output of a command to FILE.
 perform_to() { if [ -n "${dry_run:-}" ]; then printf '%q ' "${@:2}" && say ">>$1"; else "${@:2}" >>"$1"; fi; }

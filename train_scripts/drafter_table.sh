@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Which drafter to train: what the papers' drafter, its variants and those that read the verifier's states gain, all trained for
-# the same time on one verifier. After `make train`, with the same NAME.
+# Compare drafters: the papers' drafter, its variants, and drafters that read the verifier's states, all trained for the
+# same time with one verifier. Run `make train` first, with the same NAME.
 #
 #   train_scripts/drafter_table.sh                                                    the demo's verifier, 5 minutes each
-#   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another that a recipe trained
-#   SEEDS="1 2 3" DRAFTERS="shared features-1" train_scripts/drafter_table.sh         some of them, several times
+#   NAME=multi30k.en-de MINUTES=30 train_scripts/drafter_table.sh                     another verifier that a recipe trained
+#   SEEDS="1 2 3" DRAFTERS="shared features-1" train_scripts/drafter_table.sh         two drafters, three times each
 #
-# Models and measurements that exist are kept: an interrupted run goes on where it was. The table: results/NAME/drafters.md.
+# Existing models and measurements are kept, so an interrupted run resumes. The table: results/NAME/drafters.md.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
@@ -23,8 +23,8 @@ cells=results/$NAME/drafter-table
 table=results/$NAME/drafters.md
 find_trained "$NAME" distilled verifier
 
-# Glancing is off and nearer tokens weigh more unless a drafter says otherwise. Those that read tokens stand on the verifier's encoder and
-# begin as a copy of its decoder: of training from nothing, short trainings would show nothing.
+# By default glancing is off and the loss weights nearer tokens more. Drafters that read tokens share the verifier's
+# encoder and start as a copy of its decoder, because short trainings from scratch would show nothing.
 started="--init-decoder-from $verifier --activation-fn relu"
 features="--position-decay 3 --glancing-start 0 --glancing-end 0 $started --drafter-context features --blocks-per-sentence 4 --drafter-layers"
 glancing="--glancing-start 0.5 --glancing-end 0.3 --glancing-updates 10000 --blocks-per-sentence"
@@ -54,7 +54,7 @@ all=$(cut -d ' ' -f 1 <<<"$known" | paste -s -d ' ')
 beam=$raw/distilled-beam
 : "${DRAFTERS:=$all}"
 
-# set_drafter NAME: sets data, what (a few words) and options
+# set_drafter NAME: set data, what (a description) and options
 set_drafter() {
     local line
     line=$(grep "^$1 *|" <<<"$known") || die "DRAFTERS=$DRAFTERS: $1 is unknown; give some of: $all"
@@ -93,8 +93,8 @@ train_one() {
 # accept CELL MESSAGE DRAFTER K OPTIONS...: decode the subset
 accept() { measure "$1" "$2" "$verifier" --drafter-path "$3" --block-size "$4" --batch-size "$DECODING_BATCH" "${@:5}"; }
 
-# time_one FOLDER DRAFTER: speed beside fairseq's, and where the time goes. Whole drafts are verified: else a drafter that does not pay
-# would be left alone, and not be measured.
+# time_one FOLDER DRAFTER: measure speed and profile. Whole drafts are verified, because the policy would turn off a drafter
+# that saves no time.
 time_one() {
     runner stage "$1" "time ${1##*/}" "$1.log" env OMP_NUM_THREADS=1 spec-dec-compare "$raw" --path "$verifier" --drafter-path "$2" \
         --block-size "$TIMED_K" --gen-subset "$SUBSET" --remove-bpe sentencepiece --skip-invalid-size-inputs-valid-test \

@@ -15,11 +15,11 @@ src=de tgt=en LANGUAGE_OF_TARGET=en
 metric_options="--metrics bleu,sacrebleu,chrf"
 licence="TED talks, CC BY-NC-ND 4.0 (wit3.fbk.eu)"
 
-# fairseq, examples/translation/README.md and prepare-iwslt14.sh: everything but the number of updates, which it leaves open.
+# From fairseq's examples/translation/README.md and prepare-iwslt14.sh, which do not give the number of updates.
 SUBWORDS=moses
 : "${VOCABULARY:=10000}" "${MAX_LENGTH:=175}" "${MAX_RATIO:=1.5}" "${VERIFIER_UPDATES:=50000}"
 : "${VERIFIER_TOKENS:=4096}" "${MAX_TOKENS:=4096}"
-# The papers have no drafter for this set: the same batch, and of GAD Table 10 all but the batch and 300,000 updates.
+# The papers have no drafter for this set: as in GAD Table 10, but with the verifier's batch and fewer updates than 300,000.
 : "${DRAFTER_TOKENS:=4096}" "${DRAFTER_UPDATES:=100000}" "${BLOCK_SIZE:=15}" "${BLOCK_SIZES:=5,10,15}"
 : "${TEACHERS:=0}" # the verifier is its own teacher
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Iterations of the three Jacobi decoders (Santilli et al. 2023) against greedy decoding, without and with the n-gram pool.
-# After `make train`, with the same NAME.
+# Compare the iterations of the three Jacobi decoders (Santilli et al. 2023) with greedy decoding, without and with the
+# n-gram pool. Run `make train` first, with the same NAME.
 #
 #   NAME=multi30k.en-de train_scripts/jacobi_table.sh
 #   NAME=multi30k.en-de MINUTES=25 train_scripts/jacobi_table.sh     also a verifier after 25 minutes of consistency training
 #
-# A training goes on where it was interrupted, decodings that exist are kept. The table: results/NAME/jacobi.md.
+# An interrupted training resumes, and existing decodings are kept. The table: results/NAME/jacobi.md.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
@@ -30,7 +30,7 @@ export LOCK=$cells/.lock
 # count CELL MODEL DECODER OPTIONS...
 count() { measure "$cells/$SUBSET-$1" "$1" "$2" --batch-size "$DECODING_BATCH" --decoder "${@:3}"; }
 
-# count_all PREFIX MODEL OPTIONS...: greedy and all Jacobi decoders, without and with the pool
+# count_all PREFIX MODEL OPTIONS...: count for greedy and all Jacobi decoders, without and with the pool
 count_all() {
     local pool options
     count "$1greedy" "$2" greedy
@@ -42,7 +42,7 @@ count_all() {
     done
 }
 
-# row TITLE GREEDY CELL: iterations of all sentences, how many times fewer than greedy, and whether the output is greedy's
+# row TITLE GREEDY CELL: sum of iterations, greedy's sum divided by it, and whether the output is that of greedy
 row() {
     local same=no
     if cmp -s <(grep '^H-' "$cells/$SUBSET-$2.out" | cut -f 1,3 | sort) <(grep '^H-' "$cells/$SUBSET-$3.out" | cut -f 1,3 | sort); then same=yes; fi
@@ -50,7 +50,7 @@ row() {
         { printf "| %s | %s | %s | %.2f× | %s |\n", title, $1, $3, greedy / $3, same }' "$cells/$SUBSET-$2" "$cells/$SUBSET-$3"
 }
 
-# rows PREFIX WHICH: of one verifier; WHICH is said in every title
+# rows PREFIX WHICH: the rows of one verifier; every title ends with WHICH
 rows() {
     local pool
     row "greedy$2" "$1greedy" "$1greedy"

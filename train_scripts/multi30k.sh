@@ -3,7 +3,7 @@
 #
 #   train_scripts/multi30k.sh                    downloads the captions (1.4 MB)
 #   DATA=folder train_scripts/multi30k.sh        train.en, train.de, val.*, test*.* of your own
-#   SHAPE=base train_scripts/multi30k.sh         40 million parameters, which fit no CPU's cache, taught by the tiny one
+#   SHAPE=base train_scripts/multi30k.sh         40 million parameters, too large for CPU caches; the tiny verifier teaches it
 #SBATCH --job-name=multi30k --gres=gpu:1 --cpus-per-task=8 --time=06:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
 script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
 [ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
@@ -12,7 +12,7 @@ source "$(dirname "$script")/recipe.sh" || exit
 source train_scripts/downloads.sh
 
 if [ "${SHAPE:-tiny}" = base ]; then
-    # Learns the captions and what the tiny verifier says of them with 5 beams; an hour on two cores with AVX-512 BF16.
+    # Trains on the captions and on the tiny verifier's beam-5 translations; an hour on two cores with AVX-512 BF16.
     : "${NAME:=multi30k-base.en-de}" "${TEACHER:=checkpoints/multi30k.en-de/verifier.pt}" "${TEACHERS:=0}" "${KEEP_RAW:=1}"
     : "${ENCODER_LAYERS:=4}" "${LAYERS:=6}" "${WIDTH:=512}" "${FFN_WIDTH:=2048}" "${HEADS:=8}"
     : "${VERIFIER_UPDATES:=3200}" "${VERIFIER_TOKENS:=1024}" "${VERIFIER_LR:=0.0008}" "${VERIFIER_DROPOUT:=0.15}"
@@ -33,8 +33,8 @@ licence="captions of Multi30k (github.com/multi30k/dataset), for non-commercial 
 : "${TEACHER_DROPOUT:=0.2}" "${VERIFIER_DROPOUT:=0.1}" "${DRAFTER_DROPOUT:=0.1}" # ours
 : "${DRAFTER_LAYERS:=4}" "${DRAFTER_OPTIONS:=--transition-rank 32}" # ours
 : "${AVERAGE:=0}" # a learning rate that ends at 0 leaves nothing to average out
-# The verifier goes on from its teacher, with what the teacher says with 5 beams: then its greedy search says as much, and wavers less,
-# so that more of a draft is accepted. The drafter is to say what the verifier says when it decodes greedily.
+# The verifier starts from its teacher and trains on the teacher's beam-5 translations. Its greedy search then reaches their
+# quality with more certainty, so that more drafted tokens are accepted. The drafter trains on the verifier's greedy output.
 : "${TEACHERS:=1}" "${DRAFTER_DATA:=verifier}" "${DISTIL_RATIO:=2}" # the ratio leaves out what repeats itself without end, for the verifier
 : "${LAYERS:=4}" "${WIDTH:=128}" "${FFN_WIDTH:=256}" "${HEADS:=4}" # Wu et al. 2021 (Good for Misconceived Reasons), Transformer-Tiny
 source train_scripts/small_models.sh
@@ -49,7 +49,7 @@ if [ "$TEACHERS" -gt 0 ]; then
 fi
 
 get_text() {
-    # No checksums are published; the least sizes are guesses that catch an error page or a torn file, no more.
+    # No checksums are published. The minimum sizes are guesses that detect an error page or a truncated file.
     local item set name bytes language files=() url=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
     for item in train:train:400000 val:valid:10000 "${TEST:-test_2016_flickr}:test:10000"; do
         IFS=: read -r set name bytes <<<"$item"

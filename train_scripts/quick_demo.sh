@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What draft-and-verify decoding gains, in a few minutes. Usually run by `make demo`.
+# Show what draft-and-verify decoding gains, in a few minutes. Usually run by `make demo`.
 #
 #   train_scripts/quick_demo.sh
 #
 # 1. Corrects 300 sentences of UA-GEC with the released model, compares decoders, and writes a page to step through drafts.
-# 2. Trains a one-layer drafter from scratch for a released translation model, about a minute, on what that model says of generated
-#    text (Seq-KD), and measures what it gains there.
+# 2. Trains a one-layer drafter from scratch for a released translation model, in about a minute, on that model's
+#    translations of generated text (Seq-KD), and measures its gain.
 #
-# Results: results/demo. Nothing of an earlier run is used. UPDATES=1000 trains longer, TIMING_SENTENCES=200 times more.
-# On text of your own, with all models trained: make demo DATA=folder NAME=mytext.en-de.
+# Results: results/demo. Nothing of an earlier run is used. UPDATES=1000 trains longer, TIMING_SENTENCES=200 times more
+# sentences. To train all models on your own text: make demo DATA=folder NAME=mytext.en-de.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
@@ -21,13 +21,13 @@ threads=(env "OMP_NUM_THREADS=${DECODING_THREADS:-1}") # decoding one sentence a
 work=data-bin/demo results=results/demo models=checkpoints/demo logs=results/demo/logs
 correcting=checkpoints/ua-gec teacher=checkpoints/$TEACHER
 for file in "$correcting"/{verifier,drafter}.pt "$teacher/verifier.pt"; do
-    [ -e "$file" ] || die "$file: no such file; get it back: git checkout checkpoints"
+    [ -e "$file" ] || die "$file: no such file; restore it: git checkout checkpoints"
 done
 mkdir -p data-bin results checkpoints
 rm -rf "$work" "$results" "$models"
 mkdir -p "$work/ua-gec" "$logs" "$models"
 
-# binarise FOLDER MODEL SRC TGT SETS: the text of FOLDER with the dictionaries and subwords of MODEL, into FOLDER/bin.
+# binarise FOLDER MODEL SRC TGT SETS: binarise the text of FOLDER with dictionaries and subwords of MODEL, into FOLDER/bin.
 binarise() {
     local folder=$1 model=$2 src=$3 tgt=$4 set language files=() sets=()
     for set in $5; do
@@ -39,7 +39,7 @@ binarise() {
         --tgtdict "$model/dict.$tgt.txt" "${sets[@]}" --destdir "$folder/bin"
 }
 
-# compare RESULT DATA SRC TGT VERIFIER DRAFTER DECODERS: a short table on the screen, the whole one in results.
+# compare RESULT DATA SRC TGT VERIFIER DRAFTER DECODERS: print a short table, and write the whole one to results.
 compare() {
     runner log "$logs/$1.log" "${threads[@]}" spec-dec-compare "$2" --source-lang "$3" --target-lang "$4" --path "$5" --drafter-path "$6" \
         --remove-bpe sentencepiece --decoders "$7" --repeats "$REPEATS" --timing-sentences "$TIMING_SENTENCES" \
@@ -72,4 +72,4 @@ runner train "$models/training" "train the drafter" "$logs/drafter.log" 0 fairse
     --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.002 --lr-scheduler cosine --warmup-updates "$((UPDATES / 10))" --clip-norm 1 \
     --max-update "$UPDATES" --max-tokens 1000 --cpu --num-workers 0 --no-save-optimizer-state
 compare generated "$work/generated/bin" en de "$teacher/verifier.pt" "$models/training/checkpoint_last.pt" "fairseq beam 5,greedy,gad"
-say "More training accepts more: docs/training.md. All tables are in $results. Finished in $((SECONDS / 60)):$(printf %02d $((SECONDS % 60))) min."
+say "With more training more tokens are accepted: docs/training.md. All tables are in $results. Finished in $((SECONDS / 60)):$(printf %02d $((SECONDS % 60))) min."

@@ -1,8 +1,8 @@
-# shellcheck shell=bash disable=SC2034,SC2120,SC2154  # what is set here the scripts use, and the other way round
-# The beginning of every script in this folder, to be sourced with its path in `script`. Settings are variables in capitals, from the
-# environment or with the default beside them. All variables and functions are exported: what a recipe sets train_scripts/runner
-# reads, and it calls the functions of a recipe: `get_text FOLDER` writes {train,valid,test}.{$src,$tgt} there, and `get_models`
-# downloads what the trainings start from.
+# shellcheck shell=bash disable=SC2034,SC2120,SC2154  # this file and the scripts use each other's variables
+# Every script in this folder sources this file, with its own path in `script`. Settings are variables in capitals, from the
+# environment or with a default in the script. All variables and functions are exported, and train_scripts/runner reads
+# them. It calls two functions that a recipe may have: `get_text FOLDER` writes {train,valid,test}.{$src,$tgt} there, and
+# `get_models` downloads the models that trainings start from.
 set -euo pipefail
 
 for name in DATA BART; do # named from where the user is
@@ -19,15 +19,15 @@ fi
 if [ -d .venv/bin ]; then PATH=$PWD/.venv/bin:$PATH; fi
 if [[ " $* " =~ " --help "|" -h " ]]; then
     awk 'NR > 1 && !/^#/ { exit } NR > 1 && !/^#SBATCH/ { sub(/^# ?/, ""); print }' "$recipe"
-    printf '\nA recipe has the options --dry-run (print every command), --skip STAGES and --only STAGES. What has been done is not done again.\n'
+    printf '\nA recipe has the options --dry-run (print every command), --skip STAGES and --only STAGES. Finished stages are skipped.\n'
     printf 'Settings in capitals come from the environment; TRAINING_OPTIONS and DECODING_OPTIONS add options of fairseq to every command.\n'
     exit
 fi
 
 set -a
-LC_ALL=C PYTHONUTF8=1           # decimal points in every country; text in UTF-8
+LC_ALL=C PYTHONUTF8=1           # decimal points in every locale; text in UTF-8
 : "${OMP_WAIT_POLICY:=passive}" # threads that spin while they wait slow training down up to seven times on shared cores
-# Freed memory is kept for the next update: asking the system for every large tensor takes a fifth of the time.
+# Keep freed memory for the next update: asking the system for every large tensor takes a fifth of the training time.
 : "${MALLOC_MMAP_THRESHOLD_:=4294967296}" "${MALLOC_TRIM_THRESHOLD_:=4294967296}"
 
 say() { printf '%s\n' "$*"; }
@@ -37,20 +37,21 @@ tool() { perform python -m train_scripts.tools "$@"; }
 runner() { python -m train_scripts.runner "$@"; }
 no_options() { [ $# = 0 ] || die "$1: no such option; settings are variables (NAME=... ${recipe##*/}), and there is --help"; }
 
-# A script that is ended by its process id ends what it runs, too.
+# A script that is ended by its process id also ends its child processes.
 trap 'pkill -TERM -P $$ 2>/dev/null || true' EXIT
 
-# What a recipe tells the runner beside its settings: suffixes and language of the text; options of fairseq, quoted as in a shell, of
-# every command (task_options), of trainings, of decoding by the teacher (distil_options) and on the validation and test sets
-# (search_options); options of spec-dec-metrics; more decoders to test; the licence of the data; what the text comes from, where NAME
-# is not to go on with another; the stages, where a recipe has fewer.
+# Variables that a recipe sets for the runner besides its settings: suffixes and language of the text; fairseq's options,
+# quoted as in a shell, of every command (task_options), of trainings, of decoding by the teacher (distil_options) and on
+# the validation and test sets (search_options); options of spec-dec-metrics; further decoders to test; the licence of the
+# data; the origin of the text, so that a NAME is not continued with another text; and the stages, if not all.
 src='' tgt='' LANGUAGE_OF_TARGET='' licence=unknown origin='' recipe_stages='' decoders='' task_options='' distil_options=''
 search_options='' metric_options='' teacher_options='' verifier_options='' drafter_training='' blockwise_training=''
 export src tgt LANGUAGE_OF_TARGET licence origin recipe_stages decoders task_options distil_options search_options metric_options \
     teacher_options verifier_options drafter_training blockwise_training SUBWORDS ACTIVATION TEACHERS
 
-# Hyper-parameters of the papers: GAD Table 10, left (the verifier) and right (the drafter); the same in SpecDec Table 7 and Aggressive
-# Decoding Table 13. β2 of the verifier is the usual 0.98 (Vaswani et al. 2017); the tables say 0.99. Dropout: 0.1 to 0.3.
+# Hyper-parameters of the papers: GAD Table 10, left (the verifier) and right (the drafter), as in SpecDec Table 7 and
+# Aggressive Decoding Table 13. β2 of the verifier is the usual 0.98 (Vaswani et al. 2017), not the tables' 0.99. Dropout:
+# 0.1 to 0.3.
 paper_verifier="--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' --lr 1e-3
     --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --warmup-updates 4000 --weight-decay 0.00001 --clip-norm 3.0 --max-update 100000"
 paper_drafter="--label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --lr 5e-4

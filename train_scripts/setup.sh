@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Installs the package and all it needs into a virtual environment. Usually run by `make`.
+# Install the package and its dependencies into a virtual environment. Usually run by `make`.
 #
 #   train_scripts/setup.sh [VENV [STAMP]]
 #
 # PYTHON        interpreter; default: the first of python3.12, python3.11 that runs
 # TORCH_INDEX   further package index for torch, such as https://download.pytorch.org/whl/cpu
 #
-# Safe to run again: what is installed already is kept, and STAMP is written only when everything works.
+# It is safe to run again: installed packages are kept, and STAMP is written only when everything works.
 #
-# fairseq is compiled here, since there is no ready wheel for Python 3.11. Its setup.py imports torch.utils.cpp_extension, for
-# which a stand-in is found by PYTHONPATH in that one command (train_scripts/fairseq_build says what it leaves out): the build
-# needs no torch, and runs while torch is downloaded. pip's cache is not for this wheel, or other projects would get it.
+# fairseq is compiled, because it has no wheel for Python 3.11. Its setup.py imports torch.utils.cpp_extension. In this one
+# command, PYTHONPATH has a substitute for that module (train_scripts/fairseq_build says what it omits), so that the build
+# needs no torch and runs while torch is downloaded. The wheel is kept out of pip's cache, where other projects would find it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,7 +24,7 @@ log=$venv/setup.log
 say() { printf '%s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-trap 'printf "\nSet-up interrupted. The next make takes it up again.\n" >&2; exit 130' INT TERM
+trap 'printf "\nSet-up interrupted. The next make resumes it.\n" >&2; exit 130' INT TERM
 building= # process id of the build of fairseq
 trap 'if [ -n "$building" ]; then kill "$building" 2>/dev/null || true; fi' EXIT
 
@@ -43,7 +43,7 @@ find_python() {
     die "no Python 3.11 or 3.12 with the venv module found (tried python3.12, python3.11, python3); install one (Debian, Ubuntu: apt install python3-venv python3-dev) or name it: make setup PYTHON=/path/to/python3.11"
 }
 
-# pip's talk goes to the log; of a failure the end is shown
+# Write pip's output to the log; after a failure print its end.
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 install() { "${pip[@]}" install --constraint constraints.txt "$@"; }
 install_quietly() {
@@ -60,16 +60,16 @@ else
     "$python" -m venv --clear "$venv"
 fi
 
-say "Set-up: what pip says goes to $log."
+say "Set-up: the output of pip goes to $log."
 : >"$log"
 
-install_quietly --upgrade pip || die "pip could not be brought up to date: is a package index reachable?"
+install_quietly --upgrade pip || die "pip could not be upgraded: is a package index reachable?"
 install_quietly cython nanobind numpy 'setuptools<81' wheel || die "the build tools could not be installed (the reason is above)"
 
 if installed fairseq-fixed; then
-    say "Set-up 1/3: fairseq is there."
+    say "Set-up 1/3: fairseq is already installed."
 else
-    say "Set-up 1/3: building fairseq, about a minute of C++ and Cython, while the rest goes on ..."
+    say "Set-up 1/3: building fairseq, about a minute of C++ and Cython, in the background ..."
     rm -rf "$venv/wheels"
     PYTHONPATH=$PWD/train_scripts/fairseq_build "${pip[@]}" wheel --no-cache-dir --no-deps --no-build-isolation \
         --no-binary fairseq-fixed --wheel-dir "$venv/wheels" fairseq-fixed==0.12.3.1 >"$venv/fairseq.log" 2>&1 &
@@ -80,7 +80,7 @@ torch=(torch)
 if [ -n "${TORCH_INDEX:-}" ]; then torch+=(--extra-index-url "$TORCH_INDEX"); fi
 install_torch=install_quietly
 if installed torch; then
-    say "Set-up 2/3: torch is there."
+    say "Set-up 2/3: torch is already installed."
 else
     say "Set-up 2/3: installing torch (200 MB to 3 GB to download, depending on the platform) ..."
     if [ "$(uname -s)" = Linux ] && [ -z "${TORCH_INDEX:-}" ] && ! command -v nvidia-smi >/dev/null; then
@@ -98,8 +98,8 @@ fi
 say "Set-up 3/3: installing this package, its requirements and the test tools ..."
 install_quietly --no-build-isolation --find-links "$venv/wheels" --editable '.[test,reports,bench]' || die "the package could not be installed (the reason is above)"
 
-# fairseq looks for `--user-dir fairseq_plugins` in the current folder, then beside itself, where an editable package is not: there
-# it finds this, which becomes the package. An ordinary `pip install .` writes the package there instead.
+# fairseq looks for `--user-dir fairseq_plugins` in the current folder, then in the folder that contains fairseq. An
+# editable package is not there, so this file is: it becomes the package. An ordinary `pip install .` writes the package there.
 beside=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairseq_plugins
 mkdir -p "$beside"
 printf '__file__ = %s\n__path__ = [%s]\nwith open(__file__, encoding="utf-8") as source:\n    exec(compile(source.read(), __file__, "exec"))\n' \

@@ -4,8 +4,8 @@
 #   DATA=folder train_scripts/simplification.sh        train.src, train.tgt, valid.*, test.*, a sentence a line; test.tgt.0,
 #                                                      test.tgt.1 ... hold further references (Turk has 8, ASSET 10)
 #
-# DATA is needed: WikiLarge is given out by its authors (github.com/XingxingZhang/dress); the references of Turk are at
-# github.com/cocoxu/simplification, those of ASSET at github.com/facebookresearch/asset.
+# DATA is required: WikiLarge comes from its authors (github.com/XingxingZhang/dress), the references of Turk from
+# github.com/cocoxu/simplification, those of ASSET from github.com/facebookresearch/asset.
 #SBATCH --job-name=simplification --gres=gpu:4 --cpus-per-task=16 --time=1-00:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
 script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
 [ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
@@ -16,10 +16,10 @@ source "$(dirname "$script")/recipe.sh" || exit
 src=src tgt=tgt LANGUAGE_OF_TARGET=en
 licence="that of the corpora in DATA"
 
-# The paper says Transformer-base and no more: Table 11, from scratch, which it gives for the other rewriting task.
+# The paper only says Transformer-base. We take Table 11 (from scratch), its settings for the other rewriting task.
 SUBWORDS=moses
 : "${VOCABULARY:=32000}" "${VERIFIER_TOKENS:=$((5120 * 4 * 4))}" "${MAX_TOKENS:=5120}" "${VERIFIER_EPOCHS:=60}" "${DROPOUT:=0.3}"
-# The paper decodes with the input as draft (iad); a drafter for the rest is ours. GAD Table 10, right, but fewer updates.
+# The paper drafts from the input only (iad); the trained drafter is our addition. GAD Table 10, right, but fewer updates.
 : "${DRAFTER_TOKENS:=$((5120 * 4 * 4))}" "${DRAFTER_MAX_TOKENS:=4096}" "${DRAFTER_UPDATES:=100000}" "${BLOCK_SIZE:=15}" "${BLOCK_SIZES:=5,10,15}"
 : "${TEACHERS:=0}" "${DISTIL_DECODER:=greedy}"
 decoders=iad

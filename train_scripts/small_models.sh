@@ -1,6 +1,6 @@
-# shellcheck shell=bash disable=SC2034  # what is set here the runner reads
-# Sourced by recipes for little data, where the papers have no numbers: options of the trainings, from settings of the recipe. Adam's
-# betas and label smoothing are those of Vaswani et al. 2017, all else is ours.
+# shellcheck shell=bash disable=SC2034  # the runner reads these variables
+# Training options of recipes for little data, for which the papers have no hyper-parameters, from the settings of the
+# recipe. Adam's betas and label smoothing are those of Vaswani et al. 2017; the other values are our choice.
 size="--encoder-layers ${ENCODER_LAYERS:=$LAYERS} --encoder-embed-dim $WIDTH --encoder-ffn-embed-dim $FFN_WIDTH --encoder-attention-heads $HEADS
     --decoder-layers $LAYERS --decoder-embed-dim $WIDTH --decoder-ffn-embed-dim $FFN_WIDTH --decoder-attention-heads $HEADS
     --share-all-embeddings"
@@ -10,6 +10,6 @@ blockwise_training="$training --lr $VERIFIER_LR --max-update $VERIFIER_UPDATES"
 verifier_options="--task translation --arch transformer $size --criterion label_smoothed_cross_entropy $blockwise_training
     --dropout $VERIFIER_DROPOUT"
 teacher_options=$verifier_options
-# The drafter begins as a copy of the verifier's layers, so that it warms up soon.
+# The drafter starts as a copy of the verifier's layers, so a short warm-up is enough.
 drafter_training="--arch block_nat_tiny $size $training --lr $DRAFTER_LR --dropout $DRAFTER_DROPOUT --max-update $DRAFTER_UPDATES
     --warmup-updates $((DRAFTER_UPDATES / 15))"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Image super-resolution by blockwise decoding (Stern et al. 2018, section 7.2), small: from photographs to a picture.
+# Image super-resolution by blockwise decoding (Stern et al. 2018, section 7.2) at a small size.
 #
 #   train_scripts/super_resolution.sh                 8x8 to 16x16 pixels; about 20 minutes of training on two cores
 #   SIZE=32 train_scripts/super_resolution.sh         8x8 to 32x32, as in the paper: 3072 tokens an image, better on a GPU
 #   FINE_TUNE=1 train_scripts/super_resolution.sh     the heads change the base model, too
 #
-# patches -> numbers -> base model -> heads -> greedy, exact and approximate output -> picture, table.
-# BASE_MINUTES and BLOCKWISE_MINUTES end a training by the clock, with BASE_UPDATES=0 BLOCKWISE_UPDATES=0 alone.
-# A stage whose output exists is skipped: an interrupted run goes on where it was.
+# Stages: patches -> numbers -> base model -> heads -> greedy, exact and approximate output -> picture, table.
+# BASE_MINUTES and BLOCKWISE_MINUTES are time limits of the trainings; BASE_UPDATES=0 BLOCKWISE_UPDATES=0 removes the limits
+# of updates. A stage whose output exists is skipped, so an interrupted run resumes.
 script=${BASH_SOURCE[0]}
 # shellcheck source=train_scripts/recipe.sh
 source "$(dirname "$script")/recipe.sh" || exit
@@ -51,7 +51,7 @@ decoding=(
     --max-len-a 0 --max-len-b "$tokens" --min-len "$tokens" --unkpen 1000 --log-format none
 )
 
-# Where the base is frozen, what is accepted exactly is its own output.
+# With a frozen base, exact acceptance gives the base model's own output.
 fitting=(--freeze-base --identity-first-head --head-loss mean) fitted="base, frozen"
 if [ "$FINE_TUNE" != 0 ]; then fitting=() fitted="fine-tuned"; fi
 

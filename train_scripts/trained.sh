@@ -1,8 +1,8 @@
-# shellcheck shell=bash disable=SC2034  # what is set here the scripts use
-# Sourced by the scripts that measure what a recipe trained.
+# shellcheck shell=bash disable=SC2034  # the scripts read these variables
+# Functions for scripts that measure the models of a recipe.
 
-# find_trained NAME KIND...: where a recipe put data (raw, distilled) and models (verifier, drafter, blockwise); dies where one of
-# the KINDs is missing.
+# find_trained NAME KIND...: find a recipe's data (raw, distilled) and models (verifier, drafter, blockwise), or exit with
+# an error if one of the KINDs is missing.
 find_trained() {
     local name=$1 kind models=checkpoints/$1
     raw=data-bin/$name distilled=data-bin/$name/distilled

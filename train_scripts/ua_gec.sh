@@ -3,8 +3,8 @@
 #
 #   DATA=folder train_scripts/ua_gec.sh          train.src, train.tgt, test.src, test.tgt, one sentence a line
 #
-# DATA is needed: the sentences of github.com/grammarly/ua-gec, data/gec-only, all annotators, one file for each side. There is
-# no validation set: one source sentence in HOLD_OUT is held out, with all its corrections.
+# DATA is required: the sentences of github.com/grammarly/ua-gec, data/gec-only, all annotators, one file for each side. It
+# has no validation set, so one source sentence in HOLD_OUT is held out, with all its corrections.
 #SBATCH --job-name=ua_gec --gres=gpu:1 --cpus-per-task=8 --time=12:00:00 --output=%x-%j.log --open-mode=append --signal=B:USR1@300
 script=${BASH_SOURCE[0]} # Slurm runs a copy from elsewhere, and knows of which file
 [ -e "$(dirname "$script")/recipe.sh" ] || script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*\.sh\).*/\1/p;T;q')
@@ -15,7 +15,7 @@ source "$(dirname "$script")/recipe.sh" || exit
 src=src tgt=tgt LANGUAGE_OF_TARGET=uk
 licence="UA-GEC 2.0 (github.com/grammarly/ua-gec), CC BY 4.0"
 
-# The papers have no set of this size: all numbers are ours, Adam's betas and label smoothing those of Vaswani et al. 2017.
+# The papers have no set of this size. Adam's betas and label smoothing are those of Vaswani et al. 2017, other values ours.
 : "${SUBWORDS:=unigram}" "${VOCABULARY:=4000}" "${BLOCK_SIZE:=20}" "${BLOCK_SIZES:=5,10,20}"
 : "${VERIFIER_UPDATES:=6000}" "${DRAFTER_UPDATES:=4500}" "${VERIFIER_TOKENS:=2048}" "${DRAFTER_TOKENS:=1024}" "${MAX_TOKENS:=2048}"
 : "${VERIFIER_LR:=0.003}" "${DRAFTER_LR:=0.001}" "${WARMUP_UPDATES:=1000}" "${SAVE_INTERVAL_UPDATES:=250}"

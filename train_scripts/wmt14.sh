@@ -52,8 +52,8 @@ verifier_options="--task translation --arch $verifier_arch --share-all-embedding
 drafter_training="--arch $drafter_arch --share-all-embeddings $paper_drafter --dropout $DROPOUT"
 
 get_text() {
-    # No checksums are published for the training corpora: at least nine tenths of the sizes given at statmt.org. Validation
-    # (newstest2013) and test (newstest2014, all 3,003 sentences) come through sacrebleu, which checks them.
+    # No checksums are published for the training corpora: a file must have nine tenths of its size at statmt.org. sacrebleu
+    # downloads and checks the validation set (newstest2013) and the test set (newstest2014, all 3,003 sentences).
     local folder=downloads/wmt14 language side
     fetch http://statmt.org/wmt13/training-parallel-europarl-v7.tgz $folder/europarl-v7.tgz 560000000
     fetch http://statmt.org/wmt13/training-parallel-commoncrawl.tgz $folder/commoncrawl.tgz 780000000

@@ -30,7 +30,7 @@ SUBWORDS=moses
 : "${BLOCK_SIZE:=25}" "${BLOCK_SIZES:=10,15,20,25}"      # Aggressive Decoding Table 14
 : "${VERIFIER_TOKENS:=$paper_verifier_tokens}" "${DRAFTER_TOKENS:=$paper_drafter_tokens}"
 : "${MAX_TOKENS:=8192}" "${DRAFTER_MAX_TOKENS:=4096}"    # at once on a GPU: what fits into its memory
-: "${DROPOUT:=0.3}"                                      # of 0.1 to 0.3: the most, for 610,000 pairs; ours
+: "${DROPOUT:=0.3}"                                      # the maximum of the papers' 0.1 to 0.3, for only 610,000 pairs
 
 # SIZE: base (GAD section 5.1), big (GAD section 5.3.2) or 12-2 (SpecDec appendix B.5), of verifier and drafter.
 : "${SIZE:=base}"
@@ -47,8 +47,8 @@ verifier_options="--task translation --arch $verifier_arch --share-all-embedding
 drafter_training="--arch $drafter_arch --share-all-embeddings $paper_drafter --dropout $DROPOUT"
 
 get_text() {
-    # No checksums are published for the training corpora; the least sizes are guesses that catch an error page or a torn
-    # file. Validation (newsdev2016) and test (newstest2016) come through sacrebleu, which checks them.
+    # No checksums are published for the training corpora. The minimum sizes are guesses that detect an error page or a
+    # truncated file. sacrebleu downloads and checks the validation set (newsdev2016) and the test set (newstest2016).
     local folder=downloads/wmt16 language side
     fetch http://data.statmt.org/wmt16/translation-task/training-parallel-ep-v8.tgz $folder/europarl-v8.tgz 100000000
     fetch https://object.pouta.csc.fi/OPUS-SETIMES/v2/moses/en-ro.txt.zip $folder/setimes.zip 10000000
