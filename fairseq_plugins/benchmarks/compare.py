@@ -32,15 +32,7 @@ from fairseq_plugins.benchmarks.contenders import (
     reference_contender,
     reference_of,
 )
-from fairseq_plugins.benchmarks.measuring import (
-    Plan,
-    Row,
-    bleu_signature,
-    drafting_notes,
-    measure,
-    profiles,
-    speed_up,
-)
+from fairseq_plugins.benchmarks.measuring import Plan, Row, bleu_signature, drafting_notes, measure, profiles, speed_up
 from fairseq_plugins.benchmarks.setting import conversions, get_parser, parse
 from fairseq_plugins.benchmarks.tables import baselines, speed_ups
 from fairseq_plugins.commands.cli import run_command

@@ -4,14 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fairseq_plugins.benchmarks.sweep_cells import (
-    GREEDY,
-    Cell,
-    Result,
-    distinct,
-    pareto_front,
-    recommendations,
-)
+from fairseq_plugins.benchmarks.sweep_cells import GREEDY, Cell, Result, distinct, pareto_front, recommendations
 from fairseq_plugins.commands.tables import table
 
 # The paper's own choices, GAD Table 2 and section 5.3.1.

@@ -11,14 +11,7 @@ from typing import Any, NoReturn
 
 from fairseq_plugins.errors import ConfigurationError, explain
 from fairseq_plugins.help_texts import version
-from fairseq_plugins.output import (
-    abandon_output,
-    is_output_failure,
-    is_tool,
-    say,
-    say_output_failure,
-    watch_output,
-)
+from fairseq_plugins.output import abandon_output, is_output_failure, is_tool, say, say_output_failure, watch_output
 
 
 class CommandParser(argparse.ArgumentParser):

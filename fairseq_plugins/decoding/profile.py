@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tabulate import tabulate
 
+from fairseq_plugins.commands.tables import table
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.native_backend import NativeBackend
@@ -114,9 +114,7 @@ class Profile:
     def table(self) -> str:
         """Return the rows as a Markdown table."""
         rows = [[part, f"{milliseconds:.3f}", f"{percent:.1f}"] for part, milliseconds, percent in self.rows()]
-        header = ["part", "ms per sentence", "%"]
-        aligned = ("left", "right", "right")
-        return str(tabulate(rows, header, tablefmt="github", colalign=aligned, disable_numparse=True))
+        return table(rows, ["part", "ms per sentence", "%"])
 
     def close(self) -> None:
         """Print the table, unless the run was interrupted."""

@@ -45,17 +45,24 @@ class Trace:
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """Edges of the dependency graph, (from, to) as positions, starting at `SOURCE`.
+        """Edges of the dependency graph, (from, to) as positions, starting at `SOURCE`."""
+        return edges_between(self.groups)
 
-        A token depends on the source and on every token that became final before its iteration. As in Figure 4,
-        redundant edges are left out (transitive reduction): only those from the previous group remain.
-        """
-        edges: list[tuple[int, int]] = []
-        before = [SOURCE]
-        for group in self.groups:
-            edges += [(a, b) for b in group for a in before]
-            before = group
-        return edges
+
+def edges_between(groups: Sequence[Sequence[int]], most: float = math.inf) -> list[tuple[int, int]]:
+    """Return the edges between groups of tokens that became final together, the first of them from `SOURCE`.
+
+    A token depends on the source and on every token that became final before its iteration. As in Figure 4, redundant
+    edges are left out (transitive reduction): only those from the previous group remain. If these are more than `most`,
+    only those of its last token remain.
+    """
+    edges: list[tuple[int, int]] = []
+    before: Sequence[int] = [SOURCE]
+    for group in groups:
+        sources = before if len(before) * len(group) <= most else before[-1:]
+        edges += [(a, b) for b in group for a in sources]
+        before = group
+    return edges
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from matplotlib.path import Path as Curve
 from matplotlib.textpath import text_to_path
 
 from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.pages.ddg import SOURCE, Sentence
+from fairseq_plugins.pages.ddg import SOURCE, Sentence, edges_between
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,8 @@ def draw(sentence: Sentence) -> Figure:
         name: wrapped(text, width - 2 * MARGIN - 0.75, family)
         for name, text in (("source", sentence.source), ("output", sentence.output))
     }
-    arcs = {
-        (a, b): min(0.12 + 0.22 * abs(middle[a] - middle[b]), MAX_ARC) for a, b in drawn_edges(sentence.trace.groups)
-    }
+    edges = edges_between(trace.groups, MAX_EDGES)
+    arcs = {(a, b): min(0.12 + 0.22 * abs(middle[a] - middle[b]), MAX_ARC) for a, b in edges}
     rows = len(trace.probability)
     boxes = MARGIN + (1.6 + sum(map(len, texts.values()))) * LINE + max(arcs.values()) + 0.22
     cells = boxes + BOX + 0.12
@@ -144,17 +143,6 @@ def draw(sentence: Sentence) -> Figure:
     figure.colorbar(mesh, cax=bar, ticks=[0, 0.5, 1])
     write(MARGIN, bottom + LINE / 2, LEGEND, color="#444444", va="top", linespacing=1.5)
     return figure
-
-
-def drawn_edges(groups: list[list[int]]) -> list[tuple[int, int]]:
-    """Return the edges to draw; between large groups only those of the last earlier token."""
-    edges: list[tuple[int, int]] = []
-    before = [SOURCE]
-    for group in groups:
-        sources = before if len(before) * len(group) <= MAX_EDGES else before[-1:]
-        edges += [(a, b) for b in group for a in sources]
-        before = group
-    return edges
 
 
 def token_colours(groups: list[list[int]]) -> list[tuple[str, str]]:
