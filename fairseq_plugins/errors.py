@@ -118,7 +118,9 @@ def unreadable_checkpoint(error: BaseException) -> str | None:
     if not isinstance(error, (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError)):
         return None
     reason = " ".join(str(error).split())[:300] or "unexpected end of file"
-    if "weights_only" in reason or "Weights only" in reason:
+    if isinstance(error, KeyError):
+        reason = "not made of weights and settings"
+    elif "weights_only" in reason or "Weights only" in reason:
         # torch's message explains how to turn safe loading off: do not repeat it, such a file may run any program.
         refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused is not None:

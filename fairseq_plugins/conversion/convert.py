@@ -4,11 +4,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_plugins.averaging import write_checkpoint
 from fairseq_plugins.commands.files import unwritable, write_atomically
+from fairseq_plugins.commands.parsing import as_config
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.settings import settings_of
 from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, text_files
@@ -37,7 +37,7 @@ def convert(source: Path, target: Path) -> None:
     args = config.fairseq_options(has_bias="decoder.output_projection.bias" in weights)
     state = {
         "args": None,
-        "cfg": OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True),
+        "cfg": OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True),
         "model": weights,
         "optimizer_history": [
             {

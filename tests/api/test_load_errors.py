@@ -35,6 +35,9 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     file.rename(other)
     with pytest.raises(ConfigurationError, match=f"^verifier {other}: truncated or not a fairseq checkpoint"):
         fairseq_plugins.load(MULTI30K, verifier=other, device="cpu")
+    other.write_text("hello")
+    with pytest.raises(ConfigurationError, match=f"^verifier {other}: .* \\(not made of weights"):
+        fairseq_plugins.load(MULTI30K, verifier=other, device="cpu")
 
 
 def test_a_file_in_place_of_a_folder() -> None:

@@ -1,5 +1,6 @@
 """`load` of a folder of Hugging Face converts it once, and again when its files change."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ def test_load_converts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     save_model("bart", tmp_path / "hf")
     fairseq_plugins.load(tmp_path / "hf", device="cpu")
     assert calls == [tmp_path / "hf"] * 2
+
+
+def test_conversion_hides_hydras_warnings(tmp_path: Path) -> None:
+    save_model("marian", tmp_path / "hf")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert(tmp_path / "hf", tmp_path / "out")
 
 
 def test_another_process_may_be_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
