@@ -11,7 +11,7 @@ from fairseq_plugins.decoding.engine.encoder import EncoderOut
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.engine.layout import Chain
-from fairseq_plugins.decoding.engine.mask_inputs import MaskInputs
+from fairseq_plugins.decoding.engine.mask_embeddings import MaskEmbeddings
 from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
@@ -33,22 +33,22 @@ class MaskedDecoder:
 
     def __init__(self, decoder: BlockNatDecoder, engine: Engine, vocabulary: Tensor | None) -> None:
         self.cached = cached_decoder(decoder, engine, vocabulary)
-        self.inputs = MaskInputs(decoder)
+        self.mask_embeddings = MaskEmbeddings(decoder)
 
     def start(self, encoder_out: EncoderOut) -> None:
         """Begin a batch."""
         self.cached.start(encoder_out)
-        self.inputs.start(encoder_out)
+        self.mask_embeddings.start(encoder_out)
 
     def append_rows(self, encoder_out: EncoderOut) -> None:
         """Append admitted sentences after the active ones."""
         self.cached.append_rows(encoder_out)
-        self.inputs.append_rows(encoder_out)
+        self.mask_embeddings.append_rows(encoder_out)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only these rows [B'], indices into the current batch."""
         self.cached.select_rows(rows)
-        self.inputs.select_rows(rows)
+        self.mask_embeddings.select_rows(rows)
 
     def draft(
         self,
@@ -71,11 +71,11 @@ class MaskedDecoder:
         block = partial(_draft_of_block, make, width)
         inputs = {} if ends is None else {"ends": ends[:, None]}
         if isinstance(self.cached, GraphedDecoder):
-            _, *outputs = self.cached.step_and(block, width, tokens, layout, inputs, self.inputs, added)
+            _, *outputs = self.cached.step_and(block, width, tokens, layout, inputs, self.mask_embeddings, added)
         else:
             joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
             inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
-            hidden = self.cached.step(joined, layout, mask_inputs=self.inputs, added=added)
+            hidden = self.cached.step(joined, layout, mask_embeddings=self.mask_embeddings, added=added)
             outputs = list(block(hidden, None, inputs))
         drafted, survival, log_probs = outputs
         assert drafted is not None

@@ -17,7 +17,7 @@ from fairseq_plugins.decoding.engine.attention import BeamAttention, ChainAttent
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.fixed_shapes import FixedAttention, padding_last
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span
-from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
+from fairseq_plugins.decoding.engine.mask_embeddings import FixedMaskEmbeddings, MaskEmbeddings
 from fairseq_plugins.decoding.engine.rows import cat_padded, may_have_padding, rows_of
 from fairseq_plugins.decoding.engine.weights import (
     Precision,
@@ -145,7 +145,7 @@ class CachedDecoder:
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        mask_inputs: MaskInputs | FixedInputs | None = None,
+        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
         """Run the rows of a step and write their keys and values.
@@ -154,7 +154,7 @@ class CachedDecoder:
             tokens: ids, [B, T] with a `Chain` and [R] with a `BeamLayout`; the id after the dictionary is a mask.
             layout: positions and slots of the rows.
             states: a list to which the states [B, T, D] or [R, D] before the first and after every layer are added.
-            mask_inputs: embeddings of the masks, None without masks.
+            mask_embeddings: embeddings of the masks; None without masks.
             added: [B, 1, D] or [B, T, D], added to the embedded input of a chain.
 
         Returns:
@@ -162,9 +162,9 @@ class CachedDecoder:
         """
         assert self.cache is not None and self.cross is not None, "call start() first"
         self._grow(layout.slots)
-        mask_embeddings = None if mask_inputs is None else mask_inputs.table(self.cache.size(1), layout.slots)
+        mask_table = None if mask_embeddings is None else mask_embeddings.table(self.cache.size(1), layout.slots)
         position = self._position_embeddings(layout)
-        x = self._embed(tokens, layout, mask_embeddings)
+        x = self._embed(tokens, layout, mask_table)
         if position is not None:
             x = x + position
         if added is not None:
@@ -240,16 +240,16 @@ class CachedDecoder:
         # Tokens beyond the table's end are never accepted, so any embedding will do.
         return self.positions[layout.slot().clamp(max=last)]
 
-    def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, mask_embeddings: Tensor | None) -> Tensor:
-        """Return the embeddings of tokens and masks."""
+    def _embed(self, tokens: Tensor, layout: Chain | BeamLayout, mask_table: Tensor | None) -> Tensor:
+        """Return the embeddings of tokens, and of masks from their table [B, P, D] or [D]."""
         decoder = self.decoder
         weight = decoder.embed_tokens.weight
-        if mask_embeddings is None:
+        if mask_table is None:
             x = F.embedding(tokens, weight) * decoder.embed_scale
         else:
             mask_id = weight.size(0)
             x = F.embedding(tokens.clamp(max=mask_id - 1), weight) * decoder.embed_scale
-            x = torch.where((tokens == mask_id)[..., None], _at(mask_embeddings, layout), x)
+            x = torch.where((tokens == mask_id)[..., None], _at(mask_table, layout), x)
         return x if self.project_in is None else self.project_in(x)
 
 

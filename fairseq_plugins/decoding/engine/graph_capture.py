@@ -1,4 +1,4 @@
-"""Capture CUDA graphs: what launches kernels becomes something that launches them all at once."""
+"""Capture CUDA graphs: record the kernel launches of a function, and replay them with one launch."""
 
 import functools
 import logging
@@ -13,19 +13,19 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Graphs that a model keeps; beyond, the one that was not used for longest goes.
+# Maximum number of graphs of a model; then the least recently used one is dropped.
 MAX_GRAPHS = 64
-# Uses of a shape before it is worth a capture, which costs several steps.
+# Uses of a shape before it is captured: a capture costs as much as several steps.
 EAGER_USES = 2
 
-# What a function returns that is captured.
+# Outputs of a captured function.
 Outputs = tuple[Tensor | None, ...]
 Run = Callable[[], Outputs]
-# Of a function, one that runs its kernels again and leaves the result in the same outputs.
+# Captures a function; the result replays its kernels, which write to the same output tensors.
 Capture = Callable[[Run], Run]
 
 
-# Graphs of this process; as long as there is one, new ones share its memory.
+# Graphs of this process; a new one shares the memory pool of an existing one.
 _captured_graphs: "weakref.WeakSet[torch.cuda.CUDAGraph]" = weakref.WeakSet()
 
 
@@ -35,7 +35,7 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 
 def capture_on_cuda(run: Run, **settings: Any) -> Run:
-    """Capture a function that launches kernels, does not synchronise and reads and writes memory that stays.
+    """Capture a function that launches kernels, does not synchronise, and reads and writes fixed addresses.
 
     Follows https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 
@@ -44,13 +44,13 @@ def capture_on_cuda(run: Run, **settings: Any) -> Run:
         settings: further arguments of `torch.cuda.graph`.
 
     Raises:
-        RuntimeError: where the function cannot be captured.
+        RuntimeError: if the function cannot be captured.
     """
     main = torch.cuda.current_stream()
     side = _side_stream(torch.cuda.current_device())
-    # Entered once more because torch.cuda.graph leaves its own stream behind when a capture fails.
+    # Restores the current stream: after a failed capture, torch.cuda.graph does not.
     with torch.cuda.stream(main):
-        # Loads kernels and makes workspaces, which must not happen while capturing.
+        # A first run loads kernels and allocates workspaces, which a capture must not do.
         side.wait_stream(main)
         with torch.cuda.stream(side):
             run()
@@ -69,15 +69,15 @@ def capture_on_cuda(run: Run, **settings: Any) -> Run:
 
 
 def cannot_be_captured(error: RuntimeError) -> bool:
-    """Whether an error says that a function cannot be captured at all, and not, say, that memory has run out.
+    """Return whether an error means that a function cannot be captured at all, unlike out of memory.
 
-    CUDA has no one class for these: what cudaErrorStreamCapture* and PyTorch itself say speaks of capturing.
+    These errors have no class of their own, but the messages of cudaErrorStreamCapture* and of PyTorch mention capture.
     """
     return out_of_memory_in(error) is None and "captur" in str(error).lower()
 
 
 def out_of_memory_in(error: BaseException | None) -> torch.OutOfMemoryError | None:
-    """Memory that ran out at the bottom of an error: ending a capture that broke off may be an error of its own."""
+    """Return the out-of-memory error that caused an error, or None: ending a failed capture may raise another one."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error
@@ -85,17 +85,19 @@ def out_of_memory_in(error: BaseException | None) -> torch.OutOfMemoryError | No
 
 @dataclass
 class Graphs:
-    """Whether and how the steps of an engine are captured, and what came of it.
+    """Settings and counters of graph capture.
 
-    With or without a graph, a step of an engine that has these runs the same operations in the same rounded shapes.
+    An engine with this object runs the same operations in the same rounded shapes, whether steps are captured or not.
 
     Attributes:
-        capture: what makes a graph of a function.
-        device_type: of the devices that have graphs.
-        enabled: capture steps; without, every operation is launched by itself.
-        failed: a step could not be captured; from then on none is.
-        captures: graphs that were made; `dropped`: those that had to go, for others or for more memory.
-        replays: steps run from graphs; `launched`: steps run operation by operation.
+        capture: captures a function.
+        device_type: type of the devices that have graphs.
+        enabled: capture steps; otherwise every operation is launched by itself.
+        failed: a step could not be captured, so no further step is.
+        captures: number of captured graphs.
+        dropped: number of graphs that were dropped, for other graphs or because a buffer has moved.
+        replays: number of steps run from graphs.
+        launched: number of steps run operation by operation.
     """
 
     capture: Capture = capture_on_cuda
@@ -109,25 +111,25 @@ class Graphs:
 
     @property
     def are_on(self) -> bool:
-        """Whether steps are captured, now."""
+        """Whether steps are captured at present."""
         return self.enabled and not self.failed
 
     def give_up(self, error: RuntimeError) -> None:
-        """Capture no more, and say so in one line."""
+        """Stop capturing, and log the reason in one line."""
         self.failed = True
         reason = " ".join(str(error).split())[:200]
         logger.warning(
-            "CUDA graphs: a step could not be captured (%s): decoding goes on without; --no-cuda-graphs does not try",
+            "CUDA graphs: a step could not be captured (%s): decoding continues without graphs; add --no-cuda-graphs",
             reason,
         )
 
     @property
     def state(self) -> str:
-        """Whether steps are captured, in a word or two."""
+        """State of graph capture for users: "on", "off" or "gave up"."""
         return "gave up" if self.failed else "on" if self.enabled else "off"
 
     def __str__(self) -> str:
-        """What came of it, in words."""
+        """Return state and counters for the summary of a run."""
         return (
             f"CUDA graphs {self.state}: {self.captures} captures, {self.dropped} dropped, "
             f"{self.replays} steps from graphs, {self.launched} launched"
@@ -136,14 +138,14 @@ class Graphs:
 
 @dataclass
 class _Graph:
-    """Inputs in memory that stays, and what runs the step on them; None before it is captured."""
+    """Input buffers of a step, and its captured graph (None before the capture)."""
 
     inputs: tuple[Tensor | None, ...]
     replay: Run | None = None
 
 
 class CapturedSteps:
-    """Graphs of steps by their shape. A shape is captured when it comes up again.
+    """Graphs of steps by shape. A shape is captured when it is used again.
 
     Args:
         how: how steps are captured.
@@ -165,9 +167,9 @@ class CapturedSteps:
 
         Args:
             shape: of the step.
-            make: makes its inputs, in memory that stays.
+            make: allocates its input buffers.
             fill: fills them.
-            step: returns the step on them; a capture may run it, too.
+            step: returns the step as a function of them, which a capture runs, too.
         """
         graph = self.graphs.pop(shape, None) or _Graph(make())
         fill(graph.inputs)
@@ -183,17 +185,17 @@ class CapturedSteps:
         if len(self.graphs) > MAX_GRAPHS:
             oldest, _ = self.graphs.popitem(last=False)
             self.how.dropped += 1
-            # With more shapes than graphs, most steps then run without one, instead of capturing all the time.
+            # Its uses are forgotten, too: a run with more shapes than graphs would otherwise capture in most steps.
             del self.uses[oldest]
         return graph.replay()
 
     def drop_all(self) -> None:
-        """Drop all graphs, because memory that they know has moved."""
+        """Drop all graphs, because a buffer that they use has moved."""
         self.how.dropped += len(self.graphs)
         self.graphs.clear()
 
     def _captured(self, run: Run) -> Run | None:
-        """Return the graph of a step, None where it cannot be captured."""
+        """Return the captured step, or None if it cannot be captured."""
         try:
             replay = self.how.capture(run)
         except RuntimeError as error:

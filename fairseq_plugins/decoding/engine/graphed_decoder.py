@@ -1,12 +1,12 @@
-"""Steps of a decoder as CUDA graphs: a step of hundreds of small kernels is launched as one.
+"""Run the steps of a decoder as CUDA graphs: one launch instead of hundreds of small ones.
 
-A graph runs the same kernels on the same addresses every time. So batch, tokens per step, slots of the cache and
-length of the source are rounded up to powers of two, which makes few shapes of a whole run, and keys, values and masks
-lie in memory that stays. Rows and columns beyond the real ones are run and not looked at; as with a rejected draft,
-what they write is hidden by the mask and overwritten. Where a sentence stands is a tensor, never a number of the host.
+A graph replays the same kernels on the same addresses. Batch size, tokens per step, cache slots and source length are
+therefore rounded up to powers of two, so that a run has few shapes, and keys, values and masks lie in reused buffers.
+Padding rows and columns are computed and ignored. As for rejected tokens, the mask hides what they write, and later
+steps overwrite it. Output lengths are tensors, because a graph would keep a Python integer of its capture.
 
-A step that is not captured, or not yet, is the same function in the same shapes, launched operation by operation: what
-a sentence gives does not depend on how often a shape has come up.
+A step that is not captured runs the same function in the same shapes, operation by operation. Its result therefore does
+not depend on whether its shape has been captured.
 """
 
 import math
@@ -19,7 +19,7 @@ from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder, cross_
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import CapturedSteps, Graphs, Outputs, Run
 from fairseq_plugins.decoding.engine.layout import BeamLayout, Chain, Span
-from fairseq_plugins.decoding.engine.mask_inputs import FixedInputs, MaskInputs
+from fairseq_plugins.decoding.engine.mask_embeddings import FixedMaskEmbeddings, MaskEmbeddings
 from fairseq_plugins.decoding.engine.shapes import MAX_ROWS, Shape, rounded_up
 from fairseq_plugins.decoding.engine.weights import Precision
 
@@ -33,7 +33,7 @@ _State = tuple[Tensor | None, Tensor | None, Tensor | None]
 def cached_decoder(
     decoder: nn.Module, engine: Engine, vocabulary: Tensor | None = None, beam: int = 1
 ) -> CachedDecoder:
-    """Make a `CachedDecoder`, one that runs from graphs where the engine has them for the decoder's device."""
+    """Return a `CachedDecoder`, which runs from graphs if the engine has them for the decoder's device."""
     if not engine.has_graphs(next(decoder.parameters()).device):
         return CachedDecoder(decoder, engine, vocabulary, beam)
     assert engine.graphs is not None
@@ -41,18 +41,19 @@ def cached_decoder(
     return GraphedDecoder(decoder, engine, engine.graphs, vocabulary, beam)
 
 
-# From hidden states [B, T, D], the states between the layers where they are wanted, and the inputs of a step by name.
+# A function that is captured after a step. Its arguments are hidden states [B, T, D], the states between the layers if
+# they are requested, and the inputs of the step by name.
 After = Callable[[Tensor, list[Tensor] | None, dict[str, Tensor]], Outputs]
 
 
 class GraphedDecoder(CachedDecoder):
-    """A `CachedDecoder` whose steps have rounded shapes, and are captured when a shape comes up again.
+    """A `CachedDecoder` whose steps have rounded shapes and are captured when a shape is used again.
 
-    What a step returns is overwritten by the next one.
+    The outputs of a step are valid until the next step.
 
     Args:
         decoder: decoder of a trained fairseq Transformer, in eval mode.
-        engine: what it runs on.
+        engine: runs its layers.
         graphs: how steps are captured.
         vocabulary, beam: as for `CachedDecoder`.
     """
@@ -62,28 +63,29 @@ class GraphedDecoder(CachedDecoder):
     ) -> None:
         super().__init__(decoder, engine, vocabulary, beam)
         self.steps, self.starts = CapturedSteps(graphs), CapturedSteps(graphs)
-        # One piece of memory per purpose, as large as the largest shape needs; every shape begins where it begins.
+        # One buffer per purpose, as large as the largest shape so far; every shape uses the beginning of it.
         self.buffers: dict[str, Tensor] = {}
-        # What is in them, with the rows that are padding; and `cache` and `cross` with sizes as they were left there:
-        # they are other tensors once rows have come, gone or grown.
+        # `cache`, `cross` and `cross_mask` in the buffers, with padding rows.
         self.whole: _State = (None, None, None)
+        # `cache` and `cross` as views of the buffers, with their rounded sizes. If `cache` is another tensor, rows were
+        # added, removed or grown, and it must be copied into the buffer.
         self.left_cache: tuple[Tensor, tuple[int, int]] | None = None
         self.left_cross: tuple[Tensor, tuple[int, int]] | None = None
-        # Whole numbers from 0 on: inputs that are known on the host.
+        # The integers from 0 on, for inputs that are known on the host.
         self.constants = torch.empty(0, dtype=torch.long)
-        # Mask embeddings in their buffer, and as given.
-        self.mask_embeddings = FixedInputs()
+        # Mask embeddings in their buffer, and the table that was copied there, with the rounded sizes.
+        self.mask_buffer = FixedMaskEmbeddings()
         self.mask_table: tuple[Tensor, tuple[int, int, int]] | None = None
 
     def append_rows(self, encoder_out: dict[str, list[Tensor]]) -> None:
-        """As `CachedDecoder.append_rows`."""
+        """Append sentences as `CachedDecoder.append_rows` does."""
         assert self.cross is not None, "call start() first"
-        # `_start` writes the keys and values of the new sentences where those of the others are.
+        # Copied, because `_start` overwrites the buffers with the keys and values of the new sentences.
         self.cross, self.cross_mask = self.cross.clone(), cross_mask_of(self.cross_mask, self.cross).clone()
         super().append_rows(encoder_out)
 
     def _start(self, states: Tensor, padding: Tensor | None) -> None:
-        """As `CachedDecoder._start`, in a rounded shape and from a CUDA graph if that shape has one."""
+        """Begin a batch in a rounded shape, from a CUDA graph if that shape has one."""
         rows, source, width = states.shape
         shape = rounded_up(rows), rounded_up(source, _MIN_SOURCE)
         if padding is None or math.prod(shape) > MAX_ROWS:
@@ -104,7 +106,7 @@ class GraphedDecoder(CachedDecoder):
             assert all_states is not None and is_padding is not None
 
             def run() -> Outputs:
-                # In place of padding are states of earlier batches, and a NaN stays NaN under a mask.
+                # Padding has states of earlier batches, and a NaN among them would stay NaN under a mask.
                 cross, hidden = self._source_kv(all_states.masked_fill(is_padding[:, :, None], 0), is_padding)
                 assert hidden is not None
                 visible = ~hidden[:, None, None, :]
@@ -126,12 +128,12 @@ class GraphedDecoder(CachedDecoder):
         tokens: Tensor,
         layout: Chain | BeamLayout,
         states: list[Tensor] | None = None,
-        mask_inputs: MaskInputs | FixedInputs | None = None,
+        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None = None,
         added: Tensor | None = None,
     ) -> Tensor:
-        """As `CachedDecoder.step`; the hidden states and `states` are valid until the next step."""
+        """Run a step as `CachedDecoder.step` does; the hidden states and `states` are valid until the next step."""
         rows = tokens if isinstance(layout, Chain) else tokens[:, None]
-        hidden, stacked = self._run(None, None, states is not None, [rows], layout, {}, mask_inputs, added)
+        hidden, stacked = self._run(None, None, states is not None, [rows], layout, {}, mask_embeddings, added)
         assert hidden is not None
         if states is not None:
             assert stacked is not None
@@ -145,29 +147,29 @@ class GraphedDecoder(CachedDecoder):
         tokens: Sequence[Tensor],
         layout: Chain | BeamLayout,
         inputs: dict[str, Tensor],
-        mask_inputs: MaskInputs | None = None,
+        mask_embeddings: MaskEmbeddings | None = None,
         added: Tensor | None = None,
         with_states: bool = False,
     ) -> Outputs:
-        """Run a step and what follows it, in one graph.
+        """Run a step, and then a function of its result, in one graph.
 
         Args:
-            after: what follows. Its inputs are "tokens" [B, T], "lengths" [B, 1] and `inputs`; B and T may be
-                larger than those of the layout.
-            key: tells what follows from what may follow other steps of this decoder.
-            tokens: whole numbers [B, any], side by side.
-            layout, mask_inputs, added: as for `step`.
-            inputs: whole numbers [B, any].
-            with_states: give it the states between the layers.
+            after: the function. Its inputs are "tokens" [B, T], "lengths" [B, 1] and `inputs`; B and T may be larger
+                than those of the layout.
+            key: distinguishes `after` from functions that follow other steps of this decoder.
+            tokens: ids [B, any], to be concatenated.
+            layout, mask_embeddings, added: as for `step`.
+            inputs: integers [B, any] for `after`.
+            with_states: pass the states between the layers to `after`.
 
         Returns:
-            hidden states [B, T, D], and what `after` returns of the B sentences; valid until the next step.
+            hidden states [B, T, D], and the outputs of `after` for the B sentences; valid until the next step.
         """
-        hidden, _, *others = self._run(after, key, with_states, tokens, layout, inputs, mask_inputs, added)
+        hidden, _, *others = self._run(after, key, with_states, tokens, layout, inputs, mask_embeddings, added)
         return hidden, *others
 
     def column(self, number: int, rows: int) -> Tensor:
-        """Return a number as a tensor [rows, 1], without a launch from the second time on."""
+        """Return an integer as a tensor [rows, 1]; only the first call launches a kernel."""
         if len(self.constants) <= number:
             device = self.decoder.embed_tokens.weight.device
             self.constants = torch.arange(rounded_up(number + 1, _MIN_SLOTS), device=device)
@@ -181,10 +183,10 @@ class GraphedDecoder(CachedDecoder):
         tokens: Sequence[Tensor],
         layout: Chain | BeamLayout,
         inputs: dict[str, Tensor],
-        mask_inputs: MaskInputs | FixedInputs | None,
+        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None,
         added: Tensor | None,
     ) -> Outputs:
-        """Return hidden states, stacked states where nothing follows that reads them, and what follows."""
+        """Return hidden states, stacked states (None if `after` reads them), and the outputs of `after`."""
         assert self.cross is not None, "call start() first"
         rows, width, beam = tokens[0].size(0), 1, 0
         given = {"lengths": [layout.lengths[:, None]], **{name: [value] for name, value in inputs.items()}}
@@ -212,13 +214,13 @@ class GraphedDecoder(CachedDecoder):
         if shape.rows * shape.width > MAX_ROWS:
             self.steps.how.launched += 1
             exact = {name: torch.cat(parts, dim=1) for name, parts in given.items()}
-            return self._compute(after, exact, layout, with_states, mask_inputs, added)
+            return self._compute(after, exact, layout, with_states, mask_embeddings, added)
         pieces = []
         for name, parts in given.items():
             pieces += parts
             missing = sizes[name] - sum(part.size(1) for part in parts)
             pieces += [self.column(0, rows).expand(-1, missing)] if missing else []
-        outputs = self._run_shape(shape, after, pieces, mask_inputs, added)
+        outputs = self._run_shape(shape, after, pieces, mask_embeddings, added)
         hidden, stacked, *others = outputs
         assert hidden is not None
         real: tuple[slice, ...] = (slice(rows),)
@@ -232,13 +234,13 @@ class GraphedDecoder(CachedDecoder):
         shape: Shape,
         after: After | None,
         pieces: list[Tensor],
-        mask_inputs: MaskInputs | FixedInputs | None,
+        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None,
         added: Tensor | None,
     ) -> Outputs:
-        """Run the step of a shape on these inputs."""
+        """Run the step of a rounded shape with these integer inputs."""
         self._move_in(shape)
-        if mask_inputs is not None:
-            self._feed(shape, mask_inputs)
+        if mask_embeddings is not None:
+            self._feed(shape, mask_embeddings)
         rows = pieces[0].size(0)
 
         def make() -> Outputs:
@@ -249,19 +251,19 @@ class GraphedDecoder(CachedDecoder):
         def fill(inputs: Outputs) -> None:
             numbers, additions = inputs
             assert numbers is not None
-            # Beyond these rows stands what earlier steps were given, which is valid for rows that do not count.
+            # Further rows keep inputs of earlier steps: these are valid, and their results are ignored.
             torch.cat(pieces, dim=1, out=numbers[:rows])
             if added is not None:
                 assert additions is not None
                 additions[:rows, : added.size(1)] = added
 
         return self.steps.run(
-            shape, make, fill, lambda inputs: self._step_of(shape, inputs, after, mask_inputs is not None)
+            shape, make, fill, lambda inputs: self._step_of(shape, inputs, after, mask_embeddings is not None)
         )
 
     def _step_of(self, shape: Shape, given: Outputs, after: After | None, has_masks: bool) -> Run:
-        """The step of a shape as a function of memory that stays."""
-        # No two lengths are known to be equal, and the longest is the longest for which there is room.
+        """Return the step of a shape as a function of its buffers."""
+        # A replay may have any lengths: they are not known to be equal, and the longest may fill the capacity.
         span = Span(-1, shape.capacity - shape.width)
         numbers, added = given
         assert numbers is not None
@@ -270,15 +272,15 @@ class GraphedDecoder(CachedDecoder):
         layout: Chain | BeamLayout = Chain(lengths, span, shape.width, inputs.get("visible"))
         if shape.beam:
             layout = BeamLayout(lengths, span, shape.beam, inputs["beam_ancestors"])
-        mask_inputs = self.mask_embeddings if has_masks else None
+        mask_embeddings = self.mask_buffer if has_masks else None
 
         def run() -> Outputs:
             real, self._state = self._state, self.whole
             try:
-                outputs = self._compute(after, inputs, layout, shape.states, mask_inputs, added)
+                outputs = self._compute(after, inputs, layout, shape.states, mask_embeddings, added)
             finally:
                 self._state = real
-            # Not in the memory that graphs share, where another one would overwrite it.
+            # Copied out of the memory pool of the graphs, where another graph would overwrite them.
             return tuple(
                 None if value is None else self._buffer(f"output {number}", value.shape, value).copy_(value)
                 for number, value in enumerate(outputs)
@@ -292,13 +294,13 @@ class GraphedDecoder(CachedDecoder):
         inputs: dict[str, Tensor],
         layout: Chain | BeamLayout,
         with_states: bool,
-        mask_inputs: MaskInputs | FixedInputs | None,
+        mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings | None,
         added: Tensor | None,
     ) -> Outputs:
-        """Return hidden states, stacked states where nothing follows that reads them, and what follows."""
+        """Run a step and `after`; return the outputs of `_run`."""
         states: list[Tensor] | None = [] if with_states else None
         tokens = inputs["tokens"] if isinstance(layout, Chain) else inputs["tokens"][:, 0]
-        hidden = super().step(tokens, layout, states, mask_inputs, added)
+        hidden = super().step(tokens, layout, states, mask_embeddings, added)
         if after is not None:
             return hidden, None, *after(hidden, states, inputs)
         return hidden, None if states is None else torch.stack(states)
@@ -312,7 +314,7 @@ class GraphedDecoder(CachedDecoder):
         self.cache, self.cross, self.cross_mask = state
 
     def _move_in(self, shape: Shape) -> None:
-        """Copy keys and values to where graphs of this shape read them."""
+        """Copy keys, values and mask into the buffers that graphs of this shape read, unless they are there."""
         assert self.cache is not None and self.cross is not None
         (batch, capacity, source), (cache, cross, mask) = shape.memory, self.whole
         rows, sentences = self.cache.size(1), self.cross.size(1)
@@ -327,33 +329,33 @@ class GraphedDecoder(CachedDecoder):
         self._state = cache[:, :rows], cross[:, :sentences], mask[:sentences]
         self.left_cache, self.left_cross = (self.cache, (batch, capacity)), (self.cross, (batch, source))
 
-    def _feed(self, shape: Shape, mask_inputs: MaskInputs | FixedInputs) -> None:
-        """Copy mask embeddings to where graphs of this shape read them."""
+    def _feed(self, shape: Shape, mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings) -> None:
+        """Copy mask embeddings into the buffer that graphs of this shape read, unless they are there."""
         assert self.cache is not None
-        table = mask_inputs.table(self.cache.size(1), shape.capacity)
+        table = mask_embeddings.table(self.cache.size(1), shape.capacity)
         if self.mask_table is not None and self.mask_table[0] is table and self.mask_table[1] == shape.memory:
             return
         padded = table
         if table.dim() == 3:
             padded = self._in_buffer("mask_embeddings", table[:, : shape.capacity], {0: shape.batch})
-        self.mask_embeddings.value = padded
+        self.mask_buffer.value = padded
         self.mask_table = table, shape.memory
 
     def _in_buffer(self, name: str, value: Tensor, sizes: dict[int, int]) -> Tensor:
-        """Copy a value into its buffer, padded with zeros to these sizes by dimension."""
+        """Copy a value into its buffer, padded with zeros to the size that `sizes` has for a dimension."""
         if (
             name in self.buffers
             and value.untyped_storage().data_ptr() == self.buffers[name].untyped_storage().data_ptr()
         ):
             value = value.clone()
         buffer = self._buffer(name, [sizes.get(dim, size) for dim, size in enumerate(value.shape)], value)
-        # Rows of padding attend to nothing, which may give NaN, and NaN that is left here stays NaN under a mask.
+        # Padding rows attend to nothing, which may give NaN, and a NaN in the buffer would stay NaN under a mask.
         buffer.zero_()
         buffer[tuple(map(slice, value.shape))] = value
         return buffer
 
     def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory for one purpose in this shape; whenever it has to grow, graphs that know the old place are gone."""
+        """Return the buffer of one purpose in a shape; growing it drops the graphs that use its old address."""
         size = math.prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
             self.steps.drop_all()
@@ -364,5 +366,5 @@ class GraphedDecoder(CachedDecoder):
 
 
 def _is_left(left: tuple[Tensor, tuple[int, int]] | None, value: Tensor, sizes: tuple[int, int]) -> bool:
-    """Return whether a tensor of these rounded sizes is what was left in its buffer."""
+    """Return whether a tensor is already in its buffer, with these rounded sizes."""
     return left is not None and left[0] is value and left[1] == sizes

@@ -54,12 +54,12 @@ class Steps:
             model = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter, options))
             masked = MaskedDecoder(model.decoder, engine, None)
             masked.start(model.encoder.forward_torchscript(source))
-            self.decoder, self.inputs = masked.cached, masked.inputs
+            self.decoder, self.inputs = masked.cached, masked.mask_embeddings
         self.lengths = torch.tensor(lengths)
         self.span = Span(min(lengths), max(lengths))
         if max(lengths) > 0:
             begin = Chain(torch.zeros_like(self.lengths), Span(0, 0), max(lengths))
-            self.decoder.step(self.tokens(len(lengths), max(lengths)), begin, mask_inputs=self.inputs)
+            self.decoder.step(self.tokens(len(lengths), max(lengths)), begin, mask_embeddings=self.inputs)
         self.cache = self.decoder.cache
 
     def tokens(self, *shape: int) -> Tensor:

@@ -259,7 +259,7 @@ class NativeWeights:
         return self.module.Path(_array(ids, torch.long), _array(before), **{name: layers.get(name) for name in names})
 
     def mask_weights(self, decoder: BlockNatDecoder) -> Any:
-        """Convert the layers that compute a drafter's mask embeddings (engine/mask_inputs.py)."""
+        """Convert the layers that compute a drafter's mask embeddings (engine/mask_embeddings.py)."""
         copy = decoder.copy_attention
         positions = None if copy is None else position_table(decoder, decoder.max_positions())
         own = None if copy is None else self.linear(linear(copy), Precision.FP32)

@@ -1,4 +1,4 @@
-"""Mask embeddings: the input of a drafter's masks, which may depend on position and source."""
+"""Compute mask embeddings, the inputs of a drafter's masks, which may depend on position and source."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.rows import cat_padded
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
-_CHUNK = 32  # positions are computed in multiples of this
+_CHUNK = 32  # the number of computed positions is a multiple of this
 
 
-class MaskInputs:
-    """Cache of a batch's mask embeddings: they depend on positions and sources only, not on the output.
+class MaskEmbeddings:
+    """Cache of the mask embeddings of a batch, which depend on positions and sources, not on the output.
 
     Args:
-        decoder: the drafter's.
+        decoder: decoder of the drafter.
     """
 
     def __init__(self, decoder: BlockNatDecoder) -> None:
@@ -47,22 +47,22 @@ class MaskInputs:
     def table(self, batch: int, positions: int) -> Tensor:
         """Return mask embeddings of at least `positions` positions, [B, P, D]; [D] if all positions have the same."""
         if self.computed is None or (self.computed.dim() == 3 and self.computed.size(1) < positions):
-            # Grow geometrically, so that long outputs recompute seldom.
+            # Grows geometrically, so that long outputs need few computations.
             before = 0 if self.computed is None else self.computed.size(1)
             count = max(positions + -positions % _CHUNK, 2 * before)
-            numbers = torch.arange(count, device=self.decoder.mask_vector.device)
+            position = torch.arange(count, device=self.decoder.mask_vector.device)
             encoder_out = {name: [value] for name, value in self.encoder_out.items()}
-            self.computed = self.decoder.mask_vectors(numbers.expand(batch, -1), encoder_out)
+            self.computed = self.decoder.mask_vectors(position.expand(batch, -1), encoder_out)
         return self.computed
 
 
 @dataclass
-class FixedInputs:
-    """Mask embeddings given as a tensor: an input of a CUDA graph, at a fixed address."""
+class FixedMaskEmbeddings:
+    """Mask embeddings in a given tensor, which a CUDA graph reads at a fixed address."""
 
     value: Tensor | None = None
 
     def table(self, batch: int, positions: int) -> Tensor:
-        """As `MaskInputs.table`."""
+        """Return the tensor, as `MaskEmbeddings.table` does."""
         assert self.value is not None
         return self.value
