@@ -229,7 +229,7 @@ def test_time_that_is_left_for_all() -> None:
     progress.describe({**values, "num_updates": "10"})
     now = 60.0
     said = progress.describe({**values, "num_updates": "20"})
-    assert said.startswith("1:00 min, about 8:00 left, 21:30 for all: epoch 1,")
+    assert said.startswith("1:00 min, about 8:00 left, 21:30 with the later stages: epoch 1,")
 
 
 @pytest.mark.parametrize(("gad", "is_said"), [(90, True), (105, True), (150, False), (None, False)])

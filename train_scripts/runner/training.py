@@ -180,7 +180,7 @@ class Progress:
         if ends:
             left = max(0, min(ends))
             text += f", about {minutes(left)} left"
-            text += f", {minutes(left + self.later * (elapsed + left))} for all" if self.later else ""
+            text += f", {minutes(left + self.later * (elapsed + left))} with the later stages" if self.later else ""
         epoch, update = (f" of {self.ends[unit]}" if unit in self.ends else "" for unit in done)
         text += f": epoch {values['epoch']}{epoch}, update {done['update']}{update}, loss {float(values['loss']):.2f}"
         return f"{text}, {float(values.get('wps', 0)):.0f} words/s"
