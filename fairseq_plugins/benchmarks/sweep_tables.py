@@ -18,7 +18,7 @@ def fronts(settings: Mapping[Cell, Result]) -> tuple[set[Cell], set[Cell]]:
 
 
 def table_2(results: Mapping[Cell, Result]) -> str:
-    """As GAD Table 2: accepted tokens, BLEU and speed by block size, for gad and for one setting of gad++."""
+    """As GAD Table 2: tokens per iteration, BLEU and speed by block size, for gad and for one setting of gad++."""
     every = {cell: result for cell, result in results.items() if cell.baseline} | distinct(results)
     settings = sorted({(cell.top_beta, cell.tau) for cell in every if not cell.baseline and not cell.exact})
     chosen = TABLE_2_SETTING if TABLE_2_SETTING in settings else next(iter(settings), None)
@@ -30,15 +30,15 @@ def table_2(results: Mapping[Cell, Result]) -> str:
     for cell in shown:
         result = every[cell]
         name = cell.baseline or ("GAD" if cell.exact else f"GAD++ (top-{cell.top_beta}, τ = {cell.tau:g})")
-        accepted = "/" if result.mean_accepted_tokens is None else f"{result.tokens:.2f}"
+        tokens = "/" if result.mean_accepted_tokens is None else f"{result.tokens:.2f}"
         speed = [f"{result.rate / slowest:.2f}×", f"{result.rate:.1f}"]
-        rows.append(["" if name == before else name, cell.block_size or "/", accepted, f"{result.bleu:.2f}", *speed])
+        rows.append(["" if name == before else name, cell.block_size or "/", tokens, f"{result.bleu:.2f}", *speed])
         before = name
     return table(rows, ["Models", "k", "Tok.", "BLEU", "Speed", "sentences/s"], "pipe")
 
 
 def table_3(results: Mapping[Cell, Result], block_size: int) -> str:
-    """As GAD Table 3: accepted tokens/BLEU by τ and β, at one block size; bold: Pareto front over all block sizes."""
+    """As GAD Table 3: tokens per iteration and BLEU by τ and β, at one block size; bold: Pareto front over all k."""
     front, _ = fronts(distinct(results))
     cells = [cell for cell in results if cell.block_size == block_size]
     betas = sorted({cell.top_beta for cell in cells})
@@ -63,7 +63,7 @@ def table_of_all(results: Mapping[Cell, Result]) -> str:
         speed = [f"{result.rate:.1f}", f"{result.rate / greedy.rate:.2f}×"]
         marks = ["●" if cell in front else "" for front in (by_tokens, by_rate)]
         rows.append([str(cell), f"{result.tokens:.2f}", f"{result.iterations:.2f}", *quality, *speed, *marks])
-    headers = ["setting", "accepted tokens", "iterations", "BLEU", "over greedy", "sentences/s", "over greedy"]
+    headers = ["setting", "tokens per iteration", "iterations", "BLEU", "over greedy", "sentences/s", "over greedy"]
     return table(rows, [*headers, "Pareto, tokens", "Pareto, speed"], "pipe")
 
 
@@ -98,7 +98,7 @@ def markdown(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[s
         parts += [
             f"## By β and τ, k = {block_size} (as GAD Table 3)",
             table_3(results, block_size),
-            f"Accepted tokens/BLEU; greedy has BLEU {greedy.bleu:.2f}. Bold: on the Pareto front of both, over all k.",
+            f"Tokens per iteration/BLEU; greedy has BLEU {greedy.bleu:.2f}. Bold: on the Pareto front over all k.",
         ]
     parts += ["## All settings", table_of_all(results), "![BLEU over speed](sweep.png)", "## Recommended settings"]
     for title, cell in recommendations(results, tolerance).items():
@@ -107,8 +107,8 @@ def markdown(results: Mapping[Cell, Result], tolerance: float, notes: Sequence[s
             continue
         result = distinct(results)[cell]
         parts.append(
-            f"- {title}: `{cell.options()}` (BLEU {result.bleu:.2f}, {result.tokens:.2f} accepted "
-            f"tokens, {result.rate:.1f} sentences/s, {result.rate / greedy.rate:.2f}× greedy)"
+            f"- {title}: `{cell.options()}` (BLEU {result.bleu:.2f}, {result.tokens:.2f} tokens "
+            f"per iteration, {result.rate:.1f} sentences/s, {result.rate / greedy.rate:.2f}× greedy)"
             + ("" if result.rate >= greedy.rate else "; `--decoder greedy` is faster with these models on this machine")
         )
     return "\n\n".join([*parts, *notes]) + "\n"
