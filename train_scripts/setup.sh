@@ -105,6 +105,8 @@ mkdir -p "$beside"
 printf '__file__ = %s\n__path__ = [%s]\nwith open(__file__, encoding="utf-8") as source:\n    exec(compile(source.read(), __file__, "exec"))\n' \
     "$("$venv/bin/python" -c 'import os; print(repr(os.path.abspath("fairseq_plugins/__init__.py")))')" \
     "$("$venv/bin/python" -c 'import os; print(repr(os.path.abspath("fairseq_plugins")))')" >"$beside/__init__.py"
+# Type checkers read the types of the package itself, through the folder that this file names.
+pwd >"$beside.pth"
 
 "$venv/bin/python" - <<'PY' || die "the installed packages do not work together (the reason is above): remove $venv and try again"
 import logging

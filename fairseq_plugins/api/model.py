@@ -25,7 +25,7 @@ from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 
 _BATCHES_AHEAD = 32
-Texts = list[str] | tuple[str, ...]
+Texts = Iterable[str]
 
 
 class Model:
@@ -77,12 +77,13 @@ class Model:
         """Counts of this thread's last call; for an iterator that has not ended, counts so far."""
         return getattr(self._thread, "statistics", None) or CallStatistics()
 
+    # Where a string is given, mypy takes the first of the signatures that fit.
     @overload
-    def translate(
+    def translate(  # type: ignore[overload-overlap]
         self, text: str, *, drafts: Drafts = ..., return_scores: Literal[False] = ..., **options: Unpack[CallOptions]
     ) -> str: ...
     @overload
-    def translate(
+    def translate(  # type: ignore[overload-overlap]
         self, text: str, *, drafts: Drafts = ..., return_scores: Literal[True], **options: Unpack[CallOptions]
     ) -> Translation: ...
     @overload
@@ -112,12 +113,12 @@ class Model:
         return_scores: bool = False,
         **options: Unpack[CallOptions],
     ) -> str | Translation | list[str] | list[Translation]:
-        """Translate a sentence, or a list of them.
+        """Translate a sentence, or several.
 
         Args:
-            text: raw text of a sentence, or a list of sentences. A blank sentence gives an empty translation.
+            text: raw text of a sentence, or sentences. A blank sentence gives an empty translation.
             drafts: for decoder="reuse", guesses such as an earlier translation, which never change the output: a
-                string, several, or None; for a list of sentences, a list of these.
+                string, several, or None; for several sentences, a list of these.
             return_scores: return a `Translation` instead of each string.
             options: see `CallOptions`.
 
@@ -132,7 +133,7 @@ class Model:
                 "alternatives"
             )
         self._thread.statistics = CallStatistics()
-        texts = [text] if isinstance(text, str) else text
+        texts = [text] if isinstance(text, str) else list(text)
         by_sentence = [drafts] if isinstance(text, str) and drafts is not None else drafts
         ids = None if by_sentence is None else self._draft_ids(cut_drafts(by_sentence, self.tokenize), len(texts))
         translations = self._decode([self._encode(sentence) for sentence in texts], search, ids)
