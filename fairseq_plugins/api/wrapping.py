@@ -19,7 +19,7 @@ from fairseq_plugins.tasks.options import DecodingOptions
 Task = TypeVar("Task", bound=FairseqTask)
 
 # Options that have their own arguments, and options of fairseq's.
-_NOT_OPTIONS = {"decoding_method", "drafter_path", "tensorboard_logdir", "profile", "bf16", "verbose"}
+_NOT_OPTIONS = {"_name", "decoding_method", "drafter_path", "tensorboard_logdir", "profile", "bf16", "verbose"}
 
 
 def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **options: Any) -> Task:
