@@ -291,7 +291,7 @@ def _translate_shard(translator: Translator, shard: OutputShard, count: int, lin
     done, number = shard.lines_done, 0
     name = f"shard {index + 1} of {count}" if count > 1 else translator.model.decoder
     if done:
-        say(f"{NAME}: going on after {done} of {total} lines ({name})")
+        say(f"{NAME}: resuming after {done} of {total} lines ({name})")
     with (
         open(source, encoding="utf-8", errors="surrogateescape", newline="\n") as file,
         progress_bar(total, initial=done, desc=name) as bar,

@@ -136,7 +136,7 @@ def test_an_interrupted_translation(cluster: Slurm, translated: list[str], how: 
     cluster.wait(job)
     assert is_whole(cluster.folder, 5000, translated)
     said = log.read_text()
-    assert re.search(r"going on after \d+ of 5000 lines", said)
+    assert re.search(r"resuming after \d+ of 5000 lines", said)
     assert ("stopped by SIGUSR1; what is finished is kept" in said) == ("USR1" in how)
 
 

@@ -118,7 +118,7 @@ def test_goes_on_where_it_was(
     assert "was begun with other set; remove that folder" in capsys.readouterr().err
 
     assert translate(text) == 0
-    assert "going on after 1 of 5 lines" in capsys.readouterr().err
+    assert "resuming after 1 of 5 lines" in capsys.readouterr().err
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [f"{expected[0]}, noted", *expected[1:], ""]
     assert not (text.parent / "out.parts").exists()
 
@@ -149,7 +149,7 @@ def test_killed(text: Path, expected: list[str], programs: Path, capsys: pytest.
     assert run.returncode == -signal.SIGKILL, run.stderr
     assert not (text.parent / "out").exists()
     assert translate(text) == 0
-    assert "going on after " in capsys.readouterr().err
+    assert "resuming after " in capsys.readouterr().err
     assert (text.parent / "out").read_text(encoding="utf-8").split("\n") == [*expected, ""]
 
 

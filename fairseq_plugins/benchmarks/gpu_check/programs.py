@@ -99,7 +99,7 @@ def training(env: Environment) -> Outcome:
     limit = env.left
     status, output = run_with_timeout(limit, command, {"NAME": name, "GPUS": "1"})
     (env.folder / "training.log").write_text(output, encoding="utf-8")
-    resume = f"NAME={name} GPUS=1 train_scripts/multi30k.sh goes on"
+    resume = f"NAME={name} GPUS=1 train_scripts/multi30k.sh resumes it"
     if status is None:
         return Outcome(NOT_RUN, f"not finished in {limit:.0f} s ({last_line(output)}); {resume}")
     return passed_if(status == 0, last_line(output))
