@@ -10,6 +10,14 @@ from fairseq_plugins.errors import ConfigurationError, explain
 # Options whose argument in Python has another name.
 _NAMES = {"path": "verifier", "drafter-path": "drafter", "nbest": "num_hypotheses"}
 _WHOLE = {"cpu": 'device="cpu"', "fp16": 'precision="fp16"', "bf16": 'precision="bf16"'}
+# Options of fairseq-generate that our commands name otherwise.
+_OPTIONS = {
+    "--drafter-path": "--drafter",
+    "--path": "--verifier",
+    "--fp16": "--precision fp16",
+    "--bf16": "--precision bf16",
+    "--cpu": "--device cpu",
+}
 _FILES = ("verifier", "drafter")
 # Command lines within messages, which stay as they are.
 _PROGRAM = re.compile(r"(?:fairseq-|spec-dec-|python -m )[^;()]*")
@@ -42,7 +50,9 @@ def on_command_line(error: ConfigurationError, options: Collection[str]) -> str:
     """
     if error.__cause__ is not None:
         message = explain(error.__cause__, error.__cause__.__traceback__) or str(error)
-        return message.replace("--drafter-path", "--drafter").replace("--path", "--verifier")
+        for option, own in _OPTIONS.items():
+            message = re.sub(rf"{option}(?![\w-])", own, message)
+        return message
 
     def flag(match: re.Match[str]) -> str:
         name, value = {"num_hypotheses": "nbest"}.get(match[1], match[1]), match[2] or match[3]

@@ -54,7 +54,11 @@ def test_both_say_what_they_take(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "min_len=9: longer .*raise max_len_b=",
             "--min-len 9: longer",
         ),
-        ({"decoder": "iad", "int8": True, "precision": "bf16"}, 'int8: .*precision="bf16"', "--int8: .*--bf16"),
+        (
+            {"decoder": "iad", "int8": True, "precision": "bf16"},
+            'int8: .*precision="bf16"',
+            "--int8: .*--precision bf16",
+        ),
     )
     for options, in_program, in_shell in cases:
         with pytest.raises(ConfigurationError, match=f"^{in_program}"):
