@@ -230,7 +230,11 @@ def test_blockwise_from_a_stock_checkpoint(corpus: Corpus, greedy: dict[int, str
         f"--identity-first-head --blockwise-heads 3 {TRAINING} --criterion blockwise_loss --max-update 40 "
         f"--save-dir {tmp_path}",
     )
-    assert "mean_accepted_tokens" in log.stdout + log.stderr
+    validated = float(re.findall(r"valid on .* mean_accepted_tokens ([\d.]+)", log.stdout + log.stderr)[-1])
+    last = tmp_path / "checkpoint_last.pt"
+    options = "--task spec_dec --decoder blockwise --fixed-width --gen-subset valid"
+    decoded = float(re.findall(r"([\d.]+) mean accepted", generate(corpus, options, last).stderr)[-1])
+    assert validated == pytest.approx(decoded, abs=0.03) and decoded > 1
     model = tmp_path / "checkpoint_best.pt"
     blockwise = generate(corpus, "--task spec_dec --decoder blockwise --batch-size 7", model)
     assert hypotheses(blockwise.stdout) == greedy

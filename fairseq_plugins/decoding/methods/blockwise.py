@@ -175,7 +175,7 @@ def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMe
     drafts = weights.for_drafts(decoder.embed_dim, output.weight) if has_policy else weights
     drafter = module.heads_drafter(*map(drafts.linear, (expand, heads(2, block_size), linear(output))))
     head = None if decoder.identity_first_head else (weights.linear(expand), weights.linear(heads(1, 1)))
-    policy = module.Policy(block_size - 1) if has_policy else None
+    policy = module.Policy(block_size - 1, context.counts_survival) if has_policy else None
     return NativeMethod(weights, drafter, acceptance, policy=policy, projection=projection, head=head)
 
 
