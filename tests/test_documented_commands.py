@@ -110,6 +110,13 @@ def test_commands_run(page: str, corpus: Corpus, programs: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_readme_shows_what_its_first_example_prints(programs: Path, tmp_path: Path) -> None:
+    (line,) = [command for command in runnable("README.md") if command.startswith("echo ")]
+    printed = run_line(line.replace("checkpoints/", f"{REPOSITORY}/checkpoints/"), tmp_path, programs)
+    assert f"`{printed.strip()}`" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_drafter_for_a_stock_verifier_of_other_sizes(corpus: Corpus, programs: Path, tmp_path: Path) -> None:
     """Train a drafter for a checkpoint of fairseq's own with the page's commands, and draft with it."""
     # A few sentences, since an untrained verifier's outputs do not end early.
