@@ -32,7 +32,7 @@ SLOTS = 32
 
 @functools.cache
 def triton_kernels() -> Any:
-    """Return the module `triton_kernels`, None where Triton is not installed."""
+    """Return the module `triton_kernels`; None if Triton is not installed."""
     if find_spec("triton") is None:
         logger.warning("half precision: Triton is not installed, so steps take many launches; install triton")
         return None
