@@ -79,19 +79,19 @@ def test_certain_drafts_with_free_rows_are_as_long_as_possible() -> None:
     policy = make_policy(draft=(0.1, 0.0), verify=(1.0, 0.0))
     policy.learn(*drafts_with_rate(0.99))
     plan = policy.plan(1)
-    assert plan.pays and plan.width == WIDTH
+    assert plan.is_faster and plan.width == WIDTH
 
 
 def test_rejected_drafts_do_not_pay() -> None:
     policy = make_policy()
     policy.learn(*drafts_with_rate(0.01))
-    assert not policy.plan(1).pays
+    assert not policy.plan(1).is_faster
 
 
 def test_rows_that_cost_as_much_as_a_step_do_not_pay() -> None:
     policy = make_policy(step=(1.0, 1.0), verify=(1.0, 1.0))
     policy.learn(*drafts_with_rate(0.95))
-    assert not policy.plan(1).pays
+    assert not policy.plan(1).is_faster
 
 
 def test_a_large_batch_verifies_fewer_tokens_than_a_small_one() -> None:
@@ -101,7 +101,7 @@ def test_a_large_batch_verifies_fewer_tokens_than_a_small_one() -> None:
     policy.costs = kernels().Costs(table, linear(0.1, 0.001), table)
     policy.learn(*drafts_with_rate(0.8))
     single, many = policy.plan(1), policy.plan(16)
-    assert single.pays and single.width > many.width
+    assert single.is_faster and single.width > many.width
 
 
 @settings(DETERMINISTIC, max_examples=example_count(100))
@@ -144,7 +144,7 @@ def test_plan_is_the_best_of_all_widths_and_thresholds(
     plan = policy.plan(sentences)
     assert plan.rate <= best * (1 + 1e-6)
     assert max(plan.rate, greedy) >= max(best, greedy) * 0.98
-    assert plan.pays == (plan.rate > greedy)
+    assert plan.is_faster == (plan.rate > greedy)
 
 
 def test_same_costs_and_counts_give_the_same_decisions() -> None:
@@ -153,7 +153,7 @@ def test_same_costs_and_counts_give_the_same_decisions() -> None:
         policy = make_policy()
         made = []
         for turn in range(200):
-            made.append(policy.drafts(1, 10))
+            made.append(policy.should_draft(1, 10))
             policy.learn(*drafts_with_rate(0.2 + 0.6 * (turn % 7) / 7, count=1))
             policy.learn_length(10, 9 + turn % 3)
             plan = policy.plan(1)
@@ -168,10 +168,10 @@ def test_exploration_costs_half_a_percent(sentences: int) -> None:
     policy = make_policy(prepare=0.05)
     policy.learn(*drafts_with_rate(0.2))
     plan, source, turns = policy.plan(sentences), 10, 20_000
-    assert not plan.pays
+    assert not plan.is_faster
     greedy = source * (1.0 + 0.1 * (sentences - 1)) / sentences
     lost = (source / plan.rate + 0.05 * source - greedy) * sentences
-    tried = sum(policy.drafts(sentences, source) for _ in range(turns))
+    tried = sum(policy.should_draft(sentences, source) for _ in range(turns))
     assert 0.9 * 0.005 * greedy * turns <= tried * lost <= 0.005 * greedy * turns
 
 
@@ -180,8 +180,8 @@ def test_unlikely_tokens_of_a_single_sentence_stop_where_rows_cost_time() -> Non
     policy = make_policy()
     policy.costs = kernels().Costs(linear(1.0, 0.0), linear(1e-3, 0.0), {1.0: 1.0, 3.0: 1.0, 103.0: 26.0})
     policy.learn(*drafts_with_rate(0.4))
-    worth = numpy.array(policy.plan(1).worth).reshape(WIDTH, BINS)
-    likeliest = [next(iter(numpy.flatnonzero(row)), BINS) / BINS for row in worth]
+    verified = numpy.array(policy.plan(1).verified).reshape(WIDTH, BINS)
+    likeliest = [next(iter(numpy.flatnonzero(row)), BINS) / BINS for row in verified]
     assert likeliest[:2] == [0, 0] and min(likeliest[2:]) >= 0.2
 
 
@@ -190,14 +190,14 @@ def test_outcomes_switch_drafting_off_and_on() -> None:
     for rate, pays in ((0.9, True), (0.05, False), (0.9, True)):
         for _ in range(2500):
             policy.learn(*drafts_with_rate(rate, count=1))
-        assert policy.plan(1).pays is pays
-        assert sum(policy.drafts(1, 10) for _ in range(100)) >= 100 * pays
+        assert policy.plan(1).is_faster is pays
+        assert sum(policy.should_draft(1, 10) for _ in range(100)) >= 100 * pays
 
 
 def test_start_of_a_sentence_counts_against_short_outputs() -> None:
     policy = make_policy(draft=(0.1, 0.01), verify=(1.0, 0.02), prepare=1.0)
     policy.learn(*drafts_with_rate(0.8))
-    assert policy.plan(1).pays and not policy.drafts(1, 10)
+    assert policy.plan(1).is_faster and not policy.should_draft(1, 10)
 
 
 @settings(UNSHRUNK, max_examples=example_count(25))

@@ -28,7 +28,7 @@ public:
     // Throws std::runtime_error if scores are NaN, and std::domain_error if EOS is forbidden at the maximum length.
     std::vector<std::vector<Hypothesis>> run(Batch& batch, const RunOptions& options, std::vector<int64_t>& steps);
 
-    PartSeconds seconds{};
+    StageSeconds seconds{};
 
 private:
     std::shared_ptr<const Transformer> model;

@@ -69,11 +69,11 @@ float* Decoder::embed(Rows& rows, const std::function<void(int64_t, float*)>& in
 
 // Calls `run(first row, rows)` for blocks of adjacent rows of one sentence.
 template <typename Run>
-static void for_each_block(const std::vector<int64_t>& sentence, int64_t beam, const Run& run) {
+static void for_each_sentence_block(const std::vector<int64_t>& sentence, int64_t beam, const Run& run) {
     const int64_t count = sentence.size();
     for (int64_t begin = 0, next; begin < count; begin = next) {
         for (next = begin + 1; next < count && sentence[next] / beam == sentence[begin] / beam;) ++next;
-        in_parts(next - begin, ROW_BLOCK, [&](int64_t offset, int64_t block) { run(begin + offset, block); });
+        for_each_block(next - begin, ROW_BLOCK, [&](int64_t offset, int64_t block) { run(begin + offset, block); });
     }
 }
 
@@ -99,7 +99,7 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
                                        static_cast<int>(width) / heads, scratch, out + row * width);
         }
         if (ancestors) return;
-        for_each_block(rows.sentence, 1, [&](int64_t row, int64_t block) {
+        for_each_sentence_block(rows.sentence, 1, [&](int64_t row, int64_t block) {
             kernels().attend(block, qkv + row * 3 * width, 3 * width, slot(layer, rows.sentence[row], 0),
                              self_cache.row_size, rows.last_visible.data() + row, heads,
                              static_cast<int>(width) / heads, scratch, out + row * width);
@@ -107,7 +107,7 @@ void Decoder::run(Rows& rows, const std::function<void(int64_t, float*)>& input,
     };
     const auto attend_to_source = [&](size_t layer, const float* query, float* out) {
         const int heads = model->layers[layer].heads;
-        for_each_block(rows.sentence, beam, [&](int64_t row, int64_t block) {
+        for_each_sentence_block(rows.sentence, beam, [&](int64_t row, int64_t block) {
             const int64_t b = rows.sentence[row] / beam;
             int64_t last[ROW_BLOCK];
             std::fill_n(last, block, sources->length(b) - 1);

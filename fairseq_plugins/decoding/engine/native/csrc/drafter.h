@@ -1,6 +1,6 @@
-// The interface that every drafter implements, and what it sees of a batch.
+// The interface of drafters, and the state of a batch that they see.
 //
-// A new drafter is one file (docs/adding-a-method.md). This header needs nothing of the library but other headers.
+// A new drafter is one file (docs/adding-a-method.md). It can be compiled against this header alone.
 
 #pragma once
 
@@ -13,30 +13,30 @@
 
 namespace spec_dec {
 
-// The sentences of a batch and what is decoded of them.
+// The sentences of a batch and their outputs.
 struct Batch {
     Sources sources;
     Limits limits;
     int64_t first_token = 0;
-    int64_t columns = 0;                        // of tokens and log-probabilities
-    std::vector<int64_t> tokens;                // [B][columns], the first token and the output
+    int64_t columns = 0;                        // of `tokens` and `log_probs`
+    std::vector<int64_t> tokens;                // [B][columns], the first token, then the output
     std::vector<float> log_probs;               // [B][columns]
-    std::vector<int64_t> lengths;               // [B], output tokens
+    std::vector<int64_t> lengths;               // [B], of the outputs
     std::vector<uint8_t> finished;              // [B]
-    std::vector<uint8_t> is_drafted;            // [B], whether a drafter takes part
-    std::vector<std::vector<int32_t>> emitted;  // [B], tokens of each iteration
-    std::vector<int64_t> drafted, accepted;     // [B], tokens of the last iteration
+    std::vector<uint8_t> is_drafted;            // [B], whether the sentence has drafts
+    std::vector<std::vector<int32_t>> emitted;  // [B][iterations], numbers of emitted tokens
+    std::vector<int64_t> drafted, accepted;     // [B], numbers of tokens in the last iteration
 
     int64_t sentences() const { return sources.sentences(); }
 
-    // The output of a sentence; the first token stands before it.
+    // Returns the output of a sentence; output[-1] is the first token.
     const int64_t* output(int64_t sentence) const { return tokens.data() + sentence * columns + 1; }
     int64_t last_token(int64_t sentence) const { return output(sentence)[lengths[sentence] - 1]; }
 
-    // Output tokens before the limit is reached.
-    int64_t left(int64_t sentence) const { return std::max<int64_t>(limits.max_len - lengths[sentence], 0); }
+    // Returns how many tokens may still be emitted.
+    int64_t remaining(int64_t sentence) const { return std::max<int64_t>(limits.max_len - lengths[sentence], 0); }
 
-    // Begins the outputs of sources that have been read.
+    // Begins empty outputs for the sources.
     void begin() {
         const int64_t count = sentences();
         columns = limits.max_len + 2;
@@ -52,43 +52,44 @@ struct Batch {
     }
 };
 
-// The drafts of some sentences, filled in token by token.
+// The drafts of some sentences, to which tokens are added one by one.
 //
-// Where a policy decides, a draft ends before the first token that is not worth its row. EOS ends a draft, too, and
-// needs no row: no token follows it.
+// A policy prunes a draft before the first token that is not worth its row. EOS also ends a draft. It needs no row,
+// because no token follows it.
 class Drafts {
 public:
-    // Begins drafts of at most most[i] tokens, none of them longer than `width`. eos: the token that ends a draft, -1
-    // for none.
-    void begin(int64_t new_width, std::vector<int64_t> most, int64_t new_eos) {
+    // Begins empty drafts, the i-th of at most min(width, new_max_counts[i]) tokens. eos: the token that ends a draft;
+    // -1 for none.
+    void begin(int64_t new_width, std::vector<int64_t> new_max_counts, int64_t new_eos) {
         width = new_width;
         eos = new_eos;
-        room = std::move(most);
-        const size_t size = room.size();
-        for (int64_t& tokens_left : room) tokens_left = std::min(tokens_left, width);
+        max_counts = std::move(new_max_counts);
+        const size_t size = max_counts.size();
+        for (int64_t& max_count : max_counts) max_count = std::min(max_count, width);
         counts.assign(size, 0);
-        refused.assign(size, 0);
+        max_counts_before_pruning.assign(size, 0);
         tokens.resize(size * width);
         bins.resize(size * width);
         survival.assign(size, 1);
     }
 
-    // Whether the draft of a sentence may have a further token.
-    bool goes_on(size_t index) const { return counts[index] < room[index]; }
+    // Whether another token may be added to a draft.
+    bool can_add(size_t index) const { return counts[index] < max_counts[index]; }
 
-    // Adds a token that is right with this probability, says the drafter, given those before it. Returns whether the
-    // draft goes on: not after a token that was not worth its row, which is left out.
+    // Adds a token, unless the policy prunes the draft there. Returns whether another one may follow.
+    //
+    // probability: the drafter's, of the token given the tokens before it.
     bool add(size_t index, int64_t token, float probability = 1) {
         const int64_t position = counts[index], place = index * width + position;
         survival[index] *= probability;
         const int bin = bin_of(survival[index]);
-        if (seen && token != eos) {
-            const size_t of_token = seen->at(position, bin);
-            seen->seen[of_token] += 1;
-            if (worth && !(*worth)[of_token]) {
-                const int64_t left = position == 0 ? room[index] : 0;
+        if (survival_counts && token != eos) {
+            const size_t entry = survival_counts->at(position, bin);
+            survival_counts->drafted[entry] += 1;
+            if (verified && !(*verified)[entry]) {
+                const int64_t max_count = position == 0 ? max_counts[index] : 0;
                 end(index);
-                refused[index] = left;
+                max_counts_before_pruning[index] = max_count;
                 return false;
             }
         }
@@ -96,95 +97,98 @@ public:
         bins[place] = static_cast<uint8_t>(bin);
         ++counts[index];
         if (token == eos) end(index);
-        return goes_on(index);
+        return can_add(index);
     }
 
     // Ends the draft of a sentence.
     void end(size_t index) {
-        room[index] = counts[index];
-        refused[index] = 0;
+        max_counts[index] = counts[index];
+        max_counts_before_pruning[index] = 0;
     }
 
-    // Ends all drafts that have tokens; others may have up to this many, also those whose first token was not worth it.
-    void limit_empty(int64_t most) {
-        for (size_t index = 0; index < room.size(); ++index) {
-            room[index] = counts[index] > 0 ? counts[index] : std::min(std::max(room[index], refused[index]), most);
+    // Ends all drafts that have tokens. Reopens empty ones for up to `most` tokens, even if their first token was
+    // pruned.
+    void reopen_empty(int64_t most) {
+        for (size_t index = 0; index < max_counts.size(); ++index) {
+            const int64_t reopened = std::min(std::max(max_counts[index], max_counts_before_pruning[index]), most);
+            max_counts[index] = counts[index] > 0 ? counts[index] : reopened;
             if (counts[index] == 0) survival[index] = 1;
         }
     }
 
-    // Fills all drafts up to their width with a token, for profiles.
+    // Fills all drafts to the full width with a token, to measure costs.
     void fill(int64_t token) {
-        for (size_t index = 0; index < room.size(); ++index) {
-            for (room[index] = width; goes_on(index);) add(index, token);
+        for (size_t index = 0; index < max_counts.size(); ++index) {
+            for (max_counts[index] = width; can_add(index);) add(index, token);
         }
     }
 
     int64_t count(size_t index) const { return counts[index]; }
-    // Tokens that need a row.
+    // Returns the number of tokens that need a row.
     int64_t rows(size_t index) const {
         return counts[index] - (counts[index] > 0 && token(index, counts[index] - 1) == eos);
     }
     int64_t token(size_t index, int64_t position) const { return tokens[index * width + position]; }
     int bin(size_t index, int64_t position) const { return bins[index * width + position]; }
     int64_t longest() const { return counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end()); }
-    int64_t room_of(size_t index) const { return room[index]; }
+    int64_t max_count(size_t index) const { return max_counts[index]; }
 
-    // Set where a policy decides (policy.h): counts what is made, and ends drafts that are not worth their rows.
-    SurvivalCounts* seen = nullptr;
-    const std::vector<uint8_t>* worth = nullptr;
+    // Set by a policy (policy.h): counts of drafted tokens, and which tokens are verified; null for all.
+    SurvivalCounts* survival_counts = nullptr;
+    const std::vector<uint8_t>* verified = nullptr;
 
-    // Whether the probabilities of tokens are read.
-    bool wants_probabilities() const { return seen != nullptr; }
+    // Whether `add` reads probabilities; otherwise drafters need not compute them.
+    bool needs_probabilities() const { return survival_counts != nullptr; }
 
 private:
     int64_t width = 0, eos = -1;
-    std::vector<int64_t> room, refused, counts, tokens;
+    std::vector<int64_t> counts, max_counts, max_counts_before_pruning, tokens;
     std::vector<uint8_t> bins;
     std::vector<float> survival;
 };
 
-// What a worker decodes: sentences, their drafts, and what the verifier returned.
+// The state of an iteration: the active sentences, their drafts and the verifier's results. Vectors are indexed as
+// `active`, unless they say otherwise.
 struct Work {
     explicit Work(Batch& batch) : batch(batch) {}
 
     Batch& batch;
-    std::vector<int64_t> active;  // numbers of the sentences; what follows is by index in this
+    std::vector<int64_t> active;  // numbers of the sentences in the batch
     Drafts drafts;
-    Rows rows;                       // of the verification: of each sentence its last token and its draft
-    std::vector<int64_t> first_row;  // of each sentence
-    std::vector<int64_t> gained;     // tokens that the iteration emits of each
-    std::vector<int64_t> accepted;   // drafted tokens among them
-    std::vector<int64_t> predicted;  // the best token after every row, for drafters that read all predictions
+    Rows rows;                       // verified rows: the last token of each sentence, then its draft
+    std::vector<int64_t> first_row;  // first of a sentence's rows
+    std::vector<int64_t> emitted;    // number of emitted tokens
+    std::vector<int64_t> accepted;   // number of drafted tokens among these
+    std::vector<int64_t> predicted;  // [rows], the best token after each row, if the drafter reads all predictions
 };
 
 class Drafter {
 public:
     virtual ~Drafter() = default;
 
-    // The most tokens that a draft of this batch may have; called after `begin_batch`.
+    // Returns the maximum length of a draft of this batch. Called after `begin_batch`.
     virtual int64_t max_width(const Batch& batch) const = 0;
 
-    // Begins a batch, whose sources have been read.
+    // Begins a batch.
     virtual void begin_batch(const Batch& batch) = 0;
 
-    // Whether it has anything to draft from for a sentence of the batch.
+    // Whether it can draft for a sentence at all.
     virtual bool can_draft(int64_t) const { return true; }
 
-    // Begins sentences, whose outputs are empty. Several threads may call this, `draft` and `observe` at a time, each
-    // for sentences of its own.
+    // Begins sentences, whose outputs are empty. Threads call this, `draft` and `observe` concurrently, each for its
+    // own sentences.
     virtual void begin(const Batch&, const std::vector<int64_t>&) {}
 
-    // Drafts for the sentences of `work` that are drafted.
+    // Adds tokens to the drafts of active sentences with `batch.is_drafted`.
     virtual void draft(Work& work) = 0;
 
-    // Learns what the iteration emits, before `batch.lengths` has it.
+    // Reads the result of an iteration. `batch.lengths` does not count its tokens yet.
     virtual void observe(const Work&) {}
 
-    // The decoder layers whose states are kept in work.rows.states, 0 for the embedding.
+    // Returns the layers of the verifier whose states it reads from work.rows.states; 0 is the embedding.
     virtual std::vector<int> layers_read() const { return {}; }
 
-    // Whether predictions after rejected tokens are wanted as well, in work.predicted.
+    // Whether it reads work.predicted: predictions after all rows, even after rejected tokens.
     virtual bool reads_all_predictions() const { return false; }
 };
 

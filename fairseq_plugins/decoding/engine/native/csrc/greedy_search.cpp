@@ -95,7 +95,7 @@ void GreedySearch::run(Batch& batch, const RunOptions& options) {
         }
         worker.learn();
         std::lock_guard<std::mutex> lock(summing);
-        for (int part = 0; part < PARTS; ++part) seconds[part] += worker.seconds[part];
+        for (int stage = 0; stage < STAGES; ++stage) seconds[stage] += worker.seconds[stage];
     });
 }
 
@@ -125,7 +125,7 @@ void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
     if (width > 0) costs.prepare = std::min(costs.prepare, worker.seconds[PREPARE] / (sentences * SOURCE_LENGTH));
     double spent = 0;
     for (int64_t i = 0; i < MAX_ITERATIONS && spent < MAX_SECONDS; ++i) {
-        PartSeconds& spent_on = worker.seconds;
+        StageSeconds& spent_on = worker.seconds;
         spent_on.fill(0);
         worker.iterate();
         const double drafting = spent_on[DRAFT] + spent_on[OBSERVE], verifying = spent_on[VERIFY] + spent_on[ACCEPT];

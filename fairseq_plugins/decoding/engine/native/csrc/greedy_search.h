@@ -16,9 +16,9 @@
 
 namespace spec_dec {
 
-// Where the time of decoding goes, summed over threads.
-enum Part { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, PARTS };
-using PartSeconds = std::array<double, PARTS>;
+// Stages of decoding, and the seconds of each, summed over threads.
+enum Stage { ENCODE, PREPARE, DRAFT, VERIFY, ACCEPT, OBSERVE, STAGES };
+using StageSeconds = std::array<double, STAGES>;
 double seconds_now();
 
 // Head 1 of blockwise decoding: two layers between the verifier's states and its projection; null for none.
@@ -57,7 +57,7 @@ public:
     // Measures the costs that the policy needs.
     void profile();
 
-    PartSeconds seconds{};
+    StageSeconds seconds{};
 
 private:
     friend class Worker;

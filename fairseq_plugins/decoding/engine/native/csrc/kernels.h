@@ -53,7 +53,7 @@ struct Kernels {
     // Index of the first score above `threshold`, from `begin` on; `size` if there is none.
     int64_t (*first_above)(const float* scores, int64_t begin, int64_t size, float threshold);
     // Index of the maximum; of equal ones, the first.
-    int64_t (*first_best)(const float* scores, int64_t size);
+    int64_t (*argmax)(const float* scores, int64_t size);
 };
 
 // The kernels in use; by default the best that this processor runs.

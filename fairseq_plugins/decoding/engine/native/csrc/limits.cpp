@@ -41,7 +41,7 @@ BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int6
     const float shift = log_sum_exp(scores, limits.vocabulary);
     constrain(scores, 0, limits.vocabulary, limits, sentence, position);
     const int64_t only = limits.only(sentence, position);
-    const int64_t best = only >= 0 ? only : kernels().first_best(scores, limits.vocabulary);
+    const int64_t best = only >= 0 ? only : kernels().argmax(scores, limits.vocabulary);
     return {best, scores[best] - shift};
 }
 

@@ -79,7 +79,7 @@ struct Weight {
 // Calls `run(row, count)` for blocks of about equal size, at most `most` rows each: a leftover block of one row would
 // read all weights for little.
 template <typename Run>
-void in_parts(int64_t rows, int64_t most, const Run& run) {
+void for_each_block(int64_t rows, int64_t most, const Run& run) {
     const int64_t parts = (rows + most - 1) / most;
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t row = part * rows / parts;

@@ -72,11 +72,11 @@ void Path::choose(float* scores, const float* hidden, int64_t width, const std::
         }
         any = false;
         for (int64_t n = 0; n < count; ++n) {
-            if (!drafts.goes_on(indices[n])) continue;
+            if (!drafts.can_add(indices[n])) continue;
             const float* sums = scores + (n * width + position) * size;
-            const int64_t best = kernels().first_best(sums, size);
+            const int64_t best = kernels().argmax(sums, size);
             previous[n] = ids[best];
-            const float probability = drafts.wants_probabilities() ? 1 / kernels().sum_exp(sums, size, sums[best]) : 1;
+            const float probability = drafts.needs_probabilities() ? 1 / kernels().sum_exp(sums, size, sums[best]) : 1;
             any |= drafts.add(indices[n], previous[n], probability);
         }
     }

@@ -1,12 +1,13 @@
-// Whether to draft, how many tokens, and which of them to verify: what promises most tokens a second. For n sentences
-// that share a call and a draft width, the rate is
+// The policy chooses whether to draft, how many tokens, and which of them to verify, for the highest expected number of
+// tokens per second. For a step of n sentences and a draft width this rate is
 //
 //     n (1 + sum of reach * survival) / (draft(n * width) + step(n) + sum of reach * n * row)    against    n / step(n)
 //
-// The sums run over the verified tokens: the share of drafts that reach one, how likely it survives, and what the row
-// at its position costs. A token is verified where its survival is worth its row at this rate. Costs are profiled on
-// the real weights (greedy_search.cpp). Survival comes with the drafter and is recalibrated by what is verified. The
-// same costs and counts give the same decisions.
+// The sums run over verified tokens. reach: share of the drafts that have this token. survival: probability that it and
+// all tokens before it are accepted. row: seconds of a row at its position. A token is verified if its survival is at
+// least rate * row. Costs are measured on the real weights (greedy_search.cpp), plus a small overhead for drafting
+// (policy.cpp). Survival is initialised from the drafter's checkpoint and updated by the results of verification. Equal
+// costs and counts give equal decisions.
 
 #pragma once
 
@@ -20,57 +21,59 @@
 
 namespace spec_dec {
 
-using CostTable = std::map<double, double>;  // seconds of calls by their size; at least two
+using CostTable = std::map<double, double>;  // seconds of a call by its size; at least two entries
 
 struct Costs {
-    CostTable step;      // an iteration without drafts, by sentences
-    CostTable draft;     // drafting, and what the drafter learns, by drafted tokens with those not worth a row
-    CostTable verify;    // verification and acceptance, by rows
-    double prepare = 0;  // the drafter's work at the start of a sentence, for each source token
+    CostTable step;      // iteration without drafts, by number of sentences
+    CostTable draft;     // drafting and observing, by number of drafted tokens, before pruning
+    CostTable verify;    // verification and acceptance, by number of rows
+    double prepare = 0;  // the drafter's start of a sentence, for each source token
 };
 
-constexpr int BINS = 20;  // of the probability that a token and all before it are right, as the drafter gives it
+constexpr int BINS = 20;  // of survival, as the drafter's probabilities predict it
 
-// The bin of a probability; NaN is in the first.
+// Returns the bin of a probability; of NaN, the first.
 inline int bin_of(float probability) {
     return probability > 0 ? std::min(static_cast<int>(std::min(probability, 1.0f) * BINS), BINS - 1) : 0;
 }
 
-// What became of drafts of up to `width` tokens.
+// Counts of drafted tokens by their position in the draft and the bin of their predicted survival.
 struct SurvivalCounts {
     explicit SurvivalCounts(int64_t width)
-        : drafts(width), seen(width * BINS), tried(width * BINS), right(width * BINS) {}
+        : drafts(width), drafted(width * BINS), verified(width * BINS), accepted(width * BINS) {}
 
-    // Index of a token; those after the last position count as the last one.
+    // Returns the index of an entry. Positions past the last one count as the last one.
     size_t at(int64_t position, int bin) const { return std::min<int64_t>(position, drafts.size() - 1) * BINS + bin; }
 
-    std::vector<double> drafts;              // [width], drafts that might have a token there
-    std::vector<double> seen, tried, right;  // [width][BINS], tokens that were made, verified, accepted
+    std::vector<double> drafts;                       // [width], drafts that were allowed a token at the position
+    std::vector<double> drafted, verified, accepted;  // [width][BINS], tokens; pruned ones are drafted only
 };
 
 struct Plan {
-    int64_t width = 0;                 // longest draft, in tokens
-    double rate = 0, greedy_rate = 0;  // tokens a second of all sentences of a call, with and without drafts
-    std::shared_ptr<const std::vector<uint8_t>> worth;  // [width][BINS], tokens that are verified; null for all
+    int64_t width = 0;                                     // maximum length of a draft
+    double rate = 0, greedy_rate = 0;                      // tokens per second of a step, with and without drafts
+    std::shared_ptr<const std::vector<uint8_t>> verified;  // [width][BINS], 1 for tokens to verify; null for all
 
-    bool pays() const { return rate > greedy_rate; }
+    // Whether drafting is faster than greedy decoding.
+    bool is_faster() const { return rate > greedy_rate; }
 };
 
 class Policy {
 public:
-    // width: longest draft, in tokens. always_drafts: draft and verify every token, to count how many survive.
+    // width: maximum length of a draft. always_drafts: draft and verify in full, to count how many tokens survive.
     explicit Policy(int64_t width, bool always_drafts = false);
 
-    // The best way to draft for this many sentences that share a call.
+    // Returns the fastest plan for a step of this many sentences.
     Plan plan(int64_t sentences);
 
-    // Whether to draft for a sentence of `source` tokens in a call of `sentences`: where that pays, and now and then
-    // where it does not.
-    bool drafts(int64_t sentences, int64_t source);
+    // Whether to draft for a sentence of `source` tokens in steps of `sentences`. Sometimes true though greedy decoding
+    // is faster, to keep the counts up to date.
+    bool should_draft(int64_t sentences, int64_t source);
 
-    // Adds the outcome of drafts; older counts fade.
+    // Adds counts; older ones decay.
     void learn(const SurvivalCounts& more);
-    // Adds the lengths of a finished sentence.
+
+    // Adds the source and output lengths of a finished sentence.
     void learn_length(double source, double output);
 
     SurvivalCounts counts() const;
@@ -85,8 +88,8 @@ private:
 
     SurvivalCounts known;
     std::vector<float> survival;    // [width][BINS]
-    std::map<int64_t, Plan> plans;  // by sentences, until more is known
-    double unplanned = 0;           // drafts since the last plans
+    std::map<int64_t, Plan> plans;  // by number of sentences, until survival is updated
+    double unplanned = 0;           // drafts since that
     double output_per_source = 1, credit = 0;
     mutable std::mutex mutex;
 };

@@ -59,7 +59,7 @@ void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
         for (int64_t b = first; b < last; ++b) {
             const int64_t row = begins[b] - begin;
             std::fill(last_slots.begin(), last_slots.end(), length(b) - 1);
-            in_parts(length(b), ROW_BLOCK, [&](int64_t offset, int64_t block) {
+            for_each_block(length(b), ROW_BLOCK, [&](int64_t offset, int64_t block) {
                 kernels().attend(block, qkv + (row + offset) * 3 * width, 3 * width, qkv + row * 3 * width + width,
                                  3 * width, last_slots.data(), heads, static_cast<int>(width) / heads, scratch,
                                  out + (row + offset) * width);

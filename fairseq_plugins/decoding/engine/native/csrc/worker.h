@@ -25,17 +25,17 @@ public:
 
     std::vector<int64_t>& active() { return work.active; }
 
-    PartSeconds seconds{};
+    StageSeconds seconds{};
     std::optional<int64_t> profiled_width;  // set while costs are measured: tokens of each draft; half are accepted
 
 private:
     void draft();
     void verify();
     void accept();
-    void predict_all();
-    void predict_accepted();
+    void predict_all_rows();
+    void predict_accepted_rows();
     void project(const float* states, int64_t rows, float* scores);
-    bool choose(size_t index, int64_t rows, float* scores);
+    bool emit_accepted(size_t index, int64_t rows, float* scores);
     bool emit(size_t index, int64_t token, float log_prob);
     void draft_prefix();
     void count_drafts();
@@ -46,7 +46,7 @@ private:
     SurvivalCounts counts;
     int64_t iterations = 0;
     Plan plan;
-    Floats scores, head_states, states_ahead;
+    Floats scores, head_states, next_states;
     std::vector<BestToken> best;
 };
 

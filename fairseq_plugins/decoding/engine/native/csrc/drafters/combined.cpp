@@ -28,7 +28,7 @@ public:
     void draft(Work& work) override {
         first->draft(work);
         const int64_t width = second->max_width(work.batch);
-        work.drafts.limit_empty(width);
+        work.drafts.reopen_empty(width);
         second->draft(work);
     }
     void observe(const Work& work) override {
@@ -50,15 +50,15 @@ void ReplayedDrafter::draft(Work& work) {
     thread_local SurvivalCounts ignored(1);
     // The inner drafter drafts in full, as its cost is part of the benchmark.
     Drafts replayed = work.drafts;
-    work.drafts.worth = nullptr;
-    work.drafts.seen = replayed.seen ? &ignored : nullptr;
+    work.drafts.verified = nullptr;
+    work.drafts.survival_counts = replayed.survival_counts ? &ignored : nullptr;
     inner->draft(work);
     if (tokens.empty()) return;
     std::swap(work.drafts, replayed);
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index], length = work.batch.lengths[b];
         const int64_t* output = tokens.data() + b * width % tokens.size();
-        for (int64_t t = 0; work.batch.is_drafted[b] && work.drafts.goes_on(index); ++t) {
+        for (int64_t t = 0; work.batch.is_drafted[b] && work.drafts.can_add(index); ++t) {
             if (!work.drafts.add(index, output[std::min(length + t, width - 1)], probability)) break;
         }
     }

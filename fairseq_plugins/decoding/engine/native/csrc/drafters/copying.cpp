@@ -58,7 +58,7 @@ void CopyDrafter::draft(Work& work) {
         if (!batch.is_drafted[b]) continue;
         const Match match = find(texts[b], batch.output(b), length);
         float probability = length == 0 ? PROBABILITY_AT_START : PROBABILITY[std::min(match.length, NEAREST_MAX_MATCH)];
-        for (int64_t at = match.end; at < match.text.length && work.drafts.goes_on(index); ++at) {
+        for (int64_t at = match.end; at < match.text.length && work.drafts.can_add(index); ++at) {
             if (!work.drafts.add(index, match.text.tokens[at], probability)) break;
             probability = 1;
         }

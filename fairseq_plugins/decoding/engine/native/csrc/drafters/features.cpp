@@ -41,21 +41,21 @@ public:
         thread_local Floats states_memory, read_memory, context_memory, projected_memory;
         const Batch& batch = work.batch;
         const int64_t dim = model->width, inputs = reading.reader->inputs, outputs = reading.reader->outputs;
-        struct Emitted {
+        struct Token {
             int64_t row, sentence, slot;
         };
-        std::vector<Emitted> emitted;
+        std::vector<Token> tokens;
         for (size_t index = 0; index < work.active.size(); ++index) {
             const int64_t b = work.active[index];
-            for (int64_t t = 0; batch.is_drafted[b] && t < work.gained[index]; ++t) {
-                emitted.push_back({work.first_row[index] + t, b, batch.lengths[b] + t});
+            for (int64_t t = 0; batch.is_drafted[b] && t < work.emitted[index]; ++t) {
+                tokens.push_back({work.first_row[index] + t, b, batch.lengths[b] + t});
             }
         }
-        const int64_t count = emitted.size();
+        const int64_t count = tokens.size();
         if (count == 0) return;
         float* states = at_least(states_memory, count * inputs);
         for (int64_t n = 0; n < count; ++n) {
-            std::copy_n(work.rows.states.data() + emitted[n].row * inputs, inputs, states + n * inputs);
+            std::copy_n(work.rows.states.data() + tokens[n].row * inputs, inputs, states + n * inputs);
         }
         float* read = at_least(read_memory, count * outputs);
         reading.reader->run(states, count, read);
@@ -74,12 +74,12 @@ public:
                 stride = 2 * dim;
             }
             for (int64_t n = 0; n < count; ++n) {
-                std::copy_n(from + n * stride, 2 * dim, decoder.slot(layer, emitted[n].sentence, emitted[n].slot));
+                std::copy_n(from + n * stride, 2 * dim, decoder.slot(layer, tokens[n].sentence, tokens[n].slot));
             }
         }
         // The newest token's part is added to the inputs of the next draft.
         for (int64_t n = 0; n < count; ++n) {
-            std::copy_n(read + (n + 1) * outputs - dim, dim, newest.begin() + emitted[n].sentence * dim);
+            std::copy_n(read + (n + 1) * outputs - dim, dim, newest.begin() + tokens[n].sentence * dim);
         }
     }
 

@@ -33,7 +33,7 @@ public:
     void draft(Work& work) override {
         for (size_t index = 0; index < work.active.size(); ++index) {
             const int64_t b = work.active[index];
-            for (int64_t t = 0; has_proposals[b] && t < heads && work.drafts.goes_on(index); ++t) {
+            for (int64_t t = 0; has_proposals[b] && t < heads && work.drafts.can_add(index); ++t) {
                 const auto [token, probability] = proposals[b * heads + t];
                 if (!work.drafts.add(index, token, probability)) break;
             }
@@ -51,7 +51,7 @@ public:
         // The states from which the last emitted tokens were predicted.
         float* states = at_least(states_memory, count * dim);
         for (int64_t n = 0; n < count; ++n) {
-            const int64_t row = work.first_row[drafted[n]] + work.gained[drafted[n]] - 1;
+            const int64_t row = work.first_row[drafted[n]] + work.emitted[drafted[n]] - 1;
             std::copy_n(work.rows.x.data() + row * dim, dim, states + n * dim);
         }
         float* wide = at_least(wide_memory, count * expand->outputs);
@@ -61,11 +61,11 @@ public:
         shrink->run(wide, count, projected, Activation::NONE, true);
         const int64_t max_rows = projection->efficient_rows();
         float* scores = at_least(scores_memory, max_rows * vocabulary);
-        in_parts(rows, max_rows, [&](int64_t first, int64_t block) {
+        for_each_block(rows, max_rows, [&](int64_t first, int64_t block) {
             projection->run(projected + first * dim, block, scores);
             for (int64_t row = first; row < first + block; ++row) {
                 const float* row_scores = scores + (row - first) * vocabulary;
-                const int64_t best = kernels().first_best(row_scores, vocabulary);
+                const int64_t best = kernels().argmax(row_scores, vocabulary);
                 proposals[work.active[drafted[row / heads]] * heads + row % heads] = {
                     best, 1 / kernels().sum_exp(row_scores, vocabulary, row_scores[best])};
             }

@@ -36,7 +36,7 @@ public:
             int64_t count = block - 1 - length % block;
             if (options.length >= 0) count = std::max<int64_t>(std::min(count, options.length - 1 - length), 0);
             int64_t last = batch.last_token(b);
-            for (int64_t t = 0; t < count && work.drafts.goes_on(index); ++t) {
+            for (int64_t t = 0; t < count && work.drafts.can_add(index); ++t) {
                 const int64_t predicted = tails[b * block + t];
                 int64_t token = predicted >= 0 ? predicted : initial_token(batch, b, length + t);
                 if (options.pool && pools[b][last] >= 0) token = pools[b][last];
@@ -52,7 +52,7 @@ public:
             const int64_t* predicted = work.predicted.data() + work.first_row[index];
             // The predictions after the emitted tokens are the next draft.
             for (int64_t t = 0; t < block; ++t) {
-                const int64_t column = work.gained[index] + t;
+                const int64_t column = work.emitted[index] + t;
                 tails[b * block + t] = column <= drafted ? predicted[column] : -1;
             }
             // As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it.

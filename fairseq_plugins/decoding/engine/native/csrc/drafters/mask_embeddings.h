@@ -74,7 +74,7 @@ private:
         float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(length));
         int64_t last[ROW_BLOCK];
         std::fill_n(last, ROW_BLOCK, length - 1);
-        in_parts(end - own.positions, ROW_BLOCK, [&](int64_t offset, int64_t block) {
+        for_each_block(end - own.positions, ROW_BLOCK, [&](int64_t offset, int64_t block) {
             const int64_t position = own.positions + offset;
             kernels().attend(block, queries.data() + position * width, width, own.key_values.data(), 2 * width, last, 1,
                              static_cast<int>(width), scratch, own.embeddings.data() + position * width);

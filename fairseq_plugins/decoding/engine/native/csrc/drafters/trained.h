@@ -17,10 +17,10 @@ public:
         std::vector<int64_t> last;
         int64_t longest = 0;
         for (size_t index = 0; index < work.active.size(); ++index) {
-            if (!work.batch.is_drafted[work.active[index]] || !work.drafts.goes_on(index)) continue;
+            if (!work.batch.is_drafted[work.active[index]] || !work.drafts.can_add(index)) continue;
             indices.push_back(index);
             last.push_back(work.batch.last_token(work.active[index]));
-            longest = std::max(longest, work.drafts.room_of(index));
+            longest = std::max(longest, work.drafts.max_count(index));
         }
         if (indices.empty()) return;
         const int64_t dim = model->width, count = indices.size() * longest;

@@ -37,8 +37,8 @@ void with_count(int64_t count, const Run& run) {
 // Calls `run(row, count)` for blocks of at most MOST rows; `count` is an integral constant.
 template <int MOST, typename Run>
 void by_rows(int64_t rows, const Run& run) {
-    in_parts(rows, MOST,
-             [&](int64_t row, int64_t block) { with_count<MOST>(block, [&](auto count) { run(row, count); }); });
+    for_each_block(rows, MOST,
+                   [&](int64_t row, int64_t block) { with_count<MOST>(block, [&](auto count) { run(row, count); }); });
 }
 
 // Packs a weight as [outputs / 16][inputs / GROUP][16][GROUP], padded with zeros. convert(output, number) returns the

@@ -119,7 +119,7 @@ int64_t first_above(const float* scores, int64_t begin, int64_t size, float thre
     return begin;
 }
 
-int64_t first_best(const float* scores, int64_t size) {
+int64_t argmax(const float* scores, int64_t size) {
     const float best = max(scores, size);
     int64_t i = 0;
     while (i + LANES <= size && !any_lane(load(scores + i) == best)) i += LANES;
@@ -166,7 +166,7 @@ const Kernels& get_kernels() {
                                   &sum_exp,
                                   &max,
                                   &first_above,
-                                  &first_best};
+                                  &argmax};
     return table;
 }
 

@@ -15,8 +15,8 @@ void bind_policy(nb::module_& m) {
         .def_ro("width", &Plan::width)
         .def_ro("greedy_rate", &Plan::greedy_rate)
         .def_ro("rate", &Plan::rate)
-        .def_prop_ro("pays", &Plan::pays)
-        .def_prop_ro("worth", [](const Plan& self) { return *self.worth; });
+        .def_prop_ro("is_faster", &Plan::is_faster)
+        .def_prop_ro("verified", [](const Plan& self) { return *self.verified; });
     nb::class_<Costs>(m, "Costs", "Seconds by size: see policy.h.")
         .def(nb::init<CostTable, CostTable, CostTable, double>(), "step"_a, "draft"_a, "verify"_a, "prepare"_a = 0)
         .def_ro("step", &Costs::step)
@@ -29,12 +29,12 @@ void bind_policy(nb::module_& m) {
             "learn",
             [](Policy& self, const Array<double, 2>& drafted, const Array<double, 2>& accepted) {
                 SurvivalCounts counts(static_cast<int64_t>(drafted.shape(0)));
-                require(drafted.size() == counts.seen.size() && accepted.size() == drafted.size(),
+                require(drafted.size() == counts.drafted.size() && accepted.size() == drafted.size(),
                         "counts have another shape");
-                counts.seen.assign(drafted.data(), drafted.data() + drafted.size());
-                counts.tried = counts.seen;
-                counts.right.assign(accepted.data(), accepted.data() + accepted.size());
-                for (size_t i = 0; i < counts.seen.size(); ++i) counts.drafts[i / BINS] += counts.seen[i];
+                counts.drafted.assign(drafted.data(), drafted.data() + drafted.size());
+                counts.verified = counts.drafted;
+                counts.accepted.assign(accepted.data(), accepted.data() + accepted.size());
+                for (size_t i = 0; i < counts.drafted.size(); ++i) counts.drafts[i / BINS] += counts.drafted[i];
                 self.learn(counts);
             },
             "drafted"_a, "accepted"_a, "Add counts [W, BINS] of drafts that were verified in full.")
@@ -42,12 +42,12 @@ void bind_policy(nb::module_& m) {
             "counts",
             [](const Policy& self) {
                 const SurvivalCounts counts = self.counts();
-                return std::make_tuple(counts.drafts, counts.seen, counts.tried, counts.right);
+                return std::make_tuple(counts.drafts, counts.drafted, counts.verified, counts.accepted);
             },
-            "Drafts by position; tokens made, verified and accepted by position and bin.")
+            "Return drafts by position; drafted, verified and accepted tokens by position and bin.")
         .def("learn_length", &Policy::learn_length, "source"_a, "output"_a)
         .def("plan", &Policy::plan, "sentences"_a)
-        .def("drafts", &Policy::drafts, "sentences"_a, "source"_a)
+        .def("should_draft", &Policy::should_draft, "sentences"_a, "source"_a)
         .def_rw("costs", &Policy::costs);
 }
 

@@ -142,12 +142,12 @@ public:
 
     // Returns the seconds of each stage, summed over threads.
     nb::dict seconds() const {
-        PartSeconds sums = greedy.seconds;
-        for (int part = 0; part < PARTS; ++part) sums[part] += search.seconds[part];
+        StageSeconds sums = greedy.seconds;
+        for (int stage = 0; stage < STAGES; ++stage) sums[stage] += search.seconds[stage];
         sums[ENCODE] += encoding;
         nb::dict result;
-        const char* names[PARTS] = {"encode", "prepare", "draft", "verify", "accept", "observe"};
-        for (int part = 0; part < PARTS; ++part) result[names[part]] = sums[part];
+        const char* names[STAGES] = {"encode", "prepare", "draft", "verify", "accept", "observe"};
+        for (int stage = 0; stage < STAGES; ++stage) result[names[stage]] = sums[stage];
         return result;
     }
 
