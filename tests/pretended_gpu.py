@@ -172,7 +172,8 @@ class PretendedGpu(TorchDispatchMode):
 
     def _count(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
-        launches = 0 if is_view or name in _SILENT else _SEVERAL.get(name, 1)
+        is_empty = all(leaf.numel() == 0 for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        launches = 0 if is_view or is_empty or name in _SILENT else _SEVERAL.get(name, 1)
         self.launches[self.where] += launches
         if launches and self.where == "outside":
             self.operations[name, _line()] += launches

@@ -131,7 +131,9 @@ class Batch:
         """Remove rows of ended sentences from the batch, the drafter and the verifier."""
         state = self.state
         remaining = [row for row, has_ended in enumerate(state.host_ended) if not has_ended]
-        if state.ended is None:
+        if not remaining:
+            rows = state.lengths[:0]
+        elif state.ended is None:
             rows = from_host(remaining, state.tokens.device)
         else:
             # On the device, to avoid a copy from the host.

@@ -1,6 +1,7 @@
 """Decoding by drafting and verifying, with the interface and output of fairseq's `SequenceGenerator`."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from itertools import islice
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
+from fairseq_plugins.decoding.engine.rows import from_host
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
@@ -129,17 +131,20 @@ class DraftVerifyGenerator(SequenceGenerator):
             tokens = torch.cat([output.tokens for output in flat]).split_with_sizes(lengths)
             log_probs = torch.cat([output.log_probs for output in flat]).split_with_sizes(lengths)
             scores = torch.stack([output.score for output in flat])
-            if scores.isnan().any():  # the compiled kernels check this themselves
-                raise RuntimeError(NAN_SCORES)
             if self.normalize_scores:
-                scores = scores / torch.tensor([length**self.len_penalty for length in lengths]).to(scores)
+                penalties = [length**self.len_penalty for length in lengths]
+                scores = scores / from_host(penalties, scores.device, scores.dtype)
+            # One copy to the host, which waits for the device.
+            host_scores = scores.tolist()
+            if any(map(math.isnan, host_scores)):  # the compiled kernels check this themselves
+                raise RuntimeError(NAN_SCORES)
             hypotheses = [
                 {"tokens": ids, "score": score, "positional_scores": positional, "attention": none, "alignment": none}
                 for ids, score, positional in zip(tokens, scores.unbind(), log_probs, strict=True)
             ]
         if all(len(of_sentence) == 1 for of_sentence in outputs):
             return [[hypothesis] for hypothesis in hypotheses]
-        scored = iter(zip(scores.tolist(), hypotheses, strict=True))
+        scored = iter(zip(host_scores, hypotheses, strict=True))
         ranked = [sorted(islice(scored, len(of_sentence)), key=lambda pair: -pair[0]) for of_sentence in outputs]
         return [[hypothesis for _, hypothesis in of_sentence] for of_sentence in ranked]
 

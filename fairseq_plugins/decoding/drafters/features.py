@@ -76,7 +76,8 @@ class FeatureDrafter:
 
     def observe(self, advance: Advance) -> None:
         assert advance.features is not None
-        key_value, added = self.read(advance.features)
+        # Contiguous, because PyTorch multiplies strided rows sentence by sentence.
+        key_value, added = self.read(advance.features.contiguous())
         # Keys and values beyond a sentence's emitted tokens are overwritten by the next block.
         self.decoder.cached.write_kv(key_value, advance.before, advance.span_before)
         self.newest = advance.last(added)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def from_host(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Copy integers [N] to a device without synchronising."""
-    on_host = torch.tensor(numbers, dtype=torch.long)
+def from_host(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Copy numbers [N] to a device without synchronising."""
+    on_host = torch.tensor(numbers, dtype=dtype)
     return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
 
 
