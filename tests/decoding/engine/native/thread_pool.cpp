@@ -80,7 +80,7 @@ int main(int arguments, char**) {
         const pid_t process = fork();
         if (process == 0) {
             alarm(20);
-            _exit(threads::making.try_lock() && !threads::pool ? 0 : 1);
+            _exit(threads::pool_mutex.try_lock() && !threads::pool ? 0 : 1);
         }
         int status = 0;
         waitpid(process, &status, 0);
