@@ -12,7 +12,7 @@
 
 namespace spec_dec {
 
-// Most rows (queries) of one `attend` call; also the row block of products with weights in rows.
+// Maximum of rows (queries) of one `attend` call; also the row block of products with weights in rows.
 constexpr int ROW_BLOCK = 6;
 
 // Floats of scratch that attention needs for each row: a score per slot, padded to whole vectors of any instruction

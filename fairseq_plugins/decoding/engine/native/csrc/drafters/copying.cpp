@@ -28,7 +28,7 @@ int64_t CopyDrafter::max_width(const Batch& batch) const {
 
 void CopyDrafter::begin_batch(const Batch& batch) {
     texts.assign(batch.sentences(), {});
-    // A profile, which has no drafts, copies its sources.
+    // While costs are measured, no drafts are given, and the sources are copied.
     if (lookup != Lookup::NEAREST || next.empty()) {
         for (int64_t b = 0; b < batch.sentences(); ++b) {
             texts[b] = {{batch.sources.tokens.data() + batch.sources.begins[b], batch.sources.length(b)}};

@@ -63,7 +63,7 @@ constexpr int PANELS_OF = FITTING >= 4   ? 4
                           : FITTING >= 2 ? 2
                                          : 1;
 
-// Calls `run(begin, end)` for ranges of whole panels of outputs, on as many threads as the multiply-adds are worth.
+// Calls `run(begin, end)` for ranges of whole panels of outputs, on as many threads as the multiply-adds pay for.
 // speed: multiply-adds in the time of one in float32.
 template <typename Run>
 void parallel_outputs(const Linear& layer, int64_t rows, int first, int last, int64_t speed, const Run& run) {
