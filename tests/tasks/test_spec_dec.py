@@ -217,6 +217,21 @@ def test_full_attention_has_one_block_a_pass() -> None:
         task.build_model(args)
 
 
+def test_attention_of_cudnn_is_off_in_training() -> None:
+    """In updates and validation; afterwards it is as it was."""
+    task = make_task(block_size=5)
+    model = make_drafter(task, block_size=5)
+    sample = make_sample(task, [5, 6])
+    sample["target"] = sample["net_input"]["src_tokens"]
+    sample["net_input"]["prev_output_tokens"] = sample["target"].roll(1, 1)
+    criterion, enabled = GlatLoss(task, 0.1), []
+    criterion.register_forward_hook(lambda *given: enabled.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    task.train_step(sample, model, criterion, Namespace(backward=lambda loss: None), update_num=1)
+    task.valid_step(sample, model.eval(), criterion)
+    assert enabled == [False, False] and before and torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_cpu_bf16_trains_every_weight_in_bfloat16() -> None:
     gradients = []
     for cpu_bf16 in (False, True):
