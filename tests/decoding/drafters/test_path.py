@@ -29,17 +29,21 @@ ROUNDING = 1e-3
 
 
 class Watched:
-    """Drafts as another drafter does, and records position and survival of every token."""
+    """Drafts as another drafter does, and records position and survival of the tokens that the kernels verify: those
+    before EOS.
+    """
 
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
+    def __init__(self, inner: Drafter, eos: int) -> None:
+        self.inner, self.eos = inner, eos
         self.seen: list[tuple[int, float]] = []
 
     def draft(self, state: DecodingState) -> Draft:
         draft = self.inner.draft(state)
         for row, length in enumerate(state.host_lengths if draft.tokens.size(1) else []):
             assert draft.survival is not None
-            self.seen += enumerate(draft.survival[row, : state.max_len - length].tolist())
+            tokens = draft.tokens[row].tolist()
+            end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
+            self.seen += enumerate(draft.survival[row, : min(end, state.max_len - length)].tolist())
         return draft
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +86,7 @@ def test_kernels_choose_the_same_path_as_pytorch(
     in_pytorch = replace(how.context([verifier], drafter, task, Engine()), is_traced=True)
     assert how.spec.build is not None
     method = how.spec.build(in_pytorch, how.options)
-    watched = Watched(method.drafter)
+    watched = Watched(method.drafter, task.target_dictionary.eos())
     expected, stats = decode([verifier], task, sample, replace(method, drafter=watched), **search)
 
     policy = kernels().Policy(width, always_drafts=True)
