@@ -8,6 +8,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fairseq_plugins.benchmarks.gpu_check.environment import Environment, larges
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import Worker
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
+from tests.pretended_gpu import pretended_gpu
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = (training.two_processes, *(check for _, check in command.CHECKS if check.__module__ == programs.__name__))
@@ -44,6 +47,20 @@ def test_checks_run_on_a_cpu(check: command.Check, env: Environment) -> None:
     assert outcome.summary and "\n" not in outcome.summary
     assert all(len(row) == len(outcome.rows[0]) for row in outcome.rows)
     assert all(isinstance(cell, str) for row in outcome.rows for cell in row)
+
+
+@pytest.mark.parametrize("check", [exactness.bits, device.attention], ids=lambda check: check.__name__)
+@pytest.mark.usefixtures("device_guard")
+def test_checks_of_operations_run_on_a_pretended_gpu(
+    check: command.Check, env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a capture, and without a wait in it."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pretended_gpu(monkeypatch) as gpu:
+        monkeypatch.setattr(exactness, "capture_on_cuda", gpu.capture)
+        outcome = check(replace(env, device="cuda"))
+    assert outcome.state == PASSED, outcome.summary
+    assert (gpu.launches["graphs"] > 0) == (check is exactness.bits)
 
 
 def test_two_processes_on_a_cpu(
@@ -211,6 +228,21 @@ def test_page_and_records_agree(
     assert [entry["title"] for entry in recorded] == ["fine", "breaks", "crashes", "fine again", "hangs", "late"]
     assert report.render([Outcome(**entry) for entry in recorded], "M", "C") == report.render(outcomes, "M", "C")
     assert capsys.readouterr().out.splitlines()[1].startswith("breaks: failed: RuntimeError")
+
+
+@pytest.mark.parametrize("checks, status", [((("fine", fine),), 0), ((("fine", fine), ("breaks", breaks)), 1)])
+def test_command_with_a_gpu(
+    checks: tuple[tuple[str, command.Check], ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its options to its exit status; the worker does not fork."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command, "CHECKS", checks)
+    monkeypatch.setattr(command, "machine", lambda: "a GPU")
+    with pytest.raises(SystemExit) if status else nullcontext() as ended:
+        assert command.main(["--results", str(tmp_path), "--minutes", "5"]) == status
+    assert ended is None or ended.value.code == status
+    page = (tmp_path / "gpu_check.md").read_text(encoding="utf-8")
+    assert "as / it should be: cuda" in page and f"1 passed, {status} failed, 0 not run." in page
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
