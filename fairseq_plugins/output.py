@@ -126,7 +126,7 @@ def say_output_failure(error: BaseException, command: str = "") -> None:
     """
     if not isinstance(error, BrokenPipeError):
         reason = getattr(error, "strerror", None) or error
-        say(f"{command}error: standard output: cannot be written ({reason}); give it a file with room")
+        say(f"{command}error: standard output: cannot be written ({reason}); send it to a disk with free space")
 
 
 def abandon_output() -> None:

@@ -31,7 +31,7 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument("--blockwise-path", help="for blockwise, which is left out without")
     parser.add_argument("--decoders", default=",".join(DECODERS), help="comma-separated (default: %(default)s)")
     parser.add_argument("--batch-sizes", default="1,7,32", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--sentences", type=int, default=0, help="the first so many only (default: all)")
+    parser.add_argument("--sentences", type=int, default=0, help="only the first N (default: 0, all)")
     parser.add_argument("--gen-subset", default="test")
     parser.add_argument("--dump", help=argparse.SUPPRESS)
     return parser

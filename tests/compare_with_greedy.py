@@ -31,7 +31,7 @@ def get_parser() -> argparse.ArgumentParser:
     add("--precisions", default="fp16,bf16", help="comma-separated, of fp32, fp16 and bf16 (default: %(default)s)")
     add("--batch-sizes", default="1,7,32", help="comma-separated (default: %(default)s)")
     add("--block-sizes", default="3,5,10", help="comma-separated (default: %(default)s)")
-    add("--sentences", type=int, default=0, help="the first so many only (default: all)")
+    add("--sentences", type=int, default=0, help="only the first N (default: 0, all)")
     return parser
 
 

@@ -86,7 +86,7 @@ else
     if [ "$(uname -s)" = Linux ] && [ -z "${TORCH_INDEX:-}" ] && ! command -v nvidia-smi >/dev/null; then
         say "            No GPU found. The smaller torch, for the CPU only: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
     fi
-    if [ -t 1 ]; then install_torch=install; fi # somebody watches: show how the download gets on
+    if [ -t 1 ]; then install_torch=install; fi # on a terminal: show the progress of the download
 fi
 "$install_torch" "${torch[@]}" || die "torch could not be installed (the reason is above)"
 

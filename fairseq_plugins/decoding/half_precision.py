@@ -14,7 +14,7 @@ from torch import nn
 from fairseq_plugins.decoding.method import MethodContext
 from fairseq_plugins.models.block_nat import BlockNat
 
-HALVES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def precision_of(models: Sequence[nn.Module], bf16: bool) -> torch.dtype:
@@ -35,7 +35,7 @@ def with_rounded_weights(
 
 def _rounded(model: nn.Module, dtype: torch.dtype, copies: MutableMapping[nn.Module, nn.Module]) -> nn.Module:
     parameter = next(model.parameters())
-    stored = torch.float32 if dtype in HALVES and parameter.device.type == "cpu" else dtype
+    stored = torch.float32 if dtype in HALF_DTYPES and parameter.device.type == "cpu" else dtype
     if parameter.dtype == dtype == stored:
         return model
     # No inference tensors: a later validation may write to them.

@@ -28,7 +28,7 @@ from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
-from fairseq_plugins.decoding.half_precision import HALVES, precision_of, with_rounded_weights
+from fairseq_plugins.decoding.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
 from fairseq_plugins.decoding.method import MethodContext, MethodOptions, MethodSpec
 from fairseq_plugins.decoding.methods.reuse import ReuseOptions
 from fairseq_plugins.decoding.profile import Profile
@@ -118,8 +118,8 @@ class Decoding:
             self._drafter(task, models, spec, options),
             task.source_dictionary,
             task.target_dictionary,
-            Engine(_precision(cfg), graphs, batch_invariant=dtype in HALVES),
-            native_weights(cfg, batch_invariant=dtype in HALVES),
+            Engine(_precision(cfg), graphs, batch_invariant=dtype in HALF_DTYPES),
+            native_weights(cfg, batch_invariant=dtype in HALF_DTYPES),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
             is_traced=cfg.trace_file is not None,

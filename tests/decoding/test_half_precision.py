@@ -27,7 +27,7 @@ from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.strategies import DETERMINISTIC, DRAFTERS, FEATURE_DRAFTERS, SEARCHES, SOURCES, UNSHRUNK, example_count
 from tests.support import Options, decode, ids, make_args, make_sample, make_task, make_transformer
 
-HALVES = [torch.float16, torch.bfloat16]
+HALF_DTYPES = [torch.float16, torch.bfloat16]
 
 
 def one_by_one(sample: dict[str, Any]) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def test_half_precision_differs_without_fixed_shapes() -> None:
 
 
 @settings(DETERMINISTIC, max_examples=example_count(20))
-@given(rows=st.integers(0, 3 * ROWS), dtype=st.sampled_from([torch.float32, *HALVES]), seed=st.integers(0, 9))
+@given(rows=st.integers(0, 3 * ROWS), dtype=st.sampled_from([torch.float32, *HALF_DTYPES]), seed=st.integers(0, 9))
 def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((rows, 24), (10, 24)))
@@ -200,7 +200,7 @@ def test_rows_in_fixed_shapes(rows: int, dtype: torch.dtype, seed: int) -> None:
     rows=st.integers(1, ROWS // 2),
     slots=st.integers(1, 2 * SLOTS + 3),
     more=st.integers(0, SLOTS),
-    dtype=st.sampled_from([torch.float32, *HALVES]),
+    dtype=st.sampled_from([torch.float32, *HALF_DTYPES]),
     seed=st.integers(0, 9),
 )
 def test_attention_in_fixed_shapes(rows: int, slots: int, more: int, dtype: torch.dtype, seed: int) -> None:
@@ -234,7 +234,7 @@ def rounded(model: TransformerModel, dtype: torch.dtype) -> TransformerModel:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_a_cpu_computes_in_fp32_with_rounded_weights(dtype: torch.dtype, compiled: bool) -> None:
     task = make_task(50)
     plain = make_transformer(task, 4)

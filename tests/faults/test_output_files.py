@@ -314,7 +314,8 @@ def test_standard_output_that_takes_nothing(
     status, _, messages = finish(start(released, command, *more, redirect=redirect, programs=programs))
     messages = [line for line in messages if not line.startswith("greedy: ")]
     assert messages == [
-        f"error: standard output: cannot be written ({reason}); give it a file with room" for reason in expected
+        f"error: standard output: cannot be written ({reason}); send it to a disk with free space"
+        for reason in expected
     ]
     assert status == 1
 
@@ -368,5 +369,7 @@ def test_command_whose_output_is_not_taken(
         capture_output=True, text=True, env=environment, cwd=REPOSITORY,
     )  # fmt: skip
     expected = "" if reason is None else f"spec-dec-test: error: standard output: cannot be written ({reason})"
-    assert done.stderr.splitlines()[-1:] == ([] if reason is None else [f"{expected}; give it a file with room"])
+    assert done.stderr.splitlines()[-1:] == (
+        [] if reason is None else [f"{expected}; send it to a disk with free space"]
+    )
     assert done.returncode == status

@@ -10,7 +10,7 @@ from fairseq_plugins.decoding.engine.weights import Precision
 
 
 @pytest.fixture
-def chosen_forms(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def chosen_formats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that records the format of each weight converted for the kernels."""
     seen: list[Any] = []
     choose = NativeWeights._format

@@ -39,8 +39,8 @@ from fairseq_plugins.decoding.engine.native import NotNative  # noqa: E402
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing  # noqa: E402
 from tests.decoding.engine.native import test_generator as batches  # noqa: E402
 from tests.decoding.engine.native import test_model as models  # noqa: E402
-from tests.decoding.engine.native.forms import FORMS  # noqa: E402
 from tests.decoding.engine.native.random_models import make_random, random_sizes  # noqa: E402
+from tests.decoding.engine.native.weight_formats import FORMATS  # noqa: E402
 from tests.decoding.methods.test_blockwise import make_blockwise  # noqa: E402
 from tests.support import (  # noqa: E402
     Options,
@@ -83,12 +83,15 @@ def right_layer(choose: random.Random) -> None:
     """Compare linear layers of each weight format with PyTorch's, NaN included."""
     rows, inputs, outputs = choose.randint(0, 40), choose.randint(1, 70), choose.randint(1, 70)
     weight, bias = torch.randn(outputs, inputs).half().float(), torch.randn(outputs)
-    for form in FORMS:
-        if not MODULE.supports(form) or form in (FORMS.INT8_ROWS, FORMS.FP16_AMX_TILES):
+    for weight_format in FORMATS:
+        if not MODULE.supports(weight_format) or weight_format in (FORMATS.INT8_ROWS, FORMATS.FP16_AMX_TILES):
             continue
-        layer, x = MODULE.linear(weight, bias, None, format=form, batch_invariant=False), torch.randn(rows, inputs)
+        layer, x = (
+            MODULE.linear(weight, bias, None, format=weight_format, batch_invariant=False),
+            torch.randn(rows, inputs),
+        )
         result = torch.from_numpy(layer(x)).view(rows, outputs)
-        if form != FORMS.INT8_PANELS:
+        if weight_format != FORMATS.INT8_PANELS:
             torch.testing.assert_close(result, x @ weight.t() + bias, atol=1e-3, rtol=1e-3)
         x[torch.rand_like(x) < choose.choice([0.1, 1])] = float(choose.choice(["nan", "inf", "-inf", "1e38"]))
         layer(x)
@@ -245,7 +248,7 @@ def _claimed(memory: np.ndarray, *shape: int) -> np.ndarray:
 
 def too_small_weight() -> None:
     """Read a weight that has a hundredth of its numbers."""
-    MODULE.linear(_claimed(np.zeros(64, np.float32), 80, 80), None, None, format=FORMS.PANELS, batch_invariant=False)
+    MODULE.linear(_claimed(np.zeros(64, np.float32), 80, 80), None, None, format=FORMATS.PANELS, batch_invariant=False)
 
 
 def too_small_source() -> None:
@@ -259,7 +262,7 @@ def unaligned_weight() -> None:
     """Read unaligned numbers: undefined behaviour within the array's memory."""
     memory = np.zeros(4 * 65, np.uint8)
     weight = memory[2:-2].view(np.float32).reshape(8, 8)
-    MODULE.linear(weight, None, None, format=FORMS.PANELS, batch_invariant=False)
+    MODULE.linear(weight, None, None, format=FORMATS.PANELS, batch_invariant=False)
 
 
 RANDOM = "random calls"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.native import model as native_model
-from tests.decoding.engine.native.forms import FORMS, HALVES, HAS_HALVES, HAS_INT8, HAS_TILES
+from tests.decoding.engine.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_INT8, HAS_TILES
 from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -24,9 +24,9 @@ from tests.support import (
 )
 
 WIDE = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "decoder_ffn_embed_dim": 96}
-HELD = FORMS.FP16_AMX_TILES if HAS_TILES else HALVES
+HELD = FORMATS.FP16_AMX_TILES if HAS_TILES else FP16_FORMAT
 
-pytestmark = pytest.mark.skipif(not HAS_HALVES, reason="no float16 on this processor")
+pytestmark = pytest.mark.skipif(not HAS_FP16, reason="no float16 on this processor")
 
 
 @pytest.fixture(autouse=True)
@@ -53,27 +53,29 @@ def in_halves(model: torch.nn.Module) -> Any:
 )
 @settings(UNSHRUNK, max_examples=example_count(8))
 @given(sources=SOURCES, seed=st.integers(0, 1000), before=st.booleans())
-def test_lossless_decoders(how: Options, chosen_forms: list[Any], sources: list[int], seed: int, before: bool) -> None:
+def test_lossless_decoders(
+    how: Options, chosen_formats: list[Any], sources: list[int], seed: int, before: bool
+) -> None:
     task = make_task(60)
     options = {**WIDE, "encoder_normalize_before": before, "decoder_normalize_before": before}
     verifier = in_halves(make_transformer(task, seed, **options))
     drafter = in_halves(make_drafter(task, seed + 1, verifier=verifier, **WIDE, drafter_context="features"))
     sample = make_sample(task, sources, seed)
-    chosen_forms.clear()
+    chosen_formats.clear()
     ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=30)
     assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=30))
     # The drafter has int8 weights.
-    rounded = {FORMS.INT8_PANELS} if HAS_INT8 and how.spec.name == "gad" else set()
-    assert set(chosen_forms) == {HELD} | rounded
+    rounded = {FORMATS.INT8_PANELS} if HAS_INT8 and how.spec.name == "gad" else set()
+    assert set(chosen_formats) == {HELD} | rounded
 
 
 @settings(UNSHRUNK, max_examples=example_count(12))
 @given(sources=SOURCES, seed=st.integers(0, 1000), beam=st.sampled_from([1, 4, 5]))
-def test_beam_search(chosen_forms: list[Any], sources: list[int], seed: int, beam: int) -> None:
-    task = make_task(1100)  # so many that they are scored in several parts
+def test_beam_search(chosen_formats: list[Any], sources: list[int], seed: int, beam: int) -> None:
+    task = make_task(1100)  # scored in several parts
     verifier = in_halves(make_transformer(task, seed, **WIDE))
     sample = make_sample(task, sources, seed)
-    chosen_forms.clear()
+    chosen_formats.clear()
     ours, _ = decode([verifier], task, sample, Options("fast-beam"), beam_size=beam, max_len_b=30)
     assert_same_hypotheses(ours, fairseq_beam([verifier], task, sample, beam, max_len_b=30))
-    assert set(chosen_forms) == {HELD}
+    assert set(chosen_formats) == {HELD}

@@ -15,8 +15,8 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine import native
 from fairseq_plugins.decoding.engine.native import NotNative, kernels
 from fairseq_plugins.errors import ConfigurationError
-from tests.decoding.engine.native.forms import FORMS
 from tests.decoding.engine.native.random_models import make_random, random_sizes
+from tests.decoding.engine.native.weight_formats import FORMATS
 from tests.support import (
     Options,
     assert_same_hypotheses,
@@ -57,12 +57,12 @@ def test_what_a_set_supports(name: str) -> None:
     module = kernels()
     module.use_instruction_set(name)
     assert module.instruction_set() == name
-    supported = {form for form in FORMS if module.supports(form)}
-    everywhere = {FORMS.PANELS, FORMS.ROWS, FORMS.INT8_ROWS}
+    supported = {weight_format for weight_format in FORMATS if module.supports(weight_format)}
+    everywhere = {FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8_ROWS}
     assert supported == everywhere | {
         "portable": set(),
-        "amx": {FORMS.FP16_PANELS, FORMS.INT8_PANELS, FORMS.FP16_AMX_TILES},
-    }.get(name, {FORMS.FP16_PANELS, FORMS.INT8_PANELS})
+        "amx": {FORMATS.FP16_PANELS, FORMATS.INT8_PANELS, FORMATS.FP16_AMX_TILES},
+    }.get(name, {FORMATS.FP16_PANELS, FORMATS.INT8_PANELS})
 
 
 def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, Tensor]:
@@ -70,14 +70,14 @@ def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, 
     module = kernels()
     module.use_instruction_set(name)
     results = {}
-    for form in FORMS:
-        if not module.supports(form) or (form == FORMS.FP16_AMX_TILES and weight.size(1) % 32):
+    for weight_format in FORMATS:
+        if not module.supports(weight_format) or (weight_format == FORMATS.FP16_AMX_TILES and weight.size(1) % 32):
             continue
-        is_int8 = form == FORMS.INT8_ROWS
+        is_int8 = weight_format == FORMATS.INT8_ROWS
         held = weight.round().clamp(-127, 127).to(torch.int8) if is_int8 else weight
         scale = torch.full((len(weight),), 0.5) if is_int8 else None
-        layer = module.linear(held, bias, scale, format=form, batch_invariant=False)
-        results[form] = torch.from_numpy(layer(x)).view(len(x), len(weight))
+        layer = module.linear(held, bias, scale, format=weight_format, batch_invariant=False)
+        results[weight_format] = torch.from_numpy(layer(x)).view(len(x), len(weight))
     return results
 
 
@@ -92,17 +92,17 @@ def test_layers_of_every_form(name: str, rows: int, inputs: int, outputs: int) -
     weight, bias, x = torch.randn(outputs, inputs).half().float(), torch.randn(outputs), torch.randn(rows, inputs)
     results, expected = (results_of(isa, weight, bias, x) for isa in (name, SETS[0]))
     assert len(results) >= 3
-    for form, result in results.items():
-        if form == FORMS.INT8_PANELS:
-            assert torch.equal(result, expected[form])
+    for weight_format, result in results.items():
+        if weight_format == FORMATS.INT8_PANELS:
+            assert torch.equal(result, expected[weight_format])
             continue
-        if form == FORMS.INT8_ROWS:
+        if weight_format == FORMATS.INT8_ROWS:
             theirs = F.linear(x, 0.5 * weight.round().clamp(-127, 127), bias)
         else:
             theirs = F.linear(x, weight, bias)
         torch.testing.assert_close(result, theirs, atol=1e-4, rtol=1e-5)
-        if form in expected:
-            torch.testing.assert_close(result, expected[form], atol=1e-4, rtol=1e-5)
+        if weight_format in expected:
+            torch.testing.assert_close(result, expected[weight_format], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", SETS)

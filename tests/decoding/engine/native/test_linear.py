@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.native import kernels
 from fairseq_plugins.decoding.engine.weights import dequantized, quantized
-from tests.decoding.engine.native.forms import FORMS
+from tests.decoding.engine.native.weight_formats import FORMATS
 from tests.strategies import DETERMINISTIC, example_count
 
 SIZES = {
@@ -23,9 +23,9 @@ SIZES = {
 }
 
 
-def make(weight: Tensor, bias: Tensor | None, form: Any, scale: Tensor | None = None, **more: bool) -> Any:
+def make(weight: Tensor, bias: Tensor | None, weight_format: Any, scale: Tensor | None = None, **more: bool) -> Any:
     """Return a linear layer of the kernels."""
-    return kernels().linear(weight, bias, scale, format=form, **{"batch_invariant": False, **more})
+    return kernels().linear(weight, bias, scale, format=weight_format, **{"batch_invariant": False, **more})
 
 
 def apply(layer: Any, x: Tensor) -> Tensor:
@@ -41,10 +41,12 @@ def drawn(rows: int, inputs: int, outputs: int, has_bias: bool, seed: int) -> tu
 
 
 @settings(DETERMINISTIC, max_examples=example_count(160))
-@given(form=st.sampled_from([FORMS.PANELS, FORMS.ROWS]), **SIZES)
-def test_layers_of_any_size(form: Any, **sizes: Any) -> None:
+@given(weight_format=st.sampled_from([FORMATS.PANELS, FORMATS.ROWS]), **SIZES)
+def test_layers_of_any_size(weight_format: Any, **sizes: Any) -> None:
     x, weight, bias = drawn(**sizes)
-    torch.testing.assert_close(apply(make(weight, bias, form), x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        apply(make(weight, bias, weight_format), x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("batch_invariant", [True, False])
@@ -52,7 +54,7 @@ def test_layers_of_any_size(form: Any, **sizes: Any) -> None:
 def test_many_rows(rows: int, batch_invariant: bool) -> None:
     """From 257 rows on, unpacked weights are packed temporarily, unless the layer is batch-invariant."""
     x, weight, bias = drawn(rows, 65, 100, True, 1)
-    layer = make(weight, bias, FORMS.ROWS, batch_invariant=batch_invariant)
+    layer = make(weight, bias, FORMATS.ROWS, batch_invariant=batch_invariant)
     result = apply(layer, x)
     torch.testing.assert_close(result, F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
     alone = torch.cat([apply(layer, row[None]) for row in x])
@@ -60,10 +62,10 @@ def test_many_rows(rows: int, batch_invariant: bool) -> None:
 
 
 @settings(DETERMINISTIC, max_examples=example_count(80))
-@given(form=st.sampled_from([FORMS.PANELS, FORMS.ROWS]), **SIZES)
-def test_a_row_gives_the_same_among_others(form: Any, **sizes: Any) -> None:
+@given(weight_format=st.sampled_from([FORMATS.PANELS, FORMATS.ROWS]), **SIZES)
+def test_a_row_gives_the_same_among_others(weight_format: Any, **sizes: Any) -> None:
     x, weight, bias = drawn(**sizes)
-    layer = make(weight, bias, form)
+    layer = make(weight, bias, weight_format)
     result = apply(layer, x)
     for row in {0, len(x) // 2, len(x) - 1}:
         assert torch.equal(apply(layer, x[row : row + 1]), result[row : row + 1])
@@ -73,11 +75,13 @@ def test_a_row_gives_the_same_among_others(form: Any, **sizes: Any) -> None:
 @given(exponent=st.integers(-20, 12), **SIZES)
 def test_weights_that_are_halves_give_the_same_bit_by_bit(exponent: int, **sizes: Any) -> None:
     """Weights include float16's subnormal numbers."""
-    if not kernels().supports(FORMS.FP16_PANELS):
+    if not kernels().supports(FORMATS.FP16_PANELS):
         pytest.skip("no float16 on this processor")
     x, weight, bias = drawn(**sizes)
     weight = (weight * 2.0**exponent).half().float()
-    halves, whole = (apply(make(weight, bias, form), x) for form in (FORMS.FP16_PANELS, FORMS.PANELS))
+    halves, whole = (
+        apply(make(weight, bias, weight_format), x) for weight_format in (FORMATS.FP16_PANELS, FORMATS.PANELS)
+    )
     assert torch.equal(halves, whole)
 
 
@@ -94,12 +98,12 @@ def test_tiles_are_as_exact_as_float32(
     rows: int, blocks: int, exponents: tuple[int, int], outputs: int, has_bias: bool, seed: int
 ) -> None:
     """Weights have few significant bits, inputs span many orders of magnitude, and other rows vary."""
-    if not kernels().supports(FORMS.FP16_AMX_TILES):
+    if not kernels().supports(FORMATS.FP16_AMX_TILES):
         pytest.skip("no tiles on this processor")
     x, weight, bias = drawn(rows, 32 * blocks, outputs, has_bias, seed)
     weight = (weight * 2.0 ** exponents[0]).clamp(-63, 63).half().float()
     x = x * 2.0 ** exponents[1] * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) ** 8
-    layer = make(weight, bias, FORMS.FP16_AMX_TILES)
+    layer = make(weight, bias, FORMATS.FP16_AMX_TILES)
     result = apply(layer, x)
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias)
     # Rounding errors of float32, of each product and each sum.
@@ -113,11 +117,11 @@ def test_tiles_are_as_exact_as_float32(
 @given(**SIZES)
 def test_int8_products_of_any_size(**sizes: Any) -> None:
     """Compare with weights and inputs rounded row by row, multiplied exactly."""
-    if not kernels().supports(FORMS.INT8_PANELS):
+    if not kernels().supports(FORMATS.INT8_PANELS):
         pytest.skip("no fast int8 products on this processor")
     x, weight, bias = drawn(**sizes)
     x[0] = 0
-    ours = apply(make(weight, bias, FORMS.INT8_PANELS), x)
+    ours = apply(make(weight, bias, FORMATS.INT8_PANELS), x)
     rounded, _ = dequantized(quantized((weight, bias)))
     # Values halfway between two steps may round either way.
     step = x.abs().amax(1, keepdim=True).double().clamp(min=1e-30) / 127
@@ -129,22 +133,24 @@ def test_int8_products_of_any_size(**sizes: Any) -> None:
     assert share > 0.99 or x.numel() * len(weight) < 2000
 
 
-@pytest.mark.parametrize(("form", "is_copied"), [(FORMS.PANELS, True), (FORMS.ROWS, False), (FORMS.FP16_PANELS, True)])
-def test_which_forms_are_copies(form: Any, is_copied: bool) -> None:
-    if not kernels().supports(form):
+@pytest.mark.parametrize(
+    ("weight_format", "is_copied"), [(FORMATS.PANELS, True), (FORMATS.ROWS, False), (FORMATS.FP16_PANELS, True)]
+)
+def test_which_formats_are_copies(weight_format: Any, is_copied: bool) -> None:
+    if not kernels().supports(weight_format):
         pytest.skip("not on this processor")
     weight, x = torch.ones(20, 30), torch.ones(1, 30)
-    layer = make(weight, None, form)
+    layer = make(weight, None, weight_format)
     assert (apply(layer, x) == 30).all()
     weight.fill_(2)
     assert (apply(layer, x) == (30 if is_copied else 60)).all()
 
 
-@pytest.mark.parametrize("form", [FORMS.PANELS, FORMS.ROWS])
-def test_weights_outlive_the_tensor_that_they_were_read_from(form: Any) -> None:
+@pytest.mark.parametrize("weight_format", [FORMATS.PANELS, FORMATS.ROWS])
+def test_weights_outlive_the_tensor_that_they_were_read_from(weight_format: Any) -> None:
     x, weight, bias = drawn(3, 400, 500, True, 1)
     expected = F.linear(x, weight, bias)
-    layer = make(weight.clone(), bias.clone(), form)
+    layer = make(weight.clone(), bias.clone(), weight_format)
     # Allocations that would reuse freed memory.
     for _ in range(4):
         torch.full((500, 400), torch.nan)
@@ -154,13 +160,13 @@ def test_weights_outlive_the_tensor_that_they_were_read_from(form: Any) -> None:
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_nan_and_infinity_propagate(number: float) -> None:
     """NaN and infinity in inputs or weights give NaN or infinity in the output."""
-    for form in (FORMS.PANELS, FORMS.ROWS):
+    for weight_format in (FORMATS.PANELS, FORMATS.ROWS):
         x, weight, bias = drawn(5, 33, 40, True, 1)
         x[2, 7] = number
-        assert not apply(make(weight, bias, form), x)[2].isfinite().any()
+        assert not apply(make(weight, bias, weight_format), x)[2].isfinite().any()
         x, weight, bias = drawn(5, 33, 40, True, 1)
         weight[3, 7] = number
-        assert not apply(make(weight, bias, form), x)[:, 3].isfinite().any()
+        assert not apply(make(weight, bias, weight_format), x)[:, 3].isfinite().any()
 
 
 # --------------------------------------------------------------------------------------------- what is refused
@@ -169,15 +175,15 @@ def test_nan_and_infinity_propagate(number: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.ones(9, 9).double(), None, FORMS.PANELS), "another type"),
-        ((torch.ones(9, 9).half(), None, FORMS.PANELS), "another type"),
-        ((torch.ones(9, 9), None, FORMS.INT8_ROWS), "another type"),
-        ((torch.ones(9, 0), None, FORMS.PANELS), "empty"),
-        ((torch.ones(0, 9), None, FORMS.PANELS), "empty"),
-        ((torch.ones(9, 9), torch.ones(8), FORMS.PANELS), "a bias has another size"),
-        ((torch.ones(9, 9), None, FORMS.PANELS, torch.ones(9)), "the scales have another size"),
-        ((torch.ones(9, 9).to(torch.int8), None, FORMS.INT8_ROWS), "the scales have another size"),
-        ((torch.ones(9, 9).to(torch.int8), None, FORMS.INT8_ROWS, torch.ones(8)), "the scales have another size"),
+        ((torch.ones(9, 9).double(), None, FORMATS.PANELS), "another type"),
+        ((torch.ones(9, 9).half(), None, FORMATS.PANELS), "another type"),
+        ((torch.ones(9, 9), None, FORMATS.INT8_ROWS), "another type"),
+        ((torch.ones(9, 0), None, FORMATS.PANELS), "empty"),
+        ((torch.ones(0, 9), None, FORMATS.PANELS), "empty"),
+        ((torch.ones(9, 9), torch.ones(8), FORMATS.PANELS), "a bias has another size"),
+        ((torch.ones(9, 9), None, FORMATS.PANELS, torch.ones(9)), "the scales have another size"),
+        ((torch.ones(9, 9).to(torch.int8), None, FORMATS.INT8_ROWS), "the scales have another size"),
+        ((torch.ones(9, 9).to(torch.int8), None, FORMATS.INT8_ROWS, torch.ones(8)), "the scales have another size"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(arguments: tuple, message: str) -> None:
@@ -188,7 +194,7 @@ def test_weights_that_do_not_fit_are_refused(arguments: tuple, message: str) -> 
 @pytest.mark.parametrize("weight", [torch.ones(9), torch.ones(3, 3, 3), torch.ones(9, 9, device="meta"), [[1.0]]])
 def test_weights_that_are_no_matrix_are_refused(weight: Any) -> None:
     with pytest.raises(TypeError):
-        make(weight, None, FORMS.PANELS)
+        make(weight, None, FORMATS.PANELS)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +208,11 @@ def test_weights_that_are_no_matrix_are_refused(weight: Any) -> None:
 )
 def test_inputs_that_do_not_fit_are_refused(x: Tensor, error: type[Exception]) -> None:
     with pytest.raises(error):
-        make(torch.ones(9, 9), None, FORMS.PANELS)(x)
+        make(torch.ones(9, 9), None, FORMATS.PANELS)(x)
 
 
 def test_inputs_of_other_types_and_layouts_are_converted() -> None:
-    layer = make(torch.ones(9, 9), None, FORMS.PANELS)
+    layer = make(torch.ones(9, 9), None, FORMATS.PANELS)
     x = torch.arange(27.0).view(3, 9)
     for same in (x.double(), x.int(), x.t().contiguous().t(), x.expand(2, 3, 9)[1]):
         assert torch.equal(apply(layer, same), apply(layer, x))
@@ -214,7 +220,7 @@ def test_inputs_of_other_types_and_layouts_are_converted() -> None:
 
 def test_tiles_take_whole_blocks_of_inputs() -> None:
     """Layers of other sizes do not use tiles."""
-    has_tiles = kernels().supports(FORMS.FP16_AMX_TILES)
+    has_tiles = kernels().supports(FORMATS.FP16_AMX_TILES)
     message = "multiples of 32" if has_tiles else "does not support the weight format"
     with pytest.raises(ValueError, match=message):
-        make(torch.ones(16, 33), None, FORMS.FP16_AMX_TILES)
+        make(torch.ones(16, 33), None, FORMATS.FP16_AMX_TILES)

@@ -16,7 +16,7 @@ from fairseq_plugins.decoding.engine.native import model as native_model
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
 from fairseq_plugins.decoding.engine.weights import Precision
 from tests.cases import Case, cases
-from tests.decoding.engine.native.forms import FORMS, HALVES, HAS_HALVES, HAS_INT8, HAS_TILES
+from tests.decoding.engine.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_INT8, HAS_TILES
 from tests.strategies import FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -32,7 +32,7 @@ from tests.support import (
 )
 
 
-def form_of(weight: Tensor, packing: Packing = Packing.AUTO, **more: Any) -> Any:
+def format_of(weight: Tensor, packing: Packing = Packing.AUTO, **more: Any) -> Any:
     return NativeWeights(packing, **more)._format(weight, Precision.FP32)
 
 
@@ -40,7 +40,7 @@ def form_of(weight: Tensor, packing: Packing = Packing.AUTO, **more: Any) -> Any
     ("inputs", "outputs", "is_copied"), [(600, 511, True), (511, 600, True), (512, 512, False), (256, 4097, False)]
 )
 def test_weights_of_large_layers_are_read_where_they_are(inputs: int, outputs: int, is_copied: bool) -> None:
-    assert form_of(torch.randn(outputs, inputs)) == (FORMS.PANELS if is_copied else FORMS.ROWS)
+    assert format_of(torch.randn(outputs, inputs)) == (FORMATS.PANELS if is_copied else FORMATS.ROWS)
 
 
 @pytest.mark.parametrize("packing", list(Packing))
@@ -48,28 +48,28 @@ def test_weights_of_large_layers_are_read_where_they_are(inputs: int, outputs: i
 def test_which_large_weights_are_packed(packing: Packing, exact: bool) -> None:
     weight = torch.randn(512, 512)
     weight = weight.half().float() if exact else weight
-    is_copied = packing is Packing.ALWAYS or (packing is Packing.AUTO and exact and HAS_HALVES)
-    form = form_of(weight, packing)
-    assert (form != FORMS.ROWS) == is_copied
-    assert (form in (FORMS.FP16_PANELS, FORMS.FP16_AMX_TILES)) == (is_copied and exact and HAS_HALVES)
+    is_copied = packing is Packing.ALWAYS or (packing is Packing.AUTO and exact and HAS_FP16)
+    weight_format = format_of(weight, packing)
+    assert (weight_format != FORMATS.ROWS) == is_copied
+    assert (weight_format in (FORMATS.FP16_PANELS, FORMATS.FP16_AMX_TILES)) == (is_copied and exact and HAS_FP16)
 
 
 def test_large_fp16_weights_are_packed_in_tiles_that_hold_them() -> None:
-    large, in_tiles = torch.ones(2048, 544), FORMS.FP16_AMX_TILES if HAS_TILES else HALVES
-    assert form_of(large) == in_tiles
-    assert form_of(large[:, :530]) == HALVES, "no whole blocks of inputs"
-    assert form_of(large * 64) == HALVES, "1024 times as much is no half"
-    assert form_of(large / 3) == FORMS.ROWS
-    assert form_of(large[:64]) == HALVES, "near, where a row takes tiles twice the time"
-    assert form_of(large[:64], many_rows=True) == in_tiles
+    large, in_tiles = torch.ones(2048, 544), FORMATS.FP16_AMX_TILES if HAS_TILES else FP16_FORMAT
+    assert format_of(large) == in_tiles
+    assert format_of(large[:, :530]) == FP16_FORMAT, "no whole blocks of inputs"
+    assert format_of(large * 64) == FP16_FORMAT, "1024 times as much is no half"
+    assert format_of(large / 3) == FORMATS.ROWS
+    assert format_of(large[:64]) == FP16_FORMAT, "near, where a row takes tiles twice the time"
+    assert format_of(large[:64], many_rows=True) == in_tiles
 
 
 @pytest.mark.parametrize("number", [1 + 2**-11, 1e-9, 70000.0, torch.nan])
 def test_weights_that_fp16_rounds_are_not_packed_in_fp16(number: float) -> None:
     weight = torch.ones(20, 3)
-    assert form_of(weight) == HALVES
+    assert format_of(weight) == FP16_FORMAT
     weight[7, 1] = number
-    assert form_of(weight) == FORMS.PANELS
+    assert format_of(weight) == FORMATS.PANELS
 
 
 def test_wide_models_are_rounded_where_copies_may_be() -> None:
@@ -77,23 +77,23 @@ def test_wide_models_are_rounded_where_copies_may_be() -> None:
     sparing, usual = NativeWeights(Packing.NEVER), NativeWeights()
     assert sparing.for_drafts(512, weight).precision is Precision.FP32
     assert usual.for_drafts(512, weight / 3).precision is Precision.FP32
-    assert usual.for_drafts(512, weight).precision is (rounded if HAS_HALVES else Precision.FP32)
+    assert usual.for_drafts(512, weight).precision is (rounded if HAS_FP16 else Precision.FP32)
     for weights, width in ((sparing, 16), (usual, 16), (NativeWeights(Packing.ALWAYS), 512)):
         assert weights.for_drafts(width, weight / 3).precision is rounded
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
-def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any], chosen_forms: list[Any]) -> None:
+def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any], chosen_formats: list[Any]) -> None:
     task = make_task(30)
     verifier = make_transformer(task, 1)
     drafter = make_drafter(task, 2, verifier=verifier, **options)
 
     def rounded(name: str, **wanted: Any) -> int:
         """Return the number of weights rounded to int8."""
-        chosen_forms.clear()
+        chosen_formats.clear()
         generator, _ = make_generator([verifier], task, Options(name, **wanted), drafter)
-        assert generator.backend.name == "native" and len(chosen_forms) > 20
-        return chosen_forms.count(FORMS.INT8_PANELS)
+        assert generator.backend.name == "native" and len(chosen_formats) > 20
+        return chosen_formats.count(FORMATS.INT8_PANELS)
 
     relaxed = {"top_beta": 3, "tau": 1.0}
     # Seven weights of each of two layers, and at least the vocabulary projection.
