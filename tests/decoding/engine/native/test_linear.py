@@ -129,8 +129,8 @@ def test_int8_products_of_any_size(**sizes: Any) -> None:
     assert ((ours - F.linear(x, rounded, bias)).abs() <= near).all()
     whole = (x.double() / step).round().clamp(-127, 127) * step
     exact = whole @ rounded.double().t() + (0 if bias is None else bias)
-    share = (ours - exact).abs().lt(1e-3 + 1e-4 * exact.abs()).double().mean()
-    assert share > 0.99 or x.numel() * len(weight) < 2000
+    is_other = (ours - exact).abs() > 1e-3 + 1e-4 * exact.abs()
+    assert is_other.any(1).sum() <= 1 + 0.05 * len(x)
 
 
 @pytest.mark.parametrize(
