@@ -10,10 +10,13 @@ SPEC_DEC_BUILD     "all" instruction sets of the processor family (default), "na
                    names with commas between
 SPEC_DEC_SANITIZE  sanitizers as -fsanitize takes them, such as address,undefined
 SPEC_DEC_OBJECTS   folder of the compiled units, which later builds use again (default: build/objects)
+PROJECT_URL        public address of the repository, for a release: the metadata then has it, and the README's links
+                   lead there; package indexes do not resolve relative ones
 """
 
 import os
 import platform
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -147,7 +150,22 @@ CONSOLE_SCRIPTS = [
     "spec-dec-trace   = fairseq_plugins.pages.show_trace:main",
 ]
 
+
+def readme(address: str | None) -> str:
+    """Return the README, with absolute links into the repository if it has an address."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    if not address:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:|#)", rf"\g<1>{address}/raw/main/", text)
+    return re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:|#)", rf"\g<1>{address}/blob/main/", text)
+
+
+ADDRESS = os.environ.get("PROJECT_URL", "").rstrip("/")
+
 setup(
+    long_description=readme(ADDRESS),
+    long_description_content_type="text/markdown",
+    project_urls={"Repository": ADDRESS, "Documentation": f"{ADDRESS}/blob/main/docs/index.md"} if ADDRESS else {},
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     ext_modules=[Extension("fairseq_plugins.decoding.engine.native._kernels", sources=[])],
     cmdclass={"build_ext": BuildKernels},

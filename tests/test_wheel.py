@@ -1,6 +1,7 @@
 """A wheel contains the compiled kernels, so it decodes on a machine without a compiler."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,3 +49,17 @@ def test_wheel_decodes_without_a_compiler(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     translation, backend = done.stdout.splitlines()[-2:]
     assert "Mann" in translation and backend.startswith("native: ")
+
+
+def test_metadata_of_a_release(tmp_path: Path) -> None:
+    """With PROJECT_URL, the links of the README are absolute."""
+    address = "https://example.org/spec-dec"
+    for given in ("", address):
+        (tmp_path / given[:5]).mkdir(exist_ok=True)
+        command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path / given[:5])]
+        subprocess.run(command, check=True, cwd=REPOSITORY, env={**os.environ, "PROJECT_URL": given})
+    without, absolute = (next((tmp_path / name).glob("*.egg-info/PKG-INFO")).read_text() for name in ("", "https"))
+    assert "](docs/index.md)" in without and "Project-URL" not in without
+    assert f"Project-URL: Repository, {address}\n" in absolute
+    assert f"]({address}/raw/main/docs/images/draft_verify.svg)" in absolute
+    assert set(re.findall(r"\]\((?!#)(.{8})", absolute)) == {"https://"}
