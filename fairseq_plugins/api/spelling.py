@@ -9,16 +9,12 @@ from fairseq_plugins.errors import ConfigurationError, explain
 
 # Options whose argument in Python has another name.
 _NAMES = {"path": "verifier", "drafter-path": "drafter", "nbest": "num_hypotheses"}
-_WHOLE = {"cpu": 'device="cpu"', "fp16": 'precision="fp16"', "bf16": 'precision="bf16"'}
-# Options of fairseq-generate that our commands name otherwise.
-_OPTIONS = {
-    "--drafter-path": "--drafter",
-    "--path": "--verifier",
-    "--fp16": "--precision fp16",
-    "--bf16": "--precision bf16",
-    "--cpu": "--device cpu",
-}
 _FILES = ("verifier", "drafter")
+# Flags that are the value of an argument.
+_VALUES = {"cpu": ("device", "cpu"), "fp16": ("precision", "fp16"), "bf16": ("precision", "bf16")}
+# Options of fairseq-generate that our commands name as Python does.
+_OPTIONS = {f"--{option}": f"--{name}" for option, name in _NAMES.items() if name in _FILES}
+_OPTIONS |= {f"--{option}": f"--{name} {value}" for option, (name, value) in _VALUES.items()}
 # Command lines within messages, which stay as they are.
 _PROGRAM = re.compile(r"(?:fairseq-|spec-dec-|python -m )[^;()]*")
 _SUBJECT = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^:]+))?(?=: )")
@@ -95,6 +91,5 @@ def _argument(option: str) -> str:
 
 def _mention(match: re.Match[str]) -> str:
     option, value = match.groups()
-    if option in _WHOLE:
-        return _WHOLE[option]
-    return f"{_argument(option)}=" + (f'"{value}"' if value else "")
+    name, value = _VALUES.get(option, (_argument(option), value))
+    return f"{name}=" + (f'"{value}"' if value else "")
