@@ -153,8 +153,6 @@ void GreedySearch::profile() {
         }
         profile(4, std::min<int64_t>(width, 7), costs);
     }
-    // A row of one sentence is a step.
-    costs.step[1] = costs.verify[1];
     // Make costs monotonic: noise must not make a larger call cheaper.
     for (CostTable* table : {&costs.step, &costs.draft, &costs.verify}) {
         double minimum = HUGE_VAL;
