@@ -72,7 +72,7 @@ class BuildKernels(build_ext):
             units.append((source, common, [*defines, "-O2", *fast]))
         for source in sorted(CSRC.glob("python/*.cpp")):
             # Under sanitizers unoptimised, which compiles in two thirds of the time.
-            units.append((source, f"{common}-python", [*defines, "-Os", *fast, *(["-O0"] if sanitize else [])]))
+            units.append((source, f"{common}-python", [*defines, *fast, "-O0" if sanitize else "-Os"]))
         for name in sets:
             # GCC 12 warns of its own header for AVX-512 (bug 105593).
             flags = [
@@ -151,7 +151,7 @@ CONSOLE_SCRIPTS = [
 ]
 
 
-def readme(address: str | None) -> str:
+def readme(address: str) -> str:
     """Return the README, with absolute links into the repository if it has an address."""
     text = Path("README.md").read_text(encoding="utf-8")
     if not address:
