@@ -39,6 +39,8 @@ from tests.support import (
 
 WIDTH = 6
 BINS = SURVIVAL_BINS
+# Seconds of a step by its number of sentences, with which drafts save time only for a sentence that is alone.
+DEAR_ALONE = {1.0: 9.0, 2.0: 0.01, 100.0: 0.02}
 
 
 def linear(first: float, further: float) -> dict[float, float]:
@@ -209,6 +211,7 @@ def test_start_of_a_sentence_counts_against_short_outputs() -> None:
     step=st.floats(0.5, 20),
     row=st.floats(0, 1),
     further=st.floats(0, 1),
+    is_late=st.booleans(),
 )
 def test_output_is_fairseqs_whatever_is_drafted(
     options: dict[str, Any],
@@ -218,8 +221,9 @@ def test_output_is_fairseqs_whatever_is_drafted(
     step: float,
     row: float,
     further: float,
+    is_late: bool,
 ) -> None:
-    """With any costs: dear steps make it draft, dear rows make it verify little."""
+    """With any costs: dear steps make it draft, dear rows make it verify little, steps dear only alone start it late."""
     task = make_task(40)
     verifier = make_transformer(task, seed, **options)
     drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
@@ -228,7 +232,8 @@ def test_output_is_fairseqs_whatever_is_drafted(
     how = Options("gad", 12, fixed_width=False)
     generator, _ = make_generator([verifier], task, how, drafter, max_len_b=30)
     if generator.backend.name == "native":
-        costs = kernels().Costs(linear(step, row), linear(0.1, further / 10), linear(1.0, row))
+        steps = DEAR_ALONE if is_late else linear(step, row)
+        costs = kernels().Costs(steps, linear(0.1, further / 10), linear(1.0, row))
         generator.backend.method.policy.costs = costs
     for _ in range(2):
         assert_same_output(generator.generate([verifier], sample), expected)
@@ -348,3 +353,23 @@ def test_its_drafts_are_accepted(learned: tuple) -> None:
     plain, undrafted = decode([verifier], task, sample, Options("greedy"), max_len_b=40)
     assert ids(found) == ids(plain)
     assert stats.iterations < sum(sentence.iterations for sentence in undrafted)
+
+
+@pytest.mark.parametrize(("prepare", "starts"), [(0.0, True), (1e6, False)])
+def test_sentence_that_is_left_over_starts_to_draft(prepare: float, starts: bool) -> None:
+    """Drafts save time only for a sentence that is alone. It starts then, if the start does not cost too much."""
+    task = make_task(100)
+    verifier = make_transformer(task, 3)
+    sample = make_sample(task, [0, 1])
+    expected = ids(fairseq_greedy([verifier], task, sample, max_len_b=40))
+    shorter, longer = sorted(map(len, expected))
+    assert longer > shorter + 20
+    drafter = learned_drafter(task, verifier, sample, expected, drafter_context="features")
+    generator, _ = make_generator([verifier], task, Options("gad", 12, fixed_width=False), drafter, max_len_b=40)
+    costs = kernels().Costs(DEAR_ALONE, linear(1.0, 0.0), linear(1.0, 0.0), prepare)
+    generator.backend.method.policy.costs = costs
+    decoded = generator.backend.decode(*generator.request(sample))
+    assert [best[0].tokens.tolist() for best in decoded.outputs] == expected
+    emitted = max(decoded.emitted, key=sum)
+    assert set(emitted[:shorter]) == {1}
+    assert (max(emitted[shorter:]) > 1) == starts

@@ -24,6 +24,7 @@ struct Batch {
     std::vector<int64_t> lengths;               // [B], of the outputs
     std::vector<uint8_t> finished;              // [B]
     std::vector<uint8_t> is_drafted;            // [B], whether the sentence has drafts
+    std::vector<double> lost;                   // [B], seconds that the sentence has lost without drafts
     std::vector<std::vector<int32_t>> emitted;  // [B][iterations], numbers of emitted tokens
     std::vector<int64_t> drafted, accepted;     // [B], numbers of tokens in the last iteration
 
@@ -45,6 +46,7 @@ struct Batch {
         lengths.assign(count, 0);
         finished.assign(count, 0);
         is_drafted.assign(count, 0);
+        lost.assign(count, 0);
         emitted.assign(count, {});
         drafted.assign(count, 0);
         accepted.assign(count, 0);
@@ -175,8 +177,8 @@ public:
     // Whether it can draft for a sentence at all.
     virtual bool can_draft(int64_t) const { return true; }
 
-    // Begins sentences, whose outputs are empty. Threads call this, `draft` and `observe` concurrently, each for its
-    // own sentences.
+    // Begins sentences. Outputs that are not empty are observed next, if it reads layers. Threads call this, `draft`
+    // and `observe` concurrently, each for its own sentences.
     virtual void begin(const Batch&, const std::vector<int64_t>&) {}
 
     // Adds tokens to the drafts of active sentences with `batch.is_drafted`.

@@ -107,6 +107,10 @@ bool Policy::should_draft(int64_t sentences, int64_t source) {
     return true;
 }
 
+double Policy::seconds_to_start(int64_t source, int64_t states) const {
+    return source * costs.prepare + (states > 0 ? cost(costs.verify, states) : 0);
+}
+
 void Policy::learn(const SurvivalCounts& more) {
     std::lock_guard<std::mutex> lock(mutex);
     for (int64_t t = 0; t < std::min<int64_t>(width, more.drafts.size()); ++t) {

@@ -70,6 +70,9 @@ public:
     // is faster, to keep the counts up to date.
     bool should_draft(int64_t sentences, int64_t source);
 
+    // Returns the seconds of starting a drafter that reads this many source tokens and states of the verifier.
+    double seconds_to_start(int64_t source, int64_t states) const;
+
     // Adds counts; older ones decay.
     void learn(const SurvivalCounts& more);
 

@@ -54,6 +54,10 @@ void Worker::admit(const std::vector<int64_t>& sentences, int64_t batch_size) {
 }
 
 void Worker::iterate() {
+    if (search.policy && search.drafter && !profiled_width) {
+        const Timer timer(seconds[PREPARE]);
+        start_late();
+    }
     {
         const Timer timer(seconds[DRAFT]);
         draft();
@@ -91,6 +95,43 @@ void Worker::learn() {
     counts = SurvivalCounts(search.policy->width);
 }
 
+// Starts to draft for sentences that have been decoded without drafts, for example because there were many at first.
+// How long a sentence goes on is unknown. Starting it once the time that it has lost equals the cost takes at most
+// twice the time of starting at the best moment (ski rental).
+void Worker::start_late() {
+    const Plan best = search.policy->plan(work.active.size());
+    if (!best.is_faster()) return;
+    const std::vector<int> layers = search.drafter->layers_read();
+    std::vector<int64_t> sentences;
+    for (const int64_t b : work.active) {
+        if (batch.is_drafted[b] || batch.lengths[b] == 0 || !search.drafter->can_draft(b)) continue;
+        batch.lost[b] += 1 / best.greedy_rate - 1 / best.rate;
+        const int64_t states = layers.empty() ? 0 : batch.lengths[b];
+        if (batch.lost[b] < search.policy->seconds_to_start(batch.sources.length(b), states)) continue;
+        batch.lost[b] = 0;
+        batch.is_drafted[b] = 1;
+        sentences.push_back(b);
+    }
+    if (sentences.empty()) return;
+    search.drafter->begin(batch, sentences);
+    if (!layers.empty()) observe_outputs(sentences, layers);
+}
+
+// Shows the drafter the outputs of sentences, as if they had been emitted in one iteration.
+void Worker::observe_outputs(const std::vector<int64_t>& sentences, const std::vector<int>& layers) {
+    Work past(batch);
+    past.active = sentences;
+    for (const int64_t b : sentences) {
+        past.first_row.push_back(past.rows.size());
+        past.emitted.push_back(batch.lengths[b]);
+        for (int64_t t = 0; t < batch.lengths[b]; ++t) past.rows.add(b, t, batch.output(b)[t - 1]);
+    }
+    search.verifier.run(past.rows, {}, layers);
+    for (const int64_t b : sentences) batch.lengths[b] = 0;
+    search.drafter->observe(past);
+    for (size_t index = 0; index < sentences.size(); ++index) batch.lengths[sentences[index]] = past.emitted[index];
+}
+
 void Worker::draft() {
     const int64_t sentences = work.active.size();
     int64_t drafted = 0, width = search.drafter ? search.drafter->max_width(batch) : 0;
@@ -100,8 +141,8 @@ void Worker::draft() {
     drafts.verified = nullptr;
     if (search.policy && drafted > 0) {
         plan = profiled_width ? Plan{*profiled_width, 1, 0, nullptr} : search.policy->plan(sentences);
-        // Drafting stops for good, because a drafter that misses an iteration of a sentence cannot resume. Sentences
-        // that explore, alone or among others without drafts, keep drafting.
+        // A drafter that misses an iteration of a sentence has to start it again. Sentences that explore, alone or
+        // among others without drafts, keep drafting.
         if (!plan.is_faster() && drafted == sentences && sentences > 1) {
             for (const int64_t b : work.active) batch.is_drafted[b] = 0;
             drafted = 0;

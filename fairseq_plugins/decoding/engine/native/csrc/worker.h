@@ -30,6 +30,8 @@ public:
 
 private:
     void draft();
+    void start_late();
+    void observe_outputs(const std::vector<int64_t>& sentences, const std::vector<int>& layers);
     void verify();
     void accept();
     void predict_all_rows();
