@@ -223,7 +223,7 @@ def test_output_is_fairseqs_whatever_is_drafted(
     further: float,
     is_late: bool,
 ) -> None:
-    """With any costs: dear steps make it draft, dear rows make it verify little, steps dear only alone start it late."""
+    """Dear steps make it draft, dear rows make it verify little, a step that is dear alone starts it late."""
     task = make_task(40)
     verifier = make_transformer(task, seed, **options)
     drafter = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter_options, options))
