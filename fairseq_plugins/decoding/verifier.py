@@ -148,7 +148,7 @@ class Verifier(ModelEnsemble):
             "max_len": decoder.column(state.max_len, rows),
             "ended": decoder.column(0, rows) if state.ended is None else state.ended[:, None],
         }
-        hidden, best, path, counts, log_probs, features = decoder.step_and(
+        hidden, best, path, counts, log_probs, features = decoder.step_then(
             partial(self._accept_step, limits),
             limits,
             [state.last_tokens(), draft.tokens],

@@ -64,14 +64,14 @@ class MaskedDecoder:
         Args:
             make: makes a draft of hidden states [B, K, D] and last tokens [B, 1].
             width: K.
-            tokens, layout, added: as for `GraphedDecoder.step_and`.
+            tokens, layout, added: as for `GraphedDecoder.step_then`.
             ends: [B], output lengths, where the block begins after the last token of the output; None where it begins
                 with it.
         """
         block = partial(_draft_of_block, make, width)
         inputs = {} if ends is None else {"ends": ends[:, None]}
         if isinstance(self.cached, GraphedDecoder):
-            _, *outputs = self.cached.step_and(block, width, tokens, layout, inputs, self.mask_embeddings, added)
+            _, *outputs = self.cached.step_then(block, width, tokens, layout, inputs, self.mask_embeddings, added)
         else:
             joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
             inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}

@@ -66,11 +66,11 @@ class GraphedDecoder(CachedDecoder):
         # One buffer per purpose, as large as the largest shape so far; every shape uses the beginning of it.
         self.buffers: dict[str, Tensor] = {}
         # `cache`, `cross` and `cross_mask` in the buffers, with padding rows.
-        self.whole: _State = (None, None, None)
+        self.padded_state: _State = (None, None, None)
         # `cache` and `cross` as views of the buffers, with their rounded sizes. If `cache` is another tensor, rows were
         # added, removed or grown, and it must be copied into the buffer.
-        self.left_cache: tuple[Tensor, tuple[int, int]] | None = None
-        self.left_cross: tuple[Tensor, tuple[int, int]] | None = None
+        self.buffered_cache: tuple[Tensor, tuple[int, int]] | None = None
+        self.buffered_cross: tuple[Tensor, tuple[int, int]] | None = None
         # The integers from 0 on, for inputs that are known on the host.
         self.constants = torch.empty(0, dtype=torch.long)
         # Mask embeddings in their buffer, and the table that was copied there, with the rounded sizes.
@@ -119,8 +119,8 @@ class GraphedDecoder(CachedDecoder):
 
         cross, mask = self.starts.run(shape, make, fill, start)
         assert cross is not None and mask is not None
-        self.cross, self.cross_mask, self.whole = cross[:, :rows], mask[:rows], (None, cross, mask)
-        self.left_cross = self.cross, shape
+        self.cross, self.cross_mask, self.padded_state = cross[:, :rows], mask[:rows], (None, cross, mask)
+        self.buffered_cross = self.cross, shape
         self._clear_cache(rows)
 
     def step(
@@ -140,7 +140,7 @@ class GraphedDecoder(CachedDecoder):
             states.extend(stacked)
         return hidden
 
-    def step_and(
+    def step_then(
         self,
         after: After,
         key: Hashable,
@@ -238,9 +238,9 @@ class GraphedDecoder(CachedDecoder):
         added: Tensor | None,
     ) -> Outputs:
         """Run the step of a rounded shape with these integer inputs."""
-        self._move_in(shape)
+        self._fill_buffers(shape)
         if mask_embeddings is not None:
-            self._feed(shape, mask_embeddings)
+            self._fill_mask_buffer(shape, mask_embeddings)
         rows = pieces[0].size(0)
 
         def make() -> Outputs:
@@ -275,11 +275,11 @@ class GraphedDecoder(CachedDecoder):
         mask_embeddings = self.mask_buffer if has_masks else None
 
         def run() -> Outputs:
-            real, self._state = self._state, self.whole
+            unpadded, self._state = self._state, self.padded_state
             try:
                 outputs = self._compute(after, inputs, layout, shape.states, mask_embeddings, added)
             finally:
-                self._state = real
+                self._state = unpadded
             # Copied out of the memory pool of the graphs, where another graph would overwrite them.
             return tuple(
                 None if value is None else self._buffer(f"output {number}", value.shape, value).copy_(value)
@@ -313,23 +313,23 @@ class GraphedDecoder(CachedDecoder):
     def _state(self, state: _State) -> None:
         self.cache, self.cross, self.cross_mask = state
 
-    def _move_in(self, shape: Shape) -> None:
+    def _fill_buffers(self, shape: Shape) -> None:
         """Copy keys, values and mask into the buffers that graphs of this shape read, unless they are there."""
         assert self.cache is not None and self.cross is not None
-        (batch, capacity, source), (cache, cross, mask) = shape.memory, self.whole
+        (batch, capacity, source), (cache, cross, mask) = shape.memory, self.padded_state
         rows, sentences = self.cache.size(1), self.cross.size(1)
-        if not _is_left(self.left_cache, self.cache, (batch, capacity)):
-            cache = self._in_buffer("cache", self.cache, {1: shape.rows, 2: capacity})
-        if not _is_left(self.left_cross, self.cross, (batch, source)):
+        if not _is_buffered(self.buffered_cache, self.cache, (batch, capacity)):
+            cache = self._copy_to_buffer("cache", self.cache, {1: shape.rows, 2: capacity})
+        if not _is_buffered(self.buffered_cross, self.cross, (batch, source)):
             mask = cross_mask_of(self.cross_mask, self.cross)
-            mask = self._in_buffer("cross_mask", mask, {0: batch, 3: source})
-            cross = self._in_buffer("cross", self.cross, {1: batch, 2: source})
+            mask = self._copy_to_buffer("cross_mask", mask, {0: batch, 3: source})
+            cross = self._copy_to_buffer("cross", self.cross, {1: batch, 2: source})
         assert cache is not None and cross is not None and mask is not None
-        self.whole = cache, cross, mask
+        self.padded_state = cache, cross, mask
         self._state = cache[:, :rows], cross[:, :sentences], mask[:sentences]
-        self.left_cache, self.left_cross = (self.cache, (batch, capacity)), (self.cross, (batch, source))
+        self.buffered_cache, self.buffered_cross = (self.cache, (batch, capacity)), (self.cross, (batch, source))
 
-    def _feed(self, shape: Shape, mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings) -> None:
+    def _fill_mask_buffer(self, shape: Shape, mask_embeddings: MaskEmbeddings | FixedMaskEmbeddings) -> None:
         """Copy mask embeddings into the buffer that graphs of this shape read, unless they are there."""
         assert self.cache is not None
         table = mask_embeddings.table(self.cache.size(1), shape.capacity)
@@ -337,11 +337,11 @@ class GraphedDecoder(CachedDecoder):
             return
         padded = table
         if table.dim() == 3:
-            padded = self._in_buffer("mask_embeddings", table[:, : shape.capacity], {0: shape.batch})
+            padded = self._copy_to_buffer("mask_embeddings", table[:, : shape.capacity], {0: shape.batch})
         self.mask_buffer.value = padded
         self.mask_table = table, shape.memory
 
-    def _in_buffer(self, name: str, value: Tensor, sizes: dict[int, int]) -> Tensor:
+    def _copy_to_buffer(self, name: str, value: Tensor, sizes: dict[int, int]) -> Tensor:
         """Copy a value into its buffer, padded with zeros to the size that `sizes` has for a dimension."""
         if (
             name in self.buffers
@@ -365,6 +365,6 @@ class GraphedDecoder(CachedDecoder):
         return self.buffers[name][:size].view(shape)
 
 
-def _is_left(left: tuple[Tensor, tuple[int, int]] | None, value: Tensor, sizes: tuple[int, int]) -> bool:
+def _is_buffered(buffered: tuple[Tensor, tuple[int, int]] | None, value: Tensor, sizes: tuple[int, int]) -> bool:
     """Return whether a tensor is already in its buffer, with these rounded sizes."""
-    return left is not None and left[0] is value and left[1] == sizes
+    return buffered is not None and buffered[0] is value and buffered[1] == sizes

@@ -54,7 +54,7 @@ class BeamVerifier(ModelEnsemble):
             "scores": beams.scores.double().view(torch.long)[:, None],
             "ignored": beams.ignored.long().view(-1, 1),
         }
-        _, *outputs = decoder.step_and(select, limits, [state.last_tokens()], layout, inputs)
+        _, *outputs = decoder.step_then(select, limits, [state.last_tokens()], layout, inputs)
         # Outputs per row are already without padding; outputs per sentence are cut here.
         selected = (value if value.dim() == 1 else value[: rows // size] for value in outputs if value is not None)
         return Selection(*selected)
