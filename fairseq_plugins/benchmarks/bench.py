@@ -33,7 +33,7 @@ _REPLAY_BATCH_SIZE = 16
 class Bench:
     """Decode sentences with any contender; models are loaded on first use.
 
-    `blockwise_path` is a checkpoint for the row `blockwise`, `conversions` a folder for models in CTranslate2's format.
+    `blockwise_path` is a checkpoint for the blockwise rows, `conversions` a folder for models in CTranslate2's format.
     Raises ConfigurationError for a missing or unsuitable subset.
     """
 

@@ -59,7 +59,7 @@ def get_parser(
     add("--timing-batch-sizes", type=positive_list, default=batch_sizes, metavar="N,N", help=sizes)
     add("--reference", metavar="FILE", help="raw text to score against (default: the subset's target side)")
     add("--decoders", metavar="NAME,NAME", help=f"rows to measure besides {BEAM_1} (quote them), of: {known}")
-    add("--blockwise-path", metavar="MODEL.pt", help="checkpoint of a blockwise_transformer, for the row blockwise")
+    add("--blockwise-path", metavar="MODEL.pt", help="checkpoint of a blockwise_transformer, for the blockwise rows")
     return parser
 
 

@@ -12,7 +12,7 @@ from fairseq_cli import preprocess, train
 from tqdm import tqdm
 
 from fairseq_plugins.benchmarks import bench, compare, measuring
-from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, CONTENDERS, Contender
+from fairseq_plugins.benchmarks.contenders import BEAM_1, BEAM_5, BLOCKWISE, CONTENDERS, Contender
 from fairseq_plugins.benchmarks.measuring import Plan, Row, measure_speed
 from fairseq_plugins.commands.machine import machine
 from fairseq_plugins.errors import ConfigurationError
@@ -107,7 +107,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     assert list(rows) == [contender.name for contender in CONTENDERS]
     for contender in CONTENDERS:
         row = rows[contender.name]
-        if contender.lossless or contender.name == "blockwise":
+        if contender.lossless or contender.needs == BLOCKWISE:
             assert (row["identical"], row["identical_timed"]) == (SENTENCES, {"1": 3, "2": 3}), contender.name
         assert [len(row["seconds"][size]) for size in ("1", "2")] == [2, 2]
         assert row["bleu"] is not None
@@ -121,7 +121,7 @@ def test_all_rows(trained: Namespace, tmp_path: Path, capsys: pytest.CaptureFixt
     printed, progress = capsys.readouterr()
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert table.splitlines()[0] in printed
-    names = "fast-beam, greedy, gad, gad fixed width, blockwise, iad, jacobi, gs-jacobi, hybrid-jacobi"
+    names = "fast-beam, greedy, gad, gad fixed width, blockwise, blockwise fixed width, iad, jacobi, gs-jacobi, hybrid-jacobi"
     lossless = f"Lossless by construction: {names}."
     identity = "the token ids of fairseq beam 1 (fast-beam: of fairseq beam 5)"
     for line in (identity, "sacrebleu nrefs:1|", "Machine: ", "Command: spec-dec-compare ", lossless):
@@ -196,7 +196,7 @@ def test_without_drafter(trained: Namespace, capsys: pytest.CaptureFixture[str])
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:6]] == [BEAM_5, BEAM_1, "fast-beam", "greedy"]
     assert "at batch 1" not in printed.splitlines()[0]
     assert "without --drafter-path: left out nat, gad" in log
-    assert "without --blockwise-path: left out blockwise\n" in log
+    assert "without --blockwise-path: left out blockwise, blockwise fixed width\n" in log
 
 
 def test_heads_on_another_base_are_not_lossless(trained: Namespace, capsys: pytest.CaptureFixture[str]) -> None:

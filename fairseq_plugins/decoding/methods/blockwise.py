@@ -195,6 +195,7 @@ METHODS = [
         build=_build,
         build_native=_build_native,
         accept_reason="head",
+        rows={"blockwise": {}, "blockwise fixed width": {"fixed_width": True}},
         order=40,
     )
 ]
