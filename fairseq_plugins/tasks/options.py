@@ -123,3 +123,8 @@ class SpecDecConfig(
     TranslationConfig,
 ):
     """Options of the task `spec_dec`."""
+
+    # fairseq's default, -1, fails for a folder with several training sets (train, train1, ...).
+    upsample_primary: int = option(
+        1, "repeat the first training set this many times in an epoch, beside those of train1, train2, ..."
+    )

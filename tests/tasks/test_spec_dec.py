@@ -1,6 +1,8 @@
 """The task: contradicting options, the glancing schedule, checks of models and dictionaries."""
 
+import shutil
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.models.block_nat import block_nat_base
 from fairseq_plugins.tasks.options import SpecDecConfig
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
+from tests.conftest import Corpus
 from tests.decoding.methods.test_blockwise import make_blockwise
 from tests.support import Options, make_args, make_drafter, make_sample, make_task, make_transformer
 
@@ -215,6 +218,20 @@ def test_full_attention_has_one_block_a_pass() -> None:
     block_nat_base(args)
     with pytest.raises(ConfigurationError, match="--blocks-per-sentence 2"):
         task.build_model(args)
+
+
+def test_folder_with_several_training_sets(corpus: Corpus, tmp_path: Path) -> None:
+    for file in corpus.data.iterdir():
+        shutil.copy(file, tmp_path)
+        if file.name.startswith("train."):
+            shutil.copy(file, tmp_path / file.name.replace("train.", "train1.", 1))
+    sizes = []
+    for folder in (corpus.data, tmp_path):
+        languages: Options = {"source_lang": "src", "target_lang": "tgt", "dataset_impl": "mmap"}
+        task = SpecDecTask.setup_task(SpecDecConfig(data=str(folder), **languages))
+        task.load_dataset("train", combine=True)
+        sizes.append(len(task.dataset("train")))
+    assert sizes[1] == 2 * sizes[0] > 0
 
 
 def test_attention_of_cudnn_is_off_in_training() -> None:
