@@ -6,12 +6,25 @@ namespace spec_dec {
 namespace SPEC_DEC_ISA {
 namespace {
 
+// Multiplies ROWS rows by PANELS panels with the vectors that suit the processor.
+template <int ROWS, int PANELS, typename Number, typename Put>
+__attribute__((always_inline)) inline void multiply(const float* x, int64_t inputs, const Number* panels,
+                                                    const Put& put) {
+    const int64_t panel = inputs * PANEL;
+#ifdef __AVX512F__
+    if constexpr (ROWS == 1 && std::is_same_v<Number, Half>) {
+        if (converts_narrow()) return multiply_panels_narrow<PANELS>(x, inputs, panels, panel, put);
+    }
+#endif
+    multiply_panels<ROWS, PANELS>(x, inputs, inputs, panels, panel, PANEL, put);
+}
+
 // Multiplies ROWS rows by a block of panels, which stays in the first-level cache for further rows.
 template <typename Number, int ROWS>
 __attribute__((noinline)) void multiply_panel_block(const Number* weight, const float* bias, int inputs, const float* x,
                                                     int outputs, const Target& target) {
     constexpr int PANELS = PANELS_OF<ROWS>;
-    const int64_t size = inputs, panel = size * PANEL;
+    const int64_t size = inputs;
     float result[ROWS][PANELS * PANEL];
     // Copies, which the compiler keeps in registers.
     const bool is_plain = has_vector_epilogue(target), is_relu = target.activation == Activation::RELU,
@@ -29,15 +42,15 @@ __attribute__((noinline)) void multiply_panel_block(const Number* weight, const 
                 store(result[row] + v * LANES, sums);
             }
         };
-        multiply_panels<ROWS, PANELS>(x, size, size, weight + begin * size, panel, PANEL, put);
+        multiply<ROWS, PANELS>(x, size, weight + begin * size, put);
         for (int r = 0; !is_plain && r < ROWS; ++r) {
             epilogue(result[r], PANELS * PANEL, nullptr, own_bias, target.at(r, begin));
         }
     }
     for (; begin < outputs; begin += PANEL) {
         const int columns = std::min(outputs - begin, PANEL);
-        multiply_panels<ROWS, 1>(x, size, size, weight + begin * size, panel, PANEL,
-                                 [&](int row, int v, Vector sums) { store(result[row] + v * LANES, sums); });
+        multiply<ROWS, 1>(x, size, weight + begin * size,
+                          [&](int row, int v, Vector sums) { store(result[row] + v * LANES, sums); });
         for (int r = 0; r < ROWS; ++r) {
             epilogue(result[r], columns, nullptr, bias ? bias + begin : nullptr, target.at(r, begin));
         }
