@@ -25,11 +25,11 @@ SUBWORD_OPTIONS = {
 
 
 def model_rows(folder: Path) -> list[list[str]]:
-    """Return file name, parameters, size and hash of each model in a folder; blockwise.pt is optional."""
+    """Return file name, parameters, size and hash of a folder's models; blockwise.pt and jacobi.pt are optional."""
     rows = []
-    for name in ("verifier", "drafter", "blockwise"):
+    for name in ("verifier", "drafter", "blockwise", "jacobi"):
         file = folder / f"{name}.pt"
-        if name == "blockwise" and not file.exists():
+        if name in ("blockwise", "jacobi") and not file.exists():
             continue
         weights = torch.load(file, map_location="cpu")["model"]
         # Tied weights share memory and count once.
