@@ -26,10 +26,10 @@ SUBWORD_OPTIONS = {
 
 def model_rows(folder: Path) -> list[list[str]]:
     """Return file name, parameters, size and hash of a folder's models; blockwise.pt and jacobi.pt are optional."""
-    rows = []
-    for name in ("verifier", "drafter", "blockwise", "jacobi"):
+    rows, optional = [], ("blockwise", "jacobi")
+    for name in ("verifier", "drafter", *optional):
         file = folder / f"{name}.pt"
-        if name in ("blockwise", "jacobi") and not file.exists():
+        if name in optional and not file.exists():
             continue
         weights = torch.load(file, map_location="cpu")["model"]
         # Tied weights share memory and count once.

@@ -129,32 +129,6 @@ __attribute__((always_inline)) inline void multiply_panels(const float* x, int64
     }
 }
 
-#ifdef __AVX512F__
-// AMD's Zen 4 converts float16 to 256-bit vectors 1.5 times as fast as to 512 bits, which limits products of one row.
-inline bool converts_narrow() { return __builtin_cpu_is("amd"); }
-
-// Does the same as `multiply_panels<1, PANELS>` in 256-bit vectors: equal sums, bit by bit.
-template <int PANELS, typename Put>
-__attribute__((always_inline)) inline void multiply_panels_narrow(const float* x, int64_t inputs, const Half* panels,
-                                                                  int64_t panel_stride, const Put& put) {
-    constexpr int HALF = LANES / 2;
-    __m256 sums[PANELS][2] = {};
-    for (int64_t i = 0; i < inputs; ++i) {
-        const __m256 value = _mm256_set1_ps(x[i]);
-        for (int v = 0; v < PANELS; ++v) {
-            for (int half = 0; half < 2; ++half) {
-                const Half* from = panels + v * panel_stride + i * PANEL + half * HALF;
-                const __m256 weights = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-                sums[v][half] = _mm256_fmadd_ps(value, weights, sums[v][half]);
-            }
-        }
-    }
-    for (int v = 0; v < PANELS; ++v) {
-        put(0, v, (Vector)_mm512_insertf32x8(_mm512_castps256_ps512(sums[v][0]), sums[v][1], 1));
-    }
-}
-#endif
-
 // Block sizes of `multiply_rows`: sums of ROWS rows and OUTPUTS_OF<ROWS> outputs fit in registers.
 constexpr int FEW_ROWS = 3, MAX_OUTPUTS = ACCUMULATORS / FEW_ROWS;
 template <int ROWS>
