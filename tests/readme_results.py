@@ -8,9 +8,9 @@ from tests.support import REPOSITORY
 # Model card, its name in the table, and the rows to show.
 CARDS = (
     ("multi30k-base.en-de", "captions en-de, 40 M", ("greedy", "gad", "gad fixed width")),
-    ("ua-gec", "error correction, 3.4 M", ("fast-beam", "greedy", "gad", "iad")),
-    ("multi30k.en-de", "captions en-de, 3.3 M", ("fast-beam", "greedy", "gad", "gad fixed width")),
-    ("cldr.en-de", "generated text en-de, 1.8 M", ("fast-beam", "greedy", "gad", "gad fixed width")),
+    ("ua-gec", "error correction, 2.4 M", ("fast-beam", "greedy", "gad", "iad")),
+    ("multi30k.en-de", "captions en-de, 2.0 M", ("fast-beam", "greedy", "gad", "gad fixed width")),
+    ("cldr.en-de", "generated text en-de, 1.5 M", ("fast-beam", "greedy", "gad", "gad fixed width")),
 )
 
 

@@ -268,7 +268,8 @@ def test_a_card_has_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "| verifier.pt | 0.3 M" in card and "| gad | 2.2 |" in card and "Licence: free" in card
     assert "Scores:" not in card and "blockwise" not in card
     assert note in card.replace("\n  ", " ") and max(map(len, card.splitlines())) <= model_card.COLUMNS
-    torch.save({"model": {"weight": torch.zeros(100_000)}}, folder / "blockwise.pt")
+    tied = {name: torch.zeros(500, 200) for name in ("embedding", "projection")}  # two copies in the file
+    torch.save({"model": tied}, folder / "blockwise.pt")
     score = {"metric": "BLEU", "shown": "31.50", "signature": "nrefs:1|case:mixed"}
     (results / "test/gad.json").write_text(json.dumps({"scores": [score]}))
     run(*arguments)

@@ -32,8 +32,9 @@ def model_rows(folder: Path) -> list[list[str]]:
         if name in optional and not file.exists():
             continue
         weights = torch.load(file, map_location="cpu")["model"]
-        # Tied weights share memory and count once.
-        count = sum({w.data_ptr(): w.numel() for w in weights.values() if w.is_floating_point()}.values())
+        # Tied weights count once, also where a file has a copy under each name.
+        different = {(w.shape, w.numpy().tobytes()): w.numel() for w in weights.values() if w.is_floating_point()}
+        count = sum(different.values())
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         rows.append([file.name, f"{count / 1e6:.1f} M", f"{file.stat().st_size / 1e6:.1f} MB", f"`{digest}`"])
     return rows
