@@ -1,5 +1,6 @@
 // Drafts by copying a text after a match, by the same rules as drafters/copying.py.
 
+#include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 #include <utility>

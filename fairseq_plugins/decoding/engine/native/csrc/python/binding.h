@@ -12,6 +12,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+#include <utility>
+
 #include "../transformer.h"
 
 namespace nb = nanobind;

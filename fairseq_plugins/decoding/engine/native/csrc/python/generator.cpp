@@ -1,5 +1,8 @@
 // The Python class that decodes batches with a method.
 
+#include <stdexcept>
+#include <utility>
+
 #include "../beam_search.h"
 #include "../greedy_search.h"
 #include "binding.h"

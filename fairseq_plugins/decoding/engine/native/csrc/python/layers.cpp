@@ -1,5 +1,7 @@
 // Python bindings of layers and weights.
 
+#include <utility>
+
 #include "../kernels.h"
 #include "../transformer.h"
 #include "binding.h"
