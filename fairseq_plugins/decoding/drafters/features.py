@@ -44,7 +44,7 @@ class FeatureDrafter:
         options = options or DraftOptions()
         self.model = model
         self.block_size = block_size
-        self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
+        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options.vocabulary)
         cached = self.decoder.cached
         self.make_draft = draft_maker(model.decoder, cached.project, options, cached.vocabulary)
         self.read = _reader(model, self.decoder.cached.layers, engine)

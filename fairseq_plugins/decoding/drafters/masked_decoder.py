@@ -12,6 +12,7 @@ from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graphed_decoder import GraphedDecoder, cached_decoder
 from fairseq_plugins.decoding.engine.layout import Chain
 from fairseq_plugins.decoding.engine.mask_embeddings import MaskEmbeddings
+from fairseq_plugins.decoding.engine.shapes import rounded_up
 from fairseq_plugins.decoding.state import Draft
 from fairseq_plugins.models.block_nat import BlockNatDecoder
 
@@ -29,10 +30,20 @@ class DraftOptions:
 
 
 class MaskedDecoder:
-    """The decoder of a `block_nat` with cache and mask embeddings; scores the tokens `vocabulary` [N], None for all."""
+    """The decoder of a `block_nat` with cache and mask embeddings.
 
-    def __init__(self, decoder: BlockNatDecoder, engine: Engine, vocabulary: Tensor | None) -> None:
+    Args:
+        decoder: the model.
+        engine: runs its layers.
+        block_size: most tokens per draft, k.
+        vocabulary: ids [N] of the tokens to score, None for all.
+    """
+
+    def __init__(
+        self, decoder: BlockNatDecoder, engine: Engine, block_size: int, vocabulary: Tensor | None = None
+    ) -> None:
         self.cached = cached_decoder(decoder, engine, vocabulary)
+        self.block_size = block_size
         self.mask_embeddings = MaskEmbeddings(decoder)
 
     def start(self, encoder_out: EncoderOut) -> None:
@@ -68,11 +79,15 @@ class MaskedDecoder:
             ends: [B], output lengths, where the block begins after the last token of the output; None where it begins
                 with it.
         """
-        block = partial(_draft_of_block, make, width)
         inputs = {} if ends is None else {"ends": ends[:, None]}
         if isinstance(self.cached, GraphedDecoder):
-            _, *outputs = self.cached.step_then(block, width, tokens, layout, inputs, self.mask_embeddings, added)
+            # Blocks get shorter near the maximum length. Rounded up, they share a few graphs.
+            most = min(rounded_up(width), self.block_size)
+            block = partial(_draft_of_block, make, most)
+            _, *outputs = self.cached.step_then(block, most, tokens, layout, inputs, self.mask_embeddings, added)
+            outputs = [None if value is None else value[:, :width] for value in outputs]
         else:
+            block = partial(_draft_of_block, make, width)
             joined = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens), dim=1)
             inputs |= {"tokens": joined, "lengths": layout.lengths[:, None]}
             hidden = self.cached.step(joined, layout, mask_embeddings=self.mask_embeddings, added=added)
@@ -85,12 +100,15 @@ class MaskedDecoder:
 def _draft_of_block(
     make: MakeDraft, width: int, hidden: Tensor, states: list[Tensor] | None, inputs: dict[str, Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return tokens [B, K] of a block of `width`, and survival and log-probabilities if the draft has them."""
+    """Return tokens [B, K] of a block of `width`, and survival and log-probabilities if the draft has them.
+
+    A shorter block gives the same tokens first: none depends on those after it.
+    """
     tokens = inputs["tokens"]
     if "ends" in inputs:
-        # Rows of padding may have any numbers.
-        last = (inputs["ends"] - inputs["lengths"]).clamp(0, hidden.size(1) - width - 1)
-        columns = last + torch.arange(1, width + 1, device=last.device)
+        # Rows of padding may have any numbers, and a shorter block ends before its columns do.
+        last = (inputs["ends"] - inputs["lengths"]).clamp(0, hidden.size(1) - 1)
+        columns = (last + torch.arange(1, width + 1, device=last.device)).clamp(max=hidden.size(1) - 1)
         hidden = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.size(2)))
         tokens = tokens.gather(1, last)
     draft = make(hidden[:, :width], tokens[:, :1])

@@ -44,7 +44,7 @@ class NatDrafter:
         self.without_verifier = without_verifier
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
-        self.decoder = MaskedDecoder(model.decoder, engine, options.vocabulary)
+        self.decoder = MaskedDecoder(model.decoder, engine, block_size, options.vocabulary)
         cached = self.decoder.cached
         self.make_draft = draft_maker(model.decoder, cached.project, options, cached.vocabulary)
         # Valid slots of the drafter's cache, and the most tokens of a sentence that are not cached.

@@ -544,6 +544,36 @@ def test_most_steps_of_a_run_come_from_few_graphs(
     assert (counted.captures, counted.replays, counted.launched) == (recorder.captures, recorder.replays, eager)
 
 
+@pytest.mark.parametrize("drafter_options", [{}, {"drafter_attention": "full"}, {"drafter_context": "features"}])
+def test_short_blocks_share_graphs(monkeypatch: pytest.MonkeyPatch, drafter_options: dict[str, Any]) -> None:
+    """Near the maximum length every width from 12 down to 1 is drafted."""
+    task = make_task(60)
+    verifier = make_transformer(task, 8, ending=False)
+    drafter = make_drafter(task, 9, verifier=verifier, **drafter_options)
+    drafter.decoder.trained_block_size.fill_(12)
+    search = {"max_len_a": 0, "max_len_b": 30}
+    generators = [
+        make_generator([verifier], task, Options("gad", 12), drafter, engine=engine, **search)[0]
+        for engine in (graphing(monkeypatch, Recorder()), Engine())
+    ]
+    graphed, plain = (generator.backend.method.drafter for generator in generators)
+    drafts: list[list[torch.Tensor]] = [[], []]
+    for kept, one in zip(drafts, (graphed, plain), strict=True):
+        draft = one.draft
+
+        def keep(state: Any, kept: list[torch.Tensor] = kept, draft: Any = draft) -> Any:
+            made = draft(state)
+            kept.append(made.tokens.clone())  # a graph reuses its memory
+            return made
+
+        monkeypatch.setattr(one, "draft", keep)
+    for generator in generators:
+        generator.generate([], make_sample(task, [5, 9]))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*drafts, strict=True))
+    assert {tokens.size(1) for tokens in drafts[0]} >= set(range(1, 13))
+    assert {shape.after for shape in graphed.decoder.cached.steps.uses} == {1, 2, 4, 8, 12}
+
+
 def test_what_other_batches_leave_in_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(60)
     verifier = make_transformer(task, 8)

@@ -52,7 +52,7 @@ class Steps:
             self.decoder.start(verifier.encoder.forward_torchscript(source))
         else:
             model = make_drafter(task, seed + 1, verifier=verifier, **fitting(drafter, options))
-            masked = MaskedDecoder(model.decoder, engine, None)
+            masked = MaskedDecoder(model.decoder, engine, block_size=1)
             masked.start(model.encoder.forward_torchscript(source))
             self.decoder, self.inputs = masked.cached, masked.mask_embeddings
         self.lengths = torch.tensor(lengths)
