@@ -13,6 +13,7 @@ from fairseq_plugins.benchmarks.contenders import GREEDY, Contender, reference_o
 from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
+from fairseq_plugins.decoding.engine.graph_capture import EAGER_USES
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.profile import Profile
 
@@ -131,6 +132,7 @@ def measure_speed(
         for generator in generators:
             bar.set_description(f"warm-up, batch {batch_size}", refresh=False)
             bench.decode(generator, warm_up, batch_size, bar)
+            capture_steps(bench, generator, timed, batch_size)
         before = [counts(generator) for generator in generators]
         outputs: dict[str, dict[int, Tokens]] = {}
         seconds: dict[str, list[list[float]]] = {row.name: [] for row in rows}
@@ -159,6 +161,13 @@ def measure_speed(
             row.gpu_use = gpu_use(bench, contender, generator)
 
 
+def capture_steps(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> None:
+    """On a GPU decode sentences with one of our generators until all their steps have CUDA graphs."""
+    if bench.cuda and isinstance(generator, DraftVerifyGenerator):
+        for _ in range(EAGER_USES + 1):
+            bench.decode(generator, numbers, batch_size)
+
+
 def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[str, Profile]:
     """Return the profile of each of our rows at batch size 1; empty without --profile."""
     measured: dict[str, Profile] = {}
@@ -168,8 +177,8 @@ def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[
     for contender in contenders:
         generator = bench.generator(contender)
         if isinstance(generator, DraftVerifyGenerator):
-            # On a GPU warm up with all sentences, so that no graph is captured during the measurement.
-            bench.decode(generator, numbers if bench.cuda else numbers[:3], 1)
+            bench.decode(generator, numbers[:3], 1)
+            capture_steps(bench, generator, numbers, 1)
             profile = Profile()
             profile.attach(generator)
             bench.decode(generator, numbers, 1)

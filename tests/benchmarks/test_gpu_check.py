@@ -18,9 +18,11 @@ import torch
 
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
 from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report, training
-from fairseq_plugins.benchmarks.gpu_check.environment import Environment, largest_difference, same_ids
+from fairseq_plugins.benchmarks.gpu_check.environment import GAD, Environment, decode, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import Worker
+from fairseq_plugins.benchmarks.gpu_use import graphs_of
+from fairseq_plugins.benchmarks.measuring import capture_steps
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from tests.pretended_gpu import pretended_gpu
 
@@ -85,6 +87,23 @@ def test_graphs_that_run_are_counted(env: Environment, monkeypatch: pytest.Monke
     assert len(replays) == 4 and replays == sorted(replays) and replays[-1] > replays[0]
     outcome = device.captures(env)
     assert outcome.numbers["captures"] > 0 and outcome.summary.startswith("CUDA graphs on: ")
+
+
+def test_nothing_is_captured_after_the_warm_up(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """spec-dec-bench would otherwise time the captures."""
+    from tests.decoding.engine.test_graphed_decoder import Recorder
+
+    monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(Recorder(), "cpu", enabled))
+    bench = env.bench()
+    generator = bench.generator(GAD)
+    monkeypatch.setattr(bench, "cuda", True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    capture_steps(bench, generator, bench.order, 3)
+    graphs = graphs_of(generator)
+    assert graphs is not None and graphs.captures > 0
+    before = graphs.captures, graphs.launched
+    decode(bench, generator, bench.order, 3)
+    assert (graphs.captures, graphs.launched) == before
 
 
 @pytest.mark.parametrize(
