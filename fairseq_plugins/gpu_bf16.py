@@ -1,26 +1,22 @@
-"""Let `fairseq-train --bf16` train on a GPU.
+"""Let `fairseq-train --bf16` train on a GPU: fairseq's parser takes it for a request of a TPU."""
 
-fairseq's parser takes `--bf16` for a request of a TPU, and fails where PyTorch's package for TPUs is not installed.
-"""
-
+import sys
 from functools import wraps
-from importlib.util import find_spec
 from typing import Any
 
 from fairseq import options
 
 
 def bf16_without_tpu() -> None:
-    """Let fairseq's parser set `--tpu` only where it can be used."""
+    """Let fairseq's parser ask for a TPU only where `--tpu` is given."""
     parse = options.parse_args_and_arch
-    if find_spec("torch_xla") is not None:
-        return
 
     @wraps(parse)
     def parse_without_tpu(*args: Any, **kwargs: Any) -> Any:
         parsed = parse(*args, **kwargs)
         namespace = parsed[0] if isinstance(parsed, tuple) else parsed
-        if getattr(namespace, "tpu", False):
+        arguments = kwargs.get("input_args")
+        if getattr(namespace, "bf16", False) and "--tpu" not in (sys.argv if arguments is None else arguments):
             namespace.tpu = False
         return parsed
 

@@ -70,8 +70,7 @@ def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], pl
         f"Identical: sentences with the token ids of {reference_contender(kind).name}{identity_note(contenders)}.",
         *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs"
-        f"{plan.at_least} after a warm-up{' that captures CUDA graphs' if bench.cuda else ''}, "
-        "time in the decoder only.",
+        f"{plan.at_least} after a warm-up, time in the decoder only.",
         f"Lossless by construction: {lossless}.",
         *drafting_notes(rows, contenders, plan.batch_sizes),
         f"Precision: {kind}. {guarantee(kind)}",

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from fairseq_plugins.benchmarks.bench import Bench, Tokens
 from fairseq_plugins.benchmarks.contenders import GREEDY, Contender, reference_of
-from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use
+from fairseq_plugins.benchmarks.gpu_use import GpuUse, gpu_use, graphs_of
 from fairseq_plugins.commands.progress import progress_bar
 from fairseq_plugins.commands.session import precision
 from fairseq_plugins.decoding.engine.graph_capture import EAGER_USES
@@ -162,10 +162,15 @@ def measure_speed(
 
 
 def capture_steps(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> None:
-    """On a GPU decode sentences with one of our generators until all their steps have CUDA graphs."""
-    if bench.cuda and isinstance(generator, DraftVerifyGenerator):
-        for _ in range(EAGER_USES + 1):
-            bench.decode(generator, numbers, batch_size)
+    """On a GPU decode sentences until a pass of one of our generators captures no CUDA graph, at most eight times."""
+    graphs = graphs_of(generator) if bench.cuda and isinstance(generator, DraftVerifyGenerator) else None
+    if graphs is None or not graphs.are_on:
+        return
+    for number in range(8):
+        before = graphs.captures
+        bench.decode(generator, numbers, batch_size)
+        if number >= EAGER_USES and graphs.captures == before:
+            return
 
 
 def profiles(bench: Bench, contenders: Sequence[Contender], plan: Plan) -> dict[str, Profile]:

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_plugins.benchmarks import measuring
 from fairseq_plugins.benchmarks.gpu_check import __main__ as command
 from fairseq_plugins.benchmarks.gpu_check import device, exactness, programs, report, training
-from fairseq_plugins.benchmarks.gpu_check.environment import GAD, Environment, decode, largest_difference, same_ids
+from fairseq_plugins.benchmarks.gpu_check.environment import BEAM_1, GAD, Environment, largest_difference, same_ids
 from fairseq_plugins.benchmarks.gpu_check.report import FAILED, NOT_RUN, PASSED, Outcome
 from fairseq_plugins.benchmarks.gpu_check.worker import Worker
-from fairseq_plugins.benchmarks.gpu_use import graphs_of
-from fairseq_plugins.benchmarks.measuring import capture_steps
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
 from tests.pretended_gpu import pretended_gpu
 
@@ -89,21 +88,34 @@ def test_graphs_that_run_are_counted(env: Environment, monkeypatch: pytest.Monke
     assert outcome.numbers["captures"] > 0 and outcome.summary.startswith("CUDA graphs on: ")
 
 
-def test_nothing_is_captured_after_the_warm_up(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """spec-dec-bench would otherwise time the captures."""
+def test_nothing_is_captured_while_decoding_is_timed(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.decoding.engine.test_graphed_decoder import Recorder
 
-    monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(Recorder(), "cpu", enabled))
-    bench = env.bench()
-    generator = bench.generator(GAD)
-    monkeypatch.setattr(bench, "cuda", True)
+    recorder = Recorder()
+    monkeypatch.setattr("fairseq_plugins.tasks.decoding.Graphs", lambda enabled: Graphs(recorder, "cpu", enabled))
+    monkeypatch.setattr(measuring, "gpu_use", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    capture_steps(bench, generator, bench.order, 3)
-    graphs = graphs_of(generator)
-    assert graphs is not None and graphs.captures > 0
-    before = graphs.captures, graphs.launched
-    decode(bench, generator, bench.order, 3)
-    assert (graphs.captures, graphs.launched) == before
+    bench = env.bench()
+    monkeypatch.setattr(bench, "cuda", True)
+    decode, decode_timed = bench.decode, bench.decode_timed
+    timed: list[int] = []
+
+    def warm_up(*args: Any) -> Any:
+        before = len(timed)
+        output = decode(*args)
+        del timed[before:]
+        return output
+
+    def watched(*args: Any) -> Any:
+        before = recorder.captures
+        output = decode_timed(*args)
+        timed.append(recorder.captures - before)
+        return output
+
+    monkeypatch.setattr(bench, "decode", warm_up)
+    monkeypatch.setattr(bench, "decode_timed", watched)
+    measuring.measure(bench, [BEAM_1, GAD], measuring.Plan((1, 3), env.sentences, 2), None)
+    assert recorder.captures > 0 and timed == [0] * 8
 
 
 @pytest.mark.parametrize(

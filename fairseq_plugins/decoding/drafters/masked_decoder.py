@@ -82,9 +82,9 @@ class MaskedDecoder:
         inputs = {} if ends is None else {"ends": ends[:, None]}
         if isinstance(self.cached, GraphedDecoder):
             # Blocks get shorter near the maximum length. Rounded up, they share a few graphs.
-            most = min(rounded_up(width), self.block_size)
-            block = partial(_draft_of_block, make, most)
-            _, *outputs = self.cached.step_then(block, most, tokens, layout, inputs, self.mask_embeddings, added)
+            rounded = min(rounded_up(width), self.block_size)
+            block = partial(_draft_of_block, make, rounded)
+            _, *outputs = self.cached.step_then(block, rounded, tokens, layout, inputs, self.mask_embeddings, added)
             outputs = [None if value is None else value[:, :width] for value in outputs]
         else:
             block = partial(_draft_of_block, make, width)
@@ -102,7 +102,7 @@ def _draft_of_block(
 ) -> tuple[Tensor | None, ...]:
     """Return tokens [B, K] of a block of `width`, and survival and log-probabilities if the draft has them.
 
-    A shorter block gives the same tokens first: none depends on those after it.
+    Columns after a shorter block come from padding and are cut off later; `make` chooses tokens from left to right.
     """
     tokens = inputs["tokens"]
     if "ends" in inputs:
