@@ -25,15 +25,15 @@ class GpuUse:
     attention: str  # backends of PyTorch's attention
 
 
-def graphs_of(generator: DraftVerifyGenerator) -> Graphs | None:
-    """Return the graphs of a generator that has decoded, or None."""
-    backend = generator.backend
+def graphs_of(generator: Any) -> Graphs | None:
+    """Return the graphs of one of our generators that has decoded; None without graphs, and for other generators."""
+    backend = generator.backend if isinstance(generator, DraftVerifyGenerator) else None
     return backend.method.verifier.engine.graphs if isinstance(backend, TorchBackend) else None
 
 
 def gpu_use(bench: Bench, contender: Contender, generator: Any) -> GpuUse | None:
     """Return how one of our decoders has used the GPU so far; None for others."""
-    graphs = graphs_of(generator) if isinstance(generator, DraftVerifyGenerator) else None
+    graphs = graphs_of(generator)
     if graphs is None:
         return None
     # The first sentence of a new generator runs without graphs, so that its attention is visible.

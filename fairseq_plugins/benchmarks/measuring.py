@@ -163,7 +163,7 @@ def measure_speed(
 
 def capture_steps(bench: Bench, generator: Any, numbers: Sequence[int], batch_size: int) -> None:
     """On a GPU decode sentences until a pass of one of our generators captures no CUDA graph, at most eight times."""
-    graphs = graphs_of(generator) if bench.cuda and isinstance(generator, DraftVerifyGenerator) else None
+    graphs = graphs_of(generator) if bench.cuda else None
     if graphs is None or not graphs.are_on:
         return
     for number in range(8):

@@ -32,6 +32,11 @@ def last_line(output: str) -> str:
     return lines[-1][:200] if lines else "no output"
 
 
+def how_it_ended(status: int | None, line: str) -> str:
+    """Return a program's last line, after "not finished in time" if the time limit ended it (status None)."""
+    return line if status is not None else f"not finished in time: {line}"
+
+
 def tests_for_a_gpu(env: Environment) -> Outcome:
     """Run `pytest -m gpu`."""
     if not (ROOT / "tests").is_dir():
@@ -44,7 +49,7 @@ def outcome_of_tests(status: int | None, output: str) -> Outcome:
     """Return the outcome for pytest's status and last line; skipped tests count as failures."""
     line = last_line(output).strip("= ")
     good = status == 0 and re.search(r"\b[1-9]\d* passed", line) is not None and "skipped" not in line
-    return passed_if(good, line if status is not None else f"not finished in time: {line}")
+    return passed_if(good, how_it_ended(status, line))
 
 
 def ctranslate2_loads(env: Environment) -> Outcome:
@@ -70,7 +75,7 @@ def benchmark(env: Environment) -> Outcome:
     command += ["--fp16"] if env.is_gpu else []
     status, output = run_with_timeout(env.left, command)
     if status != 0:
-        return passed_if(False, f"not finished in time: {last_line(output)}" if status is None else last_line(output))
+        return passed_if(False, how_it_ended(status, last_line(output)))
     record = json.loads((results / "benchmark.json").read_text(encoding="utf-8"))
     rates = {
         row["name"]: {int(size): rate for size, rate in row["sentences_per_second"].items()} for row in record["rows"]

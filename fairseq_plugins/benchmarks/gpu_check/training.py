@@ -21,7 +21,7 @@ from fairseq.trainer import Trainer
 
 from fairseq_plugins.benchmarks import replay
 from fairseq_plugins.benchmarks.gpu_check.environment import Environment
-from fairseq_plugins.benchmarks.gpu_check.programs import last_line, run_with_timeout
+from fairseq_plugins.benchmarks.gpu_check.programs import how_it_ended, last_line, run_with_timeout
 from fairseq_plugins.benchmarks.gpu_check.report import Outcome, passed_if
 
 _UPDATES = 8
@@ -86,7 +86,7 @@ def two_processes(env: Environment) -> Outcome:
             runs = list(pool.map(partial(run_with_timeout, min(120.0, env.left)), programs))
         for status, output in runs:
             if status != 0:
-                return passed_if(False, f"{'not finished in time: ' if status is None else ''}{last_line(output)}")
+                return passed_if(False, how_it_ended(status, last_line(output)))
         records = [json.loads(line) for line in re.findall(r'\{"epoch": .*"loss": .*\}', runs[0][1])]
         losses.append([float(record["loss"]) for record in records])
         shown = ", ".join(f"{loss:.3f}" for loss in losses[-1])

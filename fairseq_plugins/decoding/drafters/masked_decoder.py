@@ -102,11 +102,12 @@ def _draft_of_block(
 ) -> tuple[Tensor | None, ...]:
     """Return tokens [B, K] of a block of `width`, and survival and log-probabilities if the draft has them.
 
-    Columns after a shorter block come from padding and are cut off later; `make` chooses tokens from left to right.
+    If the drafted block is shorter, the caller cuts off the columns after it, which come from padding. They change no
+    token before them: `make` chooses from left to right.
     """
     tokens = inputs["tokens"]
     if "ends" in inputs:
-        # Rows of padding may have any numbers, and a shorter block ends before its columns do.
+        # Indices that would be out of range: those of padding rows, and of columns after a shorter block.
         last = (inputs["ends"] - inputs["lengths"]).clamp(0, hidden.size(1) - 1)
         columns = (last + torch.arange(1, width + 1, device=last.device)).clamp(max=hidden.size(1) - 1)
         hidden = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.size(2)))
