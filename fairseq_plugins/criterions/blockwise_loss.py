@@ -1,12 +1,14 @@
 """Loss of the heads of blockwise decoding: of one head drawn per batch, or the mean over all."""
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
@@ -50,7 +52,7 @@ class BlockwiseLoss(FairseqCriterion):
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, float, dict[str, Any]]:
         """Return the summed loss of a batch, the number of targets of the trained heads, and the logging output."""
         net_input, target = sample["net_input"], sample["target"]
         blockwise = unwrap(model)
@@ -63,32 +65,24 @@ class BlockwiseLoss(FairseqCriterion):
             drawn = int(torch.multinomial(torch.tensor(weights), 1))
             heads, weights = [heads[drawn]], [1.0]
         logging_output: dict[str, Any] = {"ntokens": sample["ntokens"], "nsentences": target.size(0)}
+        # Position t of head i predicts target t + i - 1, if the sentence has one.
+        padded = torch.nn.functional.pad(target, (0, heads[-1] - 1), value=self.padding_idx)
+        shifted = [padded[:, head - 1 : head - 1 + target.size(1)].flatten() for head in heads]
+        is_target = torch.stack(shifted) != self.padding_idx
+        sizes = is_target.sum(1).tolist()
+        positions = is_target.nonzero()[:, 1].split(sizes)
+        all_scores = model(**net_input, heads=heads, positions=positions)
         losses = []
-        for head, weight, scores in zip(heads, weights, model(**net_input, heads=heads), strict=True):
-            # Position t of head i predicts target t + i - 1, if the sentence has one.
-            targets = torch.nn.functional.pad(target, (0, head - 1), value=self.padding_idx)[:, head - 1 :]
-            is_target = targets != self.padding_idx
-            summed = (*self._losses(scores.float(), targets, is_target), is_target.sum())
-            losses.append([weight * value for value in summed])
+        for head, scores, of_head, chosen in zip(heads, all_scores, shifted, positions, strict=True):
+            targets = of_head[chosen]
+            losses.append(label_smoothed_nll_loss(utils.log_softmax(scores, dim=-1), targets, self.label_smoothing))
             if not torch.is_grad_enabled():
-                logging_output[f"correct_{head}"] = ((scores.argmax(-1) == targets) & is_target).sum()
-                logging_output[f"total_{head}"] = is_target.sum()
-        loss, nll_loss, size = (torch.stack(values).sum() for values in zip(*losses, strict=True))
+                logging_output[f"correct_{head}"] = (scores.argmax(-1) == targets).sum()
+                logging_output[f"total_{head}"] = len(targets)
+        loss, nll_loss = (sum(map(operator.mul, weights, of_heads)) for of_heads in zip(*losses, strict=True))
+        size = sum(map(operator.mul, weights, sizes))
         logging_output.update(loss=loss.detach(), nll_loss=nll_loss.detach(), sample_size=size)
         return loss, size, logging_output
-
-    def _losses(self, scores: Tensor, targets: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the summed label-smoothed and plain losses of scores [B, T, V], as fairseq defines them.
-
-        The log-probabilities themselves would take several times the memory and time.
-        """
-        normalizers = scores.logsumexp(-1)
-        nll_loss = (normalizers - scores.gather(2, targets[..., None])[..., 0]).masked_fill(~is_target, 0).sum()
-        if self.label_smoothing == 0:
-            return nll_loss, nll_loss
-        each = self.label_smoothing / (scores.size(2) - 1)
-        smooth_loss = (scores.size(2) * normalizers - scores.sum(-1)).masked_fill(~is_target, 0).sum()
-        return (1 - self.label_smoothing - each) * nll_loss + each * smooth_loss, nll_loss
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

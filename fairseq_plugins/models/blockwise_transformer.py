@@ -2,6 +2,7 @@
 
 import logging
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -146,19 +147,26 @@ class BlockwiseTransformer(TransformerModel):
         src_lengths: Tensor,
         prev_output_tokens: Tensor,
         heads: list[int] | None = None,
+        positions: Sequence[Tensor] | None = None,
         **options: Any,
     ) -> Any:
         """Run consecutive heads of 1 to k with teacher forcing; None runs head 1 as fairseq's Transformer does.
 
+        Args:
+            positions: where to score with each head, as indices into the B x T positions; None scores at all.
+
         Returns:
-            scores [B, T, V] of every head: those of head i are for the token i positions after the last one read.
+            scores [N, V] of every head at its N positions, else [B, T, V]. Head i scores the token i positions after
+            the last one read.
         """
         if heads is None:
             return super().forward(src_tokens, src_lengths, prev_output_tokens, **options)
         encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
         features = self.decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)[0]
-        states = self.decoder.head_states(features, heads[0], heads[-1])
-        return [self.decoder.project(of_head) for of_head in states.unbind(-2)]
+        of_heads = self.decoder.head_states(features, heads[0], heads[-1]).unbind(-2)
+        if positions is not None:
+            of_heads = [states.flatten(0, 1)[chosen] for states, chosen in zip(of_heads, positions, strict=True)]
+        return [self.decoder.project(states) for states in of_heads]
 
 
 def _load_base(model: BlockwiseTransformer, weights: dict[str, Tensor], path: str) -> None:

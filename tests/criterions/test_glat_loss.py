@@ -115,10 +115,10 @@ def test_an_update_waits_for_the_device_twice(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("device_guard")
 def test_an_update_of_heads_or_a_jacobi_verifier_waits_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what is logged, and the second for the rows of its two losses."""
+    """For what is logged, and for the positions that have losses."""
     task = make_task(30)
     cases = (
-        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean", 1.0), {"sums.py": 1}),
+        (make_blockwise(task), BlockwiseLoss(task, 0.1, "mean", 1.0), {"blockwise_loss.py": 2, "sums.py": 1}),
         (
             make_transformer(task),
             JacobiConsistency(task, 0.1, trajectory_length=9),
