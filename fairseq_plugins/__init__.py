@@ -30,11 +30,13 @@ with without_garbage_collection(), deferred_settings(), unchanged_logging():
     from fairseq_plugins import criterions, models, tasks
     from fairseq_plugins.api import Memory, load, wrap
     from fairseq_plugins.commands.parsing import help_of_fairseqs_tools
+    from fairseq_plugins.freed_memory import keep_freed_memory
     from fairseq_plugins.gpu_bf16 import bf16_without_tpu
     from fairseq_plugins.stopping import stop_on_request
 
 help_of_fairseqs_tools()
 bf16_without_tpu()
+keep_freed_memory()
 stop_on_request()
 
 __all__ = ["Memory", "criterions", "load", "models", "tasks", "wrap"]

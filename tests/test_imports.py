@@ -11,7 +11,7 @@ import fairseq_plugins
 # and from the layers below. "" is the package itself.
 LAYERS = (
     ("help_texts", "output"),
-    ("deferred", "ending", "errors", "fingerprints", "gpu_bf16", "safe_loading", "stopping"),
+    ("deferred", "ending", "errors", "fingerprints", "freed_memory", "gpu_bf16", "safe_loading", "stopping"),
     ("commands", "loading"),
     ("data",),
     ("models",),

@@ -27,8 +27,6 @@ fi
 set -a
 LC_ALL=C PYTHONUTF8=1           # decimal points in every locale; text in UTF-8
 : "${OMP_WAIT_POLICY:=passive}" # threads that spin while they wait slow training down up to seven times on shared cores
-# Keep freed memory for the next update: asking the system for every large tensor takes a fifth of the training time.
-: "${MALLOC_MMAP_THRESHOLD_:=4294967296}" "${MALLOC_TRIM_THRESHOLD_:=4294967296}"
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
