@@ -20,7 +20,7 @@ def learned_drafter(
     sample: dict[str, Any],
     outputs: list[list[int]],
     sentences: int = 12,
-    updates: int = 60,
+    updates: int = 90,
     **options: Any,
 ) -> BlockNat:
     """Train a drafter on a verifier's outputs; return it in eval mode.

@@ -267,11 +267,14 @@ def test_counts_are_those_of_the_loop_in_pytorch(learned: tuple) -> None:
     backend = choose_backend(how.spec, how.options, reference)
     assert backend.name == "torch"
     survival: list[torch.Tensor] = []
+    tokens: list[torch.Tensor] = []
     draft = backend.method.drafter.draft
 
     def recording(state: Any) -> Any:
         made = draft(state)
         survival.append(torch.zeros(len(sample["id"]), width))
+        tokens.append(torch.zeros(len(sample["id"]), width))
+        tokens[-1][list(state.sentences), : made.tokens.size(1)] = made.tokens.float()
         if made.survival is not None:
             survival[-1][list(state.sentences), : made.survival.size(1)] = made.survival
         return made
@@ -283,8 +286,9 @@ def test_counts_are_those_of_the_loop_in_pytorch(learned: tuple) -> None:
     lengths = [0] * len(sample["id"])
     for step in backend.steps(*request):
         for sentence, output in enumerate(step):
-            # PyTorch drafts as far for sentences that are about to reach the limit as for others.
-            for position in range(min(output.drafted, request[1].max_len - lengths[sentence])):
+            # PyTorch drafts as far for sentences that are about to reach the limit as for others, and past EOS.
+            eos = [*tokens[-1][sentence].tolist(), 2].index(2)
+            for position in range(min(output.drafted, request[1].max_len - lengths[sentence], eos)):
                 number = min(int(float(survival[-1][sentence, position]) * BINS), BINS - 1)
                 drafted[position, number] += 1
                 accepted[position, number] += position < output.accepted
