@@ -18,6 +18,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
+    browser.get("about:blank")  # the new tab's page, which some versions open, requests things itself
     yield browser
     browser.quit()
 
