@@ -80,7 +80,7 @@ def _batch(task: SpecDecTask, sample: dict[str, Any], outputs: list[list[int]]) 
 def _learn(model: nn.Module, loss: Callable[[], Tensor], updates: int) -> Any:
     model.train()
     optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=0.01)
-    # Without falling learning rate a model's last updates, and with them a test's result, depend on the processor.
+    # With a constant learning rate the last updates, and with them a test's result, depend on the processor.
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, updates)
     for _ in range(updates):
         optimizer.zero_grad()

@@ -266,15 +266,16 @@ def test_counts_are_those_of_the_loop_in_pytorch(learned: tuple) -> None:
     reference = replace(how.context([verifier], drafter, task), weights=None, is_traced=True)
     backend = choose_backend(how.spec, how.options, reference)
     assert backend.name == "torch"
+    eos = task.target_dictionary.eos()
     survival: list[torch.Tensor] = []
-    tokens: list[torch.Tensor] = []
+    drafts: list[torch.Tensor] = []
     draft = backend.method.drafter.draft
 
     def recording(state: Any) -> Any:
         made = draft(state)
         survival.append(torch.zeros(len(sample["id"]), width))
-        tokens.append(torch.zeros(len(sample["id"]), width))
-        tokens[-1][list(state.sentences), : made.tokens.size(1)] = made.tokens.float()
+        drafts.append(torch.full((len(sample["id"]), width + 1), eos))
+        drafts[-1][list(state.sentences), : made.tokens.size(1)] = made.tokens
         if made.survival is not None:
             survival[-1][list(state.sentences), : made.survival.size(1)] = made.survival
         return made
@@ -287,8 +288,8 @@ def test_counts_are_those_of_the_loop_in_pytorch(learned: tuple) -> None:
     for step in backend.steps(*request):
         for sentence, output in enumerate(step):
             # PyTorch drafts as far for sentences that are about to reach the limit as for others, and past EOS.
-            eos = [*tokens[-1][sentence].tolist(), 2].index(2)
-            for position in range(min(output.drafted, request[1].max_len - lengths[sentence], eos)):
+            before_eos = drafts[-1][sentence].tolist().index(eos)
+            for position in range(min(output.drafted, request[1].max_len - lengths[sentence], before_eos)):
                 number = min(int(float(survival[-1][sentence, position]) * BINS), BINS - 1)
                 drafted[position, number] += 1
                 accepted[position, number] += position < output.accepted
