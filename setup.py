@@ -182,6 +182,7 @@ setup(
         "sacremoses>=0.1",
         "safetensors>=0.4.3",
         "sentencepiece>=0.2",
+        "sentencex>=1.0.30",
         "subword-nmt>=0.3.8",
         "rapidfuzz>=3",
         "rich>=13",

@@ -1,1 +1,1 @@
-"""Training blocks for drafters, and patches of images as text."""
+"""Training blocks for drafters, codes of fastBPE, and sentences of running text."""
