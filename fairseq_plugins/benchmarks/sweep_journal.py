@@ -30,7 +30,8 @@ class Journal:
         self.circumstances = dict(circumstances)
         self.results: Results = {}
         self.foreign = 0
-        self._lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        content = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        self._lines = content.removesuffix("\n").split("\n") if content else []
         for number, line in enumerate(self._lines, 1):
             try:
                 record = json.loads(line)

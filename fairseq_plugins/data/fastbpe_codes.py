@@ -21,22 +21,34 @@ class FastBPECodes(SubwordNMTBPE):
     """Splits words as fastBPE does. Lines of its codes are pairs as in subword-nmt 0.2, each followed by a count."""
 
     def __init__(self, cfg: FastBPECodesConfig) -> None:
-        pairs = [" ".join(line.split()[:2]) for line in Path(cfg.bpe_codes).read_text(encoding="utf-8").splitlines()]
-        self.bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *pairs])), separator=cfg.bpe_separator)
+        pairs = [(left, right) for left, right, _ in (line.split(" ") for line in _lines(Path(cfg.bpe_codes)))]
+        self.bpe = BPE(io.StringIO("#version: 0.2\na b\n"), separator=cfg.bpe_separator)
+        # In place of reading a file, where a carriage return ends a symbol. Of equal pairs the first one counts.
+        self.bpe.bpe_codes = {pair: rank for rank, pair in reversed([*enumerate(pairs)])}
+        self.bpe.bpe_codes_reverse = {left + right: (left, right) for left, right in self.bpe.bpe_codes}
         self.bpe_symbol = cfg.bpe_separator + " "
 
 
 def is_fastbpe(file: Path) -> bool:
-    """Return whether codes are fastBPE's (three columns), not subword-nmt's (two); refuse any other file."""
+    """Return whether codes are fastBPE's (three columns), not subword-nmt's (two).
+
+    Raises:
+        ConfigurationError: for any other file.
+    """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = _lines(file)
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"subwords {file}: is not text; a sentencepiece model is named *.model") from error
-    columns = [len(line.split(" ")) for line in lines if line and not line.startswith("#version:")]
+    columns = {len(line.split(" ")) for line in lines if not line.startswith("#version:")}
     for kind in (2, 3):
-        if columns and set(columns) == {kind}:
+        if columns == {kind}:
             return kind == 3
     raise ConfigurationError(
         f"subwords {file}: is neither subword-nmt's codes (two columns) nor fastBPE's (three); give a file of codes "
         "or a sentencepiece model (*.model)"
     )
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines that are not empty. Symbols may contain every character but the line feed and the space."""
+    return [line for line in file.read_bytes().decode("utf-8").split("\n") if line]

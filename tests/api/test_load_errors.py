@@ -4,10 +4,12 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fairseq_plugins
 from fairseq_plugins.api.files import GPT2_FILES, find_subwords
-from fairseq_plugins.data.fastbpe_codes import FastBPECodes, FastBPECodesConfig
+from fairseq_plugins.data.fastbpe_codes import FastBPECodes, FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.errors import ConfigurationError
 from tests.support import REPOSITORY, make_dictionary
 
@@ -59,6 +61,20 @@ def test_codes_of_fastbpe_cut_as_those_of_subword_nmt(tmp_path: Path) -> None:
     assert codes.decode("low ne@@ w@@ er") == "low newer"
 
 
+SYMBOLS = st.text(st.sampled_from("ab\x85\u00a0\u2028\u3000\x1c\r\t#"), min_size=1, max_size=3)
+
+
+@given(pairs=st.lists(st.tuples(SYMBOLS, SYMBOLS), min_size=1, unique=True))
+def test_symbols_of_fastbpe_contain_any_character_but_line_feed_and_space(
+    pairs: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("codes") / "codes"
+    with file.open("w", encoding="utf-8", newline="") as codes:
+        codes.writelines(f"{left} {right} {number}\n" for number, (left, right) in enumerate(pairs))
+    assert is_fastbpe(file)
+    assert set(FastBPECodes(FastBPECodesConfig(bpe_codes=str(file))).bpe.bpe_codes) == set(pairs)
+
+
 @pytest.mark.parametrize(
     ("text", "message"), [("a b 1 2\n", "is neither"), ("", "is neither"), ("a b\na b 1\n", "neither")]
 )
@@ -72,9 +88,9 @@ def test_subwords_of_gpt2_are_two_files(tmp_path: Path) -> None:
     files = [tmp_path / name for name in GPT2_FILES]
     for file in files:
         file.touch()
-    for given in (None, tmp_path, *files):
-        assert find_subwords(tmp_path, given) == tmp_path
+    for path in (None, tmp_path, *files):
+        assert find_subwords(tmp_path, path) == tmp_path
     files[0].unlink()
-    for given in (None, tmp_path, files[1]):
+    for path in (None, tmp_path, files[1]):
         with pytest.raises(ConfigurationError, match="subwords .* has no encoder.json"):
-            find_subwords(tmp_path, given)
+            find_subwords(tmp_path, path)

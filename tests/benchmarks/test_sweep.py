@@ -155,12 +155,13 @@ def test_same_outcomes_are_measured_once(tmp_path: Path) -> None:
 def test_resumes(tmp_path: Path) -> None:
     """What was finished when the sweep broke off is not decoded again; every line is whole."""
     file, cells = tmp_path / "cells.jsonl", grid([2, 4], [1, 3], [1.0])
-    assert len(_measure_all(cells, Journal(file, {"verifier": "a"}), fail_at=3)) == 3
-    assert len(file.read_text().splitlines()) == 3
-    journal = Journal(file, {"verifier": "a"})
+    made_of = {"verifier": "a\u2028b"}  # which ends no line
+    assert len(_measure_all(cells, Journal(file, made_of), fail_at=3)) == 3
+    assert file.read_text().count("\n") == 3
+    journal = Journal(file, made_of)
     assert len(journal.results) == 3
     assert _measure_all(cells, journal) == [Cell(4, 3, 1.0)]
-    assert Journal(file, {"verifier": "a"}).results == journal.results
+    assert Journal(file, made_of).results == journal.results
     assert not list(tmp_path.glob("*.partial"))
 
 

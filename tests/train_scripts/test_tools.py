@@ -338,7 +338,9 @@ def test_text_needs_no_torch(tmp_path: Path) -> None:
 
 def test_table_of_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = REPOSITORY / "checkpoints" / "multi30k.en-de"
-    text = write(tmp_path / "text.en", ["Two dogs play in the snow.", "A man is riding a bicycle on the street."] * 5)
+    text = write(
+        tmp_path / "text.en", ["Two dogs play\u2028in the snow.", "A man is riding a bicycle on the street."] * 5
+    )
     assert run("reuse-table", folder, text, "--older", folder, "--measure", "seconds") == 0
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
     assert rows[0][-1] == "times as fast" and [row[1] for row in rows[2:]] == ["10", "10", "6", "10"]

@@ -56,7 +56,7 @@ def write(source: Path, target: Path, *, count: int, context: int = 2, seed: int
     Raises:
         ConfigurationError: for a text with too few n-grams.
     """
-    lines = source.read_text(encoding="utf-8").splitlines()
+    lines = source.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     new = list(islice(recombined(lines, context, seed), count))
     if len(new) < count:
         refuse(f"{source}: gives only {len(new)} new sentences; lower --count {count}")

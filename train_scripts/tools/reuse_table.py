@@ -34,7 +34,7 @@ def reuse_table(
     Raises:
         ConfigurationError: for files that do not fit each other, and if an output differs from that of greedy.
     """
-    lines = source.read_text(encoding="utf-8").splitlines()[:sentences]
+    lines = source.read_text(encoding="utf-8").removesuffix("\n").split("\n")[:sentences]
     greedy = fairseq_plugins.load(folder, decoder="greedy")
     reuse = fairseq_plugins.load(folder, decoder="reuse", fixed_width=measure == "iterations")
     archive = fairseq_plugins.load(older, decoder="greedy").translate(lines)

@@ -55,7 +55,9 @@ def _binarised(env: Environment, folder: Path) -> Path:
     if not (target / "data").exists():
         text = (_EXAMPLES / folder.name / "test.src").read_text(encoding="utf-8") if has_own_text else _english()
         pieces = SentencePieceProcessor(model_file=str(folder / "subwords.model"))
-        lines = [" ".join(pieces.encode(line, out_type=str)) for line in text.splitlines()[: env.sentences]]
+        lines = [
+            " ".join(pieces.encode(line, out_type=str)) for line in text.removesuffix("\n").split("\n")[: env.sentences]
+        ]
         target.mkdir(parents=True, exist_ok=True)
         replay.binarise(target, lines, *(folder / f"dict.{language}.txt" for language in languages))
     return target / "data"
