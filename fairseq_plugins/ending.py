@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from fairseq_plugins.output import abandon_output, flush_failure, is_tool, say, say_output_failure
+from fairseq_plugins.output import READER_IS_GONE, abandon_output, flush_failure, is_tool, say, say_output_failure
 
 FAILED = 1
 """Exit status of a run that continued after a write failure; the same as after an error."""
@@ -45,7 +45,7 @@ def _close(close: Callable[[], None]) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Close open files, and end the process with status `FAILED` after a failure."""
+    """Close open files; end the process with `READER_IS_GONE` after a broken pipe, `FAILED` after other failures."""
     for finalizer in _pending:
         finalizer()
     if not is_tool():
@@ -53,12 +53,16 @@ def _end() -> None:
     failure = flush_failure()
     if failure is not None:
         say_output_failure(failure)
-    # After an exception or Ctrl-C the status is already non-zero.
-    if (_has_failed or failure is not None) and getattr(sys, "last_type", None) is None:
+    raised = getattr(sys, "last_value", None)
+    status = FAILED if _has_failed or failure is not None else 0
+    if any(isinstance(error, BrokenPipeError) for error in (failure, raised)):
+        status = READER_IS_GONE
+    # After other exceptions and Ctrl-C the status is already non-zero.
+    if status == READER_IS_GONE or (status and raised is None):
         # sys.exit is ignored here. os._exit skips other exit handlers: end data workers and flush logs before it.
         for process in multiprocessing.active_children():
             process.terminate()
         logging.shutdown()
-        os._exit(FAILED)
+        os._exit(status)
     if failure is not None:
         abandon_output()

@@ -5,6 +5,7 @@ import errno
 import io
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -71,6 +72,9 @@ class _ClosedOutput(io.TextIOBase):
     def write(self, text: str) -> int:
         raise OSError(errno.EBADF, "it is closed")
 
+
+READER_IS_GONE = 128 + signal.SIGPIPE
+"""Exit status after a broken pipe (`| head`): that of programs which the signal ends."""
 
 _failures: list[OSError] = []
 """Errors of printing."""

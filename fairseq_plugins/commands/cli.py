@@ -11,7 +11,15 @@ from typing import Any, NoReturn
 
 from fairseq_plugins.errors import ConfigurationError, explain
 from fairseq_plugins.help_texts import version
-from fairseq_plugins.output import abandon_output, is_output_failure, is_tool, say, say_output_failure, watch_output
+from fairseq_plugins.output import (
+    READER_IS_GONE,
+    abandon_output,
+    is_output_failure,
+    is_tool,
+    say,
+    say_output_failure,
+    watch_output,
+)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -90,8 +98,8 @@ def requeue() -> None:
 def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run a console command; return its exit status.
 
-    0, or 2 after a one-line error that the user can mend, 130 after Ctrl-C, 138 after SIGUSR1, or 1, without a message,
-    after the reader of the output has ended (`| head`).
+    0, or 2 after a one-line error that the user can mend, 130 after Ctrl-C, 138 after SIGUSR1, or 141, without a
+    message, after the reader of the output has ended (`| head`).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments == ["--version"]:
@@ -116,7 +124,7 @@ def run_command(name: str, run: Callable[[Sequence[str]], None], argv: Sequence[
         if is_output_failure(error):
             say_output_failure(error, f"{name}: ")
             abandon_output()
-            return 1 if isinstance(error, BrokenPipeError) else 2
+            return READER_IS_GONE if isinstance(error, BrokenPipeError) else 2
         message = explain(error, error.__traceback__)
         if message is None:
             raise

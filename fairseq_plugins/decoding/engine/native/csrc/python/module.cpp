@@ -5,6 +5,8 @@
 
 NB_MODULE(_kernels, m) {
     using namespace spec_dec;
+    // At the end of a program the traceback of its error may still hold a model: not a leak that users can mend.
+    nb::set_leak_warnings(false);
     m.def("instruction_set", [] { return std::string(kernels().name); }, "Return the instruction set in use.");
     m.def("runnable_instruction_sets", &runnable_instruction_sets,
           "Return those that this processor runs, the best first.");
