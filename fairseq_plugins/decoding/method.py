@@ -17,6 +17,9 @@ from fairseq_plugins.decoding.search.rules import Rule, exact
 from fairseq_plugins.decoding.verifier import Verifier, VerifierProtocol
 from fairseq_plugins.models.block_nat import BlockNat
 
+GivenDrafts = list[list[list[int]]]
+"""Token ids of the drafts of each sentence."""
+
 # Why a token was emitted, in traces.
 TOP_1 = "top-1"  # drafted, and the verifier's best token (methods may have another name)
 RELAXED = "relaxed"  # drafted, and accepted by a relaxed rule only
@@ -50,6 +53,7 @@ class NativeMethod:
     policy: Any = None  # chooses draft width and verified rows; None verifies every drafted token
     projection: Any = None  # replaces the verifier's vocabulary projection; None keeps it
     head: tuple[Any, Any] | None = None  # two layers before the projection (head 1 of blockwise decoding)
+    drafts: Callable[[Mapping[str, Any]], GivenDrafts] | None = None  # returns the given drafts of a batch
     on_batch: Callable[[Mapping[str, Any]], None] | None = None  # called with every batch before it is decoded
 
 

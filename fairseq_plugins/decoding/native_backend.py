@@ -104,6 +104,7 @@ class NativeBackend:
             unk_penalty=constraints.unk_penalty,
             temperature=self.temperature,
             prefix=None if constraints.prefix is None else constraints.prefix.contiguous(),
+            drafts=[] if self.method.drafts is None else self.method.drafts(sample),
             encoded=encoded,
             embedding=embedding,
         )

@@ -98,7 +98,7 @@ def _build_native(context: MethodContext, options: ReuseOptions) -> NativeMethod
         context.native_weights,
         native_with_fallback(drafter, context, _of_fallback(context, options)),
         policy=None if options.fixed_width else module.Policy(width),
-        on_batch=lambda sample: drafter.set_drafts(drafts_of(sample, context.target)),
+        drafts=lambda sample: drafts_of(sample, context.target),
     )
 
 

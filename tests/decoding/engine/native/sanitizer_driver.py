@@ -165,10 +165,8 @@ _makes = (batches.greedy, batches.beams, batches.trained, batches.heads, reads_f
 
 
 def wrong_drafts(choose: random.Random) -> str:
-    """Drafts for another batch, or with ids outside the dictionary, are refused; new ones are for the next batch."""
+    """Drafts for another batch, or with ids outside the dictionary, are refused."""
     call = _call(batches.copies)
-    drafter = call.parts["drafter"]
-    drafter.set_drafts([])
     made = call.made()
     arguments = {name: value for name, value in call.batch.items() if name != "source"}
     sentences = choose.choice([len(call.batch["source"]), choose.randint(0, 6)])
@@ -176,13 +174,26 @@ def wrong_drafts(choose: random.Random) -> str:
     ids = known if choose.random() < 0.5 else [*known, _odd(choose)]
     drafts = [[choose.choices(ids, k=choose.randint(0, 40)) for _ in range(3)] for _ in range(sentences)]
     try:
-        drafter.set_drafts(drafts)
-        made.begin(call.batch["source"], **arguments)
+        made.begin(call.batch["source"], **{**arguments, "drafts": drafts})
     except (ValueError, TypeError) as error:
         return f"drafts: {type(error).__name__}"
-    drafter.set_drafts([[[7] * 60]] * len(call.batch["source"]))
     made.run()
     return "drafts: done"
+
+
+def continuous(choose: random.Random) -> str:
+    """Sentences join and leave a running batch, which is closed at any time."""
+    call = _call(choose.choice([*_makes, batches.copies]))
+    made = running.opened(call, threads=choose.choice([1, 3]), max_sentences=choose.choice([1, 7]))
+    sentences = running.sentences(call, choose.randint(1, 20), choose.randint(0, 9))
+    for number, sentence in enumerate(sentences):
+        running.admit(made, number, sentence, streams=choose.random() < 0.5)
+        if choose.random() < 0.2:
+            made.cancel(choose.randint(0, number))
+            made.take(0.001)
+    if choose.random() < 0.5:
+        made.close()
+    return "continuous"
 
 
 def wrong_batch(choose: random.Random) -> str:
@@ -302,6 +313,7 @@ def main(rounds: int, seed: int) -> None:
             seen[wrong_batch(choose)] += 1
             seen[wrong_parts(choose)] += 1
             seen[wrong_drafts(choose)] += 1
+            seen[continuous(choose)] += 1
         seen["rounds"] += 1
     assert threads.called
     for name, count in sorted(seen.items()):

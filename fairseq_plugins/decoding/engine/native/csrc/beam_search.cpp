@@ -67,23 +67,26 @@ struct Candidate {
 
 // An unfinished sentence, with `beam` hypotheses.
 struct Sentence {
-    int64_t number = 0, length = 0;
+    int64_t number = 0, length = 0, beam = 1, columns = 0;
     std::vector<int64_t> last;               // [beam], the last token of each
     std::vector<int64_t> tokens, ancestors;  // [beam][columns]; ancestors: cache row of each slot
     std::vector<float> scores, log_probs;    // [beam], [beam][columns]
     std::vector<uint8_t> ignored;            // [beam], fairseq's cands_to_ignore
 };
 
-class BeamSearchWorker {
+class BeamSearchWorker final : public SearchWorker {
 public:
-    BeamSearchWorker(const Transformer& model, const Decoder& decoder, Batch& batch, int64_t beam,
-                     std::vector<std::vector<Hypothesis>>& outputs)
-        : model(model), decoder(decoder), batch(batch), beam(beam), columns(batch.columns), outputs(outputs) {}
+    BeamSearchWorker(const Transformer& model, Decoder& decoder, Batch& batch, int64_t max_beam,
+                     std::vector<std::vector<Hypothesis>>& outputs, std::vector<int64_t>& steps)
+        : model(model), decoder(decoder), batch(batch), max_beam(max_beam), outputs(outputs), steps(steps) {}
 
-    void admit(const std::vector<int64_t>& sentences) {
+    void admit(const std::vector<int64_t>& sentences, int64_t) override {
+        decoder.read_sources(sentences);
         for (const int64_t number : sentences) {
             Sentence sentence;
             sentence.number = number;
+            const int64_t beam = sentence.beam = batch.limits.of(number).beam;
+            const int64_t columns = sentence.columns = batch.limits.of(number).max_len + 2;
             sentence.last.assign(beam, batch.first_token);
             sentence.tokens.resize(beam * columns);
             sentence.ancestors.resize(beam * columns);
@@ -95,21 +98,23 @@ public:
         }
     }
 
-    void step(std::vector<int64_t>& steps) {
+    void iterate() override {
         rows.clear();
         sentence_of_row.clear();
         for (size_t index = 0; index < active.size(); ++index) {
             const Sentence& sentence = active[index];
             // At first all hypotheses are equal, and one row is enough.
-            for (int64_t h = 0; h < (sentence.length == 0 ? 1 : beam); ++h) {
-                rows.add(sentence.number * beam + h, sentence.length, sentence.last[h]);
+            for (int64_t h = 0; h < (sentence.length == 0 ? 1 : sentence.beam); ++h) {
+                rows.add(sentence.number * max_beam + h, sentence.length, sentence.last[h]);
                 sentence_of_row.push_back(index);
             }
         }
         index_of.assign(batch.sentences(), 0);
         for (size_t index = 0; index < active.size(); ++index) index_of[active[index].number] = index;
-        decoder.run(rows, {}, {},
-                    [&](int64_t row) { return active[index_of[row / beam]].ancestors.data() + row % beam * columns; });
+        decoder.run(rows, {}, {}, [&](int64_t row) {
+            const Sentence& sentence = active[index_of[row / max_beam]];
+            return sentence.ancestors.data() + row % max_beam * sentence.columns;
+        });
         score_rows();
         size_t row = 0;
         for (size_t index = 0; index < active.size(); ++index) {
@@ -122,23 +127,32 @@ public:
         active.erase(std::remove_if(active.begin(), active.end(), has_ended), active.end());
     }
 
+    void drop(int64_t number) override {
+        const auto is_dropped = [&](const Sentence& sentence) { return sentence.number == number; };
+        active.erase(std::remove_if(active.begin(), active.end(), is_dropped), active.end());
+    }
+
     std::vector<Sentence> active;
 
 private:
     const Transformer& model;
-    const Decoder& decoder;
+    Decoder& decoder;
     Batch& batch;
-    const int64_t beam, columns;
+    const int64_t max_beam;
     std::vector<std::vector<Hypothesis>>& outputs;
+    std::vector<int64_t>& steps;
     Rows rows;
     std::vector<size_t> sentence_of_row, index_of;
     std::vector<TopTokens> best, partial;  // of each row; of each row and part of the vocabulary
     std::vector<float> normalizers;        // of each row
 
-    // Makes `count` empty lists.
-    void begin(std::vector<TopTokens>& lists, int64_t count) const {
-        if (static_cast<int64_t>(lists.size()) < count) lists.resize(count);
-        for (TopTokens& list : lists) list.begin(std::min(2 * beam, batch.limits.vocabulary - 1));
+    // Makes an empty list for each row of each part.
+    void begin(std::vector<TopTokens>& lists, int64_t parts) const {
+        const int64_t count = rows.size();
+        if (static_cast<int64_t>(lists.size()) < parts * count) lists.resize(parts * count);
+        for (int64_t i = 0; i < parts * count; ++i) {
+            lists[i].begin(std::min(2 * active[sentence_of_row[i % count]].beam, batch.limits.vocabulary - 1));
+        }
     }
 
     // Finds the best tokens after each row. At most CHUNK scores of a row are in memory at a time.
@@ -150,7 +164,7 @@ private:
         const int64_t multiply_adds = count * model.projection->multiply_adds();
         const int64_t parts =
             std::max<int64_t>(1, std::min({threads::available(), chunks, multiply_adds / threads::MIN_MULTIPLY_ADDS}));
-        begin(partial, parts * count);
+        begin(partial, parts);
         threads::run(parts, [&](int64_t part) {
             thread_local Floats memory;
             float* values = at_least(memory, count * CHUNK);
@@ -165,13 +179,14 @@ private:
                     maxima[r * chunks + chunk] = max;
                     sums[r * chunks + chunk] = kernels().sum_exp(chunk_scores, size, max);
                     TopTokens& own = partial[part * count + r];
-                    if (limits.unk_penalty >= 0 && !(max > own.threshold())) continue;
-                    constrain(chunk_scores, begin, begin + size, limits, rows.sentence[r] / beam, rows.position[r]);
+                    const int64_t b = rows.sentence[r] / max_beam;
+                    if (limits.of(b).unk_penalty >= 0 && !(max > own.threshold())) continue;
+                    constrain(chunk_scores, begin, begin + size, limits, b, rows.position[r]);
                     own.add_scores(chunk_scores, size, begin);
                 }
             }
         });
-        begin(best, count);
+        begin(best, 1);
         normalizers.resize(count);
         for (int64_t r = 0; r < count; ++r) {
             const float max = *std::max_element(&maxima[r * chunks], &maxima[r * chunks] + chunks);
@@ -190,6 +205,7 @@ private:
     // Advances a sentence by one token. Of the sorted candidates, an EOS among the first `beam` finishes a hypothesis,
     // and the first `beam` others continue.
     void advance(Sentence& sentence, size_t first_row, size_t last_row) {
+        const int64_t beam = sentence.beam;
         std::vector<Candidate> candidates;
         for (size_t r = first_row; r < last_row; ++r) {
             const auto parent = static_cast<int64_t>(r - first_row);
@@ -205,7 +221,7 @@ private:
         std::partial_sort(candidates.begin(), candidates.begin() + found, candidates.end());
         // If fewer tokens are allowed, the rest of the beam is filled with impossible candidates.
         candidates.resize(count, {MINUS_INFINITY, 0, 0});
-        const bool is_last = sentence.length >= batch.limits.max_len;
+        const bool is_last = sentence.length >= batch.limits.of(sentence.number).max_len;
         std::vector<Candidate> continuing, ended_or_ignored;
         bool has_end = false;
         for (size_t i = 0; i < count; ++i) {
@@ -233,8 +249,9 @@ private:
     // Adds a finished hypothesis to the outputs, up to `beam` of them.
     void finish(const Sentence& sentence, const Candidate& end) {
         std::vector<Hypothesis>& finished = outputs[sentence.number];
-        if (static_cast<int64_t>(finished.size()) == beam) return;
+        if (static_cast<int64_t>(finished.size()) == sentence.beam) return;
         Hypothesis hypothesis;
+        const int64_t columns = sentence.columns;
         const int64_t* ancestor = sentence.ancestors.data() + end.parent * columns;
         for (int64_t column = 1; column <= sentence.length; ++column) {
             hypothesis.tokens.push_back(sentence.tokens[ancestor[column] * columns + column]);
@@ -248,7 +265,7 @@ private:
 
     // Continues the chosen candidates: each row gets the ancestors of its parent.
     void reorder(Sentence& sentence, const std::vector<Candidate>& chosen) {
-        const int64_t next = ++sentence.length;
+        const int64_t next = ++sentence.length, beam = sentence.beam, columns = sentence.columns;
         std::vector<int64_t> ancestors(beam * next);
         std::vector<float> scores(beam);
         for (int64_t i = 0; i < beam; ++i) {
@@ -267,32 +284,40 @@ private:
 
 }  // namespace
 
-BeamSearch::BeamSearch(std::shared_ptr<const Transformer> model, int64_t beam)
-    : model(model), decoder(model), beam(beam) {}
+BeamSearch::BeamSearch(std::shared_ptr<const Transformer> model, int64_t max_beam)
+    : max_beam(max_beam), model(model), decoder(model) {}
+
+void BeamSearch::begin(Batch& batch) {
+    batch.begin();
+    decoder.begin(batch.sources, batch.columns + 1, max_beam);
+}
+
+std::unique_ptr<SearchWorker> BeamSearch::worker(Batch& batch, std::vector<std::vector<Hypothesis>>& outputs,
+                                                 std::vector<int64_t>& steps) {
+    return std::make_unique<BeamSearchWorker>(*model, decoder, batch, max_beam, outputs, steps);
+}
 
 std::vector<std::vector<Hypothesis>> BeamSearch::run(Batch& batch, const RunOptions& options,
                                                      std::vector<int64_t>& steps) {
-    batch.begin();
-    decoder.begin(batch.sources, batch.columns + 1, beam);
+    begin(batch);
     const int64_t count = batch.sentences(), workers = std::min(threads::available(), count);
     std::vector<std::vector<Hypothesis>> outputs(count);
     steps.assign(count, 0);
     if (count == 0) return outputs;
     const int64_t most =
-        std::max<int64_t>(1, std::min(options.micro_batch_rows / beam, (count + workers - 1) / workers));
+        std::max<int64_t>(1, std::min(options.micro_batch_rows / max_beam, (count + workers - 1) / workers));
     std::vector<int64_t> waiting(count);
     std::iota(waiting.begin(), waiting.end(), 0);
     Queue queue(std::move(waiting));
     const double began = seconds_now();
     queue.run(workers, [&](int64_t number) {
-        BeamSearchWorker worker(*model, decoder, batch, beam, outputs);
+        BeamSearchWorker worker(*model, decoder, batch, max_beam, outputs, steps);
         double checked = seconds_now();
         while (!queue.has_failed) {
             const std::vector<int64_t> fresh = queue.take(most - static_cast<int64_t>(worker.active.size()));
-            decoder.read_sources(fresh);
-            worker.admit(fresh);
+            worker.admit(fresh, most);
             if (worker.active.empty()) break;
-            worker.step(steps);
+            worker.iterate();
             options.check(number, checked);
         }
     });

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "greedy_search.h"
+#include "search_worker.h"
 
 namespace spec_dec {
 
@@ -20,20 +22,33 @@ struct Hypothesis {
 
 class BeamSearch {
 public:
-    BeamSearch(std::shared_ptr<const Transformer> verifier, int64_t beam);
+    // max_beam: the largest beam of a sentence.
+    BeamSearch(std::shared_ptr<const Transformer> verifier, int64_t max_beam);
 
-    // Decodes a batch whose sources are encoded. Returns the hypotheses of each sentence in the order in which they
-    // ended; writes the number of steps of each sentence to `steps`.
+    // Decodes a batch whose sources are encoded, with the beam of each sentence's limits. Returns the hypotheses of
+    // each sentence in the order in which they ended; writes the number of steps of each sentence to `steps`.
     //
     // Throws std::runtime_error if scores are NaN, and std::domain_error if EOS is forbidden at the maximum length.
     std::vector<std::vector<Hypothesis>> run(Batch& batch, const RunOptions& options, std::vector<int64_t>& steps);
 
+    // Begins a batch whose sentences come later.
+    void begin(Batch& batch);
+
+    // Returns a worker for an open batch. outputs: [B], the hypotheses of each sentence; steps: [B].
+    std::unique_ptr<SearchWorker> worker(Batch& batch, std::vector<std::vector<Hypothesis>>& outputs,
+                                         std::vector<int64_t>& steps);
+
+    // Gives back the memory of a sentence that has ended, except for its first positions.
+    void release(int64_t sentence, int64_t kept) const {
+        for (int64_t h = 0; h < max_beam; ++h) decoder.release(sentence * max_beam + h, kept);
+    }
+
+    const int64_t max_beam;
     StageSeconds seconds{};
 
 private:
     std::shared_ptr<const Transformer> model;
     Decoder decoder;
-    const int64_t beam;
 };
 
 }  // namespace spec_dec

@@ -35,13 +35,23 @@ void Decoder::begin(const Sources& new_sources, int64_t new_capacity, int64_t ne
 
 void Decoder::read_sources(const std::vector<int64_t>& sentences) {
     const int64_t inputs = model->layers[0].cross_key_value->inputs;
-    for_each_range(sentences, [&](int64_t first, int64_t last) {
-        const int64_t begin = sources->begins[first], end = sources->begins[last];
+    for_each_range(*sources, sentences, [&](int64_t first, int64_t last) {
+        const int64_t begin = sources->begins[first], end = sources->begins[last - 1] + sources->length(last - 1);
         for (size_t layer = 0; layer < model->layers.size(); ++layer) {
             model->layers[layer].cross_key_value->run(sources->encoded.data() + begin * inputs, end - begin,
                                                       cross_cache.at(layer, begin));
         }
     });
+}
+
+void Decoder::release(int64_t row, int64_t first) const {
+    for (size_t layer = 0; layer < model->layers.size(); ++layer) {
+        if (first < capacity) self_cache.release(layer, row * capacity + first, capacity - first);
+    }
+    const int64_t b = row / beam, begin = sources->begins[b] + first, end = sources->begins[b + 1];
+    for (size_t layer = 0; row % beam == 0 && begin < end && layer < model->layers.size(); ++layer) {
+        cross_cache.release(layer, begin, end - begin);
+    }
 }
 
 float* Decoder::embed(Rows& rows, const std::function<void(int64_t, float*)>& input, int64_t& longest) const {

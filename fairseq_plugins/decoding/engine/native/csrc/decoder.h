@@ -50,6 +50,9 @@ public:
         return self_cache.at(layer, row * capacity + position);
     }
 
+    // Gives back the memory of a cache row's slots from `first` on, and that of its source.
+    void release(int64_t row, int64_t first) const;
+
 private:
     // Embeds the rows into rows.x. Sets `longest` to the largest number of slots or source tokens of a row's attention.
     float* embed(Rows& rows, const std::function<void(int64_t, float*)>& input, int64_t& longest) const;

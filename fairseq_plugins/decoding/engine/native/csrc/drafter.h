@@ -18,13 +18,15 @@ struct Batch {
     Sources sources;
     Limits limits;
     int64_t first_token = 0;
-    int64_t columns = 0;                        // of `tokens` and `log_probs`
-    std::vector<int64_t> tokens;                // [B][columns], the first token, then the output
-    std::vector<float> log_probs;               // [B][columns]
-    std::vector<int64_t> lengths;               // [B], of the outputs
-    std::vector<uint8_t> finished;              // [B]
-    std::vector<uint8_t> is_drafted;            // [B], whether the sentence has drafts
-    std::vector<double> lost;                   // [B], seconds that the sentence has lost without drafts
+    std::vector<std::vector<std::vector<int64_t>>> drafts;  // [B][drafts][tokens], given by the user; empty for none
+    bool is_open = false;             // whether sentences join and leave while it is decoded (continuous_batch.h)
+    int64_t columns = 0;              // of `tokens` and `log_probs`
+    std::vector<int64_t> tokens;      // [B][columns], the first token, then the output
+    std::vector<float> log_probs;     // [B][columns]
+    std::vector<int64_t> lengths;     // [B], of the outputs
+    std::vector<uint8_t> finished;    // [B]
+    std::vector<uint8_t> is_drafted;  // [B], whether the sentence has drafts
+    std::vector<double> lost;         // [B], seconds that the sentence has lost without drafts
     std::vector<std::vector<int32_t>> emitted;  // [B][iterations], numbers of emitted tokens
     std::vector<int64_t> drafted, accepted;     // [B], numbers of tokens in the last iteration
 
@@ -35,7 +37,14 @@ struct Batch {
     int64_t last_token(int64_t sentence) const { return output(sentence)[lengths[sentence] - 1]; }
 
     // Returns how many tokens may still be emitted.
-    int64_t remaining(int64_t sentence) const { return std::max<int64_t>(limits.max_len - lengths[sentence], 0); }
+    int64_t remaining(int64_t sentence) const {
+        return std::max<int64_t>(limits.of(sentence).max_len - lengths[sentence], 0);
+    }
+
+    // Whether the next iteration is the first one after a prefix, which emits nothing else.
+    bool begins_with_prefix(int64_t sentence) const {
+        return lengths[sentence] == 0 && !limits.of(sentence).prefix.empty();
+    }
 
     // Begins empty outputs for the sources.
     void begin() {
@@ -51,6 +60,14 @@ struct Batch {
         drafted.assign(count, 0);
         accepted.assign(count, 0);
         for (int64_t b = 0; b < count; ++b) tokens[b * columns] = first_token;
+    }
+
+    // Begins an empty output in place of an earlier one.
+    void restart(int64_t sentence) {
+        lengths[sentence] = drafted[sentence] = accepted[sentence] = 0;
+        finished[sentence] = is_drafted[sentence] = 0;
+        lost[sentence] = 0;
+        emitted[sentence].clear();
     }
 };
 
@@ -171,11 +188,11 @@ public:
     // Returns the maximum length of a draft of this batch. Called after `begin_batch`.
     virtual int64_t max_width(const Batch& batch) const = 0;
 
-    // Begins a batch.
+    // Begins a batch. If it is open, its sentences come later: a drafter reads them in `begin`.
     virtual void begin_batch(const Batch& batch) = 0;
 
     // Whether it can draft for a sentence at all.
-    virtual bool can_draft(int64_t) const { return true; }
+    virtual bool can_draft(const Batch&, int64_t) const { return true; }
 
     // Begins sentences. Outputs that are not empty are observed next, if it reads layers. Threads call this, `draft`
     // and `observe` concurrently, each for its own sentences.

@@ -40,7 +40,6 @@ void GreedySearch::begin(Batch& batch) {
     verifier.begin(batch.sources, batch.columns + std::max(width, batch.limits.prefix_width) + 1);
 }
 
-// Returns the number of sentences of a thread's micro-batch: enough for efficient products, drafts included.
 int64_t GreedySearch::micro_batch_size(const Batch& batch, const RunOptions& options) const {
     const auto with_drafts = [&](int64_t width) {
         return std::max({int64_t{1}, options.min_sentences, options.micro_batch_rows / (1 + width)});
@@ -105,10 +104,14 @@ void GreedySearch::profile(int64_t sentences, int64_t width, Costs& costs) {
     constexpr double MAX_SECONDS = 0.0015;
     Batch batch;
     batch.limits.vocabulary = model->projection->outputs;
-    batch.limits.min_len = batch.limits.max_len = SOURCE_LENGTH + MAX_ITERATIONS * (width + 1);
+    batch.limits.max_len = SOURCE_LENGTH + MAX_ITERATIONS * (width + 1);
+    SentenceLimits limits;
+    limits.min_len = limits.max_len = batch.limits.max_len;
+    batch.limits.of_sentences.assign(sentences, limits);
     batch.limits.pad = 1 % batch.limits.vocabulary;
     batch.limits.eos = 2 % batch.limits.vocabulary;
     for (int64_t b = 0; b <= sentences; ++b) batch.sources.begins.push_back(b * SOURCE_LENGTH);
+    batch.sources.lengths.assign(sentences, batch.sources.longest = SOURCE_LENGTH);
     const int64_t rows = sentences * SOURCE_LENGTH, dim = model->layers[0].cross_key_value->inputs;
     // Ids of the special symbols, which every dictionary has.
     for (int64_t row = 0; row < rows; ++row) batch.sources.tokens.push_back(row % 4);

@@ -57,12 +57,17 @@ public:
     // Measures the costs that the policy needs.
     void profile();
 
+    // Gives back the memory of a sentence that has ended, except for its first positions.
+    void release(int64_t sentence, int64_t kept) const { verifier.release(sentence, kept); }
+
+    // Returns the number of sentences of a thread's micro-batch: enough for efficient products, drafts included.
+    int64_t micro_batch_size(const Batch& batch, const RunOptions& options) const;
+
     StageSeconds seconds{};
 
 private:
     friend class Worker;
 
-    int64_t micro_batch_size(const Batch& batch, const RunOptions& options) const;
     void profile(int64_t sentences, int64_t width, Costs& costs);
 
     std::shared_ptr<const Transformer> model;

@@ -22,7 +22,7 @@ void apply_temperature(float* scores, int64_t count, const Limits& limits) {
 void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, int64_t sentence, int64_t position) {
     constexpr float FORBIDDEN = -std::numeric_limits<float>::infinity();
     const auto at = [&](int64_t token) { return begin <= token && token < end ? scores + token - begin : nullptr; };
-    if (float* unk = at(limits.unk)) *unk -= limits.unk_penalty;
+    if (float* unk = at(limits.unk)) *unk -= limits.of(sentence).unk_penalty;
     const int64_t only = limits.only(sentence, position);
     if (only >= 0) {
         float* kept = at(only);
@@ -33,7 +33,7 @@ void constrain(float* scores, int64_t begin, int64_t end, const Limits& limits, 
     }
     if (float* pad = at(limits.pad)) *pad = FORBIDDEN;
     float* eos = at(limits.eos);
-    if (eos && limits.is_too_early(position)) *eos = FORBIDDEN;
+    if (eos && limits.is_too_early(sentence, position)) *eos = FORBIDDEN;
 }
 
 BestToken best_token(float* scores, const Limits& limits, int64_t sentence, int64_t position) {

@@ -2,34 +2,46 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace spec_dec {
 
-struct Limits {
-    int64_t vocabulary = 0, pad = 0, unk = 0, eos = 0;
+// Limits of one sentence.
+struct SentenceLimits {
     int64_t min_len = 1, max_len = 0;  // no EOS before position min_len, only EOS from max_len on
     float unk_penalty = 0;
+    int64_t beam = 1;             // hypotheses that a beam search keeps
+    std::vector<int64_t> prefix;  // --prefix-size; `pad` leaves a position free
+};
+
+struct Limits {
+    int64_t vocabulary = 0, pad = 0, unk = 0, eos = 0;
     float temperature = 1;
-    const int64_t* prefix = nullptr;  // [sentences][prefix_width], --prefix-size; `pad` leaves a position free
-    int64_t prefix_width = 0;
+    int64_t max_len = 0, prefix_width = 0;     // the largest of any sentence
+    std::vector<SentenceLimits> of_sentences;  // [B]
+
+    const SentenceLimits& of(int64_t sentence) const { return of_sentences[sentence]; }
 
     // Returns the token that the prefix forces at a position; -1 if none.
     int64_t forced(int64_t sentence, int64_t position) const {
-        if (position >= prefix_width || position >= max_len) return -1;
-        const int64_t token = prefix[sentence * prefix_width + position];
+        const SentenceLimits& own = of(sentence);
+        if (position >= static_cast<int64_t>(own.prefix.size()) || position >= own.max_len) return -1;
+        const int64_t token = own.prefix[position];
         return token == pad ? -1 : token;
     }
 
     // Whether EOS is forbidden at a position. Inside a prefix fairseq ignores the minimum length.
-    bool is_too_early(int64_t position) const {
-        return position < min_len && position >= (prefix_width < max_len ? prefix_width : max_len);
+    bool is_too_early(int64_t sentence, int64_t position) const {
+        const SentenceLimits& own = of(sentence);
+        return position < own.min_len && position >= std::min<int64_t>(own.prefix.size(), own.max_len);
     }
 
     // Returns the only allowed token: a forced one, or EOS at the maximum length; -1 if several are allowed.
     int64_t only(int64_t sentence, int64_t position) const {
         const int64_t given = forced(sentence, position);
-        return given >= 0 || position < max_len ? given : eos;
+        return given >= 0 || position < of(sentence).max_len ? given : eos;
     }
 };
 

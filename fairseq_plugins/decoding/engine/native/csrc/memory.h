@@ -3,6 +3,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -74,6 +75,14 @@ public:
     }
 
     float* at(int64_t layer, int64_t row) const { return base + (layer * rows + row) * row_size; }
+
+    // Gives whole pages of some rows back to the system.
+    void release(int64_t layer, int64_t row, int64_t count) const {
+        const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        const auto begin = (reinterpret_cast<uintptr_t>(at(layer, row)) + page - 1) / page * page;
+        const auto end = reinterpret_cast<uintptr_t>(at(layer, row + count)) / page * page;
+        if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    }
 
     int64_t row_size = 0;  // floats of a key and its value
 

@@ -1,5 +1,6 @@
 #include "sources.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "kernels.h"
@@ -9,6 +10,8 @@ namespace spec_dec {
 void Sources::read(const int64_t* source, int64_t sentences, int64_t width, int64_t pad, int64_t dim,
                    const float* given, const float* given_embedding) {
     begins.assign(1, 0);
+    lengths.clear();
+    longest = 0;
     tokens.clear();
     encoded.clear();
     embedding.clear();
@@ -22,28 +25,53 @@ void Sources::read(const int64_t* source, int64_t sentences, int64_t width, int6
             }
         }
         if (static_cast<int64_t>(tokens.size()) == begins.back()) throw std::invalid_argument("a source has no token");
+        lengths.push_back(static_cast<int64_t>(tokens.size()) - begins.back());
+        longest = std::max(longest, lengths.back());
         begins.push_back(tokens.size());
     }
 }
 
-void Sources::begin_encoding(const Transformer& encoder) {
-    for (const int64_t token : tokens) {
-        if (token < 0 || token >= encoder.embedding.size) {
-            throw std::invalid_argument("a source token is outside of the vocabulary");
-        }
+void Sources::reserve(int64_t sentences, int64_t capacity, int64_t dim) {
+    begins.clear();
+    for (int64_t b = 0; b <= sentences; ++b) begins.push_back(b * capacity);
+    lengths.assign(sentences, 0);
+    longest = capacity;
+    tokens.assign(rows(), 0);
+    embedding.resize(rows() * dim);
+    encoded.resize(rows() * dim);
+}
+
+void Sources::set(int64_t number, const int64_t* source, int64_t length) {
+    if (length < 1 || length > begins[number + 1] - begins[number]) {
+        throw std::invalid_argument("a source has no token, or more than there is room for");
     }
+    lengths[number] = length;
+    std::copy_n(source, length, tokens.begin() + begins[number]);
+}
+
+void Sources::begin_encoding(const Transformer& encoder) {
+    for (int64_t b = 0; b < sentences(); ++b) check(encoder, b);
     embedding.resize(rows() * encoder.width);
     encoded.resize(rows() * encoder.width);
 }
 
+void Sources::check(const Transformer& encoder, int64_t number) const {
+    for (int64_t row = begins[number]; row < begins[number] + lengths[number]; ++row) {
+        if (tokens[row] < 0 || tokens[row] >= encoder.embedding.size) {
+            throw std::invalid_argument("a source token is outside of the vocabulary");
+        }
+    }
+}
+
 void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
+    if (first == last) return;
     thread_local Floats scratch_memory;
-    const int64_t width = encoder.width, begin = begins[first], count = begins[last] - begin;
+    const int64_t width = encoder.width, begin = begins[first], count = begins[last - 1] + lengths[last - 1] - begin;
     std::vector<int64_t> positions, last_slots(ROW_BLOCK);
     float* x = encoded.data() + begin * width;
-    int64_t longest = 0;
+    int64_t longest_source = 0;
     for (int64_t b = first; b < last; ++b) {
-        longest = std::max(longest, length(b));
+        longest_source = std::max(longest_source, length(b));
         for (int64_t position = 0; position < length(b); ++position) {
             const int64_t row = begins[b] + position;
             positions.push_back(position);
@@ -53,7 +81,7 @@ void Sources::encode(const Transformer& encoder, int64_t first, int64_t last) {
         }
     }
     if (encoder.embedding_norm) encoder.embedding_norm.run(x, count, x);
-    float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest));
+    float* scratch = at_least(scratch_memory, ROW_BLOCK * attention_scratch(longest_source));
     const auto attend_self = [&](size_t index, const float* qkv, float* out) {
         const int heads = encoder.layers[index].heads;
         for (int64_t b = first; b < last; ++b) {

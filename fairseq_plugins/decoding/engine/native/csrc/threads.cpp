@@ -85,6 +85,7 @@ std::atomic<int64_t> limit{1};
 std::mutex pool_mutex;
 Pool* pool = nullptr;
 thread_local bool is_inside = false;
+thread_local int64_t own_limit = 0;
 
 // A forked child has none of its parent's threads, so it drops the pool. `pool_mutex` is held during a fork: otherwise
 // the child might inherit it locked by a thread that it lacks.
@@ -98,7 +99,9 @@ const int handles_forks = pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mu
 
 void set(int64_t count) { limit.store(count < 1 ? 1 : count); }
 
-int64_t available() { return is_inside ? 1 : limit.load(); }
+void set_own(int64_t count) { own_limit = count; }
+
+int64_t available() { return is_inside ? 1 : own_limit > 0 ? own_limit : limit.load(); }
 
 void back_off(int polls) { polls < SPINS ? pause() : std::this_thread::yield(); }
 

@@ -12,6 +12,9 @@ namespace threads {
 // Sets the number of threads of a call, including the caller's.
 void set(int64_t count);
 
+// Sets that number for calls from this thread only; 0 for the common one.
+void set_own(int64_t count);
+
 // Returns the number of threads that a call may use; 1 inside `run`, because parallelism is not nested.
 int64_t available();
 

@@ -33,7 +33,7 @@ double seconds_now() {
 void Worker::admit(const std::vector<int64_t>& sentences, int64_t batch_size) {
     std::vector<int64_t> drafted;
     for (const int64_t b : sentences) {
-        bool is_drafted = search.drafter && search.drafter->can_draft(b);
+        bool is_drafted = search.drafter && search.drafter->can_draft(batch, b);
         if (profiled_width) {
             is_drafted = *profiled_width > 0;
         } else if (is_drafted && search.policy) {
@@ -89,6 +89,10 @@ void Worker::iterate() {
     if (!profiled_width && is_due) learn();
 }
 
+void Worker::drop(int64_t sentence) {
+    work.active.erase(std::remove(work.active.begin(), work.active.end(), sentence), work.active.end());
+}
+
 void Worker::learn() {
     if (!search.policy || counts.drafts[0] == 0) return;
     search.policy->learn(counts);
@@ -104,7 +108,7 @@ void Worker::start_late() {
     const std::vector<int> layers = search.drafter->layers_read();
     std::vector<int64_t> sentences;
     for (const int64_t b : work.active) {
-        if (batch.is_drafted[b] || batch.lengths[b] == 0 || !search.drafter->can_draft(b)) continue;
+        if (batch.is_drafted[b] || batch.lengths[b] == 0 || !search.drafter->can_draft(batch, b)) continue;
         batch.lost[b] += 1 / best.greedy_rate - 1 / best.rate;
         const int64_t states = layers.empty() ? 0 : batch.lengths[b];
         if (batch.lost[b] < search.policy->seconds_to_start(batch.sources.length(b), states)) continue;
@@ -152,14 +156,17 @@ void Worker::draft() {
         drafts.verified = plan.verified.get();
     }
     std::vector<int64_t> max_counts;
+    int64_t longest_prefix = 0;
     for (const int64_t b : work.active) {
-        max_counts.push_back(batch.is_drafted[b] || batch.limits.prefix ? batch.remaining(b) : 0);
+        const bool has_prefix = batch.begins_with_prefix(b);
+        if (has_prefix) longest_prefix = std::max<int64_t>(longest_prefix, batch.limits.of(b).prefix.size());
+        max_counts.push_back(batch.is_drafted[b] || has_prefix ? batch.remaining(b) : 0);
     }
     // Jacobi decoding drafts past EOS: the predictions there are its next draft if EOS is rejected.
     const bool ends_at_eos = !profiled_width && !(search.drafter && search.drafter->reads_all_predictions());
-    drafts.begin(std::max(drafted > 0 ? width : 0, batch.limits.prefix_width), std::move(max_counts),
+    drafts.begin(std::max(drafted > 0 ? width : 0, longest_prefix), std::move(max_counts),
                  ends_at_eos ? batch.limits.eos : -1);
-    if (batch.limits.prefix) draft_prefix();
+    if (longest_prefix > 0) draft_prefix();
     drafts.reopen_empty(width);
     if (drafted == 0) return;
     for (size_t index = 0; drafts.survival_counts && index < work.active.size(); ++index) {
@@ -176,7 +183,7 @@ void Worker::draft() {
 void Worker::draft_prefix() {
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];
-        if (batch.lengths[b] > 0) continue;
+        if (!batch.begins_with_prefix(b)) continue;
         for (int64_t t = 0; work.drafts.can_add(index) && batch.limits.forced(b, t) >= 0; ++t) {
             work.drafts.add(index, batch.limits.forced(b, t));
         }
@@ -318,7 +325,7 @@ bool Worker::emit(size_t index, int64_t token, float log_prob) {
 void Worker::count_drafts() {
     for (size_t index = 0; index < work.active.size(); ++index) {
         const int64_t b = work.active[index];
-        if (!batch.is_drafted[b] || (batch.limits.prefix && batch.lengths[b] == 0)) continue;
+        if (!batch.is_drafted[b] || batch.begins_with_prefix(b)) continue;
         for (int64_t t = 0; t < work.drafts.rows(index); ++t) {
             const size_t entry = counts.at(t, work.drafts.bin(index, t));
             counts.verified[entry] += 1;

@@ -6,19 +6,18 @@
 #include <vector>
 
 #include "greedy_search.h"
+#include "search_worker.h"
 
 namespace spec_dec {
 
-class Worker {
+class Worker final : public SearchWorker {
 public:
     Worker(GreedySearch& search, Batch& batch)
         : search(search), work(batch), batch(batch), counts(search.policy ? search.policy->width : 0) {}
 
-    // Adds sentences that have no output yet. batch_size: expected number of sentences in a call, for the policy.
-    void admit(const std::vector<int64_t>& sentences, int64_t batch_size);
-
-    // Runs one iteration of the active sentences, and removes those that have finished.
-    void iterate();
+    void admit(const std::vector<int64_t>& sentences, int64_t batch_size) override;
+    void iterate() override;
+    void drop(int64_t sentence) override;
 
     // Passes the survival counts since the last call to the policy.
     void learn();

@@ -13,8 +13,8 @@ public:
         return std::max(first->max_width(batch), second->max_width(batch));
     }
     std::vector<int> layers_read() const override { return second->layers_read(); }
-    bool can_draft(int64_t sentence) const override {
-        return first->can_draft(sentence) || second->can_draft(sentence);
+    bool can_draft(const Batch& batch, int64_t sentence) const override {
+        return first->can_draft(batch, sentence) || second->can_draft(batch, sentence);
     }
 
     void begin_batch(const Batch& batch) override {

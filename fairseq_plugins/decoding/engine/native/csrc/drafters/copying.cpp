@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <stdexcept>
 #include <utility>
 
 #include "drafters.h"
@@ -17,37 +16,35 @@ constexpr float PROBABILITY[NEAREST_MAX_MATCH + 1] = {0.3f, 0.55f, 0.75f, 0.85f,
 
 }  // namespace
 
-void CopyDrafter::set_drafts(std::vector<Texts> drafts) { next = std::move(drafts); }
-
 int64_t CopyDrafter::max_width(const Batch& batch) const {
-    int64_t longest = lookup == Lookup::RECENT ? batch.limits.max_len : 1;
-    for (const auto& sentence_texts : texts) {
-        for (const Text& text : sentence_texts) longest = std::max(longest, text.length);
+    int64_t longest = lookup == Lookup::RECENT || batch.is_open ? batch.limits.max_len : 1;
+    if (copies_sources(batch)) longest = std::max(longest, batch.sources.longest);
+    if (!batch.is_open) {
+        for (const auto& drafts : batch.drafts) {
+            for (const auto& draft : drafts) longest = std::max<int64_t>(longest, draft.size());
+        }
     }
     return std::min(width, longest);
 }
 
-void CopyDrafter::begin_batch(const Batch& batch) {
-    texts.assign(batch.sentences(), {});
-    // While costs are measured, no drafts are given, and the sources are copied.
-    if (lookup != Lookup::NEAREST || next.empty()) {
-        for (int64_t b = 0; b < batch.sentences(); ++b) {
-            texts[b] = {{batch.sources.tokens.data() + batch.sources.begins[b], batch.sources.length(b)}};
-        }
-        return;
-    }
-    drafts = std::exchange(next, {});
-    if (drafts.size() != texts.size()) {
-        throw std::invalid_argument("the number of drafts differs from that of the sentences");
-    }
-    for (size_t b = 0; b < drafts.size(); ++b) {
-        for (const auto& draft : drafts[b]) {
-            for (const int64_t token : draft) {
-                if (token < 0 || token >= batch.limits.vocabulary) {
-                    throw std::invalid_argument("a token of a draft is outside of the vocabulary");
-                }
+// While costs are measured, no drafts are given, and the sources are copied.
+bool CopyDrafter::copies_sources(const Batch& batch) const { return lookup != Lookup::NEAREST || batch.drafts.empty(); }
+
+bool CopyDrafter::can_draft(const Batch& batch, int64_t sentence) const {
+    return copies_sources(batch) || !batch.drafts[sentence].empty();
+}
+
+void CopyDrafter::begin_batch(const Batch& batch) { texts.assign(batch.sentences(), {}); }
+
+void CopyDrafter::begin(const Batch& batch, const std::vector<int64_t>& sentences) {
+    for (const int64_t b : sentences) {
+        texts[b].clear();
+        if (copies_sources(batch)) {
+            texts[b].push_back({batch.sources.sentence(b), batch.sources.length(b)});
+        } else {
+            for (const auto& draft : batch.drafts[b]) {
+                texts[b].push_back({draft.data(), static_cast<int64_t>(draft.size())});
             }
-            texts[b].push_back({draft.data(), static_cast<int64_t>(draft.size())});
         }
     }
 }

@@ -47,15 +47,10 @@ public:
     // max_match: maximum length of a match, in tokens. width: maximum length of a draft.
     CopyDrafter(Lookup lookup, int64_t max_match, int64_t width) : lookup(lookup), max_match(max_match), width(width) {}
 
-    using Texts = std::vector<std::vector<int64_t>>;
-
-    // Sets the given drafts of each sentence of the next batch, for NEAREST.
-    void set_drafts(std::vector<Texts> drafts);
-
     int64_t max_width(const Batch& batch) const override;
-    bool can_draft(int64_t sentence) const override { return !texts[sentence].empty(); }
-    // Throws std::invalid_argument if the given drafts do not fit the batch.
+    bool can_draft(const Batch& batch, int64_t sentence) const override;
     void begin_batch(const Batch& batch) override;
+    void begin(const Batch& batch, const std::vector<int64_t>& sentences) override;
     void draft(Work& work) override;
 
 private:
@@ -75,7 +70,8 @@ private:
 
     const Lookup lookup;
     const int64_t max_match, width;
-    std::vector<Texts> next, drafts;       // given drafts of the next batch and of this one
+    bool copies_sources(const Batch& batch) const;
+
     std::vector<std::vector<Text>> texts;  // [B], texts to copy from
 };
 
@@ -111,7 +107,7 @@ public:
     int64_t max_width(const Batch& batch) const override { return inner->max_width(batch); }
     std::vector<int> layers_read() const override { return inner->layers_read(); }
     bool reads_all_predictions() const override { return inner->reads_all_predictions(); }
-    bool can_draft(int64_t sentence) const override { return inner->can_draft(sentence); }
+    bool can_draft(const Batch& batch, int64_t sentence) const override { return inner->can_draft(batch, sentence); }
     void begin_batch(const Batch& batch) override { inner->begin_batch(batch); }
     void begin(const Batch& batch, const std::vector<int64_t>& sentences) override { inner->begin(batch, sentences); }
     void observe(const Work& work) override { inner->observe(work); }

@@ -33,6 +33,7 @@ public:
 
     void begin(const Batch&, const std::vector<int64_t>& sentences) override {
         decoder.read_sources(sentences);
+        masks.begin(sentences);
         for (const int64_t b : sentences) std::fill_n(newest.begin() + b * model->width, model->width, 0.0f);
         for (const int64_t b : sentences) masks.at(b, 0);
     }

@@ -30,6 +30,10 @@ public:
         has_proposals.assign(batch.sentences(), 0);
     }
 
+    void begin(const Batch&, const std::vector<int64_t>& sentences) override {
+        for (const int64_t b : sentences) has_proposals[b] = 0;
+    }
+
     void draft(Work& work) override {
         for (size_t index = 0; index < work.active.size(); ++index) {
             const int64_t b = work.active[index];

@@ -12,18 +12,21 @@ class JacobiDrafter final : public Drafter {
 public:
     explicit JacobiDrafter(JacobiOptions options) : options(options) {}
 
-    int64_t max_width(const Batch& batch) const override { return block_of(batch) - 1; }
+    int64_t max_width(const Batch& batch) const override { return block_of(batch.sources.longest) - 1; }
     bool reads_all_predictions() const override { return true; }
 
     void begin_batch(const Batch& batch) override {
-        block = block_of(batch);
-        tails.assign(batch.sentences() * block, -1);
+        stride = block_of(batch.sources.longest);
+        blocks.assign(batch.sentences(), stride);
+        tails.assign(batch.sentences() * stride, -1);
         // The verifier's last prediction after each token.
         pools.assign(options.pool ? batch.sentences() : 0, {});
     }
 
-    void begin(const Batch&, const std::vector<int64_t>& sentences) override {
+    void begin(const Batch& batch, const std::vector<int64_t>& sentences) override {
         for (const int64_t b : sentences) {
+            if (batch.is_open) blocks[b] = block_of(batch.sources.length(b));
+            std::fill_n(tails.begin() + b * stride, stride, -1);
             if (options.pool) pools[b].assign(options.pool, -1);
         }
     }
@@ -31,13 +34,13 @@ public:
     void draft(Work& work) override {
         const Batch& batch = work.batch;
         for (size_t index = 0; index < work.active.size(); ++index) {
-            const int64_t b = work.active[index], length = batch.lengths[b];
+            const int64_t b = work.active[index], length = batch.lengths[b], block = blocks[b];
             // The verifier predicts one position more than is drafted, so the last position of a block needs no draft.
             int64_t count = block - 1 - length % block;
             if (options.length >= 0) count = std::max<int64_t>(std::min(count, options.length - 1 - length), 0);
             int64_t last = batch.last_token(b);
             for (int64_t t = 0; t < count && work.drafts.can_add(index); ++t) {
-                const int64_t predicted = tails[b * block + t];
+                const int64_t predicted = tails[b * stride + t];
                 int64_t token = predicted >= 0 ? predicted : initial_token(batch, b, length + t);
                 if (options.pool && pools[b][last] >= 0) token = pools[b][last];
                 last = token;
@@ -48,12 +51,12 @@ public:
 
     void observe(const Work& work) override {
         for (size_t index = 0; index < work.active.size(); ++index) {
-            const int64_t b = work.active[index], drafted = work.drafts.count(index);
+            const int64_t b = work.active[index], drafted = work.drafts.count(index), block = blocks[b];
             const int64_t* predicted = work.predicted.data() + work.first_row[index];
             // The predictions after the emitted tokens are the next draft.
             for (int64_t t = 0; t < block; ++t) {
                 const int64_t column = work.emitted[index] + t;
-                tails[b * block + t] = column <= drafted ? predicted[column] : -1;
+                tails[b * stride + t] = column <= drafted ? predicted[column] : -1;
             }
             // As Lookahead's n-gram pool (arXiv 2402.02057), with bigrams: a drafted token and the prediction after it.
             int64_t before = work.batch.last_token(b);
@@ -65,23 +68,22 @@ public:
     }
 
 private:
-    int64_t block_of(const Batch& batch) const {
+    // The length of an output is unknown; `window_ratio` times the longest source of the batch bounds it.
+    int64_t block_of(int64_t source) const {
         if (options.block) return options.block;
-        // The length of the output is unknown; the longest source bounds it by `window_ratio`.
-        int64_t longest = 0;
-        for (int64_t b = 0; b < batch.sentences(); ++b) longest = std::max(longest, batch.sources.length(b));
-        return static_cast<int64_t>(std::ceil(options.window_ratio * longest)) + 1;
+        return static_cast<int64_t>(std::ceil(options.window_ratio * source)) + 1;
     }
 
     int64_t initial_token(const Batch& batch, int64_t sentence, int64_t position) const {
         if (options.initial >= 0) return options.initial;
         const int64_t length = batch.sources.length(sentence);
-        return position < length ? batch.sources.tokens[batch.sources.begins[sentence] + position] : batch.limits.pad;
+        return position < length ? batch.sources.sentence(sentence)[position] : batch.limits.pad;
     }
 
     const JacobiOptions options;
-    int64_t block = 1;
-    std::vector<int64_t> tails;               // [B][block], the next draft; -1 where nothing was predicted
+    int64_t stride = 1;                       // the largest block
+    std::vector<int64_t> blocks;              // [B]
+    std::vector<int64_t> tails;               // [B][stride], the next draft; -1 where nothing was predicted
     std::vector<std::vector<int64_t>> pools;  // [B][vocabulary], the prediction after each token; -1 for none
 };
 

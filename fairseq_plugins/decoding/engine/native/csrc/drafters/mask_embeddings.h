@@ -21,10 +21,13 @@ public:
             throw std::invalid_argument("the embeddings of the sources have another width than the masks");
         }
         cached.resize(std::max<size_t>(cached.size(), sources->sentences()));
-        for (Sentence& sentence : cached) sentence.positions = 0;
-        int64_t longest = 0;
-        for (int64_t b = 0; b < sources->sentences(); ++b) longest = std::max(longest, sources->length(b));
-        prepare_queries(std::max(wanted_positions, longest));
+        prepare_queries(std::max(wanted_positions, sources->longest));
+    }
+
+    // Begins sentences, whose sources are known.
+    void begin(const std::vector<int64_t>& sentences) {
+        if (!weights.copy_attention) return;
+        for (const int64_t b : sentences) cached[b].positions = 0;
     }
 
     // Returns the embedding [D] of a mask at a position of a sentence.

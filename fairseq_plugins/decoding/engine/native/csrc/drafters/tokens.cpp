@@ -21,6 +21,8 @@ public:
         path.check_drafter(*model, batch.limits.vocabulary);
         if (encoder) {
             own_sources.begins = batch.sources.begins;
+            own_sources.lengths = batch.sources.lengths;
+            own_sources.longest = batch.sources.longest;
             own_sources.tokens = batch.sources.tokens;
             own_sources.begin_encoding(*encoder);
         }
@@ -28,9 +30,18 @@ public:
         cached.assign(batch.sentences(), 0);
     }
 
-    void begin(const Batch&, const std::vector<int64_t>& sentences) override {
+    void begin(const Batch& batch, const std::vector<int64_t>& sentences) override {
+        for (const int64_t b : sentences) cached[b] = 0;
+        masks.begin(sentences);
         if (encoder) {
-            for_each_range(sentences, [&](int64_t first, int64_t last) { own_sources.encode(*encoder, first, last); });
+            if (batch.is_open) {
+                for (const int64_t b : sentences) {
+                    own_sources.set(b, batch.sources.sentence(b), batch.sources.length(b));
+                    own_sources.check(*encoder, b);
+                }
+            }
+            for_each_range(own_sources, sentences,
+                           [&](int64_t first, int64_t last) { own_sources.encode(*encoder, first, last); });
         }
         decoder.read_sources(sentences);
     }

@@ -90,9 +90,7 @@ void bind_drafters(nb::module_& m) {
         .value("RECENT", Lookup::RECENT)
         .value("NEAREST", Lookup::NEAREST);
     nb::class_<CopyDrafter, Drafter>(m, "CopyDrafter", "Copies the source, or given drafts.")
-        .def(nb::init<Lookup, int64_t, int64_t>(), "lookup"_a, "max_match"_a, "width"_a = INT64_MAX)
-        .def("set_drafts", &CopyDrafter::set_drafts, "drafts"_a,
-             "Set the drafts of each sentence of the next batch, as ids.");
+        .def(nb::init<Lookup, int64_t, int64_t>(), "lookup"_a, "max_match"_a, "width"_a = INT64_MAX);
     m.def(
         "jacobi_drafter",
         [](int64_t block, double window_ratio, int64_t length, int64_t initial, int64_t pool) {

@@ -4,11 +4,14 @@
 #include <utility>
 
 #include "../beam_search.h"
+#include "../continuous_batch.h"
 #include "../greedy_search.h"
 #include "binding.h"
 
 namespace spec_dec {
 namespace {
+
+using GivenDrafts = std::vector<std::vector<std::vector<int64_t>>>;  // of each sentence, as token ids
 
 // A method with its models. Its memory is reused for each batch.
 class Generator {
@@ -37,26 +40,32 @@ public:
     // Begins a batch: encodes its sources, unless `encoded` is given.
     void begin(const Array<int64_t, 2>& source, int64_t pad, int64_t unk, int64_t eos, int64_t first_token,
                int64_t min_len, int64_t max_len, float unk_penalty, float temperature, const Maybe<int64_t, 2>& prefix,
-               const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding) {
+               GivenDrafts drafts, const Maybe<float, 3>& encoded, const Maybe<float, 3>& embedding) {
         const auto sentences = static_cast<int64_t>(source.shape(0)), width = static_cast<int64_t>(source.shape(1));
         Limits& limits = batch.limits;
-        limits = {verifier->projection->outputs, pad, unk, eos, min_len, max_len, unk_penalty, temperature, nullptr, 0};
-        for (const int64_t token : {pad, unk, eos, first_token}) {
-            require(0 <= token && token < limits.vocabulary, "a special symbol is outside of the vocabulary");
+        set_limits(pad, unk, eos, first_token, temperature, max_len);
+        require(min_len <= max_len, "the lengths are not possible");
+        limits.of_sentences.assign(sentences, {min_len, max_len, unk_penalty, beam, {}});
+        require(drafts.empty() || static_cast<int64_t>(drafts.size()) == sentences,
+                "the number of drafts differs from that of the sentences");
+        for (const auto& of_sentence : drafts) {
+            for (const auto& draft : of_sentence) {
+                for (const int64_t token : draft)
+                    require(0 <= token && token < limits.vocabulary, "a token of a draft is outside of the vocabulary");
+            }
         }
-        constexpr int64_t MAX_LENGTH = 1 << 30;
-        require(min_len <= max_len && 0 <= max_len && max_len < MAX_LENGTH, "the lengths are not possible");
-        is_ready = false;
+        batch.drafts = std::move(drafts);
         if (prefix) {
             require(static_cast<int64_t>(prefix->shape(0)) == sentences,
                     "the number of prefixes differs from that of the sentences");
-            prefixes.assign(prefix->data(), prefix->data() + prefix->size());
-            for (const int64_t token : prefixes)
-                require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
-            limits.prefix = prefixes.data();
             limits.prefix_width = static_cast<int64_t>(prefix->shape(1));
+            for (int64_t b = 0; b < sentences; ++b) {
+                const int64_t* own = prefix->data() + b * limits.prefix_width;
+                limits.of_sentences[b].prefix.assign(own, own + limits.prefix_width);
+                for (const int64_t token : limits.of_sentences[b].prefix)
+                    require(0 <= token && token < limits.vocabulary, "a prefix is outside of the vocabulary");
+            }
         }
-        batch.first_token = first_token;
         const nb::gil_scoped_release release;
         const double began = seconds_now();
         if (encoded) {
@@ -133,14 +142,69 @@ public:
         }
         nb::list result;
         for (auto& hypotheses : found) {
-            nb::list sentence_result;
-            for (auto& hypothesis : hypotheses) {
-                sentence_result.append(nb::make_tuple(as_numpy(std::move(hypothesis.tokens)),
-                                                      as_numpy(std::move(hypothesis.log_probs)), hypothesis.score));
-            }
-            result.append(sentence_result);
+            result.append(to_list(std::move(hypotheses)));
         }
         return std::make_pair(result, steps);
+    }
+
+    // Opens a continuous batch, of which each thread decodes sentences until `close`.
+    void open(int64_t pad, int64_t unk, int64_t eos, int64_t first_token, float temperature, int64_t threads,
+              int64_t max_sentences, int64_t max_source, int64_t max_len) {
+        require(encoder != nullptr, "a continuous batch needs an encoder in the kernels");
+        require(threads > 0 && max_sentences >= 0 && max_source > 0, "a continuous batch needs threads and room");
+        set_limits(pad, unk, eos, first_token, temperature, max_len);
+        const nb::gil_scoped_release release;
+        RunOptions own = options;
+        own.check_signals = {};
+        running = std::make_unique<ContinuousBatch>(*encoder, greedy, beam > 0 ? &search : nullptr, batch, own,
+                                                    OpenOptions{threads, max_sentences, max_source, max_len});
+    }
+
+    void admit(int64_t id, std::vector<int64_t> source, int64_t min_len, int64_t max_len, float unk_penalty,
+               int64_t sentence_beam, std::vector<int64_t> prefix, std::vector<std::vector<int64_t>> drafts,
+               bool streams) {
+        opened().admit({id,
+                        std::move(source),
+                        {min_len, max_len, unk_penalty, sentence_beam, std::move(prefix)},
+                        std::move(drafts),
+                        streams});
+    }
+
+    void cancel(int64_t id) { opened().cancel(id); }
+
+    std::pair<int64_t, int64_t> load() { return opened().load(); }
+
+    // Returns the next events of the continuous batch: (id, output, (drafted, accepted), error), where output is None
+    // for an error; the tokens of an iteration; (tokens, log-probabilities, emitted); or (hypotheses, steps).
+    nb::list take(double seconds) {
+        std::vector<Event> events;
+        {
+            ContinuousBatch& own = opened();
+            const nb::gil_scoped_release release;
+            events = own.take(seconds);
+        }
+        nb::list result;
+        for (Event& event : events) {
+            nb::object output = nb::none(), iteration = nb::none(), error = nb::none();
+            if (!event.error.empty()) {
+                error = nb::make_tuple(event.error, event.is_forbidden_eos);
+            } else if (!event.is_end) {
+                output = nb::cast(std::move(event.tokens));
+                iteration = nb::make_tuple(event.drafted, event.accepted);
+            } else if (beam > 0) {
+                output = nb::make_tuple(to_list(std::move(event.hypotheses)), event.steps);
+            } else {
+                output = nb::make_tuple(as_numpy(std::move(event.tokens)), as_numpy(std::move(event.log_probs)),
+                                        event.emitted);
+            }
+            result.append(nb::make_tuple(event.id, output, iteration, error));
+        }
+        return result;
+    }
+
+    void close() {
+        const nb::gil_scoped_release release;
+        if (running) running->close();
     }
 
     // Returns the seconds of each stage, summed over threads.
@@ -155,6 +219,40 @@ public:
     }
 
 private:
+    static nb::list to_list(std::vector<Hypothesis> hypotheses) {
+        nb::list result;
+        for (auto& hypothesis : hypotheses) {
+            result.append(nb::make_tuple(as_numpy(std::move(hypothesis.tokens)),
+                                         as_numpy(std::move(hypothesis.log_probs)), hypothesis.score));
+        }
+        return result;
+    }
+
+    ContinuousBatch& opened() {
+        require(running != nullptr, "no continuous batch is open");
+        return *running;
+    }
+
+    // Sets the limits that all sentences share. Ends a batch that has begun.
+    void set_limits(int64_t pad, int64_t unk, int64_t eos, int64_t first_token, float temperature, int64_t max_len) {
+        require(!running, "a generator with a continuous batch decodes nothing else");
+        Limits& limits = batch.limits;
+        limits = {};
+        limits.vocabulary = verifier->projection->outputs;
+        limits.pad = pad;
+        limits.unk = unk;
+        limits.eos = eos;
+        limits.temperature = temperature;
+        limits.max_len = max_len;
+        for (const int64_t token : {pad, unk, eos, first_token}) {
+            require(0 <= token && token < limits.vocabulary, "a special symbol is outside of the vocabulary");
+        }
+        constexpr int64_t MAX_LENGTH = 1 << 30;
+        require(0 <= max_len && max_len < MAX_LENGTH, "the lengths are not possible");
+        batch.first_token = first_token;
+        is_ready = false;
+    }
+
     void check_head(const SharedLinear& expand, const SharedLinear& shrink, bool searches_beams) const {
         require((expand != nullptr) == (shrink != nullptr), "a head has two layers");
         if (!expand) return;
@@ -171,9 +269,10 @@ private:
     BeamSearch search;
     RunOptions options;
     Batch batch;
-    std::vector<int64_t> prefixes, lengths_before;
+    std::vector<int64_t> lengths_before;
     double encoding = 0;
-    bool is_ready = false;  // whether a batch has begun
+    bool is_ready = false;                     // whether a batch has begun
+    std::unique_ptr<ContinuousBatch> running;  // uses the members above
 };
 
 }  // namespace
@@ -187,12 +286,20 @@ void bind_generator(nb::module_& m) {
              nb::kw_only(), "encoder"_a.none(), "verifier"_a, "expand"_a.none(), "shrink"_a.none(), "drafter"_a.none(),
              "acceptance"_a.none(), "policy"_a.none(), "beam"_a, "min_sentences"_a, "micro_batch_rows"_a)
         .def("begin", &Generator::begin, "source"_a, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a,
-             "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "encoded"_a.none(),
-             "embedding"_a.none())
+             "min_len"_a, "max_len"_a, "unk_penalty"_a, "temperature"_a, "prefix"_a.none(), "drafts"_a = GivenDrafts(),
+             "encoded"_a.none(), "embedding"_a.none())
         .def("run", &Generator::run, "iterations"_a = -1)
         .def("outputs", &Generator::outputs)
         .def("last_iteration", &Generator::last_iteration)
         .def("run_beams", &Generator::run_beams)
+        .def("open", &Generator::open, nb::kw_only(), "pad"_a, "unk"_a, "eos"_a, "first_token"_a, "temperature"_a,
+             "threads"_a, "max_sentences"_a, "max_source"_a, "max_len"_a)
+        .def("admit", &Generator::admit, "id"_a, "source"_a, nb::kw_only(), "min_len"_a, "max_len"_a, "unk_penalty"_a,
+             "beam"_a, "prefix"_a, "drafts"_a, "streams"_a)
+        .def("cancel", &Generator::cancel, "id"_a)
+        .def("load", &Generator::load)
+        .def("take", &Generator::take, "seconds"_a)
+        .def("close", &Generator::close)
         .def("seconds", &Generator::seconds);
 }
 
