@@ -37,6 +37,7 @@ import torch  # noqa: E402
 
 from fairseq_plugins.decoding.engine.native import NotNative  # noqa: E402
 from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing  # noqa: E402
+from tests.decoding.engine.native import test_continuous_batch as running  # noqa: E402
 from tests.decoding.engine.native import test_generator as batches  # noqa: E402
 from tests.decoding.engine.native import test_model as models  # noqa: E402
 from tests.decoding.engine.native.random_models import make_random, random_sizes  # noqa: E402
