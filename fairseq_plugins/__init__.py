@@ -3,10 +3,15 @@
 import logging
 
 from fairseq_plugins.help_texts import answer_help
+from fairseq_plugins.version import __version__
 
 answer_help()
 
-from fairseq_plugins.errors import install_one_line_errors  # noqa: E402
+from fairseq_plugins.commands.arguments import refuse_wrong_arguments  # noqa: E402
+
+refuse_wrong_arguments()
+
+from fairseq_plugins.errors import ConfigurationError, install_one_line_errors  # noqa: E402
 from fairseq_plugins.output import is_tool, lower_log_level, unchanged_logging, watch_output  # noqa: E402
 
 # Before torch is imported, which takes seconds in which the user may press Ctrl-C.
@@ -28,15 +33,49 @@ with without_garbage_collection(), deferred_settings(), unchanged_logging():
 
     # fairseq imports tasks/ and models/ of a --user-dir, but not criterions/.
     from fairseq_plugins import criterions, models, tasks
-    from fairseq_plugins.api import Memory, load, wrap
-    from fairseq_plugins.commands.parsing import help_of_fairseqs_tools
+    from fairseq_plugins.api import (
+        CallOptions,
+        CallStatistics,
+        LoadOptions,
+        Memory,
+        Model,
+        Session,
+        Step,
+        Translation,
+        WrapOptions,
+        load,
+        wrap,
+    )
+    from fairseq_plugins.commands.parsing import help_of_fairseqs_tools, refuse_wrong_arguments_of_fairseqs_tools
     from fairseq_plugins.freed_memory import keep_freed_memory
     from fairseq_plugins.gpu_bf16 import bf16_without_tpu
     from fairseq_plugins.stopping import stop_on_request
 
 help_of_fairseqs_tools()
+refuse_wrong_arguments_of_fairseqs_tools()
 bf16_without_tpu()
 keep_freed_memory()
 stop_on_request()
 
-__all__ = ["Memory", "criterions", "load", "models", "tasks", "wrap"]
+__all__ = [
+    "CallOptions",
+    "CallStatistics",
+    "ConfigurationError",
+    "LoadOptions",
+    "Memory",
+    "Model",
+    "Session",
+    "Step",
+    "Translation",
+    "WrapOptions",
+    "__version__",
+    "criterions",
+    "load",
+    "models",
+    "tasks",
+    "wrap",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.parsing import positive
+from fairseq_plugins.commands.values import positive
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.loading import read_checkpoint
 

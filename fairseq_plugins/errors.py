@@ -6,6 +6,7 @@ import pickle
 import re
 import sys
 import traceback
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,14 @@ _ASSERTED_OPTION = re.compile(r"--[a-z]")
 
 class ConfigurationError(ValueError):
     """A wrong option or input. The message names the option, its value and the remedy."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean ...?" with the nearest of these names; empty if none is similar."""
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(name, sorted(known), n=2, cutoff=0.7)
+    return f"did you mean {' or '.join(nearest)}?" if nearest else ""
 
 
 def explain(error: BaseException, trace: TracebackType | None) -> str | None:

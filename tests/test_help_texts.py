@@ -11,7 +11,10 @@ import pytest
 
 from fairseq_plugins import help_texts
 from fairseq_plugins.benchmarks import compare
+from fairseq_plugins.commands import arguments
+from fairseq_plugins.commands.parsing import refuse_wrong_arguments_of_fairseqs_tools
 from fairseq_plugins.pages import report
+from tests.help_texts import arguments as written_arguments
 from tests.help_texts import commands, texts
 
 
@@ -19,6 +22,7 @@ def test_texts_match_the_parsers() -> None:
     written = {file.name: file.read_text(encoding="utf-8") for file in help_texts.FOLDER.glob("*.txt")}
     assert written == texts(), "write them anew: python -m tests.help_texts"
     assert len(written) == len(commands()) + 3
+    assert arguments.FILE.read_text(encoding="utf-8") == written_arguments(), "python -m tests.help_texts"
 
 
 def test_own_options_come_after_example_and_required_ones() -> None:
@@ -43,17 +47,73 @@ def test_missing_argument_is_one_line(command: ModuleType, capsys: pytest.Captur
     assert line.count("\n") == 1 and "arguments are required" in line and "--help)" in line
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["merge", "-h"]])
-def test_help_does_not_import_torch(tmp_path: Path, arguments: list[str]) -> None:
-    """Run in a process that cannot import torch."""
+def without_torch(tmp_path: Path, command: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process that cannot import torch."""
     (tmp_path / "torch.py").write_text("raise ImportError('too slow')")
-    script = tmp_path / "spec-dec-distill"
+    script = tmp_path / command
     script.write_text("import sys\nsys.path.insert(0, sys.argv.pop(1))\nimport fairseq_plugins\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    started = [sys.executable, str(script), str(help_texts.FOLDER.parents[1]), *arguments]
+    return subprocess.run(started, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["merge", "-h"]])
+def test_help_does_not_import_torch(tmp_path: Path, arguments: list[str]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    command = [sys.executable, str(script), str(help_texts.FOLDER.parents[1]), *arguments]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    run = without_torch(tmp_path, "spec-dec-distill", arguments)
     assert run.returncode == 0, run.stderr
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1
     expected = {"--help": "spec-dec-distill decode DATA", "--version": "fairseq-spec-dec ", "merge": "--keep-raw"}
     assert expected[arguments[0]] in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "message"),
+    [
+        ("translate", "folder --bem 5", "unrecognized arguments: --bem 5; did you mean --beam? (see"),
+        ("translate", "folder --precision fp61", "--precision fp61: no such value; did you mean fp16? (see"),
+        ("translate", "folder --beam five", "argument --beam: 'five' is not a whole number of at least 1 (see"),
+        ("convert", "folder", "the following arguments are required: OUT (see"),
+        ("distill", "merge data --shards s --destdir d --gen-subsets train", "did you mean --gen-subset? (see"),
+        ("distill", "decode data --path p --output o --workers 0", "argument --workers: '0' is not"),
+        ("bench", "data --path p --decoder greedyy", "--decoder greedyy: no such value; did you mean greedy? (see"),
+    ],
+)
+def test_wrong_arguments_do_not_import_torch(command: str, given: str, message: str, tmp_path: Path) -> None:
+    run = without_torch(tmp_path, f"spec-dec-{command}", given.split())
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr.startswith(f"spec-dec-{command}: error: ") and message in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["translate folder --set a=b --drafts x y --processes 2", "bench data --path p --batch-size 3 --cpu --new x"],
+)
+def test_right_arguments_go_on(given: str, tmp_path: Path) -> None:
+    command, *rest = given.split()
+    assert "too slow" in without_torch(tmp_path, f"spec-dec-{command}", rest).stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("generate x --path x --decoder greedyy", "--decoder greedyy: no such value; did you mean greedy?"),
+        ("generate x --path x --decoder greedy --beeam 5", "unrecognized arguments: --beeam 5; did you mean --beam"),
+        ("interactive x --path x --max-tokens many", "argument --max-tokens: invalid int value: 'many'"),
+        (
+            "train x --arch block_nat --criterion glat_los",
+            "--criterion glat_los: no such value; did you mean glat_loss",
+        ),
+        ("train x", "the following arguments are required: --arch"),
+    ],
+)
+def test_wrong_arguments_of_fairseqs_tools_are_one_line(
+    given: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool, *rest = given.split()
+    monkeypatch.setattr(sys, "argv", [f"fairseq-{tool}", *rest, "--user-dir", "fairseq_plugins", "--task", "spec_dec"])
+    with pytest.raises(SystemExit, match="2"):
+        refuse_wrong_arguments_of_fairseqs_tools()
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {message}") and line.count("\n") == 1

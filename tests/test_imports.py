@@ -10,6 +10,7 @@ import fairseq_plugins
 # Layers from bottom to top; subpackages of a line may not import each other. A module imports from its own subpackage
 # and from the layers below. "" is the package itself.
 LAYERS = (
+    ("version",),
     ("help_texts", "output"),
     ("deferred", "ending", "errors", "fingerprints", "freed_memory", "gpu_bf16", "safe_loading", "stopping"),
     ("commands", "loading"),

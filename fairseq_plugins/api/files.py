@@ -1,5 +1,6 @@
 """Which files make a model: verifier, drafter, dictionaries and subwords, found in a folder or named one by one."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,8 @@ def find_files(
         data=str(where),
         source_lang=source,
         target_lang=target,
-        subwords=None if found is None else str(found),
+        # Read at the first sentence, when the program may be in another directory.
+        subwords=None if found is None else os.path.abspath(found),
         languages=named,
         options=options,
     )

@@ -1,13 +1,13 @@
 """Generators that a model keeps for reuse, and the options that a call may set."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 from fairseq.dataclass.configs import GenerationConfig
 from omegaconf import OmegaConf
 
-from fairseq_plugins.api.wrapping import set_option
+from fairseq_plugins.api.options import CALL, SearchOptions, check_names, names, set_option
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.errors import ConfigurationError
@@ -15,44 +15,9 @@ from fairseq_plugins.errors import ConfigurationError
 BATCH_SIZE = 32
 _DEFAULT_BEAM = 5  # as in fairseq-generate
 
-
-class SearchOptions(TypedDict, total=False):
-    """Options of a call, named as in fairseq; by default they are those given to `load`.
-
-    Attributes:
-        max_len_a, max_len_b: maximum output length, max_len_a times the batch's longest source plus max_len_b tokens.
-        min_len: minimum output length in tokens.
-        lenpen: length penalty; above 1 favours long hypotheses.
-        unnormalized: rank hypotheses by the sum of their tokens' scores.
-        unkpen: penalty of the unknown word, subtracted from its score.
-    """
-
-    max_len_a: float
-    max_len_b: int
-    min_len: int
-    lenpen: float
-    unnormalized: bool
-    unkpen: float
-
-
-class CallOptions(SearchOptions, total=False):
-    """Options of a call that translates.
-
-    Attributes:
-        beam: hypotheses per sentence, for decoders that keep several; default 5, as in fairseq-generate.
-        num_hypotheses: hypotheses to return, all but the best as `Translation.alternatives`; default 1.
-        batch_size: sentences of similar length decoded together; default 32. Does not change the output of lossless
-            decoders.
-    """
-
-    beam: int | None
-    num_hypotheses: int
-    batch_size: int
-
-
 # Attributes of fairseq's generators for these options; a generator reads them for every batch.
 _ATTRIBUTES = {"lenpen": "len_penalty", "unkpen": "unk_penalty", "unnormalized": "normalize_scores"}
-_OPTIONS = list(SearchOptions.__annotations__)
+_OPTIONS = sorted(names(SearchOptions))
 
 
 @dataclass(frozen=True)
@@ -92,8 +57,9 @@ class Generators:
 
         Raises:
             ConfigurationError: for a beam that the decoder does not support, more hypotheses than the beam keeps, or
-                an option that only `load` takes.
+                an option that does not exist or only `load` takes.
         """
+        check_names(options, CALL)
         given = {"beam": None, "num_hypotheses": 1, "batch_size": BATCH_SIZE, **options}
         beam, num_hypotheses, batch_size = (given.pop(name) for name in ("beam", "num_hypotheses", "batch_size"))
         if batch_size < 1:
@@ -126,10 +92,7 @@ class Generators:
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     if not options:
         return {}
-    known = {declared.name for declared in fields(GenerationConfig)}
     cfg = OmegaConf.structured(GenerationConfig())
     for name, value in options.items():
-        if name in known and name not in _OPTIONS:
-            raise ConfigurationError(f"{name}: is not for a call; give it to load")
-        set_option(cfg, name, value, _OPTIONS)
+        set_option(cfg, name, value)
     return {name: cfg[name] for name in options}

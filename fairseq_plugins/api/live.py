@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from fairseq_plugins.api.model import Model
 
 
-class LiveSession:
+class Session:
     """Retranslates a text whenever it changes, such as captions or typing; made by `Model.session`.
 
     The whole source is encoded each time, so each translation equals `translate(text)`.
@@ -25,6 +25,9 @@ class LiveSession:
             raise ConfigurationError(f'session: is not for decoder {model.decoder}; load with decoder="reuse"')
         self._model = model
         self.translation: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Session({self._model!r})"
 
     def translate(self, text: str) -> str:
         """Translate the text as it is now.

@@ -1,25 +1,27 @@
 """`load`: from files and options to a model, without a command line."""
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from fairseq.data.encoders.gpt2_bpe import GPT2BPEConfig
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizerConfig
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPEConfig
-from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
+from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import GPT2_FILES, ModelFiles, find_files
 from fairseq_plugins.api.model import Model
+from fairseq_plugins.api.options import LOAD, LoadOptions, SearchOptions, check_names, names, set_option
 from fairseq_plugins.api.other_tasks import task_configuration
 from fairseq_plugins.api.spelling import python_errors
-from fairseq_plugins.api.wrapping import decoding_options, set_option
 from fairseq_plugins.commands.parsing import check_paths
 from fairseq_plugins.commands.session import Session
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
@@ -28,12 +30,6 @@ from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.options import SpecDecConfig
 
 Precision = Literal["fp32", "fp16", "bf16"]
-
-# fairseq's options that are not for a program.
-_NOT_OF_GENERATION = {
-    *("beam", "nbest", "prefix_size", "score_reference", "constraints", "print_alignment", "print_step"),
-    *("replace_unk", "no_seed_provided"),
-}
 
 
 def load(
@@ -44,6 +40,7 @@ def load(
     data: str | Path | None = None,
     decoder: str | None = None,
     task: str = "spec_dec",
+    task_options: Mapping[str, Any] | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     subwords: str | Path | None = None,
@@ -51,7 +48,7 @@ def load(
     device: str | None = None,
     precision: Precision = "fp32",
     threads: int | None = None,
-    **options: Any,
+    **options: Unpack[LoadOptions],
 ) -> Model:
     """Load a model for translation.
 
@@ -65,7 +62,9 @@ def load(
         data: folder of the dictionaries, `dict.LANGUAGE.txt`, as fairseq-preprocess writes it.
         decoder: name of a decoding method, as for --decoder; default: gad with a drafter, greedy without.
         task: of fairseq, for a model whose own task gives it language tokens or other limits, such as
-            "translation_multi_simple_epoch" for M2M-100; its options stand among `options`.
+            "translation_multi_simple_epoch" for M2M-100.
+        task_options: the options of that task, named as on the command line with underscores; True for those without
+            a value.
         source_lang, target_lang: where the folder's name or files do not say them; of a multilingual model the
             languages to translate from and into.
         subwords: sentencepiece model (`*.model`), or codes of subword-nmt or fastBPE; default: `subwords.model` or
@@ -75,8 +74,8 @@ def load(
         precision: of the weights. Lossless decoders give fairseq's own tokens in fp32; in half precision rounding
             may let two tokens that are as good as equally likely change places.
         threads: of a CPU that the model's calls use; default: torch's number.
-        options: those of the method and of fairseq's generation, named as on the command line with underscores:
-            block_size=5, preset="high-quality", max_len_b=100, lenpen=0.6 ...
+        options: see `LoadOptions`: those of the method and of fairseq's generation, named as on the command line with
+            underscores: block_size=5, preset="high-quality", max_len_b=100, lenpen=0.6 ...
 
     Returns:
         the model, loaded and on its device.
@@ -84,7 +83,10 @@ def load(
     Raises:
         ConfigurationError: in one line, for files that are missing or do not fit, and for unknown options.
     """
+    arguments = {name: value for name, value in locals().items() if name != "options"} | options
     with python_errors(explains=True):
+        of_task = "" if task == "spec_dec" else f"give options of the task {task} as task_options=; else "
+        check_names(options, LOAD, _fitting(decoder), of_task)
         if decoder is not None and decoder not in methods.DECODERS:
             raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
         if precision not in ("fp32", "fp16", "bf16"):
@@ -95,11 +97,13 @@ def load(
         is_own = task == "spec_dec"
         files = find_files(folder, verifier, drafter, data, (source_lang, target_lang), subwords, has_heads, is_own)
         name = methods.find(decoder or ("gad" if files.drafter is not None else "greedy")).name
-        options = {**files.options, **options}
+        values = {**files.options, **options}
+        if is_own and task_options:
+            raise ConfigurationError(f"task_options={dict(task_options)}: are for another task; give task=, too")
         if is_own:
-            cfg = configuration(files, name, precision, options)
+            cfg = configuration(files, name, precision, values)
         else:
-            cfg = task_configuration(task, files, name, precision, options)
+            cfg = task_configuration(task, files, name, precision, {**values, **(task_options or {})})
         _set_text_tools(cfg, files, tokenizer)
         # A folder's drafter is there for whoever needs it; one that was named has to be of use.
         if drafter is None and not methods.find(name).needs_drafter(methods.chosen(cfg.task)[1]):
@@ -107,7 +111,7 @@ def load(
         index = _device(cfg, device)
         check_paths(cfg)
         with _quietly():
-            return Model(Session(cfg, index), files.languages, threads)
+            return Model(Session(cfg, index), files.languages, threads, partial(load, **_absolute(arguments)))
 
 
 @contextmanager
@@ -132,17 +136,31 @@ def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapp
     cfg.task = OmegaConf.structured(SpecDecConfig())
     OmegaConf.set_struct(cfg, False)
     cfg.task._name = "spec_dec"
-    of_task = decoding_options() - {"stats_file", "trace_file"} | {"source_first_token", "forced_first_token"}
-    of_generation = {field.name for field in fields(GenerationConfig)} - _NOT_OF_GENERATION
-    known = {name for name in of_task | of_generation if not name.startswith(("_", "retain_", "iter_decode_"))}
     for name, value in options.items():
-        set_option(cfg.task if name in of_task else cfg.generation, name, value, known)
+        set_option(cfg.task if name in cfg.task else cfg.generation, name, value)
     cfg.task.decoding_method = decoder
     cfg.task.drafter_path = files.drafter
     cfg.task.data, cfg.task.source_lang, cfg.task.target_lang = files.data, files.source_lang, files.target_lang
     cfg.common_eval.path = files.verifier
     cfg.common.fp16, cfg.common.bf16 = precision == "fp16", precision == "bf16"
     return cfg
+
+
+def _fitting(decoder: str | None) -> set[str]:
+    """Return the names of options that fit a decoder: its own, and those of every call."""
+    own = (
+        {declared.name for declared in fields(methods.find(decoder).options)} if decoder in methods.DECODERS else set()
+    )
+    return own | names(SearchOptions)
+
+
+def _absolute(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `load` that mean the same in every working directory."""
+    paths = ("folder", "verifier", "drafter", "data", "subwords")
+    return {
+        name: ":".join(map(os.path.abspath, str(value).split(":"))) if name in paths and value is not None else value
+        for name, value in arguments.items()
+    }
 
 
 def _set_text_tools(cfg: DictConfig, files: ModelFiles, tokenizer: str | None) -> None:

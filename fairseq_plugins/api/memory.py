@@ -33,10 +33,16 @@ class Memory:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder) / FILE
+        self.path = Path(folder).absolute() / FILE  # for programs that change directory
         self._lock = threading.Lock()
         self._forget()
         self._refresh()
+
+    def __repr__(self) -> str:
+        return f"Memory({str(self.path.parent)!r})"
+
+    def __reduce__(self) -> tuple[type["Memory"], tuple[Path]]:
+        return Memory, (self.path.parent,)
 
     def __len__(self) -> int:
         return len(self._targets)

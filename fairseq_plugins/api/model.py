@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Literal, Unpack, overload
@@ -10,9 +10,10 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
+from fairseq_plugins.api import live
 from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
-from fairseq_plugins.api.generators import CallOptions, Generators, Search, SearchOptions
-from fairseq_plugins.api.live import LiveSession
+from fairseq_plugins.api.generators import Generators, Search
+from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text import TextCoder
@@ -32,7 +33,7 @@ class Model:
     """A model and its decoder; made by `fairseq_plugins.load`.
 
     Thread-safe: calls of several threads take turns batch by batch, and each thread has the statistics of its own
-    calls.
+    calls. A copy, also one that is pickled for another process, loads the files again.
 
     Attributes:
         decoder: name of the decoding method.
@@ -41,8 +42,15 @@ class Model:
         max_source_tokens: maximum source length in tokens, with EOS and without a language token.
     """
 
-    def __init__(self, session: Session, languages: tuple[str, str], threads: int | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        languages: tuple[str, str],
+        threads: int | None = None,
+        reload: Callable[[], "Model"] | None = None,
+    ) -> None:
         self._session = session
+        self._reload = reload
         self._threads = threads
         self._spec, _ = methods.chosen(session.cfg.task)
         self._text = TextCoder(session)
@@ -59,7 +67,15 @@ class Model:
         self.max_source_tokens: int = session.max_positions[0] + 1 - int(blank["net_input"]["src_lengths"][0])
 
     def __repr__(self) -> str:
-        return f"Model({self._session.cfg.task.data!r}, decoder={self.decoder!r})"
+        cfg = self._session.cfg
+        drafter = getattr(cfg.task, "drafter_path", None)
+        names = [repr(cfg.common_eval.path), *([] if drafter is None else [f"drafter={drafter!r}"])]
+        return f"Model({', '.join(names)}, decoder={self.decoder!r})"
+
+    def __reduce__(self) -> tuple[Callable[[], "Model"], tuple[()]]:
+        if self._reload is None:
+            raise TypeError("this model was not made by fairseq_plugins.load, which alone can load it again; share it")
+        return self._reload, ()
 
     @property
     def backend(self) -> str:
@@ -244,9 +260,9 @@ class Model:
             finished=step.finished,
         )
 
-    def session(self) -> LiveSession:
-        """Return a session for text that changes: see `LiveSession`."""
-        return LiveSession(self)
+    def session(self) -> live.Session:
+        """Return a session for text that changes: see `fairseq_plugins.Session`."""
+        return live.Session(self)
 
     def tokenize(self, text: str) -> list[str]:
         """Split raw text into source subwords, as `translate` does."""

@@ -8,6 +8,7 @@ from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.api.files import ModelFiles
+from fairseq_plugins.api.spelling import in_python
 from fairseq_plugins.commands.parsing import as_config, generation_parser, parse_arguments
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.beside import add_decoder
@@ -55,8 +56,10 @@ def task_configuration(
     except ConfigurationError as error:
         message = str(error).removesuffix(" (see load --help)")
         if message.startswith("unrecognized arguments"):
-            unknown = ", ".join(re.findall(r"--([\w-]+)", message)).replace("-", "_")
-            message = f"{unknown}: no option of the task {task} or of decoding; leave it out"
+            given, _, advice = message.partition("; ")
+            unknown = ", ".join(re.findall(r"--([\w-]+)", given)).replace("-", "_")
+            advice = in_python(advice) if advice else "leave it out"
+            message = f"{unknown}: no option of the task {task} or of decoding; {advice}"
         raise ConfigurationError(message) from None
     OmegaConf.set_struct(cfg, False)
     return cfg

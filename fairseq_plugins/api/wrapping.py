@@ -1,15 +1,13 @@
 """`wrap`: our decoders for a task that a program has set up itself."""
 
-from collections.abc import Collection
-from dataclasses import fields
 from pathlib import Path
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
+from fairseq_plugins.api.options import WRAP, WrapOptions, check_names, set_option
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
@@ -18,11 +16,8 @@ from fairseq_plugins.tasks.options import DecodingOptions
 
 Task = TypeVar("Task", bound=FairseqTask)
 
-# Options that have their own arguments, and options of fairseq's.
-_NOT_OPTIONS = {"_name", "decoding_method", "drafter_path", "tensorboard_logdir", "profile", "bf16", "verbose"}
 
-
-def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **options: Any) -> Task:
+def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **options: Unpack[WrapOptions]) -> Task:
     """Let any fairseq task decode with one of our decoders.
 
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([PATH], arg_overrides={...})
@@ -38,7 +33,7 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
             translation_from_pretrained_bart (mBART), multilingual_translation, speech_to_text, BART's ...
         decoder: name of a decoding method, as for --decoder.
         drafter: checkpoint of the drafter, for methods that need one.
-        options: options of decoding, named as on the command line with underscores: block_size=5, int8=True ...
+        options: see `WrapOptions`: options of decoding, named as on the command line with underscores: block_size=5 ...
 
     Returns:
         the same task. Wrapping it again replaces the decoder.
@@ -50,9 +45,9 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     if decoder not in methods.DECODERS:
         raise ConfigurationError(f"decoder {decoder!r}: choose from {', '.join(methods.DECODERS)}")
     cfg = OmegaConf.structured(DecodingOptions(tensorboard_logdir=None, profile=False, bf16=False))
-    known = decoding_options()
+    check_names(options, WRAP)
     for name, value in options.items():
-        set_option(cfg, name, value, known)
+        set_option(cfg, name, value)
     cfg.decoding_method, cfg.drafter_path = decoder, None if drafter is None else str(drafter)
     with python_errors():
         check_options(cfg)
@@ -70,23 +65,3 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
     # A program has its own output: no summary line, unless it asks for a file.
     changed.reports_summary = cfg.stats_file is not None or cfg.trace_file is not None
     return task
-
-
-def decoding_options() -> set[str]:
-    """Return the names of the decoding options that `wrap` takes."""
-    return {declared.name for declared in fields(DecodingOptions)} - _NOT_OPTIONS
-
-
-def set_option(cfg: DictConfig, name: str, value: Any, known: Collection[str]) -> None:
-    """Set one of the `known` options.
-
-    Raises:
-        ConfigurationError: for an unknown name, or a value of the wrong type.
-    """
-    if name not in known:
-        raise ConfigurationError(f"{name}: no such option; there are {', '.join(sorted(known))}")
-    try:
-        cfg[name] = value
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"{name}={value!r}: is not a value of this option ({reason})") from error

@@ -23,16 +23,9 @@ from fairseq_plugins.benchmarks.contenders import (
     choose,
 )
 from fairseq_plugins.commands.cli import CommandParser
-from fairseq_plugins.commands.parsing import (
-    as_config,
-    check_paths,
-    generation_parser,
-    not_negative,
-    parse_arguments,
-    positive,
-    positive_list,
-)
+from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
 from fairseq_plugins.commands.session import precision, set_options
+from fairseq_plugins.commands.values import not_negative, positive, positive_list
 from fairseq_plugins.errors import ConfigurationError
 
 # Slow rows, measured only if --decoders names them.

@@ -27,16 +27,9 @@ from fairseq_plugins.benchmarks.sweep_tables import as_json, markdown
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.commands.parsing import (
-    as_config,
-    check_paths,
-    generation_parser,
-    not_negative,
-    parse_arguments,
-    positive,
-    positive_list,
-)
+from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
 from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.values import not_negative, positive, positive_list
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.pages.sweep_figure import quality_figure
 

@@ -3,13 +3,14 @@
 import argparse
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fairseq_plugins.errors import ConfigurationError, explain
+from fairseq_plugins.errors import ConfigurationError, did_you_mean, explain
 from fairseq_plugins.help_texts import version
 from fairseq_plugins.output import (
     READER_IS_GONE,
@@ -45,22 +46,31 @@ class CommandParser(argparse.ArgumentParser):
         self._example, self._required = example, list(required)
         self._inherited = 0 if alone else len(self._action_groups)
 
+    @property
+    def extends_fairseq(self) -> bool:
+        """Whether the command also has all options of fairseq-generate."""
+        return self._inherited > 0
+
+    @property
+    def own_groups(self) -> list[argparse._ArgumentGroup]:
+        """The groups of the command's own options."""
+        return self._action_groups[self._inherited :]
+
     def format_help(self) -> str:
         """Return what --help prints."""
-        text = self._format_groups(self._action_groups[self._inherited :])
-        if self._inherited:
+        text = self._format_groups(self.own_groups)
+        if self.extends_fairseq:
             text += "\nAlso: options of decoding (--decoder, --drafter-path, --block-size) and of fairseq-generate "
             text += "(--gen-subset,\n--batch-size, --cpu); see --help-all, or docs/options.md.\n"
         return text
 
     def format_full_help(self, decoding: argparse._ArgumentGroup) -> str:
         """Return what --help-all prints: the options of decoding after the command's, then fairseq's."""
-        own, others = self._action_groups[self._inherited :], self._action_groups[: self._inherited]
-        return self._format_groups([*own, decoding, *others])
+        return self._format_groups([*self.own_groups, decoding, *self._action_groups[: self._inherited]])
 
     def error(self, message: str) -> NoReturn:
         """Raise a one-line error instead of printing the usage."""
-        raise ConfigurationError(f"{message} (see {self.prog} --help)")
+        raise ConfigurationError(f"{advised(message, self)} (see {self.prog} --help)")
 
     def _format_groups(self, groups: Sequence[argparse._ArgumentGroup]) -> str:
         needed = self._required + [action for action in self._actions if action.required]
@@ -77,6 +87,19 @@ class CommandParser(argparse.ArgumentParser):
             formatter.add_arguments(actions)
             formatter.end_section()
         return formatter.format_help().replace("\n\n", " [OPTION ...]\n\n", 1)
+
+
+def advised(message: str, parser: argparse.ArgumentParser) -> str:
+    """Return an error of argparse with the nearest option or value that exists, in place of a list of all."""
+    wrong = re.match(r"argument ([^:]+): invalid choice: '(.*)' \(choose from (.*)\)", message)
+    if wrong is not None:
+        choices = re.findall(r"[^',\s]+", wrong[3])
+        remedy = did_you_mean(wrong[2], choices) or f"choose from {', '.join(choices)}"
+        option = [name for name in wrong[1].split("/") if name.startswith("--")] or [wrong[1]]
+        return f"{option[-1]} {wrong[2]}: no such value; {remedy}"
+    unknown = re.match(r"unrecognized arguments: .*?(--[\w-]+)", message)
+    nearest = "" if unknown is None else did_you_mean(unknown[1], parser._option_string_actions)
+    return f"{message}; {nearest}" if nearest else message
 
 
 class TimeIsUp(KeyboardInterrupt):

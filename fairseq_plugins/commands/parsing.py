@@ -1,20 +1,21 @@
-"""Parse command lines that extend fairseq-generate's; types and checks of options."""
+"""Parse command lines that extend fairseq-generate's; checks of options."""
 
 import argparse
-import math
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import NoReturn
 
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
-from fairseq_plugins.commands.cli import CommandParser
+from fairseq_plugins.commands.cli import CommandParser, advised
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.output import say
 
 # Options of the task that only training reads.
 TRAINING_OPTIONS = {
@@ -25,26 +26,6 @@ TRAINING_OPTIONS = {
     "glancing_updates",
     "cpu_bf16",
 }
-
-
-def positive(text: str) -> int:
-    """Parse an integer of at least 1, for argparse."""
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def not_negative(text: str) -> float:
-    """Parse a number of at least 0, for argparse."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number of at least 0")
-    return value
-
-
-def positive_list(text: str) -> list[int]:
-    """Parse a comma-separated list of integers of at least 1, for argparse."""
-    return [positive(part) for part in text.split(",")]
 
 
 def generation_parser(prog: str, description: str = "", example: str = "") -> CommandParser:
@@ -83,9 +64,37 @@ def help_of_fairseqs_tools() -> None:
     print(formatter.format_help())
 
 
-def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
+# fairseq's commands and what makes their parsers.
+_FAIRSEQS = {
+    "generate": options.get_generation_parser,
+    "interactive": options.get_interactive_generation_parser,
+    "train": options.get_training_parser,
+    "validate": options.get_validation_parser,
+}
+
+
+def refuse_wrong_arguments_of_fairseqs_tools() -> None:
+    """End one of fairseq's tools with one line for wrong arguments, where fairseq prints a usage of 200 lines."""
+    program = Path(sys.argv[0] if sys.argv else "")
+    name = program.stem.removeprefix("fairseq-")
+    if name not in _FAIRSEQS or not (program.name == f"fairseq-{name}" or "fairseq_cli" in program.parts):
+        return
+
+    def error(message: str) -> NoReturn:
+        say(f"error: {advised(message, parser)}")
+        sys.exit(2)
+
+    parser = _FAIRSEQS[name]()
+    parser.error = error
+    try:
+        parse_arguments(parser, sys.argv[1:])
+    except RuntimeError:  # without a message
+        error("the following arguments are required: --arch")
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of a `generation_parser`, with `--user-dir` and the options of the chosen task."""
-    if "--help-all" in argv:
+    if "--help-all" in argv and isinstance(parser, CommandParser):
         print(parser.format_full_help(decoding_options()))
         parser.exit()
     with warnings.catch_warnings():

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
-from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments, positive
+from fairseq_plugins.commands.parsing import as_config, check_paths, generation_parser, parse_arguments
+from fairseq_plugins.commands.values import positive
 from fairseq_plugins.commands.workers import find_worker, start_processes
 from fairseq_plugins.distillation import shards
 from fairseq_plugins.distillation.decode import decode_shards

@@ -6,6 +6,8 @@ The texts are the output of the commands' parsers; `python -m tests.help_texts` 
 import sys
 from pathlib import Path
 
+from fairseq_plugins.version import __version__
+
 FOLDER = Path(__file__).parent
 
 
@@ -14,8 +16,8 @@ def version() -> str:
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 
-    versions = []
-    for name in ("fairseq-spec-dec", "fairseq-fixed", "torch"):
+    versions = [f"fairseq-spec-dec {__version__}"]
+    for name in ("fairseq-fixed", "torch"):
         try:
             versions.append(f"{name} {version_of(name)}")
         except PackageNotFoundError:

@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import write_atomically
-from fairseq_plugins.commands.parsing import positive
+from fairseq_plugins.commands.values import positive
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.metrics.registry import METRICS, REWRITING, choose, compute
 from fairseq_plugins.metrics.sample import Sample, Score, Sentences

@@ -22,13 +22,14 @@ import torch
 from fairseq_plugins.api import Model, Translation, load
 from fairseq_plugins.api.files import GPT2_FILES, find_files
 from fairseq_plugins.api.generators import BATCH_SIZE
+from fairseq_plugins.api.options import LOAD
 from fairseq_plugins.api.results import CallStatistics
 from fairseq_plugins.api.spelling import on_command_line
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.commands.files import Destination, destination, sha256, unwritable
 from fairseq_plugins.commands.invalid_text import mend_lines
-from fairseq_plugins.commands.parsing import positive
 from fairseq_plugins.commands.progress import progress_bar
+from fairseq_plugins.commands.values import positive
 from fairseq_plugins.commands.workers import find_worker, start_processes, take_shards
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.ending import fail
@@ -103,7 +104,10 @@ def set_options(args: argparse.Namespace) -> dict[str, Any]:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"--set {item}: give NAME=VALUE, such as --set lenpen=0.6")
-        options[name.replace("-", "_")] = value
+        name = name.replace("-", "_")
+        if name in vars(args) and name not in LOAD.known:
+            raise ConfigurationError(f"--set {item}: has its own option; give --{name.replace('_', '-')}")
+        options[name] = value
     return options
 
 
@@ -256,6 +260,9 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         data=args.data,
         decoder=args.decoder or (None if drafts is None else "reuse"),
         task=args.task,
+        task_options=None
+        if args.task == "spec_dec"
+        else {name: options.pop(name) for name in set(options) - LOAD.known},
         source_lang=args.source_lang,
         target_lang=args.target_lang,
         subwords=args.subwords,

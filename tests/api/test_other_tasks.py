@@ -24,10 +24,12 @@ def arguments(family: Family, folder: Path) -> dict[str, Any]:
     """Return the arguments of `load` for a family whose model was saved."""
     given: dict[str, Any] = {"verifier": folder / "model.pt", "data": folder, "device": "cpu", "task": family.task}
     options = [*family.arguments(folder), "--"]
+    of_task: dict[str, Any] = {}
     for option, value in zip(options, options[1:], strict=False):
         if option.startswith("--"):
-            given[option[2:].replace("-", "_")] = True if value.startswith("--") else value
-    return {**given, "max_len_a": 0, "max_len_b": MAX_LEN}
+            of_task[option[2:].replace("-", "_")] = True if value.startswith("--") else value
+    languages = {name: of_task.pop(name) for name in ("source_lang", "target_lang") if name in of_task}
+    return {**given, **languages, "task_options": of_task, "max_len_a": 0, "max_len_b": MAX_LEN}
 
 
 def words(tokens: Iterable[str]) -> list[str]:
@@ -60,8 +62,7 @@ print(logging.getLogger().handlers, logging.getLogger().level == logging.WARNING
 
 def test_a_program_prints_nothing_of_fairseq_and_hydra(tmp_path: Path) -> None:
     FAMILIES["m2m"].save(tmp_path)
-    given = {name: str(value) for name, value in arguments(FAMILIES["m2m"], tmp_path).items()}
-    program = [sys.executable, "-c", PROGRAM, json.dumps(given)]
+    program = [sys.executable, "-c", PROGRAM, json.dumps(arguments(FAMILIES["m2m"], tmp_path), default=str)]
     run = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True)
     assert (run.stderr, run.stdout) == ("", "[] True\n")
 
@@ -72,15 +73,20 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     given = arguments(family, tmp_path)
     for changed, message in (
         ({"task": "translate"}, "task 'translate': no such task; there are .*translation_multi_simple_epoch"),
-        (
-            {"lang_pair": "en-de"},
-            "lang_pair: no option of the task translation_multi_simple_epoch or of decoding",
-        ),
-        ({"lang_pairs": None}, "task=.*lang.pairs=? is required"),
-        ({"encoder_langtok": "both"}, "encoder_langtok.*invalid choice: 'both'"),
+        ({"lang_pairs": "en-de"}, "lang_pairs: .* give options of the task translation_multi_simple_epoch as task_opt"),
+        ({"task": "spec_dec"}, "task_options=.*: are for another task; give task="),
     ):
         with pytest.raises(ConfigurationError, match=message):
             fairseq_plugins.load(**{**given, **changed})
+    for changed, message in (
+        ({"lang_pair": "en-de"}, "lang_pair: no option of the task translation_multi.*; did you mean lang_pairs="),
+        ({"zzz": "en-de"}, "zzz: no option of the task translation_multi_simple_epoch or of decoding; leave it out"),
+        ({"lang_pairs": None}, "task=.*lang.pairs=? is required"),
+        ({"encoder_langtok": "both"}, "encoder_langtok.*both.*no such value; choose from src, tgt"),
+    ):
+        options = {**given["task_options"], **changed}
+        with pytest.raises(ConfigurationError, match=message):
+            fairseq_plugins.load(**{**given, "task_options": options})
 
 
 def test_models_of_a_task_load_without_it_as_before() -> None:

@@ -24,7 +24,7 @@ from fairseq_plugins.benchmarks.gpu_check.worker import Check, Worker
 from fairseq_plugins.commands.cli import run_command
 from fairseq_plugins.commands.files import write_atomically
 from fairseq_plugins.commands.machine import machine
-from fairseq_plugins.commands.parsing import positive
+from fairseq_plugins.commands.values import positive
 from fairseq_plugins.errors import ConfigurationError
 
 # Seconds for a check, except for those that use all that is left.

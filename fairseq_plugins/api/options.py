@@ -1,0 +1,170 @@
+"""Options of `load`, `wrap` and calls: names, types, and errors for names that do not exist."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_plugins.errors import ConfigurationError, did_you_mean
+
+
+class SearchOptions(TypedDict, total=False):
+    """Options of a call, named as in fairseq; by default they are those given to `load`.
+
+    Attributes:
+        max_len_a, max_len_b: maximum output length, max_len_a times the batch's longest source plus max_len_b tokens.
+        min_len: minimum output length in tokens.
+        lenpen: length penalty; above 1 favours long hypotheses.
+        unnormalized: rank hypotheses by the sum of their tokens' scores.
+        unkpen: penalty of the unknown word, subtracted from its score.
+    """
+
+    max_len_a: float
+    max_len_b: int
+    min_len: int
+    lenpen: float
+    unnormalized: bool
+    unkpen: float
+
+
+class CallOptions(SearchOptions, total=False):
+    """Options of a call that translates.
+
+    Attributes:
+        beam: hypotheses per sentence, for decoders that keep several; default 5, as in fairseq-generate.
+        num_hypotheses: hypotheses to return, all but the best as `Translation.alternatives`; default 1.
+        batch_size: sentences of similar length decoded together; default 32. Does not change the output of lossless
+            decoders.
+    """
+
+    beam: int | None
+    num_hypotheses: int
+    batch_size: int
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options of the decoding methods, for `load` and `wrap`; docs/options.md has the meaning of each."""
+
+    accept_distance: float | None
+    accept_score: Literal["verifier", "drafter"]
+    active_sentences: int
+    block_size: int | None
+    draft_vocabulary: float | None
+    drafts: str | None
+    fixed_width: bool
+    fp32_drafts: bool
+    iad_fallback: Literal["none", "gad"]
+    iad_lookup: Literal["unique", "recent"]
+    int8: bool
+    jacobi_init: Literal["pad", "source", "unk"]
+    jacobi_length: int
+    jacobi_pool: bool
+    min_block: int
+    no_compiled_steps: bool
+    no_cuda_graphs: bool
+    no_packed_weights: bool
+    packed_weights: bool
+    preset: Literal["none", "high-quality", "high-efficiency"]
+    tau: float
+    top_beta: int
+
+
+class WrapOptions(DecoderOptions, total=False):
+    """Options of `wrap`."""
+
+    stats_file: str | None
+    trace_file: str | None
+
+
+class LoadOptions(DecoderOptions, SearchOptions, total=False):
+    """Options of `load`: those of the method, of every call, and of fairseq's generation (docs/options.md)."""
+
+    forced_first_token: str | None
+    source_first_token: str | None
+    decoding_format: str | None
+    diverse_beam_groups: int
+    diverse_beam_strength: float
+    diversity_rate: float
+    lm_path: str | None
+    lm_weight: float
+    match_source_len: bool
+    no_early_stop: bool
+    no_repeat_ngram_size: int
+    sampling: bool
+    sampling_topk: int
+    sampling_topp: float
+    temperature: float
+
+
+def names(options: type) -> set[str]:
+    """Return the names of a TypedDict's options."""
+    return set(options.__annotations__)
+
+
+# Options of fairseq's commands whose argument in Python has another name or value.
+RENAMED = {"path": "verifier", "drafter_path": "drafter", "nbest": "num_hypotheses", "decoding_method": "decoder"}
+VALUES = {"cpu": 'device="cpu"', "fp16": 'precision="fp16"', "bf16": 'precision="bf16"'}
+
+_OF_LOAD = {
+    *("folder", "verifier", "drafter", "data", "decoder", "task", "task_options", "source_lang", "target_lang"),
+    *("subwords", "tokenizer", "device", "precision", "threads"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where options are given.
+
+    Attributes:
+        name: for messages.
+        known: names of its options.
+        arguments: names of its other arguments.
+    """
+
+    name: str
+    known: set[str]
+    arguments: set[str]
+
+
+LOAD = Place("load", names(LoadOptions), _OF_LOAD)
+WRAP = Place("wrap", names(WrapOptions), {"task", "decoder", "drafter"})
+CALL = Place("translate", names(CallOptions), {"text", "drafts", "return_scores"})
+
+
+def check_names(given: Collection[str], place: Place, fitting: Collection[str] = (), others: str = "") -> None:
+    """Raise ConfigurationError for an option that does not exist, or belongs elsewhere; it names the nearest one.
+
+    Args:
+        given: names of options.
+        place: where they were given.
+        fitting: the few names to list if none is similar.
+        others: where options go that are not known here; empty for nowhere.
+    """
+    for name in given:
+        if name not in place.known:
+            raise ConfigurationError(f"{name}: {_advice(name, place, fitting or place.known, others)}")
+
+
+def _advice(name: str, place: Place, fitting: Collection[str], others: str) -> str:
+    own = {*place.known, *place.arguments}
+    if name in RENAMED or name in VALUES:
+        return f"no such option; in Python it is {VALUES.get(name) or RENAMED[name] + '='}"
+    for other in (LOAD, CALL):
+        if name in {*other.known, *other.arguments} - own:
+            remedy = "give it to load" if other is LOAD else f"give it to each call: model.translate(text, {name}=...)"
+            return f"is no option of {place.name}; {remedy}"
+    everywhere = own.union(*(other.known for other in (LOAD, CALL)), *(other.arguments for other in (LOAD, CALL)))
+    nearest = did_you_mean(name, own) or did_you_mean(name, everywhere)
+    fits = f"{others}there are {', '.join(sorted(fitting))} (all: docs/options.md)"
+    return f"no such option; {nearest or fits}"
+
+
+def set_option(cfg: DictConfig, name: str, value: Any) -> None:
+    """Set an option in a configuration; raise ConfigurationError for a value of the wrong type."""
+    try:
+        cfg[name] = value
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(f"{name}={value!r}: is not a value of this option ({reason})") from error

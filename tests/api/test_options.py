@@ -1,0 +1,69 @@
+"""Options of the API: typed names, advice for wrong ones; copies of models; what the package exports."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from fairseq.dataclass.configs import GenerationConfig
+
+import fairseq_plugins
+from fairseq_plugins import ConfigurationError, LoadOptions, Memory, WrapOptions
+from fairseq_plugins.api.options import names
+from fairseq_plugins.tasks.options import DecodingOptions, FirstTokenOptions
+from tests.support import REPOSITORY
+
+UA_GEC = REPOSITORY / "checkpoints" / "ua-gec"
+# They have arguments of their own, or are fairseq's.
+NOT_TYPED = {"_name", "decoding_method", "drafter_path", "tensorboard_logdir", "profile", "bf16", "verbose"}
+
+
+def test_typed_options_are_those_of_the_task() -> None:
+    decoding = {field.name for field in fields(DecodingOptions)} - NOT_TYPED
+    assert names(WrapOptions) == decoding
+    first_tokens = {field.name for field in fields(FirstTokenOptions)} - NOT_TYPED
+    rest = names(LoadOptions) - decoding - first_tokens
+    assert rest < {field.name for field in fields(GenerationConfig)}
+    assert decoding - names(LoadOptions) == {"stats_file", "trace_file"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 5}, r"beam: is no option of load; give it to each call: model.translate\(text, beam=...\)"),
+        ({"beem": 5}, "beem: no such option; did you mean beam\\?"),
+        ({"tokeniser": "moses"}, "tokeniser: no such option; did you mean tokenizer\\?"),
+        ({"nbest": 3}, "nbest: no such option; in Python it is num_hypotheses="),
+        ({"fp16": True}, 'fp16: no such option; in Python it is precision="fp16"'),
+        ({"zzz": 3, "decoder": "iad"}, "zzz: no such option; there are .*iad_lookup.*docs/options.md"),
+    ],
+)
+def test_wrong_names_are_answered_with_few(options: dict, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{message}") as error:
+        fairseq_plugins.load(UA_GEC, **options)
+    assert str(error.value).count(",") < 20
+
+
+def test_copies_load_the_files_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(UA_GEC.parent)
+    model = fairseq_plugins.load("ua-gec", decoder="iad", device="cpu", iad_lookup="recent")
+    assert repr(model) == "Model('ua-gec/verifier.pt', decoder='iad')"
+    monkeypatch.chdir(tmp_path)
+    for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert repr(copied) == f"Model('{UA_GEC}/verifier.pt', decoder='iad')"
+        assert copied.translate("Так .", return_scores=True) == model.translate("Так .", return_scores=True)
+    memory = Memory("memory")
+    memory.add(["a"], ["b"])
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(memory)).drafts("a") == ["b"] and repr(memory) == f"Memory('{tmp_path}/memory')"
+
+
+def test_what_the_package_shows() -> None:
+    shown = dir(fairseq_plugins)
+    assert {"Model", "Translation", "Step", "Session", "CallOptions", "__version__"} < set(shown) and len(shown) < 20
+    assert all(hasattr(fairseq_plugins, name) for name in shown)
+    run = subprocess.run([sys.executable, "setup.py", "--version"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert run.stdout.split()[-1] == fairseq_plugins.__version__, run.stderr
