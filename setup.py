@@ -177,6 +177,7 @@ setup(
     },
     install_requires=[
         "fairseq-fixed==0.12.3.1",
+        "msgspec>=0.19",
         "torch>=2.6,<2.14",
         "sacrebleu>=2.3",
         "sacremoses>=0.1",

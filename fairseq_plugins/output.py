@@ -59,6 +59,18 @@ def unchanged_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
+@contextlib.contextmanager
+def quiet_fairseq() -> Iterator[None]:
+    """Hide fairseq's messages about dictionaries and models, which its modules show by default."""
+    logger = logging.getLogger("fairseq")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def say(line: str) -> None:
     """Print a line on standard error, if it is open: with `2>&-` print would write it among the translations."""
     if sys.stderr is not None:

@@ -1,9 +1,7 @@
 """`load`: from files and options to a model, without a command line."""
 
-import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -27,6 +25,7 @@ from fairseq_plugins.commands.session import Session
 from fairseq_plugins.data.fastbpe_codes import FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.output import quiet_fairseq
 from fairseq_plugins.tasks.options import SpecDecConfig
 
 Precision = Literal["fp32", "fp16", "bf16"]
@@ -110,20 +109,8 @@ def load(
             cfg.task.drafter_path = None
         index = _device(cfg, device)
         check_paths(cfg)
-        with _quietly():
+        with quiet_fairseq():
             return Model(Session(cfg, index), files.languages, threads, partial(load, **_absolute(arguments)))
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without fairseq's messages about dictionaries and models, which its modules let everybody see."""
-    logger = logging.getLogger("fairseq")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapping[str, Any]) -> DictConfig:

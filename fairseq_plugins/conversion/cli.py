@@ -4,11 +4,12 @@ spec-dec-convert FOLDER OUT
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fairseq_plugins.commands.cli import CommandParser, run_command
 from fairseq_plugins.conversion.convert import convert
+from fairseq_plugins.conversion.settings import Settings
 
 
 def get_parser() -> CommandParser:
@@ -24,8 +25,16 @@ def get_parser() -> CommandParser:
 def run(argv: Sequence[str]) -> None:
     """Parse and convert."""
     args = get_parser().parse_args(argv)
-    convert(Path(args.folder), Path(args.out))
-    print(f"{args.out}: written")
+    out = Path(args.out)
+    convert(Path(args.folder), out)
+    print(f"{out}: written; translate with spec-dec-translate {out}{_languages(Settings.read(out).languages)}")
+
+
+def _languages(known: Mapping[str, str]) -> str:
+    """Return the options that a multilingual model needs."""
+    if not known:
+        return ""
+    return f" --source-lang NAME --target-lang NAME ({len(known)} languages: {', '.join([*known][:8])} ...)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

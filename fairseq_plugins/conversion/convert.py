@@ -3,12 +3,14 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from fairseq_plugins.averaging import write_checkpoint
 from fairseq_plugins.commands.files import unwritable, write_atomically
 from fairseq_plugins.commands.parsing import as_config
+from fairseq_plugins.conversion.checks import check_decodes, check_subwords
 from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.settings import settings_of
 from fairseq_plugins.conversion.vocabulary import Vocabulary, byte_level_bpe, text_files
@@ -24,7 +26,8 @@ def convert(source: Path, target: Path) -> None:
         target: new folder.
 
     Raises:
-        ConfigurationError: for an unsupported model, missing files, or a folder that exists or cannot be written.
+        ConfigurationError: for an unsupported model, missing files, a model that cannot be loaded or decode a sentence
+            afterwards, or a folder that exists or cannot be written.
     """
     if not source.is_dir():
         raise ConfigurationError(f"{source}: no such folder; give one that save_pretrained wrote")
@@ -33,9 +36,30 @@ def convert(source: Path, target: Path) -> None:
     config = Config(source)
     bpe = byte_level_bpe(source)
     vocabulary, subwords = Vocabulary(source, config, bpe), text_files(source, bpe)
+    settings = settings_of(config, vocabulary)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=target.parent) as partial:
+            folder = Path(partial, target.name)
+            folder.mkdir()
+            write_checkpoint(folder / "verifier.pt", _state(source, config, vocabulary), "OUT")
+            for side in ("src", "tgt"):
+                write_atomically(folder / f"dict.{side}.txt", vocabulary.lines(), "OUT")
+            for name, content in subwords.items():
+                (folder / name).write_bytes(content)
+            settings.write(folder)
+            check_subwords(folder, source, vocabulary.symbols)
+            check_decodes(folder, source, vocabulary.symbols)
+            folder.rename(target)
+    except OSError as error:
+        raise unwritable(target, "OUT", error) from error
+
+
+def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return fairseq's checkpoint."""
     weights = fairseq_weights(read_weights(source), config, vocabulary.order)
     args = config.fairseq_options(has_bias="decoder.output_projection.bias" in weights)
-    state = {
+    return {
         "args": None,
         "cfg": OmegaConf.to_container(as_config(args), resolve=True, enum_to_str=True),
         "model": weights,
@@ -49,17 +73,3 @@ def convert(source: Path, target: Path) -> None:
         ],
         "extra_state": {"train_iterator": {"epoch": 1}},
     }
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{target.name}.partial.", dir=target.parent) as partial:
-            folder = Path(partial, target.name)
-            folder.mkdir()
-            write_checkpoint(folder / "verifier.pt", state, "OUT")
-            for side in ("src", "tgt"):
-                write_atomically(folder / f"dict.{side}.txt", vocabulary.lines(), "OUT")
-            for name, content in subwords.items():
-                (folder / name).write_bytes(content)
-            settings_of(config, vocabulary).write(folder)
-            folder.rename(target)
-    except OSError as error:
-        raise unwritable(target, "OUT", error) from error

@@ -1,13 +1,14 @@
 """Supported architectures of Hugging Face, and fairseq's options for each."""
 
-import json
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from fairseq.models.transformer import base_architecture
+from msgspec import Meta
 
+from fairseq_plugins.commands.json_values import checked, read_json
 from fairseq_plugins.errors import ConfigurationError
 
 
@@ -30,6 +31,37 @@ FAMILIES = {
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 
 
+# Far above those of any model, and low enough to refuse a damaged number before memory is full.
+_Layers = Annotated[int, Meta(ge=1, le=1000)]
+_Size = Annotated[int, Meta(ge=1, le=2**24)]
+_Token = Annotated[int, Meta(ge=0, lt=2**24)]
+
+
+class _Values(TypedDict, total=False):
+    """Types of the settings that are read."""
+
+    model_type: str
+    activation_function: str
+    d_model: Annotated[int, Meta(ge=1, le=2**16)]
+    max_position_embeddings: Annotated[int, Meta(ge=1, le=2**16)]
+    vocab_size: _Size
+    decoder_vocab_size: _Size
+    encoder_layers: _Layers
+    decoder_layers: _Layers
+    encoder_attention_heads: _Size
+    decoder_attention_heads: _Size
+    encoder_ffn_dim: _Size
+    decoder_ffn_dim: _Size
+    pad_token_id: _Token
+    bos_token_id: _Token
+    eos_token_id: _Token
+    decoder_start_token_id: _Token
+    forced_bos_token_id: _Token
+    scale_embedding: bool
+    share_encoder_decoder_embeddings: bool
+    dropout: Annotated[float, Meta(ge=0, le=1)]
+
+
 class Config:
     """The settings of a model: config.json, completed by generation_config.json.
 
@@ -37,7 +69,8 @@ class Config:
         folder: of the model.
 
     Raises:
-        ConfigurationError: for a folder without config.json, and for models that are not converted.
+        ConfigurationError: for a folder without config.json, settings of other types, and models that are not
+            converted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,8 +78,16 @@ class Config:
         if not self.file.is_file():
             raise ConfigurationError(f"{self.file}: no such file; give a folder that save_pretrained wrote")
         generation = folder / "generation_config.json"
-        own = {name: value for name, value in read_json(self.file).items() if value is not None}
-        self.values = {**(read_json(generation) if generation.is_file() else {}), **own}
+        self.values: dict[str, Any] = {}
+        for file in (generation, self.file) if generation.is_file() else (self.file,):
+            settings: dict[str, Any] = read_json(file, dict[str, Any])
+            self.values |= {name: value for name, value in settings.items() if value is not None}
+        try:
+            checked(self.values, _Values)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self.file}: {error}; give the config.json that save_pretrained wrote"
+            ) from error
         if self["model_type"] not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ConfigurationError(
@@ -59,6 +100,11 @@ class Config:
         if self.values.get(name) is None:
             raise ConfigurationError(f"{self.file}: has no {name}; give a folder that save_pretrained wrote")
         return self.values[name]
+
+    @property
+    def needs_bias(self) -> bool:
+        """Whether fairseq's model has a bias on the vocabulary projection: with SiLU it is `MarianTransformer`."""
+        return _ACTIVATIONS[self["activation_function"]] == "swish"
 
     @property
     def is_untied(self) -> bool:
@@ -74,6 +120,12 @@ class Config:
         shared = self.values.get("share_encoder_decoder_embeddings", True)
         if not shared or self.values.get("decoder_vocab_size", self["vocab_size"]) != self["vocab_size"]:
             raise ConfigurationError(f"{self.file}: models with a vocabulary for each side are not converted")
+        for side in ("encoder", "decoder"):
+            heads = self[f"{side}_attention_heads"]
+            if self["d_model"] % heads != 0:
+                raise ConfigurationError(
+                    f"{self.file}: d_model {self['d_model']} has no {heads} equal heads; copy it again"
+                )
         if self["model_type"] == "mbart" and self.is_untied:
             raise ConfigurationError(
                 f"{self.file}: decoder_start_token_id {self['decoder_start_token_id']} is mBART-25's, whose sources "
@@ -87,7 +139,6 @@ class Config:
             has_bias: the vocabulary projection has a bias.
         """
         activation = _ACTIVATIONS[self["activation_function"]]
-        needs_own_model = has_bias or activation == "swish"
         sides = ("encoder", "decoder")
         options = {
             **{f"{side}_embed_dim": self["d_model"] for side in sides},
@@ -99,7 +150,7 @@ class Config:
         }
         args = Namespace(
             **options,
-            arch="marian_transformer" if needs_own_model else "transformer",
+            arch="marian_transformer" if has_bias else "transformer",
             activation_fn=activation,
             no_scale_embedding=not self["scale_embedding"],
             layernorm_embedding=self.family.layernorm_embedding,
@@ -118,15 +169,3 @@ class Config:
         )
         base_architecture(args)
         return args
-
-
-def read_json(file: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        ConfigurationError: for a file that cannot be read.
-    """
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file}: cannot be read as JSON ({error}); copy it again") from error

@@ -4,15 +4,21 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from fairseq_plugins.conversion.families import Config, read_json
+from fairseq_plugins.commands.json_values import read_json
+from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.conversion.vocabulary import Vocabulary
 from fairseq_plugins.errors import ConfigurationError
 
 _FILE = "load.json"
 # Language tokens in the vocabularies of M2M-100 (`__de__`), NLLB (`deu_Latn`) and mBART-50 (`de_DE`).
 _LANGUAGE = re.compile(r"__([a-z]{2,3})__|[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
+
+
+class _Contents(TypedDict):
+    languages: dict[str, str]
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,7 @@ class Settings:
         file = folder / _FILE
         if not file.is_file():
             return cls()
-        values = read_json(file)
-        if not isinstance(values, dict) or values.keys() != {"languages", "options"}:
-            raise ConfigurationError(f"{file}: was not written by spec-dec-convert; convert the model again")
+        values: _Contents = read_json(file, _Contents, "convert the model again with spec-dec-convert")
         return cls(**values)
 
     def write(self, folder: Path) -> None:
@@ -71,7 +75,11 @@ class Settings:
 
 
 def settings_of(config: Config, vocabulary: Vocabulary) -> Settings:
-    """Return the settings with which `load` decodes as Hugging Face's `generate` does by default."""
+    """Return the settings with which `load` decodes as Hugging Face's `generate` does by default.
+
+    Raises:
+        ConfigurationError: for a multilingual model without language tokens.
+    """
     options: dict[str, Any] = {"min_len": 0}
     if config["model_type"] == "bart":
         options["source_first_token"] = "<s>"
@@ -83,4 +91,9 @@ def settings_of(config: Config, vocabulary: Vocabulary) -> Settings:
             match = _LANGUAGE.fullmatch(symbol)
             if match is not None:
                 languages[match[1] or symbol] = symbol
+        if not languages:
+            raise ConfigurationError(
+                f"{config.file.parent}: has no language tokens (__de__, deu_Latn or de_DE), with which sources and "
+                f"outputs of a {config['model_type']} model begin; save its tokenizer into it with save_pretrained"
+            )
     return Settings(languages, options)

@@ -3,15 +3,56 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypedDict
 
 import sentencepiece
+from msgspec import Meta
 
-from fairseq_plugins.conversion.families import Config, read_json
+from fairseq_plugins.commands.json_values import read_json
+from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.errors import ConfigurationError
 
 ByteLevelBPE = tuple[dict[str, int], list[str]]
 """Vocabulary and merges of GPT-2's byte-level subwords."""
+
+_Id = Annotated[int, Meta(ge=0, lt=2**24)]
+
+
+class _Decoder(TypedDict, total=False):
+    type: str
+
+
+class _Model(TypedDict, total=False):
+    vocab: dict[str, _Id] | list[tuple[str, float]]
+    merges: list[str | tuple[str, str]]
+
+
+class _AddedToken(TypedDict):
+    id: _Id
+    content: str
+
+
+class _Content(TypedDict):
+    content: str
+
+
+class _Tokenizer(TypedDict, total=False):
+    """Types of tokenizer.json, as far as it is read."""
+
+    model: _Model
+    decoder: _Decoder | None
+    added_tokens: list[_AddedToken]
+
+
+class _TokenizerSettings(TypedDict, total=False):
+    """Types of special_tokens_map.json and tokenizer_config.json, as far as they are read."""
+
+    added_tokens_decoder: dict[str, _Content]
+    additional_special_tokens: list[str | _Content] | None
+    extra_special_tokens: list[str | _Content] | None
+    mask_token: str | _Content | None
+    language_codes: str | None
+
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """Names of the ids 0 to 3 in fairseq's dictionaries."""
@@ -80,13 +121,21 @@ def byte_level_bpe(folder: Path) -> ByteLevelBPE | None:
     """Return vocabulary and merges of GPT-2's byte-level subwords, None for other subwords."""
     vocabulary, merges, tokenizer = (folder / name for name in ("vocab.json", "merges.txt", "tokenizer.json"))
     if vocabulary.is_file() and merges.is_file():
-        lines = merges.read_text(encoding="utf-8").split("\n")
-        return read_json(vocabulary), [line for line in lines if line and not line.startswith("#version")]
-    values = read_json(tokenizer) if tokenizer.is_file() else {}
+        try:
+            lines = merges.read_bytes().decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{merges}: is not text in UTF-8 ({error.reason}); copy it again") from error
+        return read_json(vocabulary, dict[str, _Id]), [
+            line for line in lines if line and not line.startswith("#version")
+        ]
+    values: _Tokenizer = read_json(tokenizer, _Tokenizer) if tokenizer.is_file() else {}
     if (values.get("decoder") or {}).get("type") != "ByteLevel":
         return None
-    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in values["model"]["merges"])
-    return values["model"]["vocab"], [" ".join(pair) for pair in pairs]
+    own = values.get("model", {})
+    pieces = own.get("vocab")
+    if not isinstance(pieces, dict):
+        raise ConfigurationError(f"{tokenizer}: has no vocabulary of byte-level subwords; copy it again")
+    return pieces, [pair if isinstance(pair, str) else " ".join(pair) for pair in own.get("merges", [])]
 
 
 def text_files(folder: Path, bpe: ByteLevelBPE | None) -> dict[str, bytes]:
@@ -120,8 +169,8 @@ def read_names(folder: Path) -> dict[int, str]:
     """
     names: dict[int, str]
     if (folder / "tokenizer.json").is_file():
-        tokenizer = read_json(folder / "tokenizer.json")
-        vocabulary = tokenizer["model"]["vocab"]
+        tokenizer: _Tokenizer = read_json(folder / "tokenizer.json", _Tokenizer)
+        vocabulary = tokenizer.get("model", {}).get("vocab", {})
         # A list of (piece, score) for unigram models, else piece -> id.
         if isinstance(vocabulary, list):
             names = {number: piece for number, (piece, _) in enumerate(vocabulary)}
@@ -129,9 +178,10 @@ def read_names(folder: Path) -> dict[int, str]:
             names = {number: piece for piece, number in vocabulary.items()}
         names |= {token["id"]: token["content"] for token in tokenizer.get("added_tokens", ())}
     elif (folder / "vocab.json").is_file():
-        names = {number: piece for piece, number in read_json(folder / "vocab.json").items()}
+        pieces_of_ids: dict[str, int] = read_json(folder / "vocab.json", dict[str, _Id])
+        names = {number: piece for piece, number in pieces_of_ids.items()}
     elif (folder / "sentencepiece.bpe.model").is_file():
-        pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
+        pieces = _sentencepiece(folder / "sentencepiece.bpe.model")
         # The tokenizers of mBART and NLLB replace the first three pieces by fairseq's four special symbols.
         names = dict(enumerate([*SPECIAL, *(pieces.id_to_piece(number) for number in range(3, len(pieces)))]))
     else:
@@ -146,11 +196,17 @@ def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
     """Add tokens that other files number, then languages and the mask after all others."""
     numbered, listed = folder / "added_tokens.json", ("special_tokens_map.json", "tokenizer_config.json")
     if numbered.is_file():
-        names = names | {number: name for name, number in read_json(numbered).items()}
-    tokenizer_settings = [read_json(folder / name) for name in listed if (folder / name).is_file()]
-    for settings in tokenizer_settings:
-        decoder: dict[str, Any] = settings.get("added_tokens_decoder", {})
-        names = names | {int(number): _content(token) for number, token in decoder.items()}
+        added: dict[str, int] = read_json(numbered, dict[str, _Id])
+        names = names | {number: name for name, number in added.items()}
+    files = [folder / name for name in listed if (folder / name).is_file()]
+    tokenizer_settings: list[_TokenizerSettings] = [read_json(file, _TokenizerSettings) for file in files]
+    for file, settings in zip(files, tokenizer_settings, strict=True):
+        for number, token in settings.get("added_tokens_decoder", {}).items():
+            if not number.isdecimal() or len(number) > 8:
+                raise ConfigurationError(f"{file}: added_tokens_decoder has the id {number!r}; copy it again")
+            names = names | {int(number): _content(token)}
+    if not names:
+        raise ConfigurationError(f"{folder}: its vocabulary is empty; copy the model again")
     known = set(names.values())
     for settings in tokenizer_settings:
         for name in _languages_and_mask(settings):
@@ -160,14 +216,22 @@ def _with_added_tokens(folder: Path, names: dict[int, str]) -> dict[int, str]:
     return names
 
 
-def _languages_and_mask(settings: dict[str, Any]) -> Iterator[str]:
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        yield from (_content(token) for token in settings.get(key) or ())
-    if settings.get("mask_token"):
-        yield _content(settings["mask_token"])
+def _languages_and_mask(settings: _TokenizerSettings) -> Iterator[str]:
+    for tokens in (settings.get("additional_special_tokens"), settings.get("extra_special_tokens")):
+        yield from map(_content, tokens or ())
+    mask = settings.get("mask_token")
+    if mask:
+        yield _content(mask)
     if settings.get("language_codes") == "m2m100":
         yield from (f"__{language}__" for language in _M2M100_LANGUAGES)
 
 
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
+def _content(token: str | _Content) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _sentencepiece(file: Path) -> sentencepiece.SentencePieceProcessor:
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError) as error:
+        raise ConfigurationError(f"{file}: not a model of sentencepiece; copy it again") from error

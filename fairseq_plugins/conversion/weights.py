@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairseq_plugins.conversion.families import Config, read_json
+from fairseq_plugins.commands.json_values import read_json
+from fairseq_plugins.conversion.families import Config
 from fairseq_plugins.errors import ConfigurationError
 
 # A token that the model lacks must never be the best one; -1e9 would be infinite in half precision.
@@ -16,6 +18,10 @@ _NEVER = -1e4
 # The first position of fairseq's learned positions, after `<pad>`.
 _FIRST_POSITION = 2
 _EMBEDDINGS = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+
+
+class _Index(TypedDict):
+    weight_map: dict[str, str]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -27,7 +33,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     files = [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        listed: _Index = read_json(index, _Index)
+        files = [folder / Path(name).name for name in sorted(set(listed["weight_map"].values()))]
     weights: dict[str, Tensor] = {}
     for file in files:
         if not file.is_file():
@@ -64,11 +71,19 @@ def fairseq_weights(weights: dict[str, Tensor], config: Config, order: Sequence[
     converted["encoder.embed_tokens.weight"] = converted["decoder.output_projection.weight"] = table
     converted["decoder.embed_tokens.weight"] = table
     if config.is_untied:
+        start = config["decoder_start_token_id"]
+        if start >= len(own):
+            raise ConfigurationError(f"{config.file}: decoder_start_token_id {start} is no token; copy the model again")
         # fairseq's decoder reads `</s>` as first token only, so it can have the embedding of the model's start token.
         converted["decoder.embed_tokens.weight"] = table.clone()
-        converted["decoder.embed_tokens.weight"][2] = own[config["decoder_start_token_id"]]
-    bias = weights.get("final_logits_bias")
-    if bias is not None and bool(bias.any()):
+        converted["decoder.embed_tokens.weight"][2] = own[start]
+    # A bias of zeros is left out where it changes nothing: transformers never trains it.
+    bias = weights.get("final_logits_bias", torch.zeros(1, len(own)))
+    if bias.numel() != len(own):
+        raise ConfigurationError(
+            f"{config.file.parent}: its final_logits_bias has not vocab_size numbers; copy it again"
+        )
+    if config.needs_bias or None in order or bool(bias.any()):
         converted["decoder.output_projection.bias"] = _in_order(bias.reshape(-1), order, _NEVER)
     for side in ("encoder", "decoder"):
         converted[f"{side}.version"] = torch.tensor([3.0])
@@ -86,7 +101,7 @@ def _embedding(weights: dict[str, Tensor], config: Config) -> Tensor:
         raise ConfigurationError(
             f"{config.file.parent}: embeddings of encoder, decoder and output differ; not converted"
         )
-    if len(tables[0]) != config["vocab_size"]:
+    if tables[0].dim() != 2 or len(tables[0]) != config["vocab_size"]:
         raise ConfigurationError(f"{config.file}: vocab_size is not {len(tables[0])}, the rows of the embedding")
     return tables[0]
 
@@ -106,6 +121,8 @@ def _positions(weights: dict[str, Tensor], config: Config, side: str) -> Tensor:
             raise ConfigurationError(f"{config.file.parent}: has no tensor {name}; copy the model again")
         return weights[name]
     rows = weights.get(name)
+    if rows is not None and rows.shape != (count, width):
+        raise ConfigurationError(f"{config.file.parent}: {name} is not {count} by {width}; copy the model again")
     if rows is None:
         # Sines, then cosines, of wavelengths in steps of 2 / D (Vaswani et al. 2017); fairseq's steps are wider.
         rates = 10000.0 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)

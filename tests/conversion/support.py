@@ -29,7 +29,11 @@ MARIAN = {"pad_token_id": SIZE - 1, "eos_token_id": 0, "decoder_start_token_id":
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}),
     "marian-relu": ("MarianMTModel", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
+    # transformers never trains the bias: that of a Marian model trained from scratch is zero.
+    "marian-unbiased": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}),
+    "marian-relu-unbiased": ("MarianMTModel", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
     "m2m100": ("M2M100ForConditionalGeneration", {}),
+    "m2m100-swish": ("M2M100ForConditionalGeneration", {"activation_function": "swish"}),
     "nllb": ("M2M100ForConditionalGeneration", {"scale_embedding": True}),
     "mbart50": ("MBartForConditionalGeneration", {"decoder_start_token_id": 2, "scale_embedding": True}),
     "bart": ("BartForConditionalGeneration", {}),
@@ -38,6 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 # Source and target language of multilingual models -> their tokens.
 LANGUAGES = {
     "m2m100": {"en": "__en__", "de": "__de__"},
+    "m2m100-swish": {"en": "__en__", "de": "__de__"},
     "nllb": {"eng_Latn": "eng_Latn", "deu_Latn": "deu_Latn"},
     "mbart50": {"en_XX": "en_XX", "de_DE": "de_DE"},
 }
@@ -69,7 +74,7 @@ def save_model(name: str, folder: Path, **changed: Any) -> Any:
     )
     torch.manual_seed(3)
     model = model_class(config)
-    liven(model)
+    liven(model, with_bias=not name.endswith("unbiased"))
     if name == "bart":
         model.generation_config.forced_bos_token_id = 0
     model.save_pretrained(folder)
@@ -118,9 +123,9 @@ def names(name: str) -> dict[int, str]:
 
 
 @torch.no_grad()
-def liven(model: Any) -> None:
+def liven(model: Any, with_bias: bool = True) -> None:
     """Let outputs depend on source and place, and end after different numbers of tokens."""
-    eos, has_bias = model.config.eos_token_id, model.config.model_type in ("marian", "bart")
+    eos, has_bias = model.config.eos_token_id, with_bias and model.config.model_type in ("marian", "bart")
     for name, weight in model.named_parameters():
         if ".layers." in name and weight.dim() == 2:
             weight.normal_(std=2.0 if "q_proj" in name or "k_proj" in name else 0.25)

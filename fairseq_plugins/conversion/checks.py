@@ -1,0 +1,78 @@
+"""Check a converted folder before it gets its name: it has to cut text, load and decode."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import sentencepiece
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.tasks.translation import TranslationConfig
+from omegaconf import OmegaConf
+
+from fairseq_plugins.commands.session import Session
+from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.output import quiet_fairseq
+
+_MOST_UNKNOWN = 0.1
+"""Largest share of the subword model's pieces that the vocabulary may lack. Trained vocabularies lack a few."""
+
+
+def check_subwords(folder: Path, source: Path, symbols: Sequence[str]) -> None:
+    """Raise ConfigurationError for a subword model that fits another vocabulary.
+
+    Args:
+        folder: the converted model.
+        source: folder in Hugging Face's format, for errors.
+        symbols: the dictionary's.
+    """
+    file = folder / "subwords.model"
+    if not file.is_file():
+        return
+    try:
+        model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError) as error:
+        raise ConfigurationError(f"{source}: its sentencepiece model cannot be read; copy it again") from error
+    known = set(symbols)
+    pieces = [
+        model.id_to_piece(number)
+        for number in range(len(model))
+        if not (model.is_control(number) or model.is_unknown(number) or model.is_unused(number))
+    ]
+    unknown = sum(piece not in known for piece in pieces)
+    if unknown > _MOST_UNKNOWN * len(pieces):
+        raise ConfigurationError(
+            f"{source}: {unknown} of the {len(pieces)} pieces of its sentencepiece model are not in its vocabulary, so "
+            "text would be unknown words; give the sentencepiece model that it was trained with"
+        )
+
+
+def check_decodes(folder: Path, source: Path, symbols: Sequence[str]) -> None:
+    """Raise ConfigurationError if fairseq cannot load a converted model, or cannot decode a sentence with it.
+
+    Args:
+        folder: the converted model.
+        source: folder in Hugging Face's format, for errors.
+        symbols: the dictionary's.
+    """
+    cfg = OmegaConf.structured(FairseqConfig())
+    cfg.task = OmegaConf.structured(TranslationConfig(data=str(folder), source_lang="src", target_lang="tgt"))
+    OmegaConf.set_struct(cfg, False)
+    cfg.task._name = "translation"
+    cfg.common.cpu = True
+    cfg.common_eval.path = str(folder / "verifier.pt")
+    try:
+        with quiet_fairseq():
+            session = Session(cfg)
+            dictionary = session.task.source_dictionary
+            words = [dictionary.index(symbol) for symbol in symbols[:4]]
+            tokens = torch.tensor([*words[: session.max_positions[0] - 1], dictionary.eos()])
+            dataset = session.task.build_dataset_for_inference([tokens], [len(tokens)])
+            hypotheses = session.decode(session.generator(beam=1, max_len_b=4), session.batch(dataset, [0]))
+    except Exception as error:  # whatever is wrong with the folder, fairseq's errors do not name it
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ConfigurationError(
+            f"{source}: its files do not fit each other: converted, it cannot be loaded or decode ({reason}); copy the "
+            "model again"
+        ) from error
+    if not all(bool(torch.isfinite(hypothesis["positional_scores"]).all()) for hypothesis in hypotheses[0]):
+        raise ConfigurationError(f"{source}: its weights have values that are NaN or infinite; copy the model again")
