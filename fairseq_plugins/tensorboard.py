@@ -81,7 +81,6 @@ def log_sample(task: Any, generator: DraftVerifyGenerator, step: int) -> None:
         sample = utils.move_to_cuda(sample)
     trace = SampleTrace()
     generator.trace = trace
-    generator.refresh()
     output = task.inference_step(generator, [], sample)[0][0]["tokens"]
     source, target = sample["net_input"]["src_tokens"][0], sample["target"][0]
     texts = {

@@ -319,7 +319,9 @@ def make_generator(
 
     stats = RecordedStats()
     spec = method.spec if isinstance(method, Options) else methods.find("gad")
-    generator = DraftVerifyGenerator(models, task.target_dictionary, spec, choose, stats, trace=trace, **options)
+    generator = DraftVerifyGenerator(
+        models, task.target_dictionary, spec, choose, stats, trace=trace, drafter=model, **options
+    )
     return generator, stats
 
 

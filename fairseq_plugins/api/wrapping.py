@@ -26,7 +26,8 @@ def wrap(task: Task, *, decoder: str, drafter: str | Path | None = None, **optio
         hypotheses = task.inference_step(generator, models, sample)
 
     Ours takes lengths, penalties and special symbols from the task's own generator, and prefixes and first tokens from
-    the task's `inference_step`.
+    the task's `inference_step`. It decodes with the weights that the models have at each batch: those that training or
+    `load_state_dict` has changed are read again.
 
     Args:
         task: of any kind that decodes with fairseq's beam search: translation_multi_simple_epoch (M2M-100, NLLB),

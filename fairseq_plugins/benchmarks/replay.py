@@ -192,7 +192,6 @@ def replay_drafts(
         return replace(method, drafter=drafter, on_batch=lambda sample: drafter.replay(replay.of(sample)))
 
     generator.spec = replace(spec, build=build, build_native=build_native)
-    generator.refresh()
     return replay
 
 

@@ -105,7 +105,9 @@ class Session:
         `models` default to those of --path.
         """
         options = self.generation(**generation)
-        return self.task.build_generator(self.models if models is None else models, options)
+        generator = self.task.build_generator(self.models if models is None else models, options)
+        generator.weights_are_fixed = True
+        return generator
 
     def decode(self, generator: Any, sample: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """Decode a batch, after --prefix-size tokens of its target; return the hypotheses, the best first."""

@@ -4,13 +4,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.sequence_generator import SequenceGenerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.constraints import Constraints, constraints_of, refuse_unsupported_settings
@@ -19,11 +20,22 @@ from fairseq_plugins.decoding.method import MethodSpec
 from fairseq_plugins.decoding.state import Decoded, Hypothesis, StepOutput
 from fairseq_plugins.decoding.stats import DecodingStats, SentenceStats
 from fairseq_plugins.decoding.trace_writer import Tracer
+from fairseq_plugins.decoding.weight_changes import WeightSnapshot
 from fairseq_plugins.errors import NAN_SCORES, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
 Hypotheses = list[list[dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A backend, and what it was chosen for."""
+
+    backend: Backend
+    spec: MethodSpec
+    trace: Tracer | None
+    weights: WeightSnapshot
 
 
 class DraftVerifyGenerator(SequenceGenerator):
@@ -35,11 +47,12 @@ class DraftVerifyGenerator(SequenceGenerator):
     Args:
         models, tgt_dict, kwargs: as for `SequenceGenerator`.
         spec: the method.
-        choose: chooses the backend of a method, given the trace; called at the first batch and after `refresh()`, so
-            that the current weights, device and precision are used.
+        choose: chooses the backend of a method, given the trace; called at the first batch, and when the weights,
+            `spec` or `trace` have changed since.
         stats: records counts and times.
         trace: records every iteration; None for no trace.
         active_sentences: number of sentences decoded at a time, 0 for all.
+        drafter: the trained drafter, whose weights may change too; None without one.
 
     Raises:
         ConfigurationError: for options that change the output and are not supported here.
@@ -54,6 +67,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         stats: DecodingStats,
         trace: Tracer | None = None,
         active_sentences: int = 0,
+        drafter: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(models, tgt_dict, **kwargs)
@@ -65,20 +79,25 @@ class DraftVerifyGenerator(SequenceGenerator):
         self.choose = choose
         # Returns token ids of the user's drafts for every sentence of a batch (methods/reuse.py).
         self.drafts: Callable[[dict[str, Any]], Sequence[Sequence[Sequence[int]]]] | None = None
-        self._backend: Backend | None = None
+        # Whether nobody else has the models. Comparing weights takes up to a tenth of the time of a short sentence.
+        self.weights_are_fixed = False
+        # Not as attributes of this module, which would count the drafter as a part of it.
+        self._read_from = [*models, *([] if drafter is None else [drafter])]
+        self._chosen: _Chosen | None = None
 
     @property
     def backend(self) -> Backend:
-        """The backend, chosen on first use."""
-        if self._backend is None:
+        """The backend, chosen on first use and when what it was chosen for has changed."""
+        chosen = self._chosen
+        is_current = chosen is not None and chosen.spec is self.spec and chosen.trace is self.trace
+        if chosen is None or not is_current or not (self.weights_are_fixed or chosen.weights.is_current()):
+            self._chosen = chosen = None  # frees the memory
             with torch.inference_mode():
-                self._backend = self.choose(self.spec, self.trace)
-            self.stats.backend = f"{self._backend.name}: {self._backend.reason}"
-        return self._backend
-
-    def refresh(self) -> None:
-        """Read the models' weights again at the next batch: validation during training needs the current ones."""
-        self._backend = None
+                backend = self.choose(self.spec, self.trace)
+            # Afterwards: joining layers moves their weights.
+            chosen = self._chosen = _Chosen(backend, self.spec, self.trace, WeightSnapshot(self._read_from))
+            self.stats.backend = f"{backend.name}: {backend.reason}"
+        return chosen.backend
 
     def _generate(
         self,

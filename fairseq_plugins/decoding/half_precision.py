@@ -40,7 +40,8 @@ def _rounded(model: nn.Module, dtype: torch.dtype, copies: MutableMapping[nn.Mod
         return model
     # No inference tensors: a later validation may write to them.
     with torch.inference_mode(False), torch.no_grad():
-        if model not in copies:
+        held = next(copies[model].parameters()) if model in copies else None
+        if held is None or (held.device, held.dtype) != (parameter.device, stored):
             copies[model] = copy.deepcopy(model).to(stored)
         values = model.state_dict().values()
         for target, value in zip(copies[model].state_dict().values(), values, strict=True):

@@ -3,7 +3,7 @@
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -110,7 +110,7 @@ class Decoding:
         own = build_own()
         _check_own(own, task, spec)
         # Without fairseq's command line, fairseq's fields in the configuration are unresolved references.
-        dtype = precision_of(models, cfg.bf16 is True)
+        bf16, active = cfg.bf16 is True, cfg.active_sentences
         # In training every validation has new weights and would capture new graphs.
         graphs = None if in_training else Graphs(enabled=not cfg.no_cuda_graphs)
         context = MethodContext(
@@ -118,8 +118,8 @@ class Decoding:
             self._drafter(task, models, spec, options),
             task.source_dictionary,
             task.target_dictionary,
-            Engine(_precision(cfg), graphs, batch_invariant=dtype in HALF_DTYPES),
-            native_weights(cfg, batch_invariant=dtype in HALF_DTYPES),
+            Engine(_precision(cfg), graphs),
+            native_weights(cfg),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
             is_traced=cfg.trace_file is not None,
@@ -136,12 +136,10 @@ class Decoding:
             own,
             context,
             spec,
-            lambda spec, trace: choose_backend(
-                spec, options, with_rounded_weights(context, dtype, self._computed), trace, cfg.active_sentences
-            ),
+            lambda spec, trace: choose_backend(spec, options, self._in_current_precision(context, bf16), trace, active),
             stats,
             trace=trace,
-            active_sentences=cfg.active_sentences,
+            active_sentences=active,
         )
         if isinstance(options, ReuseOptions) and (is_one_run or options.drafts is not None):
             generator.drafts = self.drafts = TaskDrafts(options.drafts, task, is_one_run)
@@ -154,6 +152,20 @@ class Decoding:
             profile.attach(generator)
             close_with(generator, profile.close)
         return generator
+
+    def _in_current_precision(self, context: MethodContext, bf16: bool) -> MethodContext:
+        """Return the context for the type and device that the models have now."""
+        dtype = precision_of(context.models, bf16)
+        is_half, weights = dtype in HALF_DTYPES, context.weights
+        if context.drafter is not None:
+            parameter = next(context.models[0].parameters())
+            context.drafter.to(device=parameter.device, dtype=parameter.dtype)
+        current = replace(
+            context,
+            engine=replace(context.engine, batch_invariant=is_half),
+            weights=None if weights is None else replace(weights, batch_invariant=is_half),
+        )
+        return with_rounded_weights(current, dtype, self._computed)
 
     def _trace(self, spec: MethodSpec, options: MethodOptions, context: MethodContext) -> TraceWriter:
         settings = {**asdict(options), "temperature": context.temperature, "int8": self.options.int8}
@@ -177,8 +189,7 @@ class Decoding:
             )
         if path not in self.drafters:
             self.drafters[path] = _load_drafter(path, models[0], task)
-        parameter = next(models[0].parameters())
-        return self.drafters[path].to(device=parameter.device, dtype=parameter.dtype)
+        return self.drafters[path]
 
 
 class DecodesWithDrafts(FairseqTask):
@@ -255,7 +266,7 @@ def drafter_in(model: nn.Module) -> BlockNat | None:
     return model if isinstance(model, BlockNat) else None
 
 
-def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:
+def native_weights(cfg: Any) -> NativeWeights | None:
     """Return the kernels' weight format; None if an option turns them off.
 
     Raises ConfigurationError for contradicting options.
@@ -265,7 +276,7 @@ def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | N
     if cfg.packed_weights and cfg.no_packed_weights:
         raise ConfigurationError("--packed-weights: contradicts --no-packed-weights; leave one of them out")
     packing = Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
-    return NativeWeights(Packing.ALWAYS if cfg.packed_weights else packing, _precision(cfg), batch_invariant)
+    return NativeWeights(Packing.ALWAYS if cfg.packed_weights else packing, _precision(cfg))
 
 
 def _precision(cfg: Any) -> Precision:
@@ -305,6 +316,7 @@ def generator_like(
     return DraftVerifyGenerator(
         context.models,
         own.tgt_dict,
+        drafter=context.drafter,
         spec=spec,
         choose=choose,
         stats=stats,

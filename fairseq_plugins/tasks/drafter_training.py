@@ -173,9 +173,6 @@ class TrainsDrafters(DecodesWithDrafts):
 
     def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
         self._validation = None
-        generator = getattr(self, "sequence_generator", None)
-        if isinstance(generator, DraftVerifyGenerator):
-            generator.refresh()
 
     def post_validate(self, model: nn.Module, stats: dict[str, Any], agg: Any) -> None:
         """Store and log the counts of a validation; called by fairseq-train."""

@@ -50,3 +50,13 @@ def test_a_task_of_ours_can_be_wrapped() -> None:
     task = make_task(decoding_method="jacobi")
     model = make_transformer(task, ending=False)
     assert wrap(task, decoder="greedy").build_generator([model], Namespace()).spec.name == "greedy"
+
+
+def test_loaded_weights_are_used() -> None:
+    task, model = make_stock_task(), make_transformer(make_task(), 1, ending=False)
+    sample = make_sample(make_task(), [5, 3, 7])
+    generator = wrap(task, decoder="greedy").build_generator([model], Namespace(max_len_b=20))
+    for seed in (2, 3):
+        model.load_state_dict(make_transformer(make_task(), seed, ending=False).state_dict())
+        hypotheses = task.inference_step(generator, [model], sample)
+        assert ids(hypotheses) == ids(fairseq_greedy([model], task, sample, max_len_b=20))

@@ -221,7 +221,6 @@ def _use_plain_shapes(generator: DraftVerifyGenerator) -> None:
         return spec.build(replace(context, engine=replace(context.engine, batch_invariant=False)), options)
 
     generator.spec = replace(spec, build=build)
-    generator.refresh()
 
 
 def _repeat(function: Callable[[], object], calls: int) -> None:

@@ -1,0 +1,109 @@
+"""Notice that the weights of models have changed since they were read."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+
+
+class _OptimizerSteps:
+    """Counts the steps of all optimizers of this process, from the first snapshot on."""
+
+    count: int | None = None
+
+    def watch(self) -> None:
+        """Begin to count."""
+        if self.count is None:
+            self.count = 0
+            register_optimizer_step_post_hook(self._add_one)
+
+    def _add_one(self, *_: object) -> None:
+        assert self.count is not None
+        self.count += 1
+
+
+_steps = _OptimizerSteps()
+
+
+class WeightSnapshot:
+    """The state of the parameters and buffers of models at one time.
+
+    A comparison takes microseconds. It reads version counters, addresses, the modules' identities and one number of
+    each tensor. Version counters miss writes to `parameter.data`, such as those of fairseq's Adam. After a step of any
+    optimizer all numbers are compared, by a checksum; so are inference tensors, which have no version counter.
+
+    A write to `parameter.data` or to its memory outside of an optimizer is missed if it changes none of the numbers
+    that are read.
+
+    Args:
+        models: modules whose weights were read.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        _steps.watch()
+        modules = [module for model in models for module in model.modules()]
+        self._children = [module._modules for module in modules if module._modules]
+        self._weights = [held for module in modules for held in (module._parameters, module._buffers) if held]
+        # Holds the modules and the memory: neither their ids nor their addresses can be used again.
+        self._modules = modules
+        self._module_ids = _ids(self._children)
+        tensors = self._tensors()
+        self._has_versions = not any(tensor.is_inference() for tensor in tensors)
+        self._addresses, self._versions = list(map(Tensor.data_ptr, tensors)), self._read_versions(tensors)
+        self._samples = _samples(tensors)
+        self._sampled = _read_samples(self._samples)
+        self._steps = _steps.count
+        self._sums = _sums(tensors) if self._steps or not self._has_versions else None
+
+    def is_current(self) -> bool:
+        """Return whether the models still have these weights."""
+        tensors = self._tensors()
+        if (
+            list(map(Tensor.data_ptr, tensors)) != self._addresses
+            or self._read_versions(tensors) != self._versions
+            or _ids(self._children) != self._module_ids
+            or not all(map(torch.equal, _read_samples(self._samples), self._sampled))
+        ):
+            return False
+        if self._has_versions and self._steps == _steps.count:
+            return True
+        if self._sums is None or _sums(tensors) != self._sums:
+            return False
+        self._steps = _steps.count
+        return True
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for held in self._weights for tensor in held.values() if tensor is not None]
+
+    def _read_versions(self, tensors: Sequence[Tensor]) -> list[int] | None:
+        return [tensor._version for tensor in tensors] if self._has_versions else None
+
+
+def _ids(children: Sequence[dict[str, nn.Module | None]]) -> list[int]:
+    return list(map(id, chain.from_iterable(map(dict.values, children))))
+
+
+def _samples(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return views of one number of each tensor, grouped by type and device."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            middle = tuple(slice(size // 2, size // 2 + 1) for size in tensor.shape)
+            groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach()[middle].reshape(1))
+    return list(groups.values())
+
+
+@torch.inference_mode()
+def _read_samples(samples: Sequence[list[Tensor]]) -> list[Tensor]:
+    return [torch.cat(of_group) for of_group in samples]
+
+
+def _sums(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the sum of each tensor's bits, read as integers."""
+    with torch.no_grad():
+        sums = [tensor.detach().view(_INTEGERS[tensor.element_size()]).sum().cpu() for tensor in tensors]
+    return [int(each) for each in sums]

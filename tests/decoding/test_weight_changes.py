@@ -1,0 +1,155 @@
+"""A generator decodes with the weights that its models have now, whoever changed them."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fairseq.optim.adam import Adam
+from torch import nn
+
+from fairseq_plugins.decoding.weight_changes import WeightSnapshot
+from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer
+
+Change = Callable[[nn.Module, nn.Module], Any]
+
+
+def _values(model: nn.Module, other: nn.Module) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    return [(own, its.detach()) for own, its in zip(model.parameters(), other.parameters(), strict=True)]
+
+
+def load(model: nn.Module, other: nn.Module) -> None:
+    model.load_state_dict(other.state_dict())
+
+
+def assign(model: nn.Module, other: nn.Module) -> None:
+    nn.Module.load_state_dict(model, other.state_dict(), assign=True)
+
+
+def set_data(model: nn.Module, other: nn.Module) -> None:
+    for own, its in _values(model, other):
+        own.data = its
+
+
+def write_data(model: nn.Module, other: nn.Module) -> None:
+    """As programs that decode with averaged weights do; version counters do not see it."""
+    for own, its in _values(model, other):
+        own.data.copy_(its)
+
+
+def write_in_place(model: nn.Module, other: nn.Module) -> None:
+    with torch.no_grad():
+        for own, its in _values(model, other):
+            own.copy_(its)
+
+
+def write_in_inference_mode(model: nn.Module, other: nn.Module) -> None:
+    with torch.inference_mode():
+        load(model, other)
+
+
+def round_to_half(model: nn.Module, _: nn.Module) -> None:
+    model.bfloat16()
+
+
+def round_and_back(model: nn.Module, _: nn.Module) -> None:
+    """The memory of the first weights is free between the two."""
+    model.bfloat16().float()
+
+
+def replace_layer(model: nn.Module, other: nn.Module) -> None:
+    model.decoder.layers[1] = other.decoder.layers[1]
+
+
+def replace_weight(model: nn.Module, other: nn.Module) -> None:
+    model.decoder.layers[1].fc2.weight = nn.Parameter(-other.decoder.layers[1].fc2.weight)
+
+
+def train(model: nn.Module, _: nn.Module) -> None:
+    """As fairseq does: its Adam writes to `parameter.data`."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.randn_like(parameter)
+    Adam(trained, lr=0.05).step()
+
+
+CHANGES = [load, assign, set_data, write_data, write_in_place, write_in_inference_mode, round_to_half, round_and_back,
+           replace_layer, replace_weight, train]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("decoder", ["greedy", "fast-beam", "torch"])
+def test_changed_weights_are_used(decoder: str, change: Change) -> None:
+    task = make_task(50, decoding_method="greedy" if decoder == "torch" else decoder)
+    task.cfg.no_compiled_steps = decoder == "torch"
+    model, other = make_transformer(task, 3), make_transformer(task, 4)
+    sample = make_sample(task, [4, 0, 12, 7], 1)
+    args = Namespace(beam=3, max_len_b=20)
+    generator = task.build_generator([model], args)
+    before = ids(generator.generate([model], sample))
+    backend = generator.backend
+    assert ids(generator.generate([model], sample)) == before and generator.backend is backend
+    torch.manual_seed(1)
+    change(model, other)
+    fresh = ids(task.build_generator([model], args).generate([model], sample))
+    assert ids(generator.generate([model], sample)) == fresh
+    assert change in (round_to_half, round_and_back) or fresh != before
+
+
+def test_a_changed_drafter_is_used() -> None:
+    task = make_task(50)
+    verifier = make_transformer(task, 3)
+    drafter, other = (make_drafter(task, seed, 5, verifier) for seed in (1, 2))
+    generator, _ = make_generator([verifier], task, Options("gad", 5), drafter)
+    sample = make_sample(task, [4, 0, 12, 7], 1)
+    expected = ids(generator.generate([verifier], sample))
+    backend = generator.backend
+    drafter.load_state_dict(other.state_dict())
+    assert ids(generator.generate([verifier], sample)) == expected and generator.backend is not backend
+
+
+def test_another_trace_is_used() -> None:
+    task = make_task(50, decoding_method="greedy")
+    model = make_transformer(task, 3)
+    generator = task.build_generator([model], Namespace(max_len_b=20))
+    assert generator.backend.name == "native"
+
+    class Trace:
+        iterations = 0
+
+        def iteration(self, *_: Any) -> None:
+            self.iterations += 1
+
+        def write(self, *_: Any, **__: Any) -> None:
+            pass
+
+    generator.trace = Trace()
+    generator.generate([model], make_sample(task, [4, 2], 1))
+    assert generator.backend.name == "torch" and generator.trace.iterations > 0
+
+
+def make_inference_model() -> nn.Module:
+    with torch.inference_mode():
+        return make_transformer(make_task(50), 3, ending=False)
+
+
+def test_inference_tensors_are_compared_by_their_values() -> None:
+    """They have no version counter."""
+    model = make_inference_model()
+    snapshot = WeightSnapshot([model])
+    assert snapshot.is_current()
+    with torch.inference_mode():
+        model.decoder.layers[0].fc1.weight[1, 1] += 1
+    assert not snapshot.is_current()
+
+
+def test_training_another_model_changes_nothing() -> None:
+    """After a step of any optimizer weights are compared by their values: reading them again takes longer."""
+    models = [make_transformer(make_task(50), seed) for seed in (3, 4)]
+    train(*models)
+    snapshot = WeightSnapshot(models[1:])
+    train(*models)
+    assert snapshot.is_current()
+    train(*reversed(models))
+    assert not snapshot.is_current()

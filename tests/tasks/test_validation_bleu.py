@@ -1,0 +1,32 @@
+"""`fairseq-train --eval-bleu` reports stock's BLEU with our decoders: every validation has other weights."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugins.tasks.beside import add_decoder
+from tests.conftest import TINY, TRAINING, Corpus
+from tests.support import run_in_process
+from tests.tasks.test_beside import registries
+
+__all__ = ["registries"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of hydra's
+@pytest.mark.usefixtures("registries")
+def test_bleu_of_three_validations(corpus: Corpus, tmp_path: Path) -> None:
+    def bleu(more: str, plugin: bool) -> list[str]:
+        log = run_in_process(
+            "train",
+            f"{corpus.data} --task translation --arch transformer {TINY} {TRAINING} --max-update 75 "
+            f'--validate-interval-updates 25 --eval-bleu --eval-bleu-args \'{{"beam": 1, "max_len_b": 20}}\' '
+            f"--criterion cross_entropy --save-dir {tmp_path} --no-save {more}",
+            plugin=plugin,
+        )
+        return re.findall(r"bleu ([0-9.]+)", log.stderr)
+
+    expected = bleu("", plugin=False)
+    add_decoder("translation")
+    assert bleu("--decoder greedy", plugin=True) == expected
+    assert len(expected) == 3 and len(set(expected)) == 3
