@@ -107,6 +107,7 @@ def decode_on_gpu(
         graphs = Graphs(gpu.capture, enabled=captures)
         engine = Engine(graphs=graphs, batch_invariant=batch_invariant)
         generator, _ = make_generator([verifier], task, how, *drafter, engine=engine, **search)
+        generator.weights_are_fixed = True  # as in commands
         generator.drafts = drafts and (lambda sample: drafts)
         on_gpu, found = moved(sample), [ids(generator.generate([verifier], moved(sample))) for _ in range(passes - 1)]
         backend, iterations = generator.backend, []

@@ -1,6 +1,5 @@
 """The trained drafter of GAD and SpecDec: a non-autoregressive model that fills a block of masks in one pass."""
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,12 +37,14 @@ class NatDrafter:
         without_verifier: bool = False,
     ) -> None:
         options = options or DraftOptions(keep_log_probs=without_verifier)
-        self.model = model
         self.engine = engine
         self.block_size = block_size
         self.without_verifier = without_verifier
         self.mask_id = model.decoder.mask_id
         self.caches_prefix = model.decoder.drafter_attention == "prefix-causal"
+        # A shared encoder belongs to the verifier, which runs it.
+        is_shared = model.shares_encoder and not without_verifier
+        self.encoder = None if is_shared else FusedEncoder(model.encoder, engine)
         self.decoder = MaskedDecoder(model.decoder, engine, block_size, options.vocabulary)
         cached = self.decoder.cached
         self.make_draft = draft_maker(model.decoder, cached.project, options, cached.vocabulary)
@@ -51,11 +52,6 @@ class NatDrafter:
         self.lengths = torch.empty(0, dtype=torch.long)
         self.span = Span(0, 0)
         self.num_uncached = 1
-
-    @cached_property
-    def encoder(self) -> FusedEncoder:
-        """The drafter's own encoder, built on first use: a shared one belongs to the verifier."""
-        return FusedEncoder(self.model.encoder, self.engine)
 
     def start(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> None:
         self.decoder.start(self._encode(sample, encoder_out))
@@ -103,6 +99,7 @@ class NatDrafter:
 
     def _encode(self, sample: dict[str, Any], encoder_out: EncoderOut | None) -> EncoderOut:
         """Return the verifier's encoder output if the drafter shares it, else that of the drafter's encoder."""
-        if self.model.shares_encoder and encoder_out is not None:
-            return encoder_out
-        return self.encoder(sample["net_input"])
+        if self.encoder is not None:
+            return self.encoder(sample["net_input"])
+        assert encoder_out is not None
+        return encoder_out

@@ -136,6 +136,7 @@ def test_weights_outlive_the_parameters_that_they_were_read_from() -> None:
     sample = make_sample(task, [5, 3])
     with mock.patch.object(native_model, "MAX_PACKED_WIDTH", 0):
         generator, _ = make_generator([model], task, Options("greedy"), max_len_b=20)
+        generator.weights_are_fixed = True
         before = generator.generate([model], sample)
     for parameter in model.parameters():
         parameter.data = torch.full_like(parameter, torch.nan)
