@@ -37,6 +37,7 @@ class NatDrafter:
         without_verifier: bool = False,
     ) -> None:
         options = options or DraftOptions(keep_log_probs=without_verifier)
+        self.model = model
         self.engine = engine
         self.block_size = block_size
         self.without_verifier = without_verifier
