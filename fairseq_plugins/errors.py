@@ -28,6 +28,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(nearest)}?" if nearest else ""
 
 
+CHECKPOINTS = ("verifier.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+"""Names of a model's checkpoint in a folder, the best first."""
+
+
+def nearest_checkpoint(path: str) -> str:
+    """Return ", such as FILE", with the best checkpoint in a folder, or in that of a missing file; empty for none."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    found = next((name for name in CHECKPOINTS if os.path.isfile(os.path.join(folder, name))), None)
+    return "" if found is None else f", such as {os.path.join(folder, found)}"
+
+
 def explain(error: BaseException, trace: TracebackType | None) -> str | None:
     """Return the one-line message for errors that the user can fix, None for all others.
 
@@ -53,7 +64,7 @@ def explain(error: BaseException, trace: TracebackType | None) -> str | None:
     if file is None:
         return None
     if isinstance(error, OSError) and "Model file not found" in str(error):
-        return f"{file}: no such file; give the checkpoint that fairseq-train wrote (checkpoint_best.pt)"
+        return f"{file}: no such file; give the checkpoint that fairseq-train wrote{nearest_checkpoint(file)}"
     if is_reading:
         unreadable = unreadable_checkpoint(error)
         return None if unreadable is None else f"{file}: {unreadable}"
@@ -117,7 +128,7 @@ def _local(trace: TracebackType | None, file: str, function: str, name: str) -> 
 def unreadable_checkpoint(error: BaseException) -> str | None:
     """Return why a checkpoint could not be read and what to do; None for errors that are not about the file."""
     if isinstance(error, IsADirectoryError):
-        return "is a folder; give a checkpoint in it (checkpoint_best.pt)"
+        return f"is a folder; give a checkpoint{nearest_checkpoint(error.filename)}"
     # torch seeks before the start of a truncated file.
     is_short = isinstance(error, OSError) and error.errno == errno.EINVAL
     if isinstance(error, OSError) and not is_short:

@@ -9,7 +9,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from torch import nn
 
-from fairseq_plugins.errors import NOT_OF_FAIRSEQ_TRAIN, ConfigurationError, unreadable_checkpoint
+from fairseq_plugins.errors import NOT_OF_FAIRSEQ_TRAIN, ConfigurationError, nearest_checkpoint, unreadable_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def read_checkpoint(path: str, option: str) -> tuple[dict[str, Any], Any]:
     """
     if not os.path.exists(path):
         raise ConfigurationError(
-            f"{option} {path}: no such file; give the checkpoint that fairseq-train wrote (checkpoint_best.pt)"
+            f"{option} {path}: no such file; give the checkpoint that fairseq-train wrote{nearest_checkpoint(path)}"
         )
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)

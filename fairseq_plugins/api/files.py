@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_plugins.conversion.cache import converted, is_hugging_face
+from fairseq_plugins.conversion.convert import missing_folder
 from fairseq_plugins.conversion.settings import Settings
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import CHECKPOINTS, ConfigurationError
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 """Vocabulary and merges of GPT-2's byte-level subwords, as fairseq names them."""
@@ -70,15 +71,18 @@ def find_files(
             "dictionaries"
         )
     if home is not None and not home.is_dir():
-        raise ConfigurationError(f"folder {home}: no such folder; give one with verifier.pt and dictionaries")
+        raise ConfigurationError(f"folder {missing_folder(home, 'one with verifier.pt and dictionaries')}")
     if home is not None and verifier is None and is_hugging_face(home):
         home = converted(home)
     if verifier is None:
         if home is None:
             raise ConfigurationError("no model is named; give a folder, or verifier= and data=")
-        verifier = home / ("blockwise.pt" if heads else "verifier.pt")
-        if not verifier.is_file():
-            raise ConfigurationError(f"{verifier}: no such file; give verifier=, or a folder that has it")
+        known = (home / name for name in (["blockwise.pt"] if heads else CHECKPOINTS))
+        checkpoints = [file for file in known if file.is_file()]
+        if not checkpoints:
+            name = "blockwise.pt" if heads else CHECKPOINTS[0]
+            raise ConfigurationError(f"{home / name}: no such file; give verifier=, or a folder that has it")
+        verifier = checkpoints[0]
     if drafter is None and home is not None and (home / "drafter.pt").is_file():
         drafter = home / "drafter.pt"
     where = data if data is not None else home

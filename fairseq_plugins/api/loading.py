@@ -1,7 +1,8 @@
 """`load`: from files and options to a model, without a command line."""
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.output import quiet_fairseq
 from fairseq_plugins.tasks.options import SpecDecConfig
+
+logger = logging.getLogger("fairseq_plugins")
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
@@ -110,7 +113,25 @@ def load(
         index = _device(cfg, device)
         check_paths(cfg)
         with quiet_fairseq():
-            return Model(Session(cfg, index), files.languages, threads, partial(load, **_absolute(arguments)))
+            session = Session(cfg, index)
+            model = Model(session, files.languages, threads, partial(load, **_absolute(arguments)))
+        if files.subwords is None and tokenizer is None and session.task.source_dictionary is not None:
+            _warn_of_subwords(files.data, session.task.source_dictionary.symbols)
+        return model
+
+
+def _warn_of_subwords(data: str, symbols: Sequence[str]) -> None:
+    """Warn of a dictionary that is full of subwords, if no file cuts text into them."""
+    marked = {
+        "subword-nmt or fastBPE (@@)": sum(symbol.endswith("@@") for symbol in symbols),
+        "sentencepiece (\u2581)": sum(symbol.startswith("\u2581") for symbol in symbols),
+    }
+    kind = max(marked, key=marked.__getitem__)
+    if marked[kind] > len(symbols) / 20:
+        logger.warning(
+            f"{data}: the dictionaries have subwords of {kind}, and no file that cuts text into them is given: text is "
+            "read as subwords with spaces between, and written so; give the codes or the model as subwords"
+        )
 
 
 def configuration(files: ModelFiles, decoder: str, precision: str, options: Mapping[str, Any]) -> DictConfig:

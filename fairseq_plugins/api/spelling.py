@@ -16,7 +16,7 @@ _VALUES = {"cpu": ("device", "cpu"), "fp16": ("precision", "fp16"), "bf16": ("pr
 _OPTIONS = {f"--{option}": f"--{name}" for option, name in _NAMES.items() if name in _FILES}
 _OPTIONS |= {f"--{option}": f"--{name} {value}" for option, (name, value) in _VALUES.items()}
 # Command lines within messages, which stay as they are.
-_PROGRAM = re.compile(r"(?:fairseq-|spec-dec-|python -m )[^;()]*")
+_PROGRAM = re.compile(r"(?:fairseq-|spec-dec-|python -m |hf download )[^;()]*")
 _SUBJECT = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^:]+))?(?=: )")
 _DECODERS = "|".join(re.escape(name) for name in methods.DECODERS)
 _MENTION = re.compile(rf"--([a-z][a-z0-9-]*)(?: (\S+\.pt|high-[a-z]+|[a-z]+_[a-z_]+|(?:{_DECODERS})(?![\w+-])))?")

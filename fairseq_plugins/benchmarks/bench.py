@@ -33,12 +33,20 @@ _REPLAY_BATCH_SIZE = 16
 class Bench:
     """Decode sentences with any contender; models are loaded on first use.
 
-    `blockwise_path` is a checkpoint for the blockwise rows, `conversions` a folder for models in CTranslate2's format.
+    `blockwise_path` is a checkpoint for the blockwise rows, `conversions` a folder for models in CTranslate2's format,
+    `sentences` the number of sentences to use, the first ones of the subset; None for all.
     Raises ConfigurationError for a missing or unsuitable subset.
     """
 
-    def __init__(self, cfg: DictConfig, blockwise_path: str | None = None, conversions: Path | None = None) -> None:
+    def __init__(
+        self,
+        cfg: DictConfig,
+        blockwise_path: str | None = None,
+        conversions: Path | None = None,
+        sentences: int | None = None,
+    ) -> None:
         self.cfg = cfg
+        self.sentences = sentences
         self.blockwise_path = blockwise_path
         self.conversions = conversions
         self.session = Session(cfg)
@@ -69,11 +77,12 @@ class Bench:
 
     @cached_property
     def order(self) -> list[int]:
-        """The sentences that the models can read, sorted by length as in fairseq; ConfigurationError without any."""
+        """The first `sentences` that the models can read, sorted by length; ConfigurationError without any."""
         order = self.session.usable(self.dataset)
         if not order:
             raise ConfigurationError(f"--gen-subset {self.subset}: has no sentences; choose another")
-        return order
+        first = set(sorted(order)[: self.sentences])
+        return [number for number in order if number in first]
 
     def first(self, count: int) -> list[int]:
         """Return the ids of the `count` sentences that come first in the file, shortest sentence first."""

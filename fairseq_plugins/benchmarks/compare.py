@@ -64,9 +64,10 @@ def markdown_table(rows: Sequence[Row], batch_sizes: Sequence[int]) -> str:
 def notes(bench: Bench, contenders: Sequence[Contender], rows: Sequence[Row], plan: Plan) -> list[str]:
     """Return the lines below the tables: the meaning of the columns, and guarantees."""
     lossless = ", ".join(contender.name for contender in contenders if contender.lossless) or "none"
-    kind = precision(bench.cfg)
+    kind, first = precision(bench.cfg), "" if bench.sentences is None else "the first "
     return [
-        f"BLEU and identical: subset {bench.subset}, {len(bench.order)} sentences, batch size {bench.batch_size}. "
+        f"BLEU and identical: subset {bench.subset}, {first}{len(bench.order)} sentences, "
+        f"batch size {bench.batch_size}. "
         f"Identical: sentences with the token ids of {reference_contender(kind).name}{identity_note(contenders)}.",
         *([f"sacrebleu {bleu_signature()}"] if rows[0].bleu is not None else []),
         f"Speed on the first {rows[0].timed_sentences} sentences: median of {plan.repeats} alternating runs"
@@ -161,7 +162,7 @@ def run(argv: Sequence[str]) -> None:
     parser = get_parser("spec-dec-compare", description, available, repeats=3, batch_sizes=[1, 16])
     args, cfg = parse(parser, argv)
     plan = Plan(args.timing_batch_sizes, args.timing_sentences, args.repeats, args.timing_seconds)
-    bench = Bench(cfg, args.blockwise_path, conversions(args.results))
+    bench = Bench(cfg, args.blockwise_path, conversions(args.results), args.sentences)
     contenders = bench.runnable(choose(args.decoders, available, CONTENDERS, precision(cfg)))
     rows = measure(bench, contenders, plan, bench.references(args.reference))
     lines = [

@@ -43,6 +43,8 @@ def get_parser(
     add("--results", metavar="FOLDER", help="write the tables there")
     timed = f"timed repetitions; tables show the median (default: {repeats})"
     add("--repeats", type=positive, default=repeats, metavar="N", help=timed)
+    part = "use only the first N sentences of the subset, for quality, too (default: all)"
+    add("--sentences", type=positive, metavar="N", help=part)
     first = "time the first N sentences of the subset (default: 100)"
     add("--timing-sentences", type=positive, default=100, metavar="N", help=first)
     again = "repeat these sentences for at least S seconds in each repetition, since short times are inaccurate "
@@ -159,7 +161,7 @@ def configure(argv: Sequence[str]) -> Setting:
         torch.set_num_threads(args.threads)
     named = args.decoders or ",".join(row.name for row in rows if row.name not in _NOT_BY_DEFAULT)
     contenders = choose(named, rows, kind=precision(cfg))
-    return Setting(args, Bench(cfg, args.blockwise_path, converted), contenders)
+    return Setting(args, Bench(cfg, args.blockwise_path, converted, args.sentences), contenders)
 
 
 def _check_replay(args: argparse.Namespace) -> None:

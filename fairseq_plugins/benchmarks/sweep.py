@@ -106,7 +106,7 @@ def prepare(bench: Bench, args: argparse.Namespace) -> tuple[list[int], dict[int
 
     Raises ConfigurationError for a missing reference, and block sizes that the drafter was not trained for.
     """
-    numbers = bench.order if args.sentences is None else bench.first(args.sentences)
+    numbers = bench.order
     references = bench.references(args.reference)
     if references is None:
         raise ConfigurationError(f"--gen-subset {bench.subset}: has no target side; give --reference FILE")
@@ -131,7 +131,7 @@ def run(argv: Sequence[str]) -> None:
     folder = Path(args.output)
     with sole_use(folder):
         journal = Journal(folder / "cells.jsonl", circumstances(cfg, args))
-        bench = Bench(cfg)
+        bench = Bench(cfg, sentences=args.sentences)
         numbers, references, cells = prepare(bench, args)
         todo = {cell.effective for cell in cells} - journal.results.keys()
         print_progress(journal, len(todo))

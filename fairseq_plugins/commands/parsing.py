@@ -14,7 +14,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig
 
 from fairseq_plugins.commands.cli import CommandParser, advised
-from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.errors import ConfigurationError, nearest_checkpoint
 from fairseq_plugins.output import say
 
 # Options of the task that only training reads.
@@ -122,7 +122,10 @@ def check_paths(cfg: DictConfig, blockwise_path: str | None = None) -> None:
     }
     for option, paths in files.items():
         for path in utils.split_paths(paths) if paths else []:
+            nearest = nearest_checkpoint(path)
             if Path(path).is_dir():
-                raise ConfigurationError(f"{option} {path}: is a folder; give a checkpoint in it (checkpoint_best.pt)")
+                raise ConfigurationError(f"{option} {path}: is a folder; give a checkpoint{nearest}")
             if not Path(path).is_file():
-                raise ConfigurationError(f"{option} {path}: no such file; give a checkpoint of fairseq-train")
+                raise ConfigurationError(
+                    f"{option} {path}: no such file; give a checkpoint of fairseq-train{nearest_checkpoint(path)}"
+                )

@@ -30,7 +30,7 @@ def convert(source: Path, target: Path) -> None:
             afterwards, or a folder that exists or cannot be written.
     """
     if not source.is_dir():
-        raise ConfigurationError(f"{source}: no such folder; give one that save_pretrained wrote")
+        raise ConfigurationError(missing_folder(source, "one that save_pretrained wrote"))
     if os.path.lexists(target):
         raise ConfigurationError(f"{target}: exists already; give another folder")
     config = Config(source)
@@ -73,3 +73,11 @@ def _state(source: Path, config: Config, vocabulary: Vocabulary) -> dict[str, An
         ],
         "extra_state": {"train_iterator": {"epoch": 1}},
     }
+
+
+def missing_folder(folder: Path, expected: str) -> str:
+    """Return the error for a folder that does not exist, which may be a name of the Hugging Face hub."""
+    parts, hub = folder.parts, ""
+    if len(parts) == 2 and not (folder.is_absolute() or folder.parent.is_dir() or ".." in parts):
+        hub = f"; models of the Hugging Face hub are not downloaded: hf download {folder} --local-dir {parts[1]}"
+    return f"{folder}: no such folder; give {expected}{hub}"

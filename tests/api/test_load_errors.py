@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 import fairseq_plugins
 from fairseq_plugins.api.files import GPT2_FILES, find_subwords
+from fairseq_plugins.conversion.convert import convert
 from fairseq_plugins.data.fastbpe_codes import FastBPECodes, FastBPECodesConfig, is_fastbpe
 from fairseq_plugins.errors import ConfigurationError
+from fairseq_plugins.loading import read_checkpoint
+from tests.conftest import Corpus
 from tests.support import REPOSITORY, make_dictionary
 
 MULTI30K = REPOSITORY / "checkpoints" / "multi30k.en-de"
@@ -94,3 +97,50 @@ def test_subwords_of_gpt2_are_two_files(tmp_path: Path) -> None:
     for path in (None, tmp_path, files[1]):
         with pytest.raises(ConfigurationError, match="subwords .* has no encoder.json"):
             find_subwords(tmp_path, path)
+
+
+def test_names_of_the_hub_are_not_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = "Helsinki-NLP/opus-mt-en-de"
+    for call in (fairseq_plugins.load, lambda folder: convert(Path(folder), tmp_path / "out")):
+        with pytest.raises(ConfigurationError, match=f"{name}: no such folder; .*hf download {name} --local-dir opus-"):
+            call(name)
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises(
+        ConfigurationError, match="checkpoints/multi: no such folder; give one with verifier.pt"
+    ) as error:
+        fairseq_plugins.load("checkpoints/multi")
+    assert "hub" not in str(error.value)
+
+
+def test_the_best_checkpoint_of_a_folder_is_found(tmp_path: Path) -> None:
+    for file in MULTI30K.glob("dict.*.txt"):
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "subwords.model").symlink_to(MULTI30K / "subwords.model")
+    languages = {"source_lang": "en", "target_lang": "de"}
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "verifier.pt"):
+        (tmp_path / name).symlink_to(MULTI30K / "verifier.pt")
+        model = fairseq_plugins.load(tmp_path, device="cpu", **languages)
+        assert repr(model) == f"Model('{tmp_path}/{name}', decoder='greedy')"
+    with pytest.raises(ConfigurationError, match=f"is a folder; give a checkpoint, such as {tmp_path}/verifier.pt"):
+        fairseq_plugins.load(verifier=tmp_path, data=tmp_path, **languages)
+    (tmp_path / "verifier.pt").unlink()
+    (tmp_path / "checkpoint_best.pt").unlink()
+    last = f"{tmp_path}/checkpoint_last.pt"
+    with pytest.raises(ConfigurationError, match=f"is a folder; give a checkpoint, such as {last}"):
+        read_checkpoint(str(tmp_path), "--verifier-path")
+    with pytest.raises(ConfigurationError, match=f"no such file; give the checkpoint .*, such as {last}"):
+        read_checkpoint(f"{tmp_path}/checkpoint_best.pt", "--verifier-path")
+
+
+@pytest.mark.parametrize("marked", ["{}@@", "\u2581{}"])
+def test_dictionaries_of_subwords_without_their_file_are_a_warning(
+    marked: str, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for word, warnings in (("{}", 0), (marked, 1)):
+        for side in ("src", "tgt"):
+            lines = (corpus.data / f"dict.{side}.txt").read_text().splitlines(keepends=True)
+            changed = [word.format(line.split()[0]) + " 1\n" for line in lines]
+            (tmp_path / f"dict.{side}.txt").write_text("".join(changed), encoding="utf-8")
+        fairseq_plugins.load(verifier=corpus.verifier, data=tmp_path, device="cpu")
+        assert len(caplog.records) == warnings
+    assert "give the codes or the model as subwords" in caplog.text
