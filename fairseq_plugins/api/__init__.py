@@ -6,6 +6,7 @@ from fairseq_plugins.api.memory import Memory
 from fairseq_plugins.api.model import Model
 from fairseq_plugins.api.options import CallOptions, LoadOptions, WrapOptions
 from fairseq_plugins.api.results import CallStatistics, Step, Translation
+from fairseq_plugins.api.service import Service, ServiceClosed, ServiceFull
 from fairseq_plugins.api.wrapping import wrap
 
 __all__ = [
@@ -14,6 +15,9 @@ __all__ = [
     "LoadOptions",
     "Memory",
     "Model",
+    "Service",
+    "ServiceClosed",
+    "ServiceFull",
     "Session",
     "Step",
     "Translation",

@@ -80,13 +80,27 @@ class Generators:
         """Return an unused generator, set to the options of this call."""
         idle = self._idle.setdefault(search.beam, [])
         generator = idle.pop() if idle else self._session.generator(beam=search.beam, nbest=1)
-        for name, value in search.options.items():
-            setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)
+        configure(generator, search)
         return generator
+
+    def batch_invariant(self, beam: int) -> Any:
+        """Return a new generator whose results do not depend on the batch, to the last bit, in fp32 either."""
+        decoding = self._session.task.decoding
+        decoding.batch_invariant = True
+        try:
+            return self._session.generator(beam=beam if self.searches_beams else 1, nbest=1)
+        finally:
+            decoding.batch_invariant = False
 
     def give_back(self, generator: Any) -> None:
         """Return a generator to the pool."""
         self._idle.setdefault(generator.beam_size, []).append(generator)
+
+
+def configure(generator: Any, search: Search) -> None:
+    """Set the options of a call in a generator."""
+    for name, value in search.options.items():
+        setattr(generator, _ATTRIBUTES.get(name, name), not value if name == "unnormalized" else value)
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Literal, Unpack, overload
@@ -15,6 +15,7 @@ from fairseq_plugins.api.drafts import Drafts, check_drafts, cut_drafts
 from fairseq_plugins.api.generators import Generators, Search
 from fairseq_plugins.api.options import CallOptions, SearchOptions
 from fairseq_plugins.api.results import CallStatistics, RecordedStats, Step, Translation
+from fairseq_plugins.api.service import MAX_BEAM, MAX_SENTENCES, Service
 from fairseq_plugins.api.spelling import python_errors
 from fairseq_plugins.api.text import TextCoder
 from fairseq_plugins.commands.session import Session
@@ -22,7 +23,6 @@ from fairseq_plugins.decoding import methods
 from fairseq_plugins.decoding.backends import Backend
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.state import StepOutput
-from fairseq_plugins.decoding.stats import SentenceStats
 from fairseq_plugins.errors import ConfigurationError
 
 _BATCHES_AHEAD = 32
@@ -215,11 +215,7 @@ class Model:
         Raises:
             ConfigurationError: for a decoder that keeps several hypotheses, or a sentence that is too long.
         """
-        if self._generators.searches_beams:
-            raise ConfigurationError(
-                f"decoder {self.decoder}: searches with several hypotheses, of which none grows by itself; use "
-                "another decoder"
-            )
+        self._check_streams()
         source = self._encode(text)
         self._check_length(source, 0)
         if len(source) == 1:
@@ -227,10 +223,21 @@ class Model:
             return iter([Step([], 0, 0, "", finished=True)])
         return self._stream(source, self._generators.search(options))
 
-    def _stream(self, source: Tensor, search: Search) -> Iterator[Step]:
+    def _check_streams(self) -> None:
+        if self._generators.searches_beams:
+            raise ConfigurationError(
+                f"decoder {self.decoder}: searches with several hypotheses, of which none grows by itself; use "
+                "another decoder"
+            )
+
+    def _stream(
+        self, source: Tensor, search: Search, drafts: Sequence[Sequence[int]] | None = None
+    ) -> Generator[Step, None, Translation]:
         generator = self._take(search)
         statistics = self._thread.statistics = CallStatistics()
         sample = self._session.batch(self._dataset([source]), [0])
+        if drafts is not None:
+            sample["drafts"] = [drafts]
         iterations = self._session.steps(generator, sample)
         output: list[int] = []
         try:
@@ -240,8 +247,9 @@ class Model:
                     try:
                         step = self._step(next(iterations)[0], output)
                     except StopIteration as end:
-                        statistics.add(self._translation(end.value[0][0], generator.stats.take()[0]))
-                        return
+                        translation = self._translation(end.value[0][:1], generator.stats.take()[0].emitted)
+                        statistics.add(translation)
+                        return translation
                     finally:
                         statistics.seconds += time.perf_counter() - started
                 yield step
@@ -259,6 +267,12 @@ class Model:
             text=self._text.join(output),
             finished=step.finished,
         )
+
+    def service(
+        self, threads: int | None = None, max_sentences: int = MAX_SENTENCES, max_beam: int = MAX_BEAM
+    ) -> Service:
+        """Return a service, which decodes sentences of many threads in one running batch: see `Service`."""
+        return Service(self, threads, max_sentences, max_beam)
 
     def session(self) -> live.Session:
         """Return a session for text that changes: see `fairseq_plugins.Session`."""
@@ -334,8 +348,7 @@ class Model:
             self._check_length(source, number)
         # Given EOS alone, a model hallucinates a sentence.
         blank = [number for number, source in enumerate(sources) if len(source) == 1]
-        no_iterations = self._spec.build is None
-        translations = {number: Translation("", [], 0.0, [], None if no_iterations else []) for number in blank}
+        translations = {number: self._blank() for number in blank}
         for translation in translations.values():
             statistics.add(translation)
         order = sorted(set(range(len(sources))) - set(blank), key=lambda number: (len(sources[number]), number))
@@ -354,6 +367,9 @@ class Model:
             self._give_back(generator)
         return [translations[number] for number in range(len(sources))]
 
+    def _blank(self) -> Translation:
+        return Translation("", [], 0.0, [], None if self._spec.build is None else [])
+
     def _decode_batch(
         self, generator: Any, sample: dict[str, Any], num_hypotheses: int, statistics: CallStatistics
     ) -> Iterator[tuple[int, Translation]]:
@@ -362,18 +378,18 @@ class Model:
         statistics.seconds += time.perf_counter() - started
         stats = getattr(generator, "stats", None)
         counted = stats.take() if isinstance(stats, RecordedStats) else {}
-        for number, (best, *others) in zip(sample["id"].tolist(), hypotheses, strict=True):
-            yield number, self._translation(best, counted.get(number), others[: num_hypotheses - 1])
+        for number, of_sentence in zip(sample["id"].tolist(), hypotheses, strict=True):
+            stats = counted.get(number)
+            yield number, self._translation(of_sentence[:num_hypotheses], None if stats is None else stats.emitted)
 
-    def _translation(
-        self, hypothesis: dict[str, Tensor], stats: SentenceStats | None, others: Sequence[dict[str, Tensor]] = ()
-    ) -> Translation:
+    def _translation(self, hypotheses: Sequence[dict[str, Tensor]], emitted: list[int] | None) -> Translation:
+        hypothesis, *others = hypotheses
         tokens = hypothesis["tokens"].tolist()
         return Translation(
             text=self._text.join(tokens),
             tokens=self._text.symbols(tokens),
             score=float(hypothesis["score"]),
             token_scores=hypothesis["positional_scores"].tolist(),
-            emitted=None if stats is None else stats.emitted,
-            alternatives=[self._translation(other, None) for other in others],
+            emitted=emitted,
+            alternatives=[self._translation([other], None) for other in others],
         )

@@ -120,9 +120,13 @@ class Session:
 
     def steps(self, generator: Any, sample: dict[str, Any]) -> Any:
         """Decode a batch iteration by iteration: yield as `DraftVerifyGenerator.steps`."""
+        return generator.steps(sample, **self.arguments(sample))
+
+    def arguments(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return the prefix and first token that the task passes to a generator."""
         recorder = _ArgumentRecorder()
         self.task.inference_step(recorder, self.models, sample, None)
-        return generator.steps(sample, **recorder.arguments)
+        return recorder.arguments
 
     @cached_property
     def prefix_size(self) -> int:

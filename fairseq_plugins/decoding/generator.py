@@ -132,13 +132,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         return sample, limits, self.eos if bos_token is None else bos_token
 
     def _finish(self, sample: dict[str, Any], decoded: Decoded, started: float, has_prefix: bool) -> Hypotheses:
-        hypotheses = self._hypotheses(decoded.outputs)
+        hypotheses = self.hypotheses(decoded.outputs)
         self._record(sample, decoded.emitted, hypotheses, time.perf_counter() - started)
         if self.trace is not None:
             self.trace.write(sample, hypotheses, has_prefix=has_prefix)
         return hypotheses
 
-    def _hypotheses(self, outputs: list[list[Hypothesis]]) -> Hypotheses:
+    def hypotheses(self, outputs: list[list[Hypothesis]]) -> Hypotheses:
         """Return outputs in fairseq's format, the best of a sentence first; equal scores keep the order of ending."""
         flat = [output for of_sentence in outputs for output in of_sentence]
         if not flat:
@@ -167,6 +167,13 @@ class DraftVerifyGenerator(SequenceGenerator):
         ranked = [sorted(islice(scored, len(of_sentence)), key=lambda pair: -pair[0]) for of_sentence in outputs]
         return [[hypothesis for _, hypothesis in of_sentence] for of_sentence in ranked]
 
+    def emitted(self, emitted: list[list[int]], hypotheses: Hypotheses) -> list[list[int]]:
+        """Return `Decoded.emitted`; in beam search each step counts as one token of the best hypothesis."""
+        if not self.spec.searches_beams:
+            return emitted
+        best = [len(of_sentence[0]["tokens"]) for of_sentence in hypotheses]
+        return [[1] * length + [0] * (sum(each) - length) for length, each in zip(best, emitted, strict=True)]
+
     def _record(self, sample: dict[str, Any], emitted: list[list[int]], hypotheses: Hypotheses, seconds: float) -> None:
         """Record the statistics of a batch."""
         lengths = sample["net_input"]["src_lengths"]
@@ -175,10 +182,7 @@ class DraftVerifyGenerator(SequenceGenerator):
         # One copy to the host, which waits for the device.
         numbers = torch.stack([ids, lengths], dim=1).tolist()
         batch_size = min(size, self.active_sentences or size)
-        if self.spec.searches_beams:
-            # Every step counts as one token of the best hypothesis, until that ends.
-            best = [len(of_sentence[0]["tokens"]) for of_sentence in hypotheses]
-            emitted = [[1] * length + [0] * (sum(each) - length) for length, each in zip(best, emitted, strict=True)]
+        emitted = self.emitted(emitted, hypotheses)
         self.stats.record(
             [
                 SentenceStats(number, length, sum(each), len(each), each, batch_size, seconds / size)

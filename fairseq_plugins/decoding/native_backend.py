@@ -121,14 +121,15 @@ class NativeBackend:
             nbest, steps = self.kernels.run_beams()
         except self.module.EosForbidden:
             raise eos_forbidden_error(constraints.max_len) from None
-        outputs = [
-            [
-                Hypothesis(torch.from_numpy(tokens), torch.from_numpy(log_probs), torch.tensor(score))
-                for tokens, log_probs, score in hypotheses
-            ]
-            for hypotheses in nbest
-        ]
-        return Decoded(outputs, [[count] for count in steps])
+        return Decoded([hypotheses_of(hypotheses) for hypotheses in nbest], [[count] for count in steps])
+
+
+def hypotheses_of(found: list[Any]) -> list[Hypothesis]:
+    """Return the kernels' hypotheses of a sentence: (tokens, log-probabilities, score) each."""
+    return [
+        Hypothesis(torch.from_numpy(tokens), torch.from_numpy(log_probs), torch.tensor(score))
+        for tokens, log_probs, score in found
+    ]
 
 
 def _refusal(spec: MethodSpec, context: MethodContext, is_traced: bool) -> str | None:

@@ -50,6 +50,7 @@ class Decoding:
         self.options = options  # read anew for each generator
         self.drafters: dict[str, BlockNat] = {}  # by path
         self.counts_survival = False  # see `MethodContext.counts_survival`
+        self.batch_invariant = False  # of the kernels' fp32 products, too: see `NativeWeights`
         self.drafts: TaskDrafts | None = None  # of `--drafts`
         # fp32 copies of models in half precision, for a CPU.
         self._computed: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
@@ -119,7 +120,7 @@ class Decoding:
             task.source_dictionary,
             task.target_dictionary,
             Engine(_precision(cfg), graphs),
-            native_weights(cfg),
+            native_weights(cfg, self.batch_invariant),
             own.temperature,
             own.beam_size if spec.searches_beams else 1,
             is_traced=cfg.trace_file is not None,
@@ -163,7 +164,7 @@ class Decoding:
         current = replace(
             context,
             engine=replace(context.engine, batch_invariant=is_half),
-            weights=None if weights is None else replace(weights, batch_invariant=is_half),
+            weights=None if weights is None else replace(weights, batch_invariant=is_half or weights.batch_invariant),
         )
         return with_rounded_weights(current, dtype, self._computed)
 
@@ -266,7 +267,7 @@ def drafter_in(model: nn.Module) -> BlockNat | None:
     return model if isinstance(model, BlockNat) else None
 
 
-def native_weights(cfg: Any) -> NativeWeights | None:
+def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:
     """Return the kernels' weight format; None if an option turns them off.
 
     Raises ConfigurationError for contradicting options.
@@ -276,7 +277,7 @@ def native_weights(cfg: Any) -> NativeWeights | None:
     if cfg.packed_weights and cfg.no_packed_weights:
         raise ConfigurationError("--packed-weights: contradicts --no-packed-weights; leave one of them out")
     packing = Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
-    return NativeWeights(Packing.ALWAYS if cfg.packed_weights else packing, _precision(cfg))
+    return NativeWeights(Packing.ALWAYS if cfg.packed_weights else packing, _precision(cfg), batch_invariant)
 
 
 def _precision(cfg: Any) -> Precision:

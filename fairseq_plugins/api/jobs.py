@@ -1,0 +1,58 @@
+"""The jobs of a service, and what decodes them."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from fairseq_plugins.api.generators import Search
+from fairseq_plugins.api.results import Step, Translation
+
+OnStep = Callable[[Step], None]
+
+
+@dataclass
+class Job:
+    """A sentence of a service.
+
+    Attributes:
+        number: names the job.
+        source: [S], token ids with EOS.
+        search: options.
+        drafts: token ids of its drafts; None for none.
+        on_step: called with each iteration, in the service's thread; None for no streaming.
+        future: gets the translation, or the error.
+        output: token ids of the iterations so far, if it streams.
+    """
+
+    number: int
+    source: Tensor
+    search: Search
+    drafts: list[list[int]] | None
+    on_step: OnStep | None
+    future: "Future[Translation]" = field(default_factory=Future)
+    output: list[int] = field(default_factory=list)
+
+    def end(self, result: Translation | BaseException) -> None:
+        """Set the result, unless the caller has cancelled."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
+
+class Engine(Protocol):
+    """What decodes the jobs of a service."""
+
+    def admit(self, job: Job) -> None:
+        """Add a job; raise ConfigurationError if it does not fit."""
+
+    def cancel(self, job: Job) -> None:
+        """Drop a job whose future was cancelled."""
+
+    def close(self) -> None:
+        """Stop at once."""

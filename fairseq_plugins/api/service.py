@@ -1,0 +1,191 @@
+"""A service: sentences of many threads join and leave one running batch."""
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Any, Unpack
+
+from fairseq_plugins.api.drafts import Drafts, cut_drafts
+from fairseq_plugins.api.jobs import Engine, Job, OnStep
+from fairseq_plugins.api.options import CallOptions, SearchOptions
+from fairseq_plugins.api.results import Step, Translation
+from fairseq_plugins.api.service_engines import ContinuousEngine, WholeBatches
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairseq_plugins.api.model import Model
+
+MAX_BEAM = 8
+"""Largest beam of a request, unless the service is made with another one."""
+MAX_SENTENCES = 1024
+"""Most sentences of a service that have not ended."""
+
+
+class ServiceFull(RuntimeError):
+    """A service has as many sentences as it takes: try again later."""
+
+
+class ServiceClosed(RuntimeError):
+    """A service takes no more sentences, or has dropped this one."""
+
+
+class Service:
+    """Translates sentences of many threads in one running batch; made by `Model.service`.
+
+    A sentence starts as soon as there is room, with options of its own, and its translation is the one that it has
+    alone. Where a backend admits no sentences, waiting ones with equal options are decoded together, batch by batch.
+
+    Args:
+        model: any.
+        threads: of the CPU; default: those of the model.
+        max_sentences: most sentences that have not ended; more are refused.
+        max_beam: largest beam of a sentence.
+
+    Raises:
+        ConfigurationError: for numbers below 1.
+
+    Attributes:
+        engine: how sentences are decoded, and why: "continuous batches", or "whole batches: ...".
+    """
+
+    def __init__(
+        self, model: "Model", threads: int | None = None, max_sentences: int = MAX_SENTENCES, max_beam: int = MAX_BEAM
+    ) -> None:
+        if max_sentences < 1:
+            raise ConfigurationError(f"max_sentences={max_sentences}: give at least 1")
+        if max_beam < 1:
+            raise ConfigurationError(f"max_beam={max_beam}: give at least 1")
+        self._model = model
+        self._max_sentences, self._max_beam = max_sentences, max_beam
+        self._numbers = itertools.count()
+        self._jobs: dict[int, Job] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._all_ended = threading.Condition(self._lock)
+        self._engine: Engine
+        try:
+            self._engine = ContinuousEngine(model, threads, max_beam)
+            self.engine = "continuous batches"
+        except NotNative as reason:
+            self._engine = WholeBatches(model)
+            self.engine = f"whole batches: {reason}"
+        # Threads of the kernels must not outlive the interpreter.
+        self._finalizer = weakref.finalize(self, self._engine.close)
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences that have not ended."""
+        return len(self._jobs)
+
+    def submit(
+        self, text: str, *, drafts: Drafts = None, on_step: OnStep | None = None, **options: Unpack[CallOptions]
+    ) -> "Future[Translation]":
+        """Begin to translate a sentence; return at once.
+
+        Args:
+            text: raw text of a sentence.
+            drafts: as for `Model.translate`.
+            on_step: called with each iteration, in a thread of the service: it must not block. Not for decoders that
+                keep several hypotheses.
+            options: see `CallOptions`; `batch_size` has no meaning here.
+
+        Returns:
+            the translation to come. Cancelling it drops the sentence.
+
+        Raises:
+            ServiceFull: if `max_sentences` have not ended.
+            ServiceClosed: after `close`.
+            ConfigurationError: as for `Model.translate`; for a beam above `max_beam`.
+        """
+        job = self._job(text, drafts, on_step, options)
+        if len(job.source) == 1:
+            if on_step is not None:
+                on_step(Step([], 0, 0, "", finished=True))
+            job.end(self._model._blank())
+            return job.future
+        with self._lock:
+            if self._is_closed:
+                raise ServiceClosed("the service is closed")
+            if len(self._jobs) >= self._max_sentences:
+                raise ServiceFull(f"{len(self._jobs)} sentences have not ended; try again later")
+            self._jobs[job.number] = job
+        try:
+            self._engine.admit(job)
+        except BaseException:
+            self._forget(job)
+            raise
+        job.future.add_done_callback(lambda future: self._ended(job, future))
+        return job.future
+
+    def stream(self, text: str, *, drafts: Drafts = None, **options: Unpack[SearchOptions]) -> Iterator[Step]:
+        """Translate a sentence and yield each iteration, as `Model.stream`; leaving the iterator drops the sentence.
+
+        Raises:
+            ServiceFull, ServiceClosed, ConfigurationError: as `submit`.
+        """
+        steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+        future = self.submit(text, drafts=drafts, on_step=steps.put, **options)
+        future.add_done_callback(lambda _: steps.put(None))
+
+        def iterations() -> Iterator[Step]:
+            try:
+                while (step := steps.get()) is not None:
+                    yield step
+                future.result()
+            finally:
+                future.cancel()
+
+        return iterations()
+
+    def close(self, seconds: float = 0.0) -> bool:
+        """Take no more sentences; wait until those that run have ended, then drop the others.
+
+        Args:
+            seconds: to wait, at most.
+
+        Returns:
+            whether all have ended.
+        """
+        with self._lock:
+            self._is_closed = True
+            has_ended = self._all_ended.wait_for(lambda: not self._jobs, seconds)
+            left = list(self._jobs.values())
+        for job in left:
+            job.end(ServiceClosed("the service was closed before the sentence ended"))
+        self._finalizer()
+        return has_ended
+
+    def _job(self, text: str, drafts: Drafts, on_step: OnStep | None, options: Any) -> Job:
+        model = self._model
+        search = model._generators.search(options)
+        if search.beam > self._max_beam:
+            raise ConfigurationError(f"beam={search.beam}: this service has beams up to {self._max_beam}")
+        if on_step is not None:
+            model._check_streams()
+        source, ids = model._encode(text), None
+        model._check_length(source, 0)
+        if drafts is not None:
+            by_sentence = model._draft_ids(cut_drafts([drafts], model.tokenize), 1)
+            ids = None if by_sentence is None else by_sentence[0]
+        return Job(next(self._numbers), source, search, ids, on_step)
+
+    def _ended(self, job: Job, future: "Future[Translation]") -> None:
+        if future.cancelled() or isinstance(future.exception(), (ServiceClosed, CancelledError)):
+            self._engine.cancel(job)
+        self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        with self._lock:
+            self._jobs.pop(job.number, None)
+            if not self._jobs:
+                self._all_ended.notify_all()

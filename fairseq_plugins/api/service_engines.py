@@ -1,0 +1,188 @@
+"""The engines of a service: a running batch of the backend, or whole batches one after the other."""
+
+import threading
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fairseq_plugins.api.generators import configure
+from fairseq_plugins.api.jobs import Job
+from fairseq_plugins.api.results import CallStatistics, RecordedStats, Translation
+from fairseq_plugins.api.spelling import python_errors
+from fairseq_plugins.decoding.constraints import Constraints
+from fairseq_plugins.decoding.engine.native import NotNative
+from fairseq_plugins.decoding.generator import DraftVerifyGenerator
+from fairseq_plugins.decoding.running_batch import open_batch
+from fairseq_plugins.decoding.state import Decoded, StepOutput
+from fairseq_plugins.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairseq_plugins.api.model import Model
+
+_MAX_POSITIONS = 4096  # of sources and outputs of models without a limit
+_POLL_SECONDS = 0.5
+
+
+class ContinuousEngine:
+    """Decodes jobs in a running batch; raises NotNative if the backend has none."""
+
+    def __init__(self, model: "Model", threads: int | None, max_beam: int) -> None:
+        self._model, self._session = model, model._session
+        self._lock = threading.Lock()
+        self._jobs: dict[int, Job] = {}
+        self._is_closed = False
+        with model._turn():
+            generator = model._generators.batch_invariant(max_beam)
+            if not isinstance(generator, DraftVerifyGenerator):
+                raise NotNative("fairseq's own search")
+            generator.stats = RecordedStats(model.decoder)
+            self._generator = generator
+            _, limits, self._first_token = self._request(model._text.source([]), None)
+            self._batch = open_batch(
+                generator.backend,
+                replace(limits, max_len=min(generator.max_len - 1, _MAX_POSITIONS), prefix=None),
+                self._first_token,
+                threads or torch.get_num_threads(),
+                min(self._session.max_positions[0], _MAX_POSITIONS),
+            )
+        self._thread = threading.Thread(target=self._deliver, name="service", daemon=True)
+        self._thread.start()
+
+    def admit(self, job: Job) -> None:
+        with self._lock, python_errors():
+            configure(self._generator, job.search)
+            sample, limits, first_token = self._request(job.source, job.drafts)
+        assert first_token == self._first_token
+        self._jobs[job.number] = job
+        try:
+            self._batch.admit(job.number, sample, limits, job.search.beam, job.on_step is not None)
+        except ValueError as error:
+            self._jobs.pop(job.number, None)
+            raise ConfigurationError(f"{error}: shorten the sentence, or lower its limits") from error
+
+    def cancel(self, job: Job) -> None:
+        self._jobs.pop(job.number, None)
+        if not self._is_closed:
+            self._batch.cancel(job.number)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._batch.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _request(self, source: Tensor, drafts: list[list[int]] | None) -> tuple[dict[str, Any], Constraints, int]:
+        """Return the arguments of a backend for a sentence, with the prefix and first token of the task."""
+        sample = self._session.batch(self._model._dataset([source]), [0])
+        if drafts is not None:
+            sample["drafts"] = [drafts]
+        return self._generator.request(sample, **self._session.arguments(sample))
+
+    def _deliver(self) -> None:
+        while not self._is_closed:
+            for event in self._batch.take(_POLL_SECONDS):
+                self._report(*event)
+
+    def _report(self, number: int, result: StepOutput | Decoded | Exception) -> None:
+        job = self._jobs.get(number)
+        if job is None:
+            return
+        try:
+            if isinstance(result, StepOutput):
+                assert job.on_step is not None
+                job.on_step(self._model._step(result, job.output))
+                return
+            job.end(result if isinstance(result, Exception) else self._translation(job, result))
+        except Exception as error:
+            # Of a caller's function, or of a text that cannot be joined: it harms this sentence only.
+            job.end(error)
+        self._jobs.pop(number, None)
+
+    def _translation(self, job: Job, decoded: Decoded) -> Translation:
+        with self._lock:
+            configure(self._generator, job.search)
+            hypotheses = self._generator.hypotheses(decoded.outputs)
+        (emitted,) = self._generator.emitted(decoded.emitted, hypotheses)
+        return self._model._translation(hypotheses[0][: job.search.num_hypotheses], emitted)
+
+
+class WholeBatches:
+    """Decodes waiting jobs with equal options together, where the backend admits no sentences into a running batch."""
+
+    def __init__(self, model: "Model") -> None:
+        self._model = model
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="service", daemon=True)
+        self._thread.start()
+
+    def admit(self, job: Job) -> None:
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while jobs := self._next():
+            try:
+                self._decode(jobs)
+            except Exception as error:
+                if len(jobs) == 1:
+                    jobs[0].end(error)
+                    continue
+                for job in jobs:  # an error of one sentence harms no other
+                    try:
+                        self._decode([job])
+                    except Exception as own:
+                        job.end(own)
+
+    def _next(self) -> list[Job]:
+        """Wait for jobs; return the first one and those that can be decoded with it, none once the engine is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._waiting)
+            if self._is_closed:
+                return []
+            first = self._waiting.popleft()
+            jobs = [first]
+            for job in list(self._waiting) if first.on_step is None else ():
+                if len(jobs) == first.search.batch_size:
+                    break
+                if job.search == first.search and job.on_step is None:
+                    jobs.append(job)
+                    self._waiting.remove(job)
+            return jobs
+
+    def _decode(self, jobs: list[Job]) -> None:
+        model, first = self._model, jobs[0]
+        model._thread.statistics = CallStatistics()
+        if first.on_step is None:
+            drafts = None
+            if any(job.drafts is not None for job in jobs):
+                drafts = [job.drafts or [] for job in jobs]
+            translations = model._decode([job.source for job in jobs], first.search, drafts)
+            for job, translation in zip(jobs, translations, strict=True):
+                job.end(translation)
+            return
+        iterations = model._stream(first.source, first.search, first.drafts)
+        while True:
+            try:
+                first.on_step(next(iterations))
+            except StopIteration as end:
+                return first.end(end.value)
+            if first.future.cancelled() or self._is_closed:
+                return iterations.close()

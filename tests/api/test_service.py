@@ -1,0 +1,168 @@
+"""A service: sentences of many threads, with options of their own, have the translations that they have alone."""
+
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import fairseq_plugins
+from fairseq_plugins.api import Model, Service, ServiceClosed, ServiceFull, Step
+from fairseq_plugins.errors import ConfigurationError
+from tests.support import REPOSITORY
+
+FOLDER = REPOSITORY / "checkpoints" / "multi30k.en-de"
+TEXTS = [
+    "A man is riding a bicycle.",
+    "Two dogs play in the snow near a red house while children watch them from a window .",
+    "",
+    "People",
+    "A little girl in a pink dress climbs into a wooden cabin with her brother and a small brown dog .",
+]
+OPTIONS: list[dict[str, Any]] = [{}, {"max_len_b": 4}, {"min_len": 20}, {"unkpen": 3.0}, {"lenpen": 2.0}]
+ENDLESS: dict[str, Any] = {"min_len": 900, "max_len_b": 1000}
+
+
+def loaded(decoder: str, **options: Any) -> Model:
+    return fairseq_plugins.load(FOLDER, decoder=decoder, device="cpu", threads=2, **options)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return loaded("gad")
+
+
+@pytest.fixture(scope="module")
+def service(model: Model) -> Service:
+    return model.service(max_sentences=40)
+
+
+def requests(decoder: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return texts with options."""
+    found = [(text, options) for text in TEXTS for options in OPTIONS]
+    beams = [{"beam": 1}, {"beam": 5, "num_hypotheses": 3}, {"beam": 3, "lenpen": 0.5}]
+    if decoder == "fast-beam":
+        found = [(text, {**options, **beams[i % 3]}) for i, (text, options) in enumerate(found)]
+    if decoder == "reuse":
+        found = [(text, {**options, "drafts": ["Ein Mann fährt Rad."]}) for text, options in found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("decoder", "options"),
+    [("gad", {}), ("fast-beam", {}), ("reuse", {}), ("greedy", {"no_compiled_steps": True}), ("beam", {})],
+)
+def test_translations_are_those_of_translate(decoder: str, options: dict[str, Any], model: Model) -> None:
+    own = model if decoder == "gad" else loaded(decoder, **options)
+    cases = requests(decoder)[:: 1 if decoder in ("gad", "reuse", "fast-beam") else 6]
+    expected = [own.translate(text, return_scores=True, **given) for text, given in cases]
+    with own.service() as service, ThreadPoolExecutor(8) as pool:
+        has_admission = decoder != "beam" and not options
+        assert service.engine.startswith("continuous" if has_admission else "whole batches: ")
+        futures = list(pool.map(lambda case: service.submit(case[0], **case[1]), cases))
+        found = [future.result(60) for future in futures]
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours.text, ours.tokens) == (theirs.text, theirs.tokens)
+            assert ours.token_scores == pytest.approx(theirs.token_scores, abs=0 if has_admission else 1e-5)
+            assert [other.text for other in ours.alternatives] == [other.text for other in theirs.alternatives]
+            assert ours.score == pytest.approx(theirs.score, abs=0 if has_admission else 1e-5)
+            assert ours.emitted is None if theirs.emitted is None else len(ours.token_scores) == sum(ours.emitted or [])
+        assert service.sentences == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"no_compiled_steps": True}])
+def test_streams(options: dict[str, Any], model: Model) -> None:
+    own = loaded("gad", **options) if options else model
+    with own.service() as service:
+        for text in TEXTS:
+            steps = list(service.stream(text))
+            assert all(isinstance(step, Step) for step in steps)
+            assert steps[-1].text == own.translate(text) and sum(len(step.tokens) for step in steps) == len(
+                own.translate(text, return_scores=True).tokens
+            )
+    with pytest.raises(ConfigurationError, match="several hypotheses"), loaded("fast-beam").service() as service:
+        service.stream(TEXTS[0])
+
+
+def test_what_does_not_fit_is_refused_at_once(service: Service) -> None:
+    for text, options, message in (
+        ("word " * 3000, {}, "the model reads at most"),
+        (TEXTS[0], {"beam": 5}, "keeps one hypothesis"),
+        (TEXTS[0], {"nonsense": 1}, "no such option"),
+        (TEXTS[0], {"min_len": 5, "max_len_b": 2}, "longer than the longest output"),
+        (TEXTS[0], {"drafts": "Ein Mann"}, "not for decoder gad"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            service.submit(text, **options)
+    with loaded("fast-beam").service(max_beam=3) as beams, pytest.raises(ConfigurationError, match="beams up to 3"):
+        beams.submit(TEXTS[0], beam=4)
+    assert service.sentences == 0 and service.submit(TEXTS[0]).result(30).text
+
+
+def test_a_full_service_refuses_and_cancelled_sentences_make_room(service: Service) -> None:
+    futures = [service.submit(TEXTS[0], **ENDLESS) for _ in range(40)]
+    with pytest.raises(ServiceFull, match="try again later"):
+        service.submit(TEXTS[0])
+    assert all(future.cancel() for future in futures)
+    assert service.submit(TEXTS[0]).result(30).text
+    with pytest.raises(CancelledError):
+        futures[0].result()
+
+
+def test_leaving_a_stream_drops_its_sentence(service: Service) -> None:
+    steps = service.stream(TEXTS[0], **ENDLESS)
+    assert next(steps).text and service.sentences == 1
+    steps.close()  # type: ignore[attr-defined]
+    assert service.sentences == 0
+
+
+def test_an_error_of_a_callers_function_harms_its_sentence_only(service: Service) -> None:
+    def fails(step: Step) -> None:
+        raise OSError("gone")
+
+    broken = service.submit(TEXTS[1], on_step=fails)
+    sound = service.submit(TEXTS[0])
+    with pytest.raises(OSError, match="gone"):
+        broken.result(30)
+    assert sound.result(30).text
+
+
+def test_closing_waits_and_then_drops(model: Model) -> None:
+    service = model.service()
+    short = service.submit(TEXTS[0])
+    assert service.close(30) and short.result(0).text
+    with pytest.raises(ServiceClosed):
+        service.submit(TEXTS[0])
+    service = model.service()
+    long = service.submit(TEXTS[0], **ENDLESS)
+    started = time.monotonic()
+    assert not service.close(0.01) and time.monotonic() - started < 10
+    with pytest.raises(ServiceClosed):
+        long.result(0)
+
+
+def test_numbers_that_make_no_service(model: Model) -> None:
+    for options in ({"max_sentences": 0}, {"max_beam": 0}):
+        with pytest.raises(ConfigurationError, match="give at least 1"):
+            model.service(**options)
+
+
+def test_many_threads(model: Model, service: Service) -> None:
+    expected = {text: model.translate(text) for text in TEXTS}
+    wrong: list[str] = []
+
+    def client(number: int) -> None:
+        for i in range(20):
+            text = TEXTS[(number + i) % len(TEXTS)]
+            if i % 7 == 3:
+                service.submit(text).cancel()
+            elif service.submit(text).result(60).text != expected[text]:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=client, args=[number]) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and service.sentences == 0
