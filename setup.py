@@ -34,18 +34,20 @@ FLAGS = [
     "-Wall",
     "-Wextra",
 ]
-_AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 # In the order in which they are linked: of a function of the standard library that several contain, the linker keeps
 # the first one, which runs on all processors that run the later ones.
 INSTRUCTION_SETS = {
     "portable": [],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx2": _AVX2,
+    "avxvnni": [*_AVX2, "-mavxvnni"],
     "avx512": _AVX512,
     "vnni": [*_AVX512, "-mavx512vnni"],
     "amx": [*_AVX512, "-mavx512vnni", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
 }
-# What /proc/cpuinfo calls the last of these.
-_NEEDS = {"avx2": "avx2", "avx512": "avx512vl", "vnni": "avx512_vnni", "amx": "amx_bf16"}
+# What /proc/cpuinfo calls the last of these, if it has another name.
+_NEEDS = {"avxvnni": "avx_vnni", "avx512": "avx512vl", "vnni": "avx512_vnni", "amx": "amx_bf16"}
 
 
 class BuildKernels(build_ext):

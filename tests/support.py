@@ -228,7 +228,7 @@ class Options:
         """Return the context of the method: for the compiled kernels, unless an engine for PyTorch is given."""
         weights = None if isinstance(engine, Engine) else engine
         if engine is None:
-            weights = NativeWeights(precision=Precision.INT8_WEIGHTS if self.int8 else Precision.FP32)
+            weights = NativeWeights(precision=Precision.INT8 if self.int8 else Precision.FP32)
         if weights is not None:
             engine = Engine(weights.precision, batch_invariant=weights.batch_invariant)
         return MethodContext(

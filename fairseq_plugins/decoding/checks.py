@@ -38,7 +38,7 @@ def check_fit(spec: MethodSpec, options: MethodOptions, context: MethodContext) 
                 f"--path: this {type(model).__name__} cannot be decoded with --decoder {spec.name}: "
                 f"{reason}; use --decoder beam"
             )
-    if context.engine.precision is Precision.INT8_WEIGHTS:
+    if context.engine.precision is Precision.INT8:
         _check_int8(context.models)
     option = spec.copies_source(options)
     if option is not None and context.source is None:

@@ -25,7 +25,7 @@ from fairseq_plugins.decoding.constraints import (
 )
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.engine.weights import Precision
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from fairseq_plugins.decoding.half_precision import HALF_DTYPES, precision_of, with_rounded_weights
@@ -268,20 +268,14 @@ def drafter_in(model: nn.Module) -> BlockNat | None:
 
 
 def native_weights(cfg: Any, batch_invariant: bool = False) -> NativeWeights | None:
-    """Return the kernels' weight format; None if an option turns them off.
-
-    Raises ConfigurationError for contradicting options.
-    """
+    """Return the kernels' weight format; None if an option turns them off."""
     if cfg.no_compiled_steps:
         return None
-    if cfg.packed_weights and cfg.no_packed_weights:
-        raise ConfigurationError("--packed-weights: contradicts --no-packed-weights; leave one of them out")
-    packing = Packing.NEVER if cfg.no_packed_weights else Packing.AUTO
-    return NativeWeights(Packing.ALWAYS if cfg.packed_weights else packing, _precision(cfg), batch_invariant)
+    return NativeWeights(not cfg.no_packed_weights, _precision(cfg), batch_invariant)
 
 
 def _precision(cfg: Any) -> Precision:
-    return Precision.INT8_WEIGHTS if cfg.int8 else Precision.FP32
+    return Precision.INT8 if cfg.int8 else Precision.FP32
 
 
 def _check_own(own: Any, task: Any, spec: MethodSpec) -> None:

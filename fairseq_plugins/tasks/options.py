@@ -36,17 +36,13 @@ class _DecodingOptions(FairseqDataclass):
     )
     int8: bool = option(
         False,
-        "CPU: round the weights of linear layers to int8, in verifier and drafter. The output may differ "
-        "from fp32's, but not between greedy and lossless drafting decoders. The fp32 weights stay in memory",
-    )
-    packed_weights: bool = option(
-        False,
-        "CPU: keep a second copy of all large weights, in the layout that the compiled kernels read "
-        "fastest. Small weights, and large ones that float16 holds exactly (models saved in half precision), "
-        "always have that copy",
+        "CPU: round the weights of linear layers and their inputs to int8, in verifier and drafter. The output may "
+        "differ from fp32's, but not between greedy and lossless drafting decoders. The fp32 weights stay in memory",
     )
     no_packed_weights: bool = option(
-        False, "CPU: keep no second copy of large weights, which saves memory and is slower"
+        False,
+        "CPU: keep no second copy of large weights, in the layout that the compiled kernels read fastest, which saves "
+        "memory and is slower. Without it they have one wherever a quarter of the available memory holds it",
     )
     no_cuda_graphs: bool = option(
         False,

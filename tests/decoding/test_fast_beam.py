@@ -261,8 +261,7 @@ def test_int8_kernels_equal_the_reference() -> None:
     sample = make_sample(task, [5, 0, 12, 3])
     how, search = Options("fast-beam", int8=True), {"beam_size": 4, "max_len_b": 20}
     output, expected = (
-        decode([model], task, sample, how, engine=engine, **search)[0]
-        for engine in (None, Engine(Precision.INT8_WEIGHTS))
+        decode([model], task, sample, how, engine=engine, **search)[0] for engine in (None, Engine(Precision.INT8))
     )
     assert_same_hypotheses(output, expected)
 

@@ -59,8 +59,9 @@ ENGINES = {
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One of `ENGINES`."""
     if "in place" in request.param:
-        # As for wide models; without `batch_invariant`, products of many rows would differ.
-        monkeypatch.setattr(native_model, "MAX_PACKED_WIDTH", 0)
+        # As without memory for copies; without `batch_invariant`, products of many rows would differ.
+        monkeypatch.setattr(native_model, "NARROW", 0)
+        monkeypatch.setattr(native_model, "available_memory", lambda: 0)
     return request.param
 
 

@@ -67,7 +67,7 @@ class CachedDecoder:
         if projection is not None and vocabulary is not None:
             weight, bias = projection
             projection = weight[vocabulary], None if bias is None else bias[vocabulary]
-        if engine.precision is Precision.INT8_WEIGHTS:
+        if engine.precision is Precision.INT8:
             self.layers = [quantized_layer(layer) for layer in self.layers]
             if projection is None:
                 logger.warning("--int8: the vocabulary projection of %s stays in fp32", type(decoder).__name__)

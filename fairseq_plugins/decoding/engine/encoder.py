@@ -38,9 +38,9 @@ class FusedEncoder:
         self.encoder = encoder
         self.engine = engine
         self.layers = [read_encoder_layer(layer) for layer in encoder.layers] if is_known_encoder(encoder) else None
-        if engine.precision is Precision.INT8_WEIGHTS and self.layers is None:
+        if engine.precision is Precision.INT8 and self.layers is None:
             logger.warning("--int8: the encoder %s stays in fp32", type(encoder).__name__)
-        elif engine.precision is Precision.INT8_WEIGHTS:
+        elif engine.precision is Precision.INT8:
             self.layers = [quantized_layer(layer) for layer in self.layers or []]
         self.positions = None
         if self.layers is not None and isinstance(encoder.embed_positions, KNOWN_POSITIONS):

@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_plugins.decoding.engine.fixed_shapes import in_row_blocks
 from fairseq_plugins.decoding.engine.fixed_shapes import linear as fixed_linear
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, dequantized
+from fairseq_plugins.decoding.engine.weights import Layer, Linear, Precision, QuantizedLinear, apply_quantized
 
 # Attention of a layer, from projected rows (queries, or queries, keys and values) to outputs [..., D].
 Attend = Callable[[Tensor], Tensor]
@@ -36,7 +36,9 @@ class Engine:
 
     def apply(self, x: Tensor, layer: Linear) -> Tensor:
         """Apply a linear layer to x [..., inputs]."""
-        return (fixed_linear if self.batch_invariant else F.linear)(x, *dequantized(layer))
+        if isinstance(layer, QuantizedLinear):
+            return apply_quantized(x, layer)
+        return (fixed_linear if self.batch_invariant else F.linear)(x, *layer)
 
     def layer(self, layer: Layer, x: Tensor, attend: Attend, attend_source: Attend | None = None) -> Tensor:
         """Run a Transformer layer on x [..., D], with layer normalisation before or after each sublayer.

@@ -11,26 +11,28 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-# Weights up to this size are copied into a faster memory layout without --packed-weights.
+# Copies of weights up to this size take little memory.
 _SMALL_BYTES = 4 * 2**20
+# Rows whose inputs are smaller are zero in int8.
+_SMALLEST_INPUT = 1e-30
+# 2^24 / 127^2.
+_EXACT_PRODUCTS = 1040
 
 
 class Precision(Enum):
     """Precision of a model's linear layers.
 
-    FP32 keeps the model's own type. INT8_WEIGHTS rounds weights and changes the output, equally on every machine.
-    INT8_PRODUCTS also rounds inputs. It is for drafters, whose drafts are verified, on the CPU kernels; other backends
-    keep FP32.
+    FP32 keeps the model's own type. INT8 rounds weights and inputs and changes the output: for `--int8`, and for
+    drafters on the CPU kernels, whose drafts are verified.
     """
 
     FP32 = "fp32"
-    INT8_WEIGHTS = "int8 weights"
-    INT8_PRODUCTS = "int8 products"
+    INT8 = "int8"
 
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """A linear layer with int8 weights [outputs, inputs], scales [outputs] and fp32 inputs, for `--int8`."""
+    """A linear layer with int8 weights [outputs, inputs] and scales [outputs], whose inputs are rounded, too."""
 
     weight: Tensor
     scale: Tensor
@@ -95,7 +97,7 @@ def dequantized(layer: Linear) -> FloatLinear:
 
 
 def is_small(weight: Tensor) -> bool:
-    """Return whether a weight may be copied into a faster memory layout without --packed-weights."""
+    """Return whether a copy of a weight takes little memory."""
     return weight.numel() * weight.element_size() <= _SMALL_BYTES
 
 
@@ -109,9 +111,25 @@ def quantized(layer: FloatLinear) -> QuantizedLinear:
     return QuantizedLinear(rounded, scale, None if bias is None else bias.detach())
 
 
+def apply_quantized(x: Tensor, layer: QuantizedLinear) -> Tensor:
+    """Apply a quantised layer to x [..., inputs] as the CPU kernels do, bit by bit (csrc/isa/linear_int8.cpp).
+
+    The largest input of each row becomes 127 or -127.
+    """
+    largest = x.abs().amax(-1, keepdim=True)
+    steps = torch.where(largest > _SMALLEST_INPUT, 127 / largest, 0.0)
+    rounded = (x * steps).round().clamp(-127, 127)
+    # Sums of so many products are exact in fp32.
+    parts = zip(rounded.split(_EXACT_PRODUCTS, -1), layer.weight.split(_EXACT_PRODUCTS, -1), strict=True)
+    products = sum(F.linear(part, weight.to(x.dtype)).to(torch.int32) for part, weight in parts)
+    assert isinstance(products, Tensor)
+    scaled = products.to(x.dtype) * (largest / 127) * layer.scale
+    return scaled if layer.bias is None else scaled + layer.bias
+
+
 def in_precision(layer: FloatLinear, precision: Precision) -> Linear:
-    """Quantise a linear layer for INT8_WEIGHTS; only the CPU kernels implement INT8_PRODUCTS."""
-    return quantized(layer) if precision is Precision.INT8_WEIGHTS else layer
+    """Quantise a linear layer for INT8."""
+    return quantized(layer) if precision is Precision.INT8 else layer
 
 
 def quantized_layer(layer: Layer) -> Layer:

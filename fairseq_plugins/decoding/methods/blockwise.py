@@ -172,7 +172,7 @@ def _build_native(context: MethodContext, options: BlockwiseOptions) -> NativeMe
     rules = module.accept_within_distance, module.accept_top_beta, module.accept_at_least
     acceptance = _acceptance(options, context.target, *rules, None)
     has_policy = acceptance is None and not options.fixed_width
-    drafts = weights.for_drafts(decoder.embed_dim, output.weight) if has_policy else weights
+    drafts = weights.for_drafts() if has_policy else weights
     drafter = module.heads_drafter(*map(drafts.linear, (expand, heads(2, block_size), linear(output))))
     head = None if decoder.identity_first_head else (weights.linear(expand), weights.linear(heads(1, 1)))
     policy = module.Policy(block_size - 1, context.counts_survival) if has_policy else None

@@ -7,9 +7,7 @@ import pytest
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.graph_capture import Graphs
-from fairseq_plugins.decoding.engine.native.model import Packing
 from fairseq_plugins.decoding.engine.weights import Precision
-from fairseq_plugins.errors import ConfigurationError
 from fairseq_plugins.tasks.spec_dec import SpecDecTask
 from tests.support import assert_same_output, fairseq_greedy, ids, make_args, make_sample, make_task, make_transformer
 
@@ -50,26 +48,16 @@ def test_precision_and_copies_are_a_generators_own() -> None:
     sample = make_sample(task, [9, 4, 12, 7, 20, 15, 3, 30], 1)
     expected = fairseq_greedy([model], task, sample, max_len_b=30)
     plain = make_generator(task, model)
-    rounded = make_generator(task, model, int8=True, packed_weights=True)
+    rounded = make_generator(task, model, int8=True, no_packed_weights=True)
     for _ in range(2):
         assert ids(plain.generate([model], sample)) == ids(expected)
         assert ids(rounded.generate([model], sample)) != ids(expected)
     weights = [generator.backend.method.weights for generator in (plain, rounded)]
-    assert [held.precision for held in weights] == [Precision.FP32, Precision.INT8_WEIGHTS]
-    assert [held.packing for held in weights] == [Packing.AUTO, Packing.ALWAYS]
+    assert [held.precision for held in weights] == [Precision.FP32, Precision.INT8]
+    assert [held.packed for held in weights] == [True, False]
 
 
 def test_giving_up_on_graphs_is_an_engines_own() -> None:
     engines = [Engine(graphs=Graphs()) for _ in range(2)]
     engines[0].graphs.give_up(RuntimeError("no"))
     assert [engine.graphs.failed for engine in engines] == [True, False]
-
-
-def test_to_pack_and_not_to_pack() -> None:
-    task = make_task(60)
-    model = make_transformer(task, 8)
-    sparing = make_generator(task, model, packed_weights=False, no_packed_weights=True)
-    sparing.generate([model], make_sample(task, [5]))
-    assert sparing.backend.method.weights.packing is Packing.NEVER
-    with pytest.raises(ConfigurationError, match="--packed-weights: contradicts --no-packed-weights; leave one of"):
-        make_generator(task, model, packed_weights=True)

@@ -14,7 +14,7 @@ from fairseq_plugins.commands.machine import resident
 from fairseq_plugins.decoding.engine.cached_decoder import CachedDecoder
 from fairseq_plugins.decoding.engine.encoder import FusedEncoder
 from fairseq_plugins.decoding.engine.engine import Engine
-from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.generator import DraftVerifyGenerator
 from tests.support import (
     Options,
@@ -127,9 +127,9 @@ def test_kernels_hold_weights_once(options: dict[str, Any]) -> None:
     fused = [CachedDecoder(model.decoder, Engine()) for model in both]
     fused += [FusedEncoder(model.encoder, Engine()) for model in both if model.encoder is not None]
     taken, generators = [], []
-    for packing in (Packing.AUTO, Packing.ALWAYS):
+    for packed in (False, True):
         before = in_use()
-        generators.append(models.decoded(NativeWeights(packing)))
+        generators.append(models.decoded(NativeWeights(packed)))
         assert generators[-1].backend.name == "native"
         taken.append(in_use() - before)
     assert taken[0] < 0.1 * models.on_paper < 0.6 * models.on_paper < taken[1]

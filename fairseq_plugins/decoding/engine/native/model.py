@@ -1,6 +1,5 @@
 """Convert fairseq's modules for the compiled kernels: linear layers, Transformers, parts of drafters."""
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine.encoder import is_known_encoder
 from fairseq_plugins.decoding.engine.native import NotNative, kernels
+from fairseq_plugins.decoding.engine.native.available_memory import available_memory
 from fairseq_plugins.decoding.engine.weights import (
     Layer,
     Linear,
@@ -24,8 +24,6 @@ from fairseq_plugins.decoding.engine.weights import (
     is_small,
     linear,
     norm,
-    quantized,
-    quantized_layer,
     read_decoder_layer,
     read_encoder_layer,
     vocabulary_projection,
@@ -34,26 +32,16 @@ from fairseq_plugins.models.block_nat import BlockNatDecoder
 from fairseq_plugins.models.positions import KNOWN_POSITIONS, position_table
 from fairseq_plugins.models.support import unsupported_reason
 
-# Weights packed into panels are read faster. Up to this width packed copies cost little memory; for wider models the
-# kernels read PyTorch's own memory.
-MAX_PACKED_WIDTH = 511
+# Large weights have a packed copy only if it takes at most this share of the memory that is available.
+_COPY_SHARE = 1 / 4
+# Narrow layers stay in the cache: there, a single row takes AMX tiles twice the time of vectors.
+NARROW = 511
 # AMX tiles need a number of inputs that is a multiple of 32, and weights that are exact in float16 after multiplication
 # by 1024 (csrc/isa/amx_tiles.h).
 _TILE_INPUTS, _TILE_SCALE = 32, 1024.0
 # Micro-batch of a thread. Too few rows make matrix products slow. Too many rows push a narrow model's weights out of
 # the cache; a wide model's weights do not fit into it anyway.
 _MIN_SENTENCES, _ROWS, _ROWS_IF_WIDE = 8, 24, 128
-
-
-class Packing(enum.Enum):
-    """Which large weights get a packed copy; small ones always get one.
-
-    AUTO packs weights that are exact in float16, in float16, so that the copy takes half of their memory.
-    """
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 def activations() -> dict[Callable[[Tensor], Tensor], Any]:
@@ -64,7 +52,7 @@ def activations() -> dict[Callable[[Tensor], Tensor], Any]:
 
 def micro_batch_size(width: int) -> tuple[int, int]:
     """Return a thread's micro-batch for a model of this width: the minimum of sentences, and the target of rows."""
-    return _MIN_SENTENCES, _ROWS if width <= MAX_PACKED_WIDTH // 2 + 1 else _ROWS_IF_WIDE
+    return _MIN_SENTENCES, _ROWS if width <= 256 else _ROWS_IF_WIDE
 
 
 @dataclass(frozen=True)
@@ -72,13 +60,13 @@ class NativeWeights:
     """Convert fairseq's modules for the kernels, and choose the format of each weight.
 
     Attributes:
-        packing: which large weights get a packed copy.
+        packed: keep packed copies of large weights, which the kernels read faster; small ones always have one.
         precision: precision of linear layers.
         batch_invariant: make the result of a row independent of the number of rows, to the last bit.
         many_rows: choose formats that are fast for steps of many rows.
     """
 
-    packing: Packing = Packing.AUTO
+    packed: bool = True
     precision: Precision = Precision.FP32
     batch_invariant: bool = False
     many_rows: bool = False
@@ -89,17 +77,15 @@ class NativeWeights:
         return kernels()
 
     def linear(self, layer: Linear, precision: Precision | None = None) -> Any:
-        """Convert a linear layer; INT8_PRODUCTS needs a processor that supports INT8_PANELS.
+        """Convert a linear layer.
 
         Raises:
             NotNative: for weights that are not in fp32 on the CPU.
         """
         module, precision = self.module, precision or self.precision
-        if precision is Precision.INT8_WEIGHTS and not isinstance(layer, QuantizedLinear):
-            layer = quantized(layer)
         scale = None
         if isinstance(layer, QuantizedLinear):
-            bias, scale, weight_format = layer.bias, layer.scale, module.WeightFormat.INT8_ROWS
+            bias, scale, weight_format = layer.bias, layer.scale, module.WeightFormat.INT8
             weight = _array(layer.weight, torch.int8)
         else:
             bias = layer[1]
@@ -112,41 +98,21 @@ class NativeWeights:
     def _format(self, weight: Tensor, precision: Precision) -> Any:
         """Return the fastest format (`WeightFormat`) that keeps the weight's precision and the memory limits."""
         formats, supports = self.module.WeightFormat, self.module.supports
-        if precision is Precision.INT8_PRODUCTS:
-            return formats.INT8_PANELS
-        is_copied = self.packing is Packing.ALWAYS or (min(weight.shape) <= MAX_PACKED_WIDTH and is_small(weight))
-        is_half = self._is_packed_in_fp16(weight)
-        # For a single row, tiles take twice the time of vectors if the weights are in the cache, as small ones are.
-        if is_half and (self.many_rows or not is_copied) and supports(formats.FP16_AMX_TILES):
+        if precision is Precision.INT8:
+            return formats.INT8
+        is_near = min(weight.shape) <= NARROW and is_small(weight)
+        if not is_near and not (self.packed and weight.nbytes <= _COPY_SHARE * available_memory()):
+            return formats.ROWS
+        if not supports(formats.FP16_PANELS) or not _is_exact_in_half(weight):
+            return formats.PANELS
+        if self.packed and (self.many_rows or not is_near) and supports(formats.FP16_AMX_TILES):
             if weight.size(1) % _TILE_INPUTS == 0 and _is_exact_in_half(weight * _TILE_SCALE):
                 return formats.FP16_AMX_TILES
-        if is_half or (is_copied and supports(formats.FP16_PANELS) and _is_exact_in_half(weight)):
-            return formats.FP16_PANELS
-        return formats.PANELS if is_copied else formats.ROWS
+        return formats.FP16_PANELS
 
-    def _is_packed_in_fp16(self, weight: Tensor) -> bool:
-        """Return whether a weight of any size gets a packed copy in float16 because it is exact in float16."""
-        is_allowed = self.packing is Packing.AUTO and self.module.supports(self.module.WeightFormat.FP16_PANELS)
-        return is_allowed and _is_exact_in_half(weight)
-
-    def may_be_copied(self, weight: Tensor) -> bool:
-        """Return whether a weight may have a packed copy: it is small, or --packed-weights is given."""
-        return self.packing is Packing.ALWAYS or is_small(weight)
-
-    def for_drafts(self, width: int, weight: Tensor) -> "NativeWeights":
-        """Return the converter for a drafter, with INT8_PRODUCTS if the processor supports them.
-
-        Drafts are verified, so they need not be exact. A wide drafter gets INT8_PRODUCTS only if its weights would get
-        a packed copy anyway.
-
-        Args:
-            width: width of the drafter.
-            weight: one of its weights.
-        """
-        if not self.module.supports(self.module.WeightFormat.INT8_PANELS):
-            return self
-        is_copied = width <= MAX_PACKED_WIDTH or self.packing is Packing.ALWAYS or self._is_packed_in_fp16(weight)
-        return replace(self, precision=Precision.INT8_PRODUCTS) if is_copied else self
+    def for_drafts(self) -> "NativeWeights":
+        """Return the converter for a drafter: in INT8, since drafts are verified, unless copies are ruled out."""
+        return replace(self, precision=Precision.INT8) if self.packed else self
 
     def norm(self, values: Norm | None) -> Any:
         """Convert a layer normalisation; None becomes an empty one."""
@@ -164,8 +130,6 @@ class NativeWeights:
         if weights.activation not in known:
             name = getattr(weights.activation, "__name__", str(weights.activation))
             raise NotNative(f"the kernels do not support the activation {name}")
-        if self.precision is Precision.INT8_WEIGHTS:
-            weights = quantized_layer(weights)
         layer = self.module.Layer()
         layer.heads, layer.normalize_before = weights.heads, weights.normalize_before
         layer.activation = known[weights.activation]

@@ -36,7 +36,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from fairseq_plugins.decoding.engine.native import NotNative  # noqa: E402
-from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing  # noqa: E402
+from fairseq_plugins.decoding.engine.native.model import NativeWeights  # noqa: E402
 from tests.decoding.engine.native import test_continuous_batch as running  # noqa: E402
 from tests.decoding.engine.native import test_generator as batches  # noqa: E402
 from tests.decoding.engine.native import test_model as models  # noqa: E402
@@ -63,7 +63,7 @@ def right_model(choose: random.Random) -> None:
     sample = make_sample(task, [choose.randint(0, 12) for _ in range(choose.randint(1, 6))], choose.randrange(1000))
     search: dict[str, Any] = {"max_len_b": choose.choice([1, 6, 12]), "min_len": choose.choice([0, 1])}
     how = choose.choice([Options("greedy"), Options("iad"), Options("jacobi"), Options("gs-jacobi", 3)])
-    weights = NativeWeights(choose.choice(list(Packing)), batch_invariant=choose.random() < 0.3)
+    weights = NativeWeights(choose.random() < 0.5, batch_invariant=choose.random() < 0.3)
     if choose.random() < 0.3:
         prefix = torch.randint(4, 10, (len(sample["id"]), 2))
         prefix[0, 1] = 1
@@ -85,14 +85,14 @@ def right_layer(choose: random.Random) -> None:
     rows, inputs, outputs = choose.randint(0, 40), choose.randint(1, 70), choose.randint(1, 70)
     weight, bias = torch.randn(outputs, inputs).half().float(), torch.randn(outputs)
     for weight_format in FORMATS:
-        if not MODULE.supports(weight_format) or weight_format in (FORMATS.INT8_ROWS, FORMATS.FP16_AMX_TILES):
+        if not MODULE.supports(weight_format) or weight_format == FORMATS.FP16_AMX_TILES:
             continue
         layer, x = (
             MODULE.linear(weight, bias, None, format=weight_format, batch_invariant=False),
             torch.randn(rows, inputs),
         )
         result = torch.from_numpy(layer(x)).view(rows, outputs)
-        if weight_format != FORMATS.INT8_PANELS:
+        if weight_format != FORMATS.INT8:
             torch.testing.assert_close(result, x @ weight.t() + bias, atol=1e-3, rtol=1e-3)
         x[torch.rand_like(x) < choose.choice([0.1, 1])] = float(choose.choice(["nan", "inf", "-inf", "1e38"]))
         layer(x)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.decoding.engine.native import model as native_model
-from tests.decoding.engine.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_INT8, HAS_TILES
+from tests.decoding.engine.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_TILES
 from tests.strategies import SOURCES, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not HAS_FP16, reason="no float16 on this process
 @pytest.fixture(autouse=True)
 def every_layer_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat all layers as large, so that float16 is the only reason to pack them."""
-    monkeypatch.setattr(native_model, "MAX_PACKED_WIDTH", 0)
+    monkeypatch.setattr(native_model, "NARROW", 0)
 
 
 def in_halves(model: torch.nn.Module) -> Any:
@@ -65,7 +65,7 @@ def test_lossless_decoders(
     ours, _ = decode([verifier], task, sample, how, drafter, max_len_b=30)
     assert_same_output(ours, fairseq_greedy([verifier], task, sample, max_len_b=30))
     # The drafter has int8 weights.
-    rounded = {FORMATS.INT8_PANELS} if HAS_INT8 and how.spec.name == "gad" else set()
+    rounded = {FORMATS.INT8} if how.spec.name == "gad" else set()
     assert set(chosen_formats) == {HELD} | rounded
 
 

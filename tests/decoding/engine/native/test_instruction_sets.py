@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq_plugins.decoding.engine import native
 from fairseq_plugins.decoding.engine.native import NotNative, kernels
+from fairseq_plugins.decoding.engine.weights import apply_quantized, quantized
 from fairseq_plugins.errors import ConfigurationError
 from tests.decoding.engine.native.random_models import make_random, random_sizes
 from tests.decoding.engine.native.weight_formats import FORMATS
@@ -46,10 +47,11 @@ def restored() -> Iterator[None]:
 
 
 def test_the_best_is_used() -> None:
-    known = ["amx", "vnni", "avx512", "avx2", "portable"]
+    known = ["amx", "vnni", "avx512", "avxvnni", "avx2", "portable"]
     assert [name for name in known if name in SETS] == SETS and SETS[-1] == "portable"
     flags = Path("/proc/cpuinfo").read_text().split()
     assert ("avx2" in SETS) == ("avx2" in flags)
+    assert ("avxvnni" in SETS) == ("avx_vnni" in flags and "avx2" in flags)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -58,11 +60,9 @@ def test_what_a_set_supports(name: str) -> None:
     module.use_instruction_set(name)
     assert module.instruction_set() == name
     supported = {weight_format for weight_format in FORMATS if module.supports(weight_format)}
-    everywhere = {FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8_ROWS}
-    assert supported == everywhere | {
-        "portable": set(),
-        "amx": {FORMATS.FP16_PANELS, FORMATS.INT8_PANELS, FORMATS.FP16_AMX_TILES},
-    }.get(name, {FORMATS.FP16_PANELS, FORMATS.INT8_PANELS})
+    everywhere = {FORMATS.PANELS, FORMATS.ROWS, FORMATS.INT8}
+    more = {"portable": set(), "amx": {FORMATS.FP16_PANELS, FORMATS.FP16_AMX_TILES}}
+    assert supported == everywhere | more.get(name, {FORMATS.FP16_PANELS})
 
 
 def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, Tensor]:
@@ -73,10 +73,7 @@ def results_of(name: str, weight: Tensor, bias: Tensor, x: Tensor) -> dict[Any, 
     for weight_format in FORMATS:
         if not module.supports(weight_format) or (weight_format == FORMATS.FP16_AMX_TILES and weight.size(1) % 32):
             continue
-        is_int8 = weight_format == FORMATS.INT8_ROWS
-        held = weight.round().clamp(-127, 127).to(torch.int8) if is_int8 else weight
-        scale = torch.full((len(weight),), 0.5) if is_int8 else None
-        layer = module.linear(held, bias, scale, format=weight_format, batch_invariant=False)
+        layer = module.linear(weight, bias, None, format=weight_format, batch_invariant=False)
         results[weight_format] = torch.from_numpy(layer(x)).view(len(x), len(weight))
     return results
 
@@ -93,13 +90,10 @@ def test_layers_of_every_form(name: str, rows: int, inputs: int, outputs: int) -
     results, expected = (results_of(isa, weight, bias, x) for isa in (name, SETS[0]))
     assert len(results) >= 3
     for weight_format, result in results.items():
-        if weight_format == FORMATS.INT8_PANELS:
-            assert torch.equal(result, expected[weight_format])
+        if weight_format == FORMATS.INT8:
+            assert torch.equal(result, apply_quantized(x, quantized((weight, bias))))
             continue
-        if weight_format == FORMATS.INT8_ROWS:
-            theirs = F.linear(x, 0.5 * weight.round().clamp(-127, 127), bias)
-        else:
-            theirs = F.linear(x, weight, bias)
+        theirs = F.linear(x, weight, bias)
         torch.testing.assert_close(result, theirs, atol=1e-4, rtol=1e-5)
         if weight_format in expected:
             torch.testing.assert_close(result, expected[weight_format], atol=1e-4, rtol=1e-5)

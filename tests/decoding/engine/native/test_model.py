@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fairseq_plugins.decoding.engine.engine import Engine
 from fairseq_plugins.decoding.engine.native import NotNative, kernels
 from fairseq_plugins.decoding.engine.native import model as native_model
-from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from fairseq_plugins.decoding.engine.weights import Precision
 from tests.cases import Case, cases
-from tests.decoding.engine.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_INT8, HAS_TILES
+from tests.decoding.engine.native.weight_formats import FORMATS, FP16_FORMAT, HAS_FP16, HAS_TILES
 from tests.strategies import FEATURE_DRAFTERS, UNSHRUNK, example_count
 from tests.support import (
     Options,
@@ -32,26 +32,30 @@ from tests.support import (
 )
 
 
-def format_of(weight: Tensor, packing: Packing = Packing.AUTO, **more: Any) -> Any:
-    return NativeWeights(packing, **more)._format(weight, Precision.FP32)
+def format_of(weight: Tensor, packed: bool = True, **more: Any) -> Any:
+    return NativeWeights(packed, **more)._format(weight, Precision.FP32)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "is_copied"), [(600, 511, True), (511, 600, True), (512, 512, False), (256, 4097, False)]
-)
-def test_weights_of_large_layers_are_read_where_they_are(inputs: int, outputs: int, is_copied: bool) -> None:
-    assert format_of(torch.randn(outputs, inputs)) == (FORMATS.PANELS if is_copied else FORMATS.ROWS)
-
-
-@pytest.mark.parametrize("packing", list(Packing))
 @pytest.mark.parametrize("exact", [False, True])
-def test_which_large_weights_are_packed(packing: Packing, exact: bool) -> None:
-    weight = torch.randn(512, 512)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "is_near"), [(600, 511, True), (511, 600, True), (512, 512, False), (256, 4097, False)]
+)
+def test_which_weights_are_packed(inputs: int, outputs: int, is_near: bool, packed: bool, exact: bool) -> None:
+    weight = torch.randn(outputs, inputs)
     weight = weight.half().float() if exact else weight
-    is_copied = packing is Packing.ALWAYS or (packing is Packing.AUTO and exact and HAS_FP16)
-    weight_format = format_of(weight, packing)
-    assert (weight_format != FORMATS.ROWS) == is_copied
-    assert (weight_format in (FORMATS.FP16_PANELS, FORMATS.FP16_AMX_TILES)) == (is_copied and exact and HAS_FP16)
+    weight_format = format_of(weight, packed)
+    assert (weight_format != FORMATS.ROWS) == (packed or is_near)
+    is_half = weight_format in (FORMATS.FP16_PANELS, FORMATS.FP16_AMX_TILES)
+    assert is_half == ((packed or is_near) and exact and HAS_FP16)
+
+
+def test_large_weights_are_packed_where_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(512, 512)
+    for available, expected in ((4 * weight.nbytes, FORMATS.PANELS), (4 * weight.nbytes - 1, FORMATS.ROWS)):
+        monkeypatch.setattr(native_model, "available_memory", lambda available=available: available)
+        assert format_of(weight) == expected
+        assert format_of(weight[:300]) == FORMATS.PANELS, "small"
 
 
 def test_large_fp16_weights_are_packed_in_tiles_that_hold_them() -> None:
@@ -59,7 +63,7 @@ def test_large_fp16_weights_are_packed_in_tiles_that_hold_them() -> None:
     assert format_of(large) == in_tiles
     assert format_of(large[:, :530]) == FP16_FORMAT, "no whole blocks of inputs"
     assert format_of(large * 64) == FP16_FORMAT, "1024 times as much is no half"
-    assert format_of(large / 3) == FORMATS.ROWS
+    assert format_of(large / 3) == FORMATS.PANELS
     assert format_of(large[:64]) == FP16_FORMAT, "near, where a row takes tiles twice the time"
     assert format_of(large[:64], many_rows=True) == in_tiles
 
@@ -72,14 +76,9 @@ def test_weights_that_fp16_rounds_are_not_packed_in_fp16(number: float) -> None:
     assert format_of(weight) == FORMATS.PANELS
 
 
-def test_wide_models_are_rounded_where_copies_may_be() -> None:
-    weight, rounded = torch.ones(1), Precision.INT8_PRODUCTS if HAS_INT8 else Precision.FP32
-    sparing, usual = NativeWeights(Packing.NEVER), NativeWeights()
-    assert sparing.for_drafts(512, weight).precision is Precision.FP32
-    assert usual.for_drafts(512, weight / 3).precision is Precision.FP32
-    assert usual.for_drafts(512, weight).precision is (rounded if HAS_FP16 else Precision.FP32)
-    for weights, width in ((sparing, 16), (usual, 16), (NativeWeights(Packing.ALWAYS), 512)):
-        assert weights.for_drafts(width, weight / 3).precision is rounded
+@pytest.mark.parametrize("packed", [False, True])
+def test_drafters_are_rounded_where_copies_may_be(packed: bool) -> None:
+    assert NativeWeights(packed).for_drafts().precision is (Precision.INT8 if packed else Precision.FP32)
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter_context": "features"}], ids=["tokens", "features"])
@@ -93,12 +92,12 @@ def test_drafts_are_rounded_unless_their_scores_count(options: dict[str, Any], c
         chosen_formats.clear()
         generator, _ = make_generator([verifier], task, Options(name, **wanted), drafter)
         assert generator.backend.name == "native" and len(chosen_formats) > 20
-        return chosen_formats.count(FORMATS.INT8_PANELS)
+        return chosen_formats.count(FORMATS.INT8)
 
     relaxed = {"top_beta": 3, "tau": 1.0}
     # Seven weights of each of two layers, and at least the vocabulary projection.
     count = rounded("gad")
-    assert count > 14 if HAS_INT8 else count == 0
+    assert count > 14
     assert rounded("gad++", **relaxed) == rounded("iad", iad_fallback="gad") == count
     assert rounded("gad", fp32_drafts=True) == rounded("gad++", **relaxed, fp32_drafts=True) == 0
     assert rounded("greedy") == 0
@@ -119,12 +118,12 @@ def test_rounded_drafts_are_as_good() -> None:
 
 
 @settings(UNSHRUNK, max_examples=example_count(25))
-@given(case=cases(50, FEATURE_DRAFTERS), packing=st.sampled_from([Packing.NEVER, Packing.ALWAYS]))
-def test_wide_weights_give_the_same(case: Case, packing: Packing) -> None:
+@given(case=cases(50, FEATURE_DRAFTERS), packed=st.booleans())
+def test_wide_weights_give_the_same(case: Case, packed: bool) -> None:
     """Compare unpacked and packed weights; tests/decoding/test_native_backend.py tests narrow models."""
     how = Options("gad", 4, fp32_drafts=True)
-    with mock.patch.object(native_model, "MAX_PACKED_WIDTH", 0):
-        ours, stats = case.decode(how, engine=NativeWeights(packing))
+    with mock.patch.object(native_model, "NARROW", 0):
+        ours, stats = case.decode(how, engine=NativeWeights(packed))
     assert_same_output(ours, case.fairseq())
     _, expected = case.decode(how, engine=Engine())
     assert [sentence.emitted for sentence in stats] == [sentence.emitted for sentence in expected]
@@ -134,7 +133,7 @@ def test_weights_outlive_the_parameters_that_they_were_read_from() -> None:
     task = make_task(30)
     model = make_transformer(task, 1)
     sample = make_sample(task, [5, 3])
-    with mock.patch.object(native_model, "MAX_PACKED_WIDTH", 0):
+    with mock.patch.object(native_model, "NARROW", 0):
         generator, _ = make_generator([model], task, Options("greedy"), max_len_b=20)
         generator.weights_are_fixed = True
         before = generator.generate([model], sample)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fairseq_plugins.decoding.engine.native
-from fairseq_plugins.decoding.engine.native.model import NativeWeights, Packing
+from fairseq_plugins.decoding.engine.native.model import NativeWeights
 from tests.decoding.engine.native.random_models import make_random, random_sizes
 from tests.strategies import UNSHRUNK, example_count
 from tests.support import Options, ids, make_drafter, make_generator, make_sample, make_task, make_transformer, scores
@@ -55,13 +55,11 @@ class Case:
         return [(tokens, values.tolist()) for tokens, values in zip(ids(output), scores(output), strict=True)]
 
 
-def make_case(
-    how: Options, vocabulary: int, sizes: dict[str, Any], packing: Packing = Packing.NEVER, **more: Any
-) -> Case:
+def make_case(how: Options, vocabulary: int, sizes: dict[str, Any], packed: bool = False, **more: Any) -> Case:
     task = make_task(vocabulary)
     model = make_random(task, 3, **sizes)
     drafter = make_drafter(task, 4, verifier=model, drafter_context="features") if how.spec.name == "gad" else None
-    weights = NativeWeights(packing) if not how.int8 else None
+    weights = NativeWeights(packed) if not how.int8 else None
     search = {"beam_size": 3} if how.spec.searches_beams else {}
     generator, _ = make_generator([model], task, how, drafter, engine=weights, max_len_b=5, **search, **more)
     assert generator.backend.name == "native"
@@ -75,7 +73,7 @@ def cases() -> list[Case]:
     return [
         make_case(Options("greedy"), 67, {}),
         make_case(Options("jacobi"), 1003, WIDE),
-        make_case(Options("greedy"), 1003, WIDE, Packing.ALWAYS),
+        make_case(Options("greedy"), 1003, WIDE, packed=True),
         make_case(Options("greedy", int8=True), 67, small),
         make_case(Options("fast-beam"), 1003, WIDE | BEFORE),
         make_case(Options("greedy", int8=True), 1003, WIDE),

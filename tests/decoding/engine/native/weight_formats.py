@@ -7,6 +7,5 @@ from fairseq_plugins.decoding.engine.native import kernels
 FORMATS: Any = kernels().WeightFormat
 HAS_FP16 = kernels().supports(FORMATS.FP16_PANELS)
 HAS_TILES = kernels().supports(FORMATS.FP16_AMX_TILES)
-HAS_INT8 = kernels().supports(FORMATS.INT8_PANELS)
 # Format of packed weights that float16 holds exactly.
 FP16_FORMAT = FORMATS.FP16_PANELS if HAS_FP16 else FORMATS.PANELS

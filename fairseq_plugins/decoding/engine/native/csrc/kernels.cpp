@@ -3,7 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#ifdef SPEC_DEC_WITH_AMX
+#if defined(SPEC_DEC_WITH_AMX) || defined(SPEC_DEC_WITH_AVXVNNI)
 #include <cpuid.h>
 #endif
 
@@ -16,6 +16,7 @@ namespace spec_dec {
     }
 SPEC_DEC_DECLARE(portable)
 SPEC_DEC_DECLARE(avx2)
+SPEC_DEC_DECLARE(avxvnni)
 SPEC_DEC_DECLARE(avx512)
 SPEC_DEC_DECLARE(vnni)
 SPEC_DEC_DECLARE(amx)
@@ -29,6 +30,15 @@ bool has_amx_fp16() {
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
     constexpr unsigned AMX_BF16 = 1u << 22, AVX512_FP16 = 1u << 23, AMX_TILE = 1u << 24;
     return (edx & AMX_BF16) && (edx & AVX512_FP16) && (edx & AMX_TILE);
+}
+#endif
+
+#ifdef SPEC_DEC_WITH_AVXVNNI
+// Whether the processor has AVX-VNNI. `__builtin_cpu_supports` of older compilers lacks this name.
+bool has_avx_vnni() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    constexpr unsigned AVX_VNNI = 1u << 4;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & AVX_VNNI);
 }
 #endif
 
@@ -53,6 +63,9 @@ std::vector<const Kernels*> runnable() {
 #endif
 #ifdef SPEC_DEC_WITH_AVX512
     if (avx512) result.push_back(&isa_avx512::get_kernels());
+#endif
+#ifdef SPEC_DEC_WITH_AVXVNNI
+    if (avx2 && has_avx_vnni()) result.push_back(&isa_avxvnni::get_kernels());
 #endif
 #ifdef SPEC_DEC_WITH_AVX2
     if (avx2) result.push_back(&isa_avx2::get_kernels());

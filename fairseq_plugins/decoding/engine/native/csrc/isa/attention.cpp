@@ -59,7 +59,7 @@ void score_slots(const float* query, int64_t query_stride, const float* keys, in
                  int64_t slots, float scale, float* scores, int64_t row_stride) {
     float result[ROWS][LANES];
     while (slot + OUTPUTS <= slots) {
-        multiply_rows<float, ROWS, OUTPUTS, false>(query, query_stride, keys + slot * stride, stride, width, result);
+        multiply_rows<ROWS, OUTPUTS, false>(query, query_stride, keys + slot * stride, stride, width, result);
         for (int row = 0; row < ROWS; ++row) {
             for (int i = 0; i < OUTPUTS; ++i) scores[row * row_stride + slot + i] = scale * result[row][i];
         }

@@ -11,10 +11,10 @@
 namespace spec_dec {
 namespace SPEC_DEC_ISA {
 
-// Makers of each kind of format; they return null where the instruction set lacks it.
+// Makers of each kind of format.
 std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat format);
 std::unique_ptr<Linear> make_int8_linear(const Weight& weight);
-std::unique_ptr<Linear> make_amx_linear(const Weight& weight);
+std::unique_ptr<Linear> make_amx_linear(const Weight& weight);  // null without AMX
 bool has_amx_tiles();
 
 #ifdef __AVX512F__
@@ -43,9 +43,9 @@ void by_rows(int64_t rows, const Run& run) {
 
 // Packs a weight as [outputs / 16][inputs / GROUP][16][GROUP], padded with zeros. convert(output, number) returns the
 // packed number.
-template <typename Number, int GROUP, typename Convert>
+template <typename Number, int GROUP, typename Given = float, typename Convert>
 std::vector<Number> pack_panels(const Weight& weight, const Convert& convert) {
-    const auto* from = static_cast<const float*>(weight.numbers);
+    const auto* from = static_cast<const Given*>(weight.numbers);
     const int64_t size = (weight.inputs + GROUP - 1) / GROUP * GROUP, panels = (weight.outputs + PANEL - 1) / PANEL;
     std::vector<Number> numbers(panels * size * PANEL);
     for (int64_t output = 0; output < weight.outputs; ++output) {
@@ -55,6 +55,15 @@ std::vector<Number> pack_panels(const Weight& weight, const Convert& convert) {
         }
     }
     return numbers;
+}
+
+// Calls `run(begin, count)` for blocks of outputs in whole panels that stay in the second-level cache while all rows
+// are multiplied. bytes: of an output.
+template <typename Run>
+void for_each_panel_block(int64_t bytes, int outputs, const Run& run) {
+    constexpr int64_t BLOCK_BYTES = 1 << 16, MIN_PANELS = 4;
+    const int block = PANEL * static_cast<int>(std::max(BLOCK_BYTES / (bytes * PANEL), MIN_PANELS));
+    for (int begin = 0; begin < outputs; begin += block) run(begin, std::min(block, outputs - begin));
 }
 
 // Number of panels whose accumulators for ROWS rows fit in registers.
@@ -136,8 +145,8 @@ constexpr int OUTPUTS_OF = ROWS <= FEW_ROWS ? MAX_OUTPUTS : ACCUMULATORS / ROW_B
 
 // Multiplies ROWS rows of x by OUTPUTS rows of a weight: result[ROWS][OUTPUTS ..]. Strides are between rows.
 // FROM_MEMORY: prefetch a weight that is not in the cache.
-template <typename Number, int ROWS, int OUTPUTS, bool FROM_MEMORY = true>
-__attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const Number* weight,
+template <int ROWS, int OUTPUTS, bool FROM_MEMORY = true>
+__attribute__((always_inline)) inline void multiply_rows(const float* x, int64_t row_stride, const float* weight,
                                                          int64_t stride, int inputs, float result[][LANES]) {
     Vector sums[ROWS][OUTPUTS] = {};
     int i = 0;

@@ -1,4 +1,4 @@
-// Linear layers with float32 inputs: weights in panels (float32, float16) or in rows (float32, int8).
+// Linear layers with float32 inputs: weights in panels (float32, float16) or in rows (float32).
 
 #include "gemm.h"
 
@@ -86,17 +86,13 @@ __attribute__((noinline)) void multiply_panel_block(const Number* weight, const 
 template <typename Number>
 void multiply_in_panels(const Number* weight, const float* bias, int inputs, const float* x, int64_t rows, int outputs,
                         const Target& target) {
-    constexpr int64_t BLOCK_BYTES = 1 << 16, MIN_PANELS = 4;
-    const int64_t fitting = BLOCK_BYTES / (inputs * PANEL * static_cast<int64_t>(sizeof(Number)));
-    const int block_outputs = PANEL * static_cast<int>(std::max(fitting, MIN_PANELS));
-    for (int from = 0; from < outputs; from += block_outputs) {
-        const int count = std::min(block_outputs, outputs - from);
+    for_each_panel_block(inputs * sizeof(Number), outputs, [&](int from, int count) {
         by_rows<MAX_ROWS>(rows, [&](int64_t row, auto block) {
             multiply_panel_block<Number, block>(weight + static_cast<int64_t>(from) * inputs,
                                                 bias ? bias + from : nullptr, inputs, x + row * inputs, count,
                                                 target.at(row, from));
         });
-    }
+    });
 }
 
 template <typename Number>
@@ -121,38 +117,35 @@ private:
 float identity(int64_t, float number) { return number; }
 
 // Multiplies ROWS rows by a weight [outputs][inputs].
-template <typename Number, int ROWS>
-__attribute__((noinline)) void multiply_row_block(const Number* weight, const float* scale, const float* bias,
-                                                  int inputs, const float* x, int outputs, const Target& target) {
+template <int ROWS>
+__attribute__((noinline)) void multiply_row_block(const float* weight, const float* bias, int inputs, const float* x,
+                                                  int outputs, const Target& target) {
     constexpr int OUTPUTS = OUTPUTS_OF<ROWS>;
     const int64_t size = inputs;
     float result[ROWS][LANES];
     const auto put = [&](int begin, int columns) {
         for (int r = 0; r < ROWS; ++r) {
-            epilogue(result[r], columns, scale ? scale + begin : nullptr, bias ? bias + begin : nullptr,
-                     target.at(r, begin));
+            epilogue(result[r], columns, nullptr, bias ? bias + begin : nullptr, target.at(r, begin));
         }
     };
     int begin = 0;
     for (; begin + OUTPUTS <= outputs; begin += OUTPUTS, weight += OUTPUTS * size) {
-        multiply_rows<Number, ROWS, OUTPUTS>(x, size, weight, size, inputs, result);
+        multiply_rows<ROWS, OUTPUTS>(x, size, weight, size, inputs, result);
         put(begin, OUTPUTS);
     }
     for (; begin < outputs; ++begin, weight += size) {
-        multiply_rows<Number, ROWS, 1>(x, size, weight, size, inputs, result);
+        multiply_rows<ROWS, 1>(x, size, weight, size, inputs, result);
         put(begin, 1);
     }
 }
 
-template <typename Number>
 class RowLinear final : public Linear {
 public:
     explicit RowLinear(const Weight& weight)
         : Linear(weight.inputs, weight.outputs, weight.bias),
-          numbers(static_cast<const Number*>(weight.numbers)),
+          numbers(static_cast<const float*>(weight.numbers)),
           owner(weight.owner),
-          scale(weight.scale ? weight.scale : nullptr, weight.scale ? weight.scale + weight.outputs : nullptr),
-          packs_for_many_rows(!weight.is_batch_invariant && std::is_same_v<Number, float>) {}
+          packs_for_many_rows(!weight.is_batch_invariant) {}
 
     void run_outputs(const float* x, int64_t rows, int first, int last, const Target& target) const override {
         parallel_outputs(*this, rows, first, last, 1, [&](int begin, int end) {
@@ -177,28 +170,24 @@ private:
         for (int from = begin; from < end; from += MAX_OUTPUTS) {
             const int count = std::min(MAX_OUTPUTS, end - from);
             by_rows<ROW_BLOCK>(rows, [&](int64_t row, auto block) {
-                multiply_row_block<Number, block>(numbers + static_cast<int64_t>(from) * inputs,
-                                                  scale.empty() ? nullptr : scale.data() + from, bias_at(from), inputs,
-                                                  x + row * inputs, count, target.at(row, from - begin));
+                multiply_row_block<block>(numbers + static_cast<int64_t>(from) * inputs, bias_at(from), inputs,
+                                          x + row * inputs, count, target.at(row, from - begin));
             });
         }
     }
 
     void run_packed(const float* x, int64_t rows, int begin, int end, const Target& target) const {
-        if constexpr (std::is_same_v<Number, float>) {
-            for (int from = begin; from < end; from += PACKED_OUTPUTS) {
-                const int count = std::min(PACKED_OUTPUTS, end - from);
-                const Weight part{
-                    numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
-                const std::vector<float> panels = pack_panels<float, 1>(part, identity);
-                multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, target.at(0, from - begin));
-            }
+        for (int from = begin; from < end; from += PACKED_OUTPUTS) {
+            const int count = std::min(PACKED_OUTPUTS, end - from);
+            const Weight part{
+                numbers + static_cast<int64_t>(from) * inputs, nullptr, nullptr, inputs, count, false, {}};
+            const std::vector<float> panels = pack_panels<float, 1>(part, identity);
+            multiply_in_panels(panels.data(), bias_at(from), inputs, x, rows, count, target.at(0, from - begin));
         }
     }
 
-    const Number* const numbers;
+    const float* const numbers;
     const std::shared_ptr<const void> owner;
-    const std::vector<float> scale;
     const bool packs_for_many_rows;
 };
 
@@ -211,8 +200,7 @@ Half to_half(int64_t, float number) {
 }  // namespace
 
 std::unique_ptr<Linear> make_float_linear(const Weight& weight, WeightFormat format) {
-    if (format == WeightFormat::ROWS) return std::make_unique<RowLinear<float>>(weight);
-    if (format == WeightFormat::INT8_ROWS) return std::make_unique<RowLinear<int8_t>>(weight);
+    if (format == WeightFormat::ROWS) return std::make_unique<RowLinear>(weight);
 #ifdef SPEC_DEC_FP16
     if (format == WeightFormat::FP16_PANELS) {
         return std::make_unique<PanelLinear<Half>>(weight, pack_panels<Half, 1>(weight, to_half));

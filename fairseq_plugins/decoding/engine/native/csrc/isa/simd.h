@@ -24,11 +24,8 @@
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
 #define SPEC_DEC_FP16 1
 #endif
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define SPEC_DEC_VNNI 1
-#endif
-#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#define SPEC_DEC_INT8 1
 #endif
 #if defined(__AMX_BF16__) && defined(__AVX512FP16__) && defined(__linux__)
 #define SPEC_DEC_AMX 1
@@ -56,19 +53,6 @@ struct Half {
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
 inline Vector splat(float value) { return value - Vector{}; }
-
-inline Vector load(const int8_t* from) {
-    // Not __builtin_convertvector: GCC 12 compiles it lane by lane.
-#if defined(__AVX512F__)
-    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#elif defined(__AVX2__)
-    return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-#else
-    Vector result;
-    for (int lane = 0; lane < LANES; ++lane) result[lane] = from[lane];
-    return result;
-#endif
-}
 
 #ifdef SPEC_DEC_FP16
 inline Vector load(const Half* from) {

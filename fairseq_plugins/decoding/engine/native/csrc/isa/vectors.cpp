@@ -19,14 +19,11 @@ bool supports(WeightFormat format) {
 #ifndef SPEC_DEC_FP16
     if (format == WeightFormat::FP16_PANELS) return false;
 #endif
-#ifndef SPEC_DEC_INT8
-    if (format == WeightFormat::INT8_PANELS) return false;
-#endif
     return format != WeightFormat::FP16_AMX_TILES || has_amx_tiles();
 }
 
 std::unique_ptr<Linear> make_linear(const Weight& weight, WeightFormat format) {
-    if (format == WeightFormat::INT8_PANELS) return make_int8_linear(weight);
+    if (format == WeightFormat::INT8) return make_int8_linear(weight);
     if (format == WeightFormat::FP16_AMX_TILES) return make_amx_linear(weight);
     return make_float_linear(weight, format);
 }

@@ -12,13 +12,13 @@ namespace {
 std::shared_ptr<Linear> linear(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> weight,
                                const Maybe<float, 1>& bias, const Maybe<float, 1>& scale, WeightFormat format,
                                bool batch_invariant) {
-    const bool is_int8 = format == WeightFormat::INT8_ROWS;
-    require(weight.dtype() == (is_int8 ? nb::dtype<int8_t>() : nb::dtype<float>()), "a weight has another type");
+    const bool is_quantized = scale.has_value();
+    require(weight.dtype() == (is_quantized ? nb::dtype<int8_t>() : nb::dtype<float>()), "a weight has another type");
+    require(!is_quantized || format == WeightFormat::INT8, "scales are for int8");
     require(weight.size() > 0, "a weight is empty");
     const auto outputs = static_cast<int>(weight.shape(0)), inputs = static_cast<int>(weight.shape(1));
     require(!bias || static_cast<int>(bias->size()) == outputs, "a bias has another size");
-    require(scale.has_value() == is_int8 && (!scale || static_cast<int>(scale->size()) == outputs),
-            "the scales have another size");
+    require(!scale || static_cast<int>(scale->size()) == outputs, "the scales have another size");
     require(kernels().supports(format), "this processor does not support the weight format");
     return kernels().make_linear({weight.data(), scale ? scale->data() : nullptr, bias ? bias->data() : nullptr, inputs,
                                   outputs, batch_invariant, owner_of(weight)},
@@ -50,8 +50,7 @@ void bind_layers(nb::module_& m) {
         .value("ROWS", WeightFormat::ROWS)
         .value("FP16_PANELS", WeightFormat::FP16_PANELS)
         .value("FP16_AMX_TILES", WeightFormat::FP16_AMX_TILES)
-        .value("INT8_ROWS", WeightFormat::INT8_ROWS)
-        .value("INT8_PANELS", WeightFormat::INT8_PANELS);
+        .value("INT8", WeightFormat::INT8);
     nb::enum_<Activation>(m, "Activation")
         .value("RELU", Activation::RELU)
         .value("GELU", Activation::GELU)
