@@ -65,7 +65,6 @@ class DecoderOptions(TypedDict, total=False):
     no_compiled_steps: bool
     no_cuda_graphs: bool
     no_packed_weights: bool
-    packed_weights: bool
     preset: Literal["none", "high-quality", "high-efficiency"]
     tau: float
     top_beta: int
